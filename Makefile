@@ -1,0 +1,51 @@
+# The two commands of the README are `make demo` and `make test`. Each sets up what it needs.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test check lint types docs clean help setup
+
+help:
+	@echo "make demo   compare the methods on the embedded digits (about three minutes)"
+	@echo "make test   lint, types and every test"
+	@echo "make check  lint, types and the quick tests (under two minutes)"
+	@echo "make docs   build the documentation into site/"
+	@echo "make clean  remove what the others made"
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+		|| { echo "Fedkeel needs Python 3.10 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@echo "Setting up $(VENV) (once; a few minutes the first time, torch is large) ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@touch $(READY)
+
+demo: $(READY)
+	@$(BIN)/fedkeel demo
+
+lint: $(READY)
+	@echo "ruff ..."
+	@$(BIN)/ruff check src tests examples benchmarks
+	@$(BIN)/ruff format --check --quiet src tests examples benchmarks \
+		|| { echo "Some files are not formatted: run $(BIN)/ruff format src tests examples benchmarks"; exit 1; }
+
+types: $(READY)
+	@echo "mypy --strict ..."
+	@$(BIN)/mypy
+
+check: lint types
+	@echo "the quick tests ..."
+	@$(BIN)/pytest -n auto -m "not slow"
+
+test: lint types
+	@echo "all tests ..."
+	@$(BIN)/pytest -n auto
+
+docs: $(READY)
+	@$(BIN)/mkdocs build --strict --quiet && echo "The documentation is in site/index.html"
+
+clean:
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

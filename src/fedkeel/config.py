@@ -1,0 +1,179 @@
+"""Everything that decides a run, in one flat table: what `config.toml` holds and what the flags set.
+
+The fields below are the only list of options: the command line, the file format, the checks and the docs are
+made from them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from fedkeel.errors import FedkeelError, nearest
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+
+def option(default: Any, help: str, group: str, **limits: float) -> Any:
+    """A field with its help text, its heading in `--help`, and limits (`above`, `least`, `most`)."""
+    return field(default=default, metadata={"help": help, "group": group, **limits})
+
+
+@dataclass(frozen=True)
+class Config:
+    """The options of a run. Names with options (`fedprox(mu=0.1)`) are written as in `fedkeel.spec`."""
+
+    # what
+    method: str = option("fedavg", "method, or several joined by '+', with options: 'fedprox(mu=0.1)+gn'", "what")
+    data: str = option("digits-shift", "data set, with options: 'folder(root=./images, size=64)'", "what")
+    partition: str = option(
+        "domains", "how domains become clients: domains, 'dirichlet(alpha=0.3, clients=10)'", "what"
+    )
+    unseen: str = option("", "domains that are only evaluated, never trained on, separated by commas", "what")
+    subsample: int = option(0, "equal number of training samples per client; 0 keeps all", "what", least=0)
+    model: str = option("simple_cnn", "network, with options: 'resnet18(stem=small)'", "what")
+
+    # rounds
+    rounds: int = option(30, "communication rounds", "rounds", least=1)
+    participation: float = option(
+        1.0, "fraction of clients sampled each round, at least one", "rounds", above=0, most=1
+    )
+    weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean", "rounds")
+    min_clients: int = option(1, "updates without which a round does not count", "rounds", least=1)
+    stateless: bool = option(False, "clients keep nothing between rounds; methods that need it are refused", "rounds")
+
+    # local training
+    local_epochs: int = option(1, "passes over the local data in a round", "local training", least=1)
+    batch_size: int = option(32, "samples in a local step", "local training", least=1)
+    drop_last: bool = option(False, "drop the last incomplete batch of an epoch (kept by default)", "local training")
+    optimizer: Literal["sgd", "adamw"] = option("sgd", "local optimiser, new in every round", "local training")
+    learning_rate: float = option(0.01, "of the first round", "local training", above=0)
+    momentum: float = option(0.0, "of SGD", "local training", least=0, most=1)
+    weight_decay: float = option(0.0, "weight decay", "local training", least=0)
+    schedule: Literal["constant", "exponential", "cosine"] = option(
+        "constant", "how the learning rate changes from round to round", "local training"
+    )
+    decay: float = option(0.998, "factor per round of the exponential schedule", "local training", above=0, most=1)
+    clip_norm: float = option(0.0, "clip the norm of all gradients together; 0 does not", "local training", least=0)
+
+    # evaluation
+    evaluate_every: int = option(
+        1, "rounds between evaluations; the last round is always evaluated", "evaluation", least=1
+    )
+    evaluate_with: Literal["global", "batch", "both"] = option(
+        "global", "statistics that batch norm uses in evaluation", "evaluation"
+    )
+    evaluation_batch: int = option(256, "samples in an evaluation step", "evaluation", least=1)
+    result: Literal["last", "mean-last-10", "best-validation"] = option(
+        "last", "round whose accuracy is the result", "evaluation"
+    )
+
+    # machine
+    seed: int = option(0, "of every random choice", "machine", least=0)
+    executor: str = option("auto", "where clients run: auto, serial or processes", "machine")
+    workers: int = option(0, "worker processes; 0 is one per core", "machine", least=0)
+    device: str = option("auto", "auto, cpu, cuda or cuda:N", "machine")
+    precision: Literal["float32", "tf32", "bf16"] = option("float32", "arithmetic on a GPU", "machine")
+    checkpoint_every: int = option(1, "rounds between checkpoints", "machine", least=1)
+
+    def __post_init__(self) -> None:
+        hints = get_type_hints(type(self))
+        for entry in fields(self):
+            object.__setattr__(self, entry.name, _checked(entry, hints[entry.name], getattr(self, entry.name)))
+
+    def replace(self, **changes: Any) -> Config:
+        refuse_unknown(changes)
+        return dataclasses.replace(self, **changes)
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def learning_rate_at(self, round: int) -> float:
+        """The local learning rate in `round`, by the schedule."""
+        from math import cos, pi
+
+        if self.schedule == "exponential":
+            return self.learning_rate * self.decay**round
+        if self.schedule == "cosine":
+            return self.learning_rate * (1 + cos(pi * round / self.rounds)) / 2
+        return self.learning_rate
+
+    def to_toml(self) -> str:
+        """The complete configuration, with every option's meaning beside it."""
+        lines = ["# A Fedkeel run: 'fedkeel run --config THIS' repeats it.", ""]
+        group = ""
+        for entry in fields(self):
+            if entry.metadata["group"] != group:
+                group = entry.metadata["group"]
+                lines += [f"# --- {group} ---"]
+            lines.append(f"{entry.name} = {_toml(getattr(self, entry.name))}  # {entry.metadata['help']}")
+        return "\n".join(lines) + "\n"
+
+
+def option_names() -> list[str]:
+    return [entry.name for entry in fields(Config)]
+
+
+def refuse_unknown(given: Mapping[str, Any]) -> None:
+    for name in given:
+        if name not in option_names():
+            raise FedkeelError(f"There is no option '{name}': {nearest(name, option_names())}")
+
+
+def from_dict(given: Mapping[str, Any]) -> Config:
+    """A configuration from a table, e.g. of a TOML file; unknown names are refused."""
+    refuse_unknown(given)
+    return Config(**given)
+
+
+def read(path: str | Path) -> dict[str, Any]:
+    """The options that a TOML file sets. Dashes in names are taken as underscores."""
+    try:
+        with open(path, "rb") as file:
+            table = tomllib.load(file)
+    except OSError as error:
+        raise FedkeelError(f"The configuration '{path}' cannot be read: {error.strerror}.") from error
+    except tomllib.TOMLDecodeError as error:
+        raise FedkeelError(f"The configuration '{path}' is not valid TOML: {error}.") from error
+    table = {name.replace("-", "_"): value for name, value in table.items()}
+    refuse_unknown(table)
+    return table
+
+
+def _checked(entry: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
+    flag = entry.name
+    if get_origin(hint) is Literal:
+        if value not in get_args(hint):
+            raise FedkeelError(f"'{flag}' is '{value}': {nearest(str(value), get_args(hint))}")
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
+        raise FedkeelError(f"'{flag}' is {value!r}, which is not {_kind(hint)}: {entry.metadata['help']}.")
+    limits = entry.metadata
+    if isinstance(value, float) and not value - value == 0:
+        raise FedkeelError(f"'{flag}' is {value}: give a finite number.")
+    if "above" in limits and value <= limits["above"]:
+        raise FedkeelError(f"'{flag}' is {value}: give a number above {limits['above']}.")
+    if "least" in limits and value < limits["least"]:
+        raise FedkeelError(f"'{flag}' is {value}: give at least {limits['least']}.")
+    if "most" in limits and value > limits["most"]:
+        raise FedkeelError(f"'{flag}' is {value}: give at most {limits['most']}.")
+    return value
+
+
+def _kind(hint: type) -> str:
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
+
+
+def _toml(value: Any) -> str:
+    # JSON's strings, numbers and booleans are TOML's too, but for floats without a point such as 1e-05.
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,113 @@
+"""An .npz pack: arrays `x_<domain>` and `y_<domain>`, and if there are any `x_<domain>_test`, `y_<domain>_test`.
+
+Images are uint8, (N, H, W, C), or (N, H, W) for grey ones, which keep one channel. `classes` names the labels.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from fedkeel.data.source import DATASETS, IntArray, Source, Split, find_root, fractions, indices, stratified_split
+from fedkeel.data.transforms import parse_transforms
+from fedkeel.errors import DataError
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@DATASETS.register("npz")
+def read_npz(
+    root: str | os.PathLike[str] | None = None, validation: float = 0.15, test: float = 0.25, split_seed: int = 0
+) -> Source:
+    """Your own arrays, one .npz file with x_<domain> (uint8, NHWC or NHW) and y_<domain>.
+
+    A domain with x_<domain>_test is tested on that; from another one the share `test` of each class is split off.
+    """
+    fractions(validation, test)
+    if root is None:
+        raise DataError("npz needs the path of the pack: give root=FILE.npz.")
+    arrays = read_arrays(os.fspath(find_root("npz", root, ())))
+    stored = [key[2:] for key in arrays if key.startswith("x_")]
+    domains = [name for name in stored if not (name.endswith("_test") and name.removesuffix("_test") in stored)]
+    if not domains:
+        raise DataError(f"'{root}' has no array named x_<domain>: store images as x_<domain>, labels as y_<domain>.")
+    images: list[npt.NDArray[np.uint8]] = []
+    labels: list[IntArray] = []
+    splits, start = {}, 0
+    for domain in domains:
+        x, y = images_and_labels(arrays, domain)
+        if f"{domain}_test" in stored:
+            x_test, y_test = images_and_labels(arrays, f"{domain}_test")
+            same_shape(f"x_{domain}", x, f"x_{domain}_test", x_test)
+            train, held, _ = stratified_split(y, validation=validation, test=0, seed=split_seed, purpose=domain)
+            tested = len(y) + np.arange(len(y_test))
+            x, y = np.concatenate([x, x_test]), np.concatenate([y, y_test])
+        else:
+            train, held, tested = stratified_split(y, validation=validation, test=test, seed=split_seed, purpose=domain)
+        if images:
+            same_shape(f"x_{domains[0]}", images[0], f"x_{domain}", x)
+        splits[domain] = Split(indices(start + train), indices(start + held), indices(start + tested))
+        images.append(x)
+        labels.append(y)
+        start += len(y)
+    all_labels = np.concatenate(labels)
+    return Source(
+        name="npz",
+        images=torch.from_numpy(np.ascontiguousarray(np.concatenate(images).transpose(0, 3, 1, 2))),
+        labels=torch.from_numpy(all_labels),
+        classes=class_names(arrays, int(all_labels.max()), os.fspath(root)),
+        domains=splits,
+        train_transform=parse_transforms("normalise"),
+        test_transform=parse_transforms("normalise"),
+    )
+
+
+def read_arrays(path: str) -> Arrays:
+    try:
+        with np.load(path, allow_pickle=False) as pack:
+            return {key: pack[key] for key in pack.files}
+    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"'{path}' cannot be read as an .npz pack of plain arrays ({error}): write it with np.savez."
+        ) from error
+
+
+def images_and_labels(arrays: Arrays, name: str) -> tuple[npt.NDArray[np.uint8], IntArray]:
+    """x_<name> as NHWC and y_<name> as int64, checked."""
+    x = arrays[f"x_{name}"]
+    if x.dtype != np.uint8 or x.ndim not in (3, 4):
+        raise DataError(
+            f"x_{name} has dtype {x.dtype} and shape {x.shape}: store uint8 images as (N, H, W, C) or (N, H, W)."
+        )
+    if f"y_{name}" not in arrays:
+        raise DataError(f"The pack has x_{name} but no y_{name}: store its labels under that name.")
+    y = arrays[f"y_{name}"]
+    if y.shape != (len(x),) or not np.issubdtype(y.dtype, np.integer) or len(y) == 0 or y.min() < 0:
+        raise DataError(
+            f"y_{name} has dtype {y.dtype} and shape {y.shape} for {len(x)} images: "
+            "store one whole number from 0 for each."
+        )
+    return x if x.ndim == 4 else x[..., None], y.astype(np.int64)
+
+
+def same_shape(first: str, one: npt.NDArray[np.uint8], second: str, other: npt.NDArray[np.uint8]) -> None:
+    if one.shape[1:] != other.shape[1:]:
+        (h, w, c), (h2, w2, c2) = one.shape[1:], other.shape[1:]
+        raise DataError(
+            f"{first} has images of {h} x {w} pixels with {c} channels and {second} of {h2} x {w2} with {c2}: "
+            "store all of them with one size and number of channels."
+        )
+
+
+def class_names(arrays: Arrays, highest: int, path: str) -> tuple[str, ...]:
+    if "classes" not in arrays:
+        return tuple(str(label) for label in range(highest + 1))
+    classes = tuple(str(name) for name in arrays["classes"].tolist())
+    if len(classes) <= highest:
+        raise DataError(f"'{path}' names {len(classes)} classes, but has the label {highest}: name every label.")
+    return classes

@@ -1,0 +1,220 @@
+"""Partitions: how a domain's training images are cut into clients.
+
+Every partition cuts each domain by itself, so a client has one domain, and `clients` counts the clients of each
+domain. The cut is exact: each training image goes to one client. It depends on the seed and the domain's name only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from fedkeel import spec
+from fedkeel.data.source import IntArray, number, whole
+from fedkeel.errors import DataError, unknown
+from fedkeel.registry import Registry
+
+Positions = list[IntArray]
+
+
+class Partition:
+    """Cuts one domain's training samples into clients."""
+
+    def check(self, domains: Sequence[str]) -> None:
+        """Refuse a federation that this partition cannot cut, before any work."""
+
+    def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
+        """For each client, the positions of its samples in `labels`."""
+        raise NotImplementedError
+
+
+PARTITIONS: Registry[Partition] = Registry("partition")
+
+
+def build(partition: str | Partition) -> Partition:
+    """A partition from its text, e.g. `dirichlet(alpha=0.3, clients=10)`."""
+    if isinstance(partition, Partition):
+        return partition
+    parsed = spec.parse(partition)
+    return PARTITIONS.build(parsed.name, **parsed.options)
+
+
+@PARTITIONS.register("domains", paper="FedBN (Li et al., ICLR 2021)")
+@dataclass(frozen=True)
+class Domains(Partition):
+    """One client per domain: every client's images look different."""
+
+    def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
+        return [np.arange(len(labels))]
+
+
+@PARTITIONS.register("even")
+@dataclass(frozen=True)
+class Even(Partition):
+    """Each class of a domain split evenly over its clients."""
+
+    clients: int = 10
+
+    def __post_init__(self) -> None:
+        whole("clients in even", self.clients, 1)
+
+    def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
+        return split_evenly(labels, self.clients, generator)
+
+
+@dataclass(frozen=True)
+class ClientsPerDomain(Partition):
+    """A given number of clients in each domain; a domain that is not named is one client."""
+
+    counts: dict[str, int]
+
+    def __post_init__(self) -> None:
+        if not self.counts:
+            raise DataError("The partition 'clients' names no domain: write it like 'clients(photo=3, sketch=2)'.")
+        for domain, count in self.counts.items():
+            whole(f"{domain} in clients", count, 1)
+
+    def check(self, domains: Sequence[str]) -> None:
+        typed = [as_typed(domain) for domain in domains]
+        for domain in self.counts:
+            if as_typed(domain) not in typed:
+                raise DataError(unknown("training domain", domain, domains))
+
+    def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
+        counts = {as_typed(name): count for name, count in self.counts.items()}
+        return split_evenly(labels, counts.get(as_typed(domain), 1), generator)
+
+
+@PARTITIONS.register("clients")
+def clients_per_domain(**counts: int) -> ClientsPerDomain:
+    """A number of clients for each domain, such as clients(photo=3, sketch=2), each class split evenly."""
+    return ClientsPerDomain(counts)
+
+
+@PARTITIONS.register(
+    "dirichlet", paper="Hsu et al., 2019 (arXiv:1909.06335); balanced as in MOON (Li et al., CVPR 2021)"
+)
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Label skew: each class is spread over the clients of a domain by a draw from a Dirichlet distribution.
+
+    A draw that leaves a client below `minimum` samples is thrown away and drawn again, at most `redraws` times.
+    `balanced` gives nothing more to a client that already has its even share, as MOON and FedUV do.
+    """
+
+    alpha: float = 0.5
+    clients: int = 10
+    minimum: int = 10
+    redraws: int = 100
+    balanced: bool = False
+
+    def __post_init__(self) -> None:
+        number("alpha in dirichlet", self.alpha, 1e-6, 1e6)
+        whole("clients in dirichlet", self.clients, 1)
+        whole("minimum in dirichlet", self.minimum, 0)
+        whole("redraws in dirichlet", self.redraws, 0)
+
+    def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
+        if len(labels) < self.clients * max(self.minimum, 1):
+            raise DataError(
+                f"The domain '{domain}' has {len(labels)} training images, too few for {self.clients} clients of at "
+                f"least {max(self.minimum, 1)} images each: ask for fewer clients or a lower minimum."
+            )
+        members = [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+        best = 0
+        for _ in range(self.redraws + 1):
+            counts = self.draw([len(own) for own in members], generator)
+            smallest = int(counts.sum(axis=0).min())
+            if smallest >= self.minimum:
+                return deal(members, counts)
+            best = max(best, smallest)
+        raise DataError(
+            f"In {self.redraws} redraws of dirichlet(alpha={self.alpha}, clients={self.clients}) over the "
+            f"{len(labels)} training images of '{domain}' the smallest client never had more than {best} images, below "
+            f"minimum={self.minimum}: lower minimum, raise alpha, ask for fewer clients or set balanced=true."
+        )
+
+    def draw(self, sizes: Sequence[int], generator: np.random.Generator) -> IntArray:
+        """How many images of each class each client gets, of shape (classes, clients)."""
+        counts = np.zeros((len(sizes), self.clients), np.int64)
+        share = sum(sizes) / self.clients
+        for row, size in enumerate(sizes):
+            p = generator.dirichlet(np.full(self.clients, float(self.alpha)))
+            if self.balanced:
+                room = counts.sum(axis=0) < share
+                # When alpha is tiny, every client with room may have drawn exactly 0.
+                p = p * room if (p * room).sum() > 0 else room.astype(np.float64)
+                p = p / p.sum()
+            bounds = np.minimum((np.cumsum(p)[:-1] * size).astype(np.int64), size)
+            counts[row] = np.diff(bounds, prepend=0, append=size)
+        return counts
+
+
+@PARTITIONS.register("shards", paper="FedAvg (McMahan et al., AISTATS 2017)")
+@dataclass(frozen=True)
+class Shards(Partition):
+    """Label skew: each client of a domain gets equally many shards, each of one class.
+
+    A class is cut into a number of shards that follows its size, so a client has at most `classes_per_client` classes.
+    """
+
+    clients: int = 10
+    classes_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        whole("clients in shards", self.clients, 1)
+        whole("classes_per_client in shards", self.classes_per_client, 1)
+
+    def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
+        members = [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+        shards = self.clients * self.classes_per_client
+        if shards < len(members):
+            raise DataError(
+                f"shards(clients={self.clients}, classes_per_client={self.classes_per_client}) makes {shards} shards, "
+                f"but the domain '{domain}' has {len(members)} classes: ask for more clients or more "
+                "classes per client."
+            )
+        if shards > len(labels):
+            raise DataError(
+                f"The domain '{domain}' has {len(labels)} training images, too few for {shards} shards: ask for fewer "
+                "clients or fewer classes per client."
+            )
+        sizes = np.array([len(own) for own in members])
+        # Each class has one shard for sure; the rest follows the sizes, and no shard is empty.
+        counts = 1 + apportion(sizes - 1, shards - len(members))
+        pieces = [piece for own, count in zip(members, counts, strict=True) for piece in np.array_split(own, count)]
+        order = generator.permutation(shards).reshape(self.clients, self.classes_per_client)
+        return [np.sort(np.concatenate([pieces[i] for i in row])) for row in order]
+
+
+def split_evenly(labels: IntArray, clients: int, generator: np.random.Generator) -> Positions:
+    """Deal the samples class after class in turn: per class and in all, clients differ by one sample at most."""
+    order = [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+    dealt = np.concatenate([np.empty(0, np.int64), *order])
+    return [np.sort(dealt[client::clients]) for client in range(clients)]
+
+
+def deal(members: Sequence[IntArray], counts: IntArray) -> Positions:
+    """Hand out each class's samples by `counts`, of shape (classes, clients)."""
+    pieces = [np.split(own, np.cumsum(row)[:-1]) for own, row in zip(members, counts, strict=True)]
+    return [np.sort(np.concatenate(own)) for own in zip(*pieces, strict=True)]
+
+
+def apportion(sizes: npt.NDArray[np.int64], total: int) -> IntArray:
+    """Cut `total` in proportion to `sizes` into whole numbers, none above its size (largest remainders)."""
+    if sizes.sum() == 0:
+        return np.zeros(len(sizes), np.int64)
+    # Whole-number arithmetic: the result must not depend on how a machine rounds.
+    scaled = sizes * total
+    counts = scaled // sizes.sum()
+    order = np.argsort(-(scaled % sizes.sum()), kind="stable")
+    counts[order[: total - counts.sum()]] += 1
+    return np.asarray(counts, np.int64)
+
+
+def as_typed(domain: str) -> str:
+    """A domain's name as an option: options are identifiers, so a dash or a blank is typed as an underscore."""
+    return domain.replace("-", "_").replace(" ", "_")

@@ -1,0 +1,96 @@
+"""Look at a federation: a picture of its domains, and a table of its clients."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedkeel.data.federation import Federation, each_once
+from fedkeel.data.source import whole
+from fedkeel.errors import DataError
+
+
+@dataclass(frozen=True)
+class ClientRow:
+    """One client in numbers."""
+
+    client: str
+    domain: str
+    train: int
+    validation: int
+    test: int
+    classes: int
+    unseen: bool
+
+
+def describe(federation: Federation) -> list[ClientRow]:
+    """A row for each client, the unseen ones last; `classes` counts those it trains on (unseen: is tested on)."""
+    unseen = {client.name for client in federation.unseen}
+    return [
+        ClientRow(
+            client=client.name,
+            domain=client.domain,
+            train=client.samples,
+            validation=len(client.validation),
+            test=len(client.test),
+            classes=len(each_once([federation.labels[client.train if client.samples else client.test]])),
+            unseen=client.name in unseen,
+        )
+        for client in federation
+    ]
+
+
+def contact_sheet(federation: Federation, path: str | os.PathLike[str], *, per_class: int = 3, cell: int = 64) -> Path:
+    """Write a PNG with a block of rows for each domain and a column for each class.
+
+    A block has `per_class` rows, the first images of each class in the domain; each image is `cell` pixels wide.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    whole("per_class", per_class, 1)
+    whole("cell", cell, 16)
+    font = ImageFont.load_default(size=14)
+    names = federation.domains
+    margin = int(max(font.getlength(name) for name in names)) + 24
+    gap, head = 10, 30
+    block = per_class * cell + gap
+    sheet = Image.new("RGB", (margin + federation.num_classes * cell + gap, head + len(names) * block), "white")
+    pen = ImageDraw.Draw(sheet)
+    for column, label in enumerate(federation.classes):
+        pen.text((margin + column * cell + cell // 2, head // 2), fitted(label, font, cell), "black", font, "mm")
+    for row, domain in enumerate(names):
+        top = head + row * block
+        pen.text((margin - 12, top + (block - gap) // 2), domain, "black", font, "rm")
+        members = members_of(federation, domain)
+        labels = federation.labels[members]
+        for column in range(federation.num_classes):
+            for place, index in enumerate(members[labels == column][:per_class].tolist()):
+                picture = federation.images[index].permute(1, 2, 0).contiguous()
+                image = Image.fromarray(picture.expand(-1, -1, 3).numpy() if picture.shape[2] == 1 else picture.numpy())
+                # Enlarging keeps the pixels visible; a large image is reduced smoothly.
+                smooth = Image.Resampling.BILINEAR if image.width > cell else Image.Resampling.NEAREST
+                sheet.paste(image.resize((cell - 2, cell - 2), smooth), (margin + column * cell, top + place * cell))
+    target = Path(path)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        sheet.save(target, format="PNG")
+    except OSError as error:
+        raise DataError(f"The picture cannot be written to '{path}' ({error}): give a path that can be.") from error
+    return target
+
+
+def members_of(federation: Federation, domain: str) -> torch.Tensor:
+    """Every image of a domain that any of its clients holds, each once."""
+    clients = [client for client in federation if client.domain == domain]
+    return each_once([part for client in clients for part in (client.train, client.validation, client.test)])
+
+
+def fitted(text: str, font: object, width: int) -> str:
+    """The text, cut with a dot so that it fits into a column."""
+    length = getattr(font, "getlength", None)
+    while length is not None and len(text) > 2 and length(text) > width - 4:
+        text = text.rstrip(".")[:-1] + "."
+    return text

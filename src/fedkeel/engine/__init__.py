@@ -1,0 +1,8 @@
+"""The round loop, local training, evaluation, and the executors."""
+
+from __future__ import annotations
+
+from fedkeel.engine import processes, serial
+from fedkeel.engine.execution import EXECUTORS, ClientMemory, Executor
+
+__all__ = ["EXECUTORS", "ClientMemory", "Executor", "processes", "serial"]

@@ -1,0 +1,100 @@
+"""Which samples make up which batch, decided before training starts.
+
+A plan is a table of sample indices and of uniform random numbers for the augmentation, both made on the CPU
+from a generator for (seed, client, round). Training is then a function of the plan alone, whatever the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedkeel import seeds
+from fedkeel.data.federation import Client, Federation, Transform
+from fedkeel.parties import Batch
+
+
+@dataclass(frozen=True)
+class Plan:
+    """`order`: index into the store of each sample, in training order, (n,). `uniforms`: (n, draws).
+    `bounds`: start and stop of each batch in both."""
+
+    order: Tensor
+    uniforms: Tensor
+    bounds: list[tuple[int, int]]
+
+    def to(self, device: torch.device) -> Plan:
+        return Plan(self.order.to(device), self.uniforms.to(device), self.bounds)
+
+
+def training_plan(
+    client: Client, transform: Transform, *, seed: int, round: int, epochs: int, batch_size: int, drop_last: bool
+) -> Plan:
+    """The batches of one client's local training. The last incomplete batch of an epoch is kept by default."""
+    generator = seeds.generator(seed, "order", round, client.name)
+    orders, bounds, start = [], [], 0
+    for _ in range(epochs):
+        order = client.train[torch.randperm(client.samples, generator=generator)]
+        if drop_last and client.samples >= batch_size:
+            order = order[: client.samples - client.samples % batch_size]
+        orders.append(order)
+        bounds += batch_bounds(len(order), batch_size, start)
+        start += len(order)
+    uniforms = torch.rand(start, transform.draws, generator=seeds.generator(seed, "augmentation", round, client.name))
+    return Plan(torch.cat(orders), uniforms, bounds)
+
+
+def batch_bounds(samples: int, batch_size: int, start: int = 0) -> list[tuple[int, int]]:
+    return [(start + i, start + min(i + batch_size, samples)) for i in range(0, samples, batch_size)]
+
+
+class ImageStore:
+    """A federation's images and labels on one device."""
+
+    def __init__(self, federation: Federation, device: torch.device) -> None:
+        self.federation = federation
+        self.device = device
+        self.images = federation.images.to(device)
+        self.labels = federation.labels.to(device)
+
+    def batch(self, indices: Tensor, uniforms: Tensor, transform: Transform) -> Batch:
+        return Batch(transform(self.images[indices], uniforms), self.labels[indices])
+
+    def batches(self, plan: Plan, transform: Transform) -> Iterator[Batch]:
+        plan = plan.to(self.device)
+        for start, stop in plan.bounds:
+            yield self.batch(plan.order[start:stop], plan.uniforms[start:stop], transform)
+
+    def in_order(self, indices: Tensor, batch_size: int, transform: Transform) -> Iterator[Batch]:
+        """One pass without randomness, e.g. for evaluation. A transform that draws gets the middle of each range."""
+        uniforms = torch.full((len(indices), transform.draws), 0.5)
+        yield from self.batches(Plan(indices, uniforms, batch_bounds(len(indices), batch_size)), transform)
+
+
+class TrainingPasses:
+    """Passes over a client's training data beside the training itself (statistics, prototypes)."""
+
+    def __init__(self, store: ImageStore, client: Client, *, seed: int, round: int, batch_size: int) -> None:
+        self._store, self._client = store, client
+        self._seed, self._round, self._batch_size = seed, round, batch_size
+
+    def passes(
+        self, batch_size: int | None = None, *, augment: bool = False, samples: int | None = None, shuffle: bool = False
+    ) -> Iterator[Batch]:
+        """One pass over the training samples, or over `samples` of them drawn at random, in random order if
+        `shuffle`; with the training transform if `augment`, else with the test transform."""
+        federation, size = self._store.federation, batch_size or self._batch_size
+        indices = self._client.train
+        if shuffle or samples is not None:
+            generator = seeds.generator(self._seed, "pass", self._round, self._client.name)
+            indices = indices[torch.randperm(len(indices), generator=generator)[:samples]]
+        if not augment:
+            yield from self._store.in_order(indices, size, federation.test_transform)
+            return
+        transform = federation.train_transform
+        generator = seeds.generator(self._seed, "pass augmentation", self._round, self._client.name)
+        uniforms = torch.rand(len(indices), transform.draws, generator=generator)
+        yield from self._store.batches(Plan(indices, uniforms, batch_bounds(len(indices), size)), transform)

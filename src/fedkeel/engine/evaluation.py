@@ -1,0 +1,108 @@
+"""Accuracy and loss of a model on a client's data, under global or batch statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedkeel.config import Config
+from fedkeel.data.federation import Client
+from fedkeel.engine.batches import ImageStore
+from fedkeel.models.output import Classifier
+from fedkeel.nn.surgery import batch_statistics
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Counts on one client's split; sums, so that they can be pooled exactly."""
+
+    client: str
+    domain: str
+    split: str
+    statistics: str
+    correct: int
+    samples: int
+    loss_sum: float
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.samples
+
+    @property
+    def loss(self) -> float:
+        return self.loss_sum / self.samples
+
+
+def split_indices(client: Client, split: str) -> Tensor:
+    return client.test if split == "test" else client.validation
+
+
+@torch.no_grad()
+def evaluate(
+    model: Classifier,
+    store: ImageStore,
+    client: Client,
+    splits: Sequence[str],
+    statistics: Sequence[str],
+    config: Config,
+) -> list[Evaluation]:
+    model.eval()
+    results = []
+    for split in splits:
+        indices = split_indices(client, split)
+        if not len(indices):
+            continue
+        for kind in statistics:
+            correct = torch.zeros((), dtype=torch.int64, device=store.device)
+            loss = torch.zeros((), dtype=torch.float64, device=store.device)
+            with batch_statistics(model) if kind == "batch" else nullcontext():
+                for batch in store.in_order(indices, config.evaluation_batch, store.federation.test_transform):
+                    logits = model(batch.x).logits.float()
+                    correct += (logits.argmax(1) == batch.y).sum()
+                    loss += F.cross_entropy(logits, batch.y, reduction="sum")
+            results.append(Evaluation(client.name, client.domain, split, kind, int(correct), len(indices), float(loss)))
+    return results
+
+
+@dataclass(frozen=True)
+class Scores:
+    """One evaluated round, for one split and one kind of statistics.
+
+    Attributes:
+        domains: accuracy of each domain, the mean over its clients.
+        average: mean over the training domains (each counts the same).
+        samples: accuracy over all samples of the training domains.
+        unseen: mean over the unseen domains, if there are any.
+    """
+
+    domains: dict[str, float]
+    average: float
+    samples: float
+    unseen: float | None
+    loss: float
+
+
+def summarise(evaluations: Iterable[Evaluation], unseen: Iterable[str] = ()) -> Scores:
+    """Averages over domains and over samples."""
+    held_out = set(unseen)
+    evaluations = list(evaluations)
+    by_domain: dict[str, list[Evaluation]] = {}
+    for evaluation in evaluations:
+        by_domain.setdefault(evaluation.domain, []).append(evaluation)
+    domains = {name: sum(e.accuracy for e in group) / len(group) for name, group in by_domain.items()}
+    seen = [name for name in domains if name not in held_out] or list(domains)
+    counted = [evaluation for name in seen for evaluation in by_domain[name]]
+    total = sum(evaluation.samples for evaluation in counted)
+    unseen_accuracies = [domains[name] for name in domains if name in held_out]
+    return Scores(
+        domains=domains,
+        average=sum(domains[name] for name in seen) / len(seen),
+        samples=sum(evaluation.correct for evaluation in counted) / total,
+        unseen=sum(unseen_accuracies) / len(unseen_accuracies) if unseen_accuracies else None,
+        loss=sum(evaluation.loss_sum for evaluation in counted) / total,
+    )

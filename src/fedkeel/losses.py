@@ -1,0 +1,316 @@
+"""The papers' loss terms, as pure functions of tensors.
+
+| function | paper | term |
+|---|---|---|
+| `consistency_kl` | GReg, Eq. 5 | predictions under batch and under global statistics agree |
+| `loss_gap`, `loss_gap_bound` | GReg, Sec. 3 and Proposition 1 | what that agreement bounds (a diagnostic) |
+| `proximal` | FedProx (Li et al., 2020), Eq. 2 | weights stay near the global ones |
+| `classifier_variance` | UniVarFL, Eqs. 1-2 | predictions of a batch do not collapse onto few classes |
+| `hyperspherical_energy` | UniVarFL, Eq. 3 | features spread over the sphere |
+| `feature_alignment` | FedCoda, Eq. 23 | features near their class's global prototype, far from the others |
+| `prototype_calibration` | FedCoda, Eqs. 21-22 | class means of a batch point apart |
+
+Symbols: B samples in a batch (n in UniVarFL), C classes (D in GReg and UniVarFL), d feature dimensions.
+
+A loss asks the host nothing: no `.item()`, no shape that depends on values. So a training step that contains it
+can be captured in a CUDA graph. Half-precision inputs are computed in float32, also under autocast: in bfloat16,
+1 - cos is off by up to 0.004, as much as the `eps` that it is added to. (`loss_gap_bound` is for diagnostics and
+works in float64.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from fedkeel.errors import FedkeelError
+
+_SHORTEST = 1e-8
+"""A feature vector shorter than this has no direction."""
+
+
+def consistency_kl(logits_a: Tensor, logits_b: Tensor) -> Tensor:
+    """Symmetrised KL divergence between two predictions, mean over the batch.
+
+        l_reg = 1/2 KL(q_a || q_b) + 1/2 KL(q_b || q_a) = 1/2 sum_c (q_a^c - q_b^c)(log q_a^c - log q_b^c)
+
+    with q = softmax(logits). The second form is the first one rearranged: no term of it is negative and none
+    cancels another, so it stays exact when the predictions nearly agree. Gradients flow through both.
+
+    Args:
+        logits_a, logits_b: (B, C), of the same samples, e.g. under batch and under global statistics.
+
+    Returns:
+        Scalar, at least 0, and 0 where the predictions are the same.
+
+    Reference: GReg, Eq. 5.
+
+    >>> likely = torch.tensor([[0.8, 0.2]]).log()
+    >>> unlikely = torch.tensor([[0.2, 0.8]]).log()
+    >>> round(consistency_kl(likely, unlikely).item(), 4)  # 0.6 log 4
+    0.8318
+    """
+    return _symmetrised_kl(_precise(logits_a), _precise(logits_b)).mean()
+
+
+def loss_gap(logits_global: Tensor, logits_batch: Tensor, labels: Tensor) -> Tensor:
+    """What a sample's cross-entropy loses by using global instead of batch statistics.
+
+        Delta = l(q_g, y) - l(q_b, y),    l(q, y) = -log q^y
+
+    Args:
+        logits_global, logits_batch: (B, C), under global and under batch statistics.
+        labels: (B,), int64.
+
+    Returns:
+        (B,). Positive: the sample is predicted worse under global statistics.
+
+    Reference: GReg, Sec. 3 (the training-time and the test-time loss gap).
+
+    >>> half, quarter = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
+    >>> [round(gap, 4) for gap in loss_gap(quarter, half, torch.tensor([0])).tolist()]  # log 2
+    [0.6931]
+    """
+    under_global = F.cross_entropy(_precise(logits_global), labels, reduction="none")
+    under_batch = F.cross_entropy(_precise(logits_batch), labels, reduction="none")
+    return under_global - under_batch
+
+
+def loss_gap_bound(logits_global: Tensor, logits_batch: Tensor, labels: Tensor) -> Tensor:
+    """The most that `loss_gap` can be, by the divergence that GReg minimises.
+
+        |l(q_g, y) - l(q_b, y)| <= 2 / tau * sqrt(l_reg),    tau = min(q_b^y, q_g^y)
+
+    Computed in float64, so that a tiny tau makes the bound large and not undefined.
+
+    Args:
+        logits_global, logits_batch: (B, C), under global and under batch statistics.
+        labels: (B,), int64.
+
+    Returns:
+        (B,), float64, at least 0.
+
+    Reference: GReg, Proposition 1.
+
+    >>> half, quarter = torch.tensor([[0.5, 0.5]]).log(), torch.tensor([[0.25, 0.75]]).log()
+    >>> [round(bound, 4) for bound in loss_gap_bound(quarter, half, torch.tensor([0])).tolist()]  # 8 sqrt(log 3 / 8)
+    [2.9646]
+    """
+    logits_global, logits_batch = logits_global.double(), logits_batch.double()
+    log_tau = torch.minimum(
+        -F.cross_entropy(logits_global, labels, reduction="none"),
+        -F.cross_entropy(logits_batch, labels, reduction="none"),
+    )
+    tau = log_tau.exp().clamp_min(torch.finfo(torch.float64).tiny)
+    return 2 / tau * _symmetrised_kl(logits_global, logits_batch).sqrt()
+
+
+def proximal(weights: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
+    """Half the squared distance between weights and the anchors they should stay near.
+
+        1/2 ||w - w0||^2,    whose gradient is w - w0
+
+    FedProx adds mu times this. A few kernels for all tensors together, however many there are.
+
+    Args:
+        weights: tensors of any shapes.
+        anchors: as many tensors of the same shapes, in the same order.
+
+    Returns:
+        Scalar, at least 0.
+
+    Reference: FedProx (Li et al., MLSys 2020), Eq. 2.
+
+    >>> w, w0 = torch.tensor([3.0, 4.0], requires_grad=True), torch.zeros(2)
+    >>> term = proximal([w], [w0])
+    >>> term.backward()
+    >>> term.item(), w.grad.tolist()
+    (12.5, [3.0, 4.0])
+    """
+    weights, anchors = list(weights), list(anchors)
+    if [w.shape for w in weights] != [a.shape for a in anchors]:
+        raise FedkeelError(
+            f"The proximal term got {len(weights)} weights and {len(anchors)} anchors that do not match shape by "
+            "shape: give one anchor for each weight, in the same order."
+        )
+    if not weights:
+        return torch.zeros(())
+    differences = torch._foreach_sub([_precise(w) for w in weights], [_precise(a) for a in anchors])
+    return torch.stack(torch._foreach_norm(differences)).square().sum() / 2
+
+
+def classifier_variance(probabilities: Tensor, threshold: float | None = None) -> Tensor:
+    """How far the variance of each class's probability over the batch falls short of a threshold.
+
+        L_V = 1/D sum_j max(0, c - Var_i(f(x_i)_j)),    c = 1/D sum_j Var(A_j)
+
+    The variance is the unbiased one (n - 1), both in the batch and for the threshold c. A is the D x D identity
+    matrix: the probabilities of a batch with one perfectly predicted sample of each class. Its columns have one 1
+    and D - 1 zeros, so mean 1/D, squared deviations that sum to 1 - 1/D, and variance (1 - 1/D) / (D - 1) = 1/D.
+
+    A batch of one sample has no unbiased variance; it counts as 0, so the loss is c and its gradient 0.
+
+    Args:
+        probabilities: (n, D), softmax outputs.
+        threshold: c; None for 1/D.
+
+    Returns:
+        Scalar, in [0, c].
+
+    Reference: UniVarFL, Eqs. 1-2.
+
+    >>> classifier_variance(torch.eye(4)).item()  # one sample of each class, perfectly predicted
+    0.0
+    >>> classifier_variance(torch.full((8, 4), 0.25)).item()  # the same prediction for every sample
+    0.25
+    """
+    n, classes = probabilities.shape
+    c = 1 / classes if threshold is None else threshold
+    probabilities = _precise(probabilities)
+    deviations = probabilities - probabilities.mean(dim=0)
+    variance = deviations.square().sum(dim=0) / max(n - 1, 1)
+    return (c - variance).clamp_min(0).mean()
+
+
+def hyperspherical_energy(features: Tensor, eps: float = 1e-2) -> Tensor:
+    """How crowded the directions of the features are.
+
+        L_HE = 1/n^2 sum_i sum_j 1 / (1 - z_i . z_j + eps),    z_i = x_i / ||x_i||
+
+    All pairs count, those of a feature with itself included: they add the constant 1 / (n eps), without gradient.
+    A zero vector has no direction; its cosine with everything is 0, and its gradient is 0.
+
+    Args:
+        features: (n, d); normalised here.
+        eps: keeps the energy of equal directions finite, at 1 / eps. The paper gives no value.
+
+    Returns:
+        Scalar, between 1 / (2 + eps) and 1 / eps.
+
+    Reference: UniVarFL, Eq. 3.
+
+    >>> round(hyperspherical_energy(torch.tensor([[1.0, 0.0], [2.0, 0.0]]), eps=0.5).item(), 4)  # the same direction
+    2.0
+    >>> round(hyperspherical_energy(torch.tensor([[1.0, 0.0], [-2.0, 0.0]]), eps=0.5).item(), 4)  # opposite ones
+    1.2
+    """
+    # Rounding can leave a cosine just above 1, which a small eps would turn into a negative energy.
+    cosine = _cosines(features, features).clamp(max=1)
+    return (1 - cosine + eps).reciprocal().mean()
+
+
+def feature_alignment(
+    features: Tensor, labels: Tensor, prototypes: Tensor, temperature: float = 0.1, present: Tensor | None = None
+) -> Tensor:
+    """Contrast of each feature's similarity to its class's global prototype with that to the others, batch mean.
+
+        L_FA = -log( exp(sim(z, p_y) / tau) / sum_c exp(sim(z, p_c) / tau) ),    sim: cosine similarity
+
+    Classes without a prototype are left out of the sum over c, and samples of such a class out of the mean; the
+    loss is 0 when no sample is left. The similarity to a zero vector is 0.
+
+    Args:
+        features: (B, d).
+        labels: (B,), int64.
+        prototypes: (C, d). Rows of absent classes may hold anything, NaN included.
+        temperature: tau.
+        present: (C,), bool, the classes that have a global prototype; None when all have.
+
+    Returns:
+        Scalar, at least 0.
+
+    Reference: FedCoda, Eq. 23.
+
+    >>> prototypes = torch.eye(2)
+    >>> loss = feature_alignment(torch.tensor([[5.0, 0.0]]), torch.tensor([0]), prototypes, temperature=1.0)
+    >>> round(loss.item(), 4)  # log(1 + 1/e)
+    0.3133
+    >>> feature_alignment(torch.ones(1, 2), torch.tensor([1]), prototypes, present=torch.tensor([True, False])).item()
+    0.0
+    """
+    if present is None:
+        present = torch.ones(len(prototypes), dtype=torch.bool, device=prototypes.device)
+    similarity = _cosines(features, prototypes.where(present[:, None], 0)) / temperature
+    # The lowest finite number instead of -inf: where no class is present at all, nothing turns into NaN.
+    similarity = similarity.masked_fill(~present, torch.finfo(similarity.dtype).min)
+    loss = F.cross_entropy(similarity, labels, reduction="none")
+    counts = present.index_select(0, labels)
+    return loss.where(counts, 0).sum() / counts.sum().clamp_min(1)
+
+
+def prototype_calibration(
+    features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor | None = None
+) -> Tensor:
+    """How close together the class means of a batch point.
+
+        zbar_c = 1/B_c sum_i 1[y_i = c] z_i,    zhat_c = zbar_c / ||zbar_c||                    (Eq. 21)
+        L_PC = 1/C sum_i log( 1/(C-1) sum_{j != i} exp(zhat_i . zhat_j) )                       (Eq. 22)
+
+    A class absent from the batch takes its global prototype, as a constant. A class that is in neither is left
+    out of the sums and of C; with fewer than two classes the loss is 0.
+
+    Args:
+        features: (B, d).
+        labels: (B,), int64.
+        prototypes: (C, d). Rows of absent classes may hold anything, NaN included.
+        present: (C,), bool, the classes that have a global prototype; None when all have.
+
+    Returns:
+        Scalar, in [-1, 1]; the least it can be is -1/(C-1), when the directions form a simplex.
+
+    Reference: FedCoda, Eqs. 21-22.
+
+    >>> features, labels = torch.tensor([[2.0, 1.0], [2.0, -1.0], [-3.0, 0.0]]), torch.tensor([0, 0, 1])
+    >>> round(prototype_calibration(features, labels, torch.zeros(2, 2)).item(), 4)  # two opposite classes
+    -1.0
+    """
+    classes = len(prototypes)
+    if present is None:
+        present = torch.ones(classes, dtype=torch.bool, device=prototypes.device)
+    features = _precise(features)
+    membership = (labels == torch.arange(classes, device=labels.device)[:, None]).to(features.dtype)  # (C, B)
+    sizes = membership.sum(dim=1)
+    in_batch = sizes > 0
+    means = _product(membership, features) / sizes.clamp_min(1)[:, None]
+
+    known = in_batch | present
+    directions = means.where(in_batch[:, None], prototypes.detach().to(means.dtype)).where(known[:, None], 0)
+    pairs = known & known[:, None] & ~torch.eye(classes, dtype=torch.bool, device=known.device)
+    # Cosines lie in [-1, 1]: the exponentials need no shift, and a row without pairs is the only one that sums to 0.
+    total = _cosines(directions, directions).exp().where(pairs, 0).sum(dim=1)
+    others = pairs.sum(dim=1)
+    row = (total.where(others > 0, 1) / others.clamp_min(1)).log()
+    return row.sum() / known.sum().clamp_min(1)
+
+
+def _symmetrised_kl(logits_a: Tensor, logits_b: Tensor) -> Tensor:
+    """Eq. 5 of GReg for each sample: (B, C), (B, C) -> (B,)."""
+    log_a, log_b = F.log_softmax(logits_a, dim=-1), F.log_softmax(logits_b, dim=-1)
+    return ((log_a.exp() - log_b.exp()) * (log_a - log_b)).sum(dim=-1) / 2
+
+
+def _cosines(a: Tensor, b: Tensor) -> Tensor:
+    """Cosine similarity of every row of `a` (N, d) with every row of `b` (M, d): (N, M)."""
+    return _product(_directions(a), _directions(b).T)
+
+
+def _directions(rows: Tensor) -> Tensor:
+    """Rows scaled to length 1. A zero row stays zero and has zero gradient; `F.normalize` would give it 1e12."""
+    rows = _precise(rows)
+    squared = rows.square().sum(dim=1, keepdim=True)
+    has_one = squared > _SHORTEST**2
+    return rows.where(has_one, 0) * squared.where(has_one, 1).rsqrt()
+
+
+def _product(a: Tensor, b: Tensor) -> Tensor:
+    """Matrix product that autocast leaves in the precision of its inputs."""
+    with torch.autocast(a.device.type, enabled=False):
+        return a @ b
+
+
+def _precise(x: Tensor) -> Tensor:
+    """Half precision becomes float32; the rest stays as it is."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

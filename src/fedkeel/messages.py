@@ -1,0 +1,219 @@
+"""The only things that travel: Broadcast (server -> client), Update and Answer (client -> server).
+
+They serialise to safetensors: named tensors with a small JSON header, nothing that could run code. Whatever
+arrives from a client is checked before it counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from fedkeel.state import Tensors, is_variance, nbytes
+
+_SEPARATOR = "//"  # between a group ("weights") and a tensor's own name
+_MAX_SAMPLES = 2**40
+
+
+class BadMessage(ValueError):
+    """A message that must not be used; the text says why."""
+
+
+@dataclass(frozen=True)
+class Broadcast:
+    """What the server sends at the start of a round.
+
+    `rounds` is the number of rounds in all: schedules such as "from the middle on" need it. `extras` are the
+    method's own tensors (prototypes, control variates), named `part/name`.
+    """
+
+    round: int
+    rounds: int
+    weights: Tensors
+    statistics: Tensors
+    extras: Tensors = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self.weights) + nbytes(self.statistics) + nbytes(self.extras)
+
+    def to(self, device: torch.device | str) -> Broadcast:
+        def move(tensors: Tensors) -> Tensors:
+            return {name: tensor.to(device) for name, tensor in tensors.items()}
+
+        return Broadcast(self.round, self.rounds, move(self.weights), move(self.statistics), move(self.extras))
+
+
+@dataclass(frozen=True)
+class Update:
+    """What a client sends back after training."""
+
+    client: str
+    samples: int
+    weights: Tensors
+    statistics: Tensors
+    extras: Tensors = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
+    round: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self.weights) + nbytes(self.statistics) + nbytes(self.extras)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a client sends back when a method asked it something inside a round."""
+
+    client: str
+    samples: int
+    tensors: Tensors
+
+    @property
+    def nbytes(self) -> int:
+        return nbytes(self.tensors)
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A client whose update or answer did not come, or must not be used, and why."""
+
+    client: str
+    reason: str
+
+
+def check(update: Update, broadcast: Broadcast) -> None:
+    """Raise `BadMessage` unless the update may be averaged into the global model.
+
+    Names, shapes and dtypes as broadcast; every number finite; no negative variance; a plausible number of
+    samples; of this round.
+    """
+    if update.round != broadcast.round:
+        raise BadMessage(f"it is of round {update.round}, not of round {broadcast.round}")
+    if isinstance(update.samples, bool) or not isinstance(update.samples, int):
+        raise BadMessage(f"its number of samples is not an integer but {update.samples!r}")
+    if not 0 < update.samples < _MAX_SAMPLES:
+        raise BadMessage(f"its number of samples is {update.samples}")
+    _check_like("weight", update.weights, broadcast.weights)
+    _check_like("statistic", update.statistics, broadcast.statistics)
+    for name, tensor in update.statistics.items():
+        if is_variance(name) and bool((tensor < 0).any()):
+            raise BadMessage(f"the variance '{name}' is negative")
+    _check_finite(update.extras)
+
+
+def _check_like(kind: str, given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    if given.keys() != expected.keys():
+        missing, surplus = sorted(expected.keys() - given.keys()), sorted(given.keys() - expected.keys())
+        raise BadMessage(f"its {kind}s do not match: missing {missing[:3]}, not expected {surplus[:3]}")
+    for name, tensor in given.items():
+        like = expected[name]
+        if tensor.shape != like.shape:
+            raise BadMessage(f"the {kind} '{name}' has shape {tuple(tensor.shape)}, not {tuple(like.shape)}")
+        if tensor.dtype != like.dtype:
+            raise BadMessage(f"the {kind} '{name}' has dtype {tensor.dtype}, not {like.dtype}")
+    _check_finite(given)
+
+
+def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+    floating = {name: t for name, t in tensors.items() if t.dtype.is_floating_point and t.numel()}
+    if not floating:
+        return
+    # One reduction for all tensors and one look at the result; the name is sought only when something is wrong.
+    # Times zero: a finite number becomes 0, anything else NaN, and no finite sum can overflow.
+    probes = [tensor.detach().mul(0).sum().double() for tensor in floating.values()]
+    if bool(torch.isfinite(torch.stack(probes).sum())):
+        return
+    for name, tensor in floating.items():
+        if not bool(torch.isfinite(tensor).all()):
+            raise BadMessage(f"'{name}' holds a value that is not finite")
+
+
+def pack(header: Mapping[str, Any], **groups: Mapping[str, Tensor]) -> bytes:
+    """Serialise groups of named tensors with a JSON header."""
+    flat: Tensors = {}
+    seen: set[int] = set()
+    for group, tensors in groups.items():
+        for name, given in tensors.items():
+            tensor = given.detach().cpu().contiguous()
+            storage = tensor.untyped_storage().data_ptr()
+            # Two names of one memory (tied weights) are two tensors on the wire.
+            flat[f"{group}{_SEPARATOR}{name}"] = tensor.clone() if storage in seen else tensor
+            seen.add(storage)
+    return safetensors.torch.save(flat, metadata={"header": json.dumps(header)})
+
+
+def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensors]]:
+    """The inverse of `pack`; raises `BadMessage` on anything that is not one."""
+    try:
+        tensors = safetensors.torch.load(data)
+        length = int.from_bytes(data[:8], "little")
+        header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["header"])
+        groups: dict[str, Tensors] = {}
+        for key, tensor in tensors.items():
+            group, separator, name = key.partition(_SEPARATOR)
+            if not separator:
+                raise BadMessage(f"the tensor '{key}' belongs to no group")
+            groups.setdefault(group, {})[name] = tensor
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise BadMessage(f"it cannot be read: {error}") from error
+    if not isinstance(header, dict):
+        raise BadMessage("its header is not a table")
+    return header, groups
+
+
+def broadcast_to_bytes(message: Broadcast) -> bytes:
+    header = {"round": message.round, "rounds": message.rounds}
+    return pack(header, weights=message.weights, statistics=message.statistics, extras=message.extras)
+
+
+def broadcast_from_bytes(data: bytes) -> Broadcast:
+    header, groups = unpack(data)
+    try:
+        return Broadcast(
+            round=int(header["round"]),
+            rounds=int(header["rounds"]),
+            weights=groups.get("weights", {}),
+            statistics=groups.get("statistics", {}),
+            extras=groups.get("extras", {}),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadMessage(f"its header cannot be read: {error}") from error
+
+
+def update_to_bytes(message: Update) -> bytes:
+    header = {
+        "client": message.client,
+        "samples": message.samples,
+        "round": message.round,
+        "metrics": message.metrics,
+    }
+    return pack(header, weights=message.weights, statistics=message.statistics, extras=message.extras)
+
+
+def update_from_bytes(data: bytes) -> Update:
+    header, groups = unpack(data)
+    try:
+        samples = header["samples"]
+        if isinstance(samples, bool) or not isinstance(samples, int):
+            raise BadMessage(f"its number of samples is not an integer but {samples!r}")
+        return Update(
+            client=str(header["client"]),
+            samples=samples,
+            round=int(header["round"]),
+            metrics={str(name): float(value) for name, value in dict(header["metrics"]).items()},
+            weights=groups.get("weights", {}),
+            statistics=groups.get("statistics", {}),
+            extras=groups.get("extras", {}),
+        )
+    except BadMessage:
+        raise
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadMessage(f"its header cannot be read: {error}") from error

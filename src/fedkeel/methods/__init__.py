@@ -1,0 +1,68 @@
+"""The methods, one file each. `build("fedprox(mu=0.1)+greg")` makes one, or several composed."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from fedkeel.errors import FedkeelError, nearest
+from fedkeel.method import Composition, Method
+from fedkeel.registry import Registry
+from fedkeel.spec import Spec, parse_sum
+
+METHODS: Registry[Method] = Registry("method")
+M = TypeVar("M", bound=type[Method])
+
+
+def register(name: str) -> Callable[[M], M]:
+    """Class decorator: make a `Method` known under `name`, to the command line too."""
+
+    def remember(method: M) -> M:
+        method.name = name
+        return METHODS.register(name)(method)
+
+    return remember
+
+
+def build(text: str, **options: Any) -> Method:
+    """A method from its name, or a composition from several joined by `+`.
+
+    Options are given in brackets, `build("fedprox(mu=0.1)+gn")`, or by keyword: a keyword goes to the one part
+    that has such an option, or is a table of options for the part of that name.
+
+    >>> build("fedprox", mu=0.1).mu
+    0.1
+    """
+    specs = parse_sum(text)
+    entries = [METHODS.entry(spec.name) for spec in specs]
+    merged = [dict(spec.options) for spec in specs]
+    for name, value in options.items():
+        owners = [i for i, entry in enumerate(entries) if name in entry.options()]
+        named = [i for i, spec in enumerate(specs) if spec.name == name and isinstance(value, dict)]
+        if named:
+            merged[named[0]] |= value
+        elif len(owners) == 1:
+            merged[owners[0]][name] = value
+        elif owners:
+            parts = " and ".join(f"'{specs[i].name}'" for i in owners)
+            raise FedkeelError(f"The option '{name}' belongs to {parts}: write it in brackets, '{specs[owners[0]].name}({name}=...)'.")
+        else:
+            choices = [option for entry in entries for option in entry.options()]
+            raise FedkeelError(f"'{text}' has no option '{name}': {nearest(name, choices)}")
+    parts = [_build(Spec(spec.name, given)) for spec, given in zip(specs, merged, strict=True)]
+    return parts[0] if len(parts) == 1 else Composition(parts)
+
+
+def _build(spec: Spec) -> Method:
+    try:
+        return METHODS.build(spec.name, **spec.options)
+    except (TypeError, ValueError) as error:
+        if isinstance(error, FedkeelError):
+            raise
+        raise FedkeelError(f"'{spec}' cannot be built: {error}.") from error
+
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")

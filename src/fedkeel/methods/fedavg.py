@@ -1,0 +1,14 @@
+"""FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+AISTATS 2017. Batch-norm statistics are averaged like the weights, which is the baseline of all five papers."""
+
+from __future__ import annotations
+
+from fedkeel.method import Method
+from fedkeel.methods import register
+
+
+@register("fedavg")
+class FedAvg(Method):
+    """The sample-weighted mean of what the clients trained: the method that does nothing else."""
+
+    paper = "McMahan et al. 2017"

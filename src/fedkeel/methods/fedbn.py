@@ -1,0 +1,57 @@
+"""FedBN: Li et al., "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization", ICLR 2021.
+
+Batch norm absorbs a domain's look, so each client keeps its batch-norm layers (weights, statistics and
+counters) to itself and shares the rest. The papers' rule is about layers; here it goes by what a layer is,
+not by what it is called.
+
+A client that never trained has no such layers. It takes the initial ones, normalised with the statistics of
+its own test batches (`unseen="batch"`), or as they are (`unseen="initial"`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import nn
+
+from fedkeel.errors import FedkeelError, nearest
+from fedkeel.method import Method
+from fedkeel.methods import register
+from fedkeel.nn.surgery import batch_norms
+
+Unseen = Literal["batch", "initial"]
+
+
+def check_unseen(unseen: str) -> None:
+    if unseen not in ("batch", "initial"):
+        raise FedkeelError(f"'unseen' is '{unseen}': {nearest(unseen, ['batch', 'initial'])}")
+
+
+def batch_norm_entries(model: nn.Module) -> set[str]:
+    """Names in `state_dict()` of everything that belongs to a batch-norm layer."""
+    return {
+        f"{layer_name}.{name}" if layer_name else name
+        for layer_name, layer in batch_norms(model).items()
+        for name in layer.state_dict()
+    }
+
+
+@register("fedbn")
+class FedBN(Method):
+    """Each client keeps its batch-norm layers to itself; everything else is averaged."""
+
+    paper = "Li et al. 2021 (FedBN)"
+    needs_memory = True
+    needs_batch_norm = True
+    personal = True
+
+    def __init__(self, unseen: Unseen = "batch") -> None:
+        check_unseen(unseen)
+        self.unseen = unseen
+        self._local: set[str] = set()
+
+    def prepare(self, model: nn.Module) -> None:
+        self._local = batch_norm_entries(model)
+
+    def is_local(self, name: str) -> bool:
+        return name in self._local

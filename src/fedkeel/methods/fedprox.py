@@ -1,0 +1,36 @@
+"""FedProx: Li et al., "Federated Optimization in Heterogeneous Networks", MLSys 2020, Eq. 2.
+
+The proximal term keeps local weights near the global ones, so that clients drift apart less.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from fedkeel.errors import FedkeelError
+from fedkeel.losses import proximal
+from fedkeel.method import Method
+from fedkeel.methods import register
+from fedkeel.models.output import Output
+from fedkeel.parties import Batch, LocalClient
+
+
+@register("fedprox")
+class FedProx(Method):
+    """Adds mu/2 times the squared distance to the global weights to the local loss."""
+
+    paper = "Li et al. 2020"
+
+    def __init__(self, mu: float = 0.01) -> None:
+        if mu < 0:
+            raise FedkeelError(f"The 'mu' of fedprox is {mu}: give at least 0.")
+        self.mu = mu
+
+    def start(self, client: LocalClient) -> None:
+        parameters = dict(client.model.named_parameters())
+        shared = [name for name in client.broadcast.weights if name in parameters]
+        client.scratch["weights"] = [parameters[name] for name in shared]
+        client.scratch["anchors"] = [client.broadcast.weights[name] for name in shared]
+
+    def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor:
+        return self.mu * proximal(client.scratch["weights"], client.scratch["anchors"])

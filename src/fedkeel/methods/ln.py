@@ -1,0 +1,24 @@
+"""Layer norm in place of batch norm: Ba et al., "Layer Normalization", 2016; for federated learning
+Du et al., "Rethinking Normalization Methods in Federated Learning", 2022.
+
+As both papers that compare with it do, a group norm of a single group over all channels.
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedkeel.method import Method
+from fedkeel.methods import register
+from fedkeel.nn.surgery import to_layer_norm
+
+
+@register("ln")
+class LayerNorm(Method):
+    """Layer norm (a single group over all channels) in place of every batch norm."""
+
+    paper = "Ba et al. 2016; Du et al. 2022"
+    needs_batch_norm = True
+
+    def prepare(self, model: nn.Module) -> None:
+        to_layer_norm(model)

@@ -1,0 +1,19 @@
+"""Standalone: every client trains alone. What federation must beat on each client's own domain."""
+
+from __future__ import annotations
+
+from fedkeel.method import Method
+from fedkeel.methods import register
+
+
+@register("standalone")
+class Standalone(Method):
+    """Each client trains on its own data alone and nothing travels: the lower bound of a federation."""
+
+    paper = "baseline of FedWon, Table 1"
+    needs_memory = True
+    personal = True
+    unseen = "initial"
+
+    def is_local(self, name: str) -> bool:
+        return True

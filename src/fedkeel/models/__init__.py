@@ -1,0 +1,24 @@
+"""The networks of the papers, networks of timm, and `wrap` for any other. Every model returns `Output`."""
+
+from __future__ import annotations
+
+from fedkeel.models import alexnet, digits_cnn, mobilenet, resnet, simple_cnn, small_cnn, vgg  # noqa: F401 (register)
+from fedkeel.models.catalogue import MODELS, build, build_spec, names, network
+from fedkeel.models.encoder import Encoder, ImageSize, Projector
+from fedkeel.models.output import Classifier, Output
+from fedkeel.models.wrapped import Wrapped, wrap
+
+__all__ = [
+    "MODELS",
+    "Classifier",
+    "Encoder",
+    "ImageSize",
+    "Output",
+    "Projector",
+    "Wrapped",
+    "build",
+    "build_spec",
+    "names",
+    "network",
+    "wrap",
+]

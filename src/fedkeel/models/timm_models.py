@@ -1,0 +1,123 @@
+"""Networks of timm (`pip install fedkeel[timm]`), imported only when one is asked for.
+
+GReg's Table 4 uses MobileNetV2, EfficientNet-B0, DenseNet-121, LeViT-128s and MobileViT-s from there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedkeel.errors import FedkeelError, unknown
+from fedkeel.models.encoder import Encoder
+
+PREFIX = "timm:"
+
+
+class TimmEncoder(Encoder):
+    """A timm network without its classifier: what its own head would see are the features."""
+
+    def __init__(self, network: nn.Module, feature_dim: int) -> None:
+        super().__init__(feature_dim)
+        self.network = network
+
+    def extract(self, x: Tensor) -> Tensor:
+        features: Tensor = self.network(x)
+        return features
+
+
+def could_be(name: str) -> bool:
+    """Whether a name that is none of our own should be looked for in timm."""
+    return name.startswith(PREFIX) or importlib.util.find_spec("timm") is not None
+
+
+def encoder(
+    name: str,
+    in_channels: int,
+    image_size: tuple[int, int] | None,
+    *,
+    list_of_own: Iterable[str] = (),
+    pretrained: bool = False,
+    **options: Any,
+) -> TimmEncoder:
+    """Build the timm network `name` (with or without `timm:`). Options go to `timm.create_model`."""
+    asked_for_timm = name.startswith(PREFIX)
+    timm = _import_timm(name)
+    timm_name = name.removeprefix(PREFIX)
+    # A pretrained tag may follow a dot: resnet18.a1_in1k
+    if not timm.is_model(timm_name.partition(".")[0]):
+        choices = timm.list_models()
+        if asked_for_timm:
+            close = get_close_matches(timm_name, choices, n=1, cutoff=0.5)
+            ending = f"did you mean '{PREFIX}{close[0]}'?" if close else "timm.list_models() shows what there is."
+            raise FedkeelError(f"timm has no model named '{timm_name}': {ending}")
+        own = list(list_of_own)
+        # A near miss of a name of ours is more likely meant than one of timm's thousand.
+        raise FedkeelError(unknown("model", name, own if get_close_matches(name, own, n=1, cutoff=0.5) else choices))
+    arguments = {"pretrained": pretrained, "num_classes": 0, "in_chans": in_channels, **options}
+    network = _create(timm, timm_name, image_size, arguments)
+    return TimmEncoder(network, _feature_dim(timm_name, network, in_channels, image_size))
+
+
+def _import_timm(name: str) -> Any:
+    try:
+        return importlib.import_module("timm")
+    except ModuleNotFoundError as error:
+        if error.name == "timm":
+            message = f"The model '{name}' comes from timm, which is not installed: pip install 'fedkeel[timm]'."
+            raise FedkeelError(message) from error
+        raise FedkeelError(_broken(name, error)) from error
+    except Exception as error:
+        raise FedkeelError(_broken(name, error)) from error
+
+
+def _broken(name: str, error: Exception) -> str:
+    reason = str(error).strip().partition("\n")[0] or type(error).__name__
+    return (
+        f"The model '{name}' comes from timm, which is installed but does not import ({reason}): "
+        f"install a torchvision that matches torch {torch.__version__}."
+    )
+
+
+def _create(timm: Any, name: str, image_size: tuple[int, int] | None, arguments: dict[str, Any]) -> nn.Module:
+    """Networks with positions (LeViT, ViT) must know the image size; the others do not take it."""
+    try:
+        if image_size is not None and "img_size" not in arguments:
+            try:
+                created: nn.Module = timm.create_model(name, img_size=image_size, **arguments)
+                return created
+            except TypeError as error:
+                if "img_size" not in str(error):
+                    raise
+        created = timm.create_model(name, **arguments)
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise FedkeelError(f"timm could not build '{name}' with these options ({reason}): check them.") from error
+    return created
+
+
+def _feature_dim(name: str, network: nn.Module, in_channels: int, image_size: tuple[int, int] | None) -> int:
+    """Pass an image through: what timm declares as `num_features` is not what every network returns."""
+    configured = getattr(network, "default_cfg", {}).get("input_size", (in_channels, 224, 224))
+    height, width = image_size or configured[1:]
+    was_training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            features = network(torch.zeros(1, in_channels, height, width))
+    except Exception as error:
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise FedkeelError(
+            f"timm's '{name}' does not work on images of {height} x {width} px ({reason}): choose another size."
+        ) from error
+    finally:
+        network.train(was_training)
+    if not isinstance(features, Tensor) or features.ndim != 2:
+        raise FedkeelError(f"timm's '{name}' gives no feature vector per image: choose a classification model.")
+    return features.shape[1]

@@ -1,0 +1,50 @@
+"""Layers and gradient clipping of the papers, and the surgery that puts layers into a model."""
+
+from __future__ import annotations
+
+from fedkeel.nn.clipping import HistoryClip, agc_
+from fedkeel.nn.hybrid_batch_norm import (
+    HybridBatchNorm,
+    HybridBatchNorm1d,
+    HybridBatchNorm2d,
+    HybridBatchNorm3d,
+    hybrid_norms,
+    to_hybrid,
+)
+from fedkeel.nn.scaled_ws_conv import ScaledWSConv1d, ScaledWSConv2d, ScaledWSConv3d, fold, to_scaled_ws
+from fedkeel.nn.surgery import (
+    batch_norms,
+    batch_statistics,
+    frozen_statistics,
+    group_count,
+    remove_normalisation,
+    replace_modules,
+    to_group_norm,
+    to_layer_norm,
+    using_statistics,
+)
+
+__all__ = [
+    "HistoryClip",
+    "HybridBatchNorm",
+    "HybridBatchNorm1d",
+    "HybridBatchNorm2d",
+    "HybridBatchNorm3d",
+    "ScaledWSConv1d",
+    "ScaledWSConv2d",
+    "ScaledWSConv3d",
+    "agc_",
+    "batch_norms",
+    "batch_statistics",
+    "fold",
+    "frozen_statistics",
+    "group_count",
+    "hybrid_norms",
+    "remove_normalisation",
+    "replace_modules",
+    "to_group_norm",
+    "to_hybrid",
+    "to_layer_norm",
+    "to_scaled_ws",
+    "using_statistics",
+]

@@ -1,0 +1,111 @@
+"""Gradient clipping of the papers, in place and without waiting for the device.
+
+`agc_` is the adaptive gradient clipping of FedWon (appendix Eq. 4, after Brock et al., 2021); `HistoryClip` that of
+FedCoda (Eq. 10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from torch import Tensor
+
+from fedkeel.errors import FedkeelError
+
+
+@torch.no_grad()
+def agc_(parameters: Iterable[Tensor] | Tensor, clipping: float, eps: float = 1e-3) -> None:
+    """Scale the gradient G_i of each output unit i down to `clipping` * max(||W_i||, eps) where it is longer.
+
+    A unit is a row of a matrix, a filter of a convolution, and the whole of a one-dimensional parameter.
+    """
+    if clipping <= 0:
+        raise FedkeelError(f"The clipping threshold is {clipping}: it must be above 0.")
+    parameters = [parameters] if isinstance(parameters, Tensor) else parameters
+    weights: list[Tensor] = []
+    gradients: list[Tensor] = []
+    for parameter in parameters:
+        if parameter.grad is not None:
+            weights.append(parameter.detach())
+            gradients.append(parameter.grad)
+    if not weights:
+        return
+    limits = [_unit_norm(weight) for weight in weights]
+    torch._foreach_clamp_min_(limits, eps)
+    torch._foreach_mul_(limits, clipping)
+    lengths = [_unit_norm(gradient) for gradient in gradients]
+    # limit / max(length, limit) is 1 up to the limit, and never divides by zero
+    torch._foreach_maximum_(lengths, limits)
+    torch._foreach_div_(limits, lengths)
+    torch._foreach_mul_(gradients, limits)
+
+
+def _unit_norm(tensor: Tensor) -> Tensor:
+    """Norm over all but the first dimension, kept for broadcasting; over everything for vectors and scalars."""
+    axes = tuple(range(1, tensor.ndim)) if tensor.ndim > 1 else None
+    norm: Tensor = torch.linalg.vector_norm(tensor, dim=axes, keepdim=tensor.ndim > 1)
+    return norm
+
+
+class HistoryClip:
+    """Clip each parameter's gradient against the history of its own norms (FedCoda Eq. 10).
+
+    g <- g min(alpha gamma / ||g||, 1) with gamma of the step before, then gamma <- beta gamma + (1 - beta) ||g||, where
+    ||g|| is the norm before clipping. Without history the first norm is the start, so a first step is never clipped.
+    A norm of zero starts no history, and one that is not finite does not enter it.
+
+    `parameters` are tensors, or pairs of name and tensor as from `named_parameters()`.
+    """
+
+    def __init__(
+        self, parameters: Iterable[Tensor | tuple[str, Tensor]], alpha: float = 1.5, beta: float = 0.99
+    ) -> None:
+        if alpha <= 0:
+            raise FedkeelError(f"alpha of the gradient clipping is {alpha}: it must be above 0.")
+        if not 0 <= beta <= 1:
+            raise FedkeelError(f"beta of the gradient clipping is {beta}: it must be between 0 and 1.")
+        self.names: list[str] = []
+        self.parameters: list[Tensor] = []
+        for position, item in enumerate(parameters):
+            name, parameter = (str(position), item) if isinstance(item, Tensor) else item
+            self.names.append(name)
+            self.parameters.append(parameter)
+        if not self.parameters:
+            raise FedkeelError("There are no parameters whose gradients could be clipped.")
+        self.alpha = alpha
+        self.beta = beta
+        # gamma of every parameter in one tensor that stays where it is (a captured graph writes to it); 0: no history
+        self.history = torch.zeros(len(self.parameters), device=self.parameters[0].device)
+
+    @torch.no_grad()
+    def step(self, *, clip: bool = True) -> None:
+        """Clip the gradients in place and add their norms to the history; `clip=False` does the latter only."""
+        present = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]
+        if not present:
+            return
+        gradients = [grad for i in present if (grad := self.parameters[i].grad) is not None]
+        # A parameter without gradient takes its own history as norm, which leaves the history as it is.
+        lengths = list(self.history.unbind())
+        for i, length in zip(present, torch._foreach_norm(gradients), strict=True):
+            lengths[i] = length.to(self.history.dtype)
+        norms = torch.stack(lengths)
+        known = self.history > 0
+        if clip:
+            limits = torch.where(known, self.alpha * self.history, norms)
+            factors = (limits / torch.maximum(norms, limits)).nan_to_num(nan=1.0).unbind()
+            torch._foreach_mul_(gradients, [factors[i].to(g.dtype) for i, g in zip(present, gradients, strict=True)])
+        norms = torch.where(norms.isfinite(), norms, self.history)
+        self.history.copy_(torch.where(known, torch.lerp(norms, self.history, self.beta), norms))
+
+    def state(self) -> dict[str, Tensor]:
+        """The history by parameter name (by position where no names were given); 0 where there is none."""
+        return dict(zip(self.names, self.history.clone().unbind(), strict=True))
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take over a history, e.g. of the round before; a parameter that is not in it has none."""
+        if foreign := sorted(state.keys() - set(self.names)):
+            raise FedkeelError(f"The history has '{foreign[0]}', which is none of the parameters that are clipped.")
+        nothing = self.history.new_zeros(())
+        values = [state.get(name, nothing).to(self.history).reshape(()) for name in self.names]
+        self.history.copy_(torch.stack(values))

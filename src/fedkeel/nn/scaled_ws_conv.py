@@ -1,0 +1,140 @@
+"""Convolutions with scaled weight standardisation (Zhuang and Lyu, "FedWon", ICLR 2024, Eq. 3 and Listing 1).
+
+Where normalisation layers are gone, standardised weights keep activations in range, and do not depend on the batch.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.conv import _ConvNd
+
+from fedkeel.errors import FedkeelError, MethodError, nearest
+from fedkeel.nn.surgery import replace_modules
+
+EPS = 1e-4
+INITS = ("xavier", "keep")
+
+
+class _ScaledWS(_ConvNd):
+    """What the 1d, 2d and 3d convolutions share; used beside torch's own class."""
+
+    gain: nn.Parameter
+    plain: type[_ConvNd]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        nn.init.xavier_normal_(self.weight)
+        self.gain = nn.Parameter(self.weight.new_ones(self.out_channels, *[1] * (self.weight.ndim - 1)))
+
+    def standardised_weight(self) -> Tensor:
+        """gain (W - mean) rsqrt(max(var N, 1e-4)) with unbiased variance over the fan-in N of an output channel.
+
+        With a fan-in of one (a 1x1 convolution of single channels) there is no variance, and a weight minus its mean is
+        zero: such a weight is used as it is, times the gain.
+        """
+        fan_in = self.weight[0].numel()
+        if fan_in == 1:
+            return self.weight * self.gain
+        var, mean = torch.var_mean(self.weight, dim=list(range(1, self.weight.ndim)), correction=1, keepdim=True)
+        scale = torch.rsqrt((var * fan_in).clamp_min(EPS)) * self.gain
+        return (self.weight - mean) * scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self._conv_forward(x, self.standardised_weight(), self.bias)
+        return out
+
+    def fold(self) -> _ConvNd:
+        """A plain convolution with the same outputs, for inference and export."""
+        folded = self.plain(**_arguments(self))
+        with torch.no_grad():
+            folded.weight.copy_(self.standardised_weight())
+            if self.bias is not None and folded.bias is not None:
+                folded.bias.copy_(self.bias)
+        return folded.train(self.training)
+
+
+class ScaledWSConv1d(_ScaledWS, nn.Conv1d):
+    """`nn.Conv1d` with scaled weight standardisation."""
+
+    plain = nn.Conv1d
+
+
+class ScaledWSConv2d(_ScaledWS, nn.Conv2d):
+    """`nn.Conv2d` with scaled weight standardisation: FedWon Eq. 3 and Listing 1."""
+
+    plain = nn.Conv2d
+
+
+class ScaledWSConv3d(_ScaledWS, nn.Conv3d):
+    """`nn.Conv3d` with scaled weight standardisation."""
+
+    plain = nn.Conv3d
+
+
+def to_scaled_ws(model: nn.Module, skip: Collection[str] = (), init: str = "xavier") -> list[str]:
+    """Replace every convolution by its scaled weight-standardised kind, in place; returns the names of the layers.
+
+    `skip` names convolutions that stay plain (FedWon's AlexNet: "encoder.conv3"). `init`: "xavier" draws new weights as
+    Listing 1 does; "keep" keeps those of the model, e.g. pretrained ones. Transposed convolutions stay plain: their
+    weights are laid out by input channel.
+    """
+    if init not in INITS:
+        raise FedkeelError(f"to_scaled_ws has no init '{init}': {nearest(str(init), INITS)}")
+    kinds = {nn.Conv1d: ScaledWSConv1d, nn.Conv2d: ScaledWSConv2d, nn.Conv3d: ScaledWSConv3d}
+    convolutions = [name for name, module in model.named_modules() if isinstance(module, tuple(kinds))]
+    for name in skip:
+        if name not in convolutions:
+            raise FedkeelError(f"skip names '{name}', which is no convolution here: {nearest(name, convolutions)}")
+
+    def build(_: str, old: nn.Module) -> nn.Module:
+        assert isinstance(old, nn.Conv1d | nn.Conv2d | nn.Conv3d)
+        new = next(kind for plain, kind in kinds.items() if isinstance(old, plain))(**_arguments(old))
+        with torch.no_grad():
+            if init == "keep":
+                new.weight.copy_(old.weight)
+            if old.bias is not None and new.bias is not None:
+                new.bias.copy_(old.bias)
+        return new
+
+    def match(name: str, module: nn.Module) -> bool:
+        return isinstance(module, tuple(kinds)) and not isinstance(module, _ScaledWS) and name not in skip
+
+    names = replace_modules(model, match, build)
+    if not names and not any(isinstance(module, _ScaledWS) for module in model.modules()):
+        raise MethodError(f"{type(model).__name__} has no convolution to standardise: choose another model.")
+    return names
+
+
+def fold(model: nn.Module) -> nn.Module:
+    """A copy of the model with plain convolutions and the same outputs: nothing is left to standardise at inference."""
+    if isinstance(model, _ScaledWS):
+        return model.fold()
+    folded = copy.deepcopy(model)
+
+    def build(_: str, old: nn.Module) -> nn.Module:
+        assert isinstance(old, _ScaledWS)
+        return old.fold()
+
+    replace_modules(folded, lambda _, module: isinstance(module, _ScaledWS), build)
+    return folded
+
+
+def _arguments(convolution: _ConvNd) -> dict[str, Any]:
+    return {
+        "in_channels": convolution.in_channels,
+        "out_channels": convolution.out_channels,
+        "kernel_size": convolution.kernel_size,
+        "stride": convolution.stride,
+        "padding": convolution.padding,
+        "dilation": convolution.dilation,
+        "groups": convolution.groups,
+        "bias": convolution.bias is not None,
+        "padding_mode": convolution.padding_mode,
+        "device": convolution.weight.device,
+        "dtype": convolution.weight.dtype,
+    }

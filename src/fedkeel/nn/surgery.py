@@ -1,0 +1,223 @@
+"""Change what a model is made of, for good or for the length of a `with` block.
+
+For good: find batch norms, replace modules, put other normalisations in. That is done once, in place, before training,
+and the same on server and clients, so names and shapes agree everywhere.
+
+For a block: which statistics the batch norms normalise with. Each block takes a model, or what `batch_norms(model)`
+returned, which spares the search at every step. Nothing is copied and the device is not waited for: a block only
+changes which tensors the layers look at, so it can be captured in a CUDA graph, nested, and left by an exception. Batch
+norms without running statistics (`track_running_stats=False`) go on using those of the batch. Under `using_statistics`
+and `frozen_statistics`, gradients flow to the input and to the affine parameters; the statistics must not change
+between such a forward and its backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.conv import _ConvNd
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+from fedkeel.errors import FedkeelError, MethodError
+
+NORMALISATIONS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
+
+
+def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """Every batch norm of torch's kind (1d, 2d, 3d, Sync, Lazy, subclasses) by its name in `named_modules()`.
+
+    A module that is used in two places appears once. `HybridBatchNorm` is none of these.
+    """
+    return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+
+
+def replace_modules(
+    model: nn.Module, match: Callable[[str, nn.Module], bool], build: Callable[[str, nn.Module], nn.Module]
+) -> list[str]:
+    """Replace every submodule for which `match(name, module)` holds by `build(name, module)`, in place.
+
+    A module that is used in two places is built once and stays one object. What `build` returns is not searched
+    again. Returns the names of what was replaced.
+    """
+    if match("", model):
+        raise FedkeelError(f"The {type(model).__name__} itself is to be replaced: put it inside a module first.")
+    # The original is kept beside its replacement, so that no new module can get the id of one that is gone.
+    built: dict[int, tuple[nn.Module, nn.Module]] = {}
+    searched: set[int] = set()
+    names: list[str] = []
+
+    def search(parent: nn.Module, prefix: str) -> None:
+        searched.add(id(parent))
+        for child_name, child in parent._modules.items():
+            if child is None:
+                continue
+            name = prefix + child_name
+            if id(child) in built or match(name, child):
+                if id(child) not in built:
+                    built[id(child)] = (child, build(name, child).train(child.training))
+                parent._modules[child_name] = built[id(child)][1]
+                names.append(name)
+            elif id(child) not in searched:
+                search(child, name + ".")
+
+    search(model, "")
+    return names
+
+
+def group_count(channels: int, groups: int) -> int:
+    """How many groups a layer of `channels` gets when `groups` are asked for.
+
+    FedWon (appendix A.2) takes 32, 8 below 32 channels, and 24 for 144 channels; HBN takes 2 everywhere. Where the
+    number does not divide the channels, the largest divisor below it is taken.
+    """
+    if groups == 32:
+        groups = 24 if channels == 144 else 8 if channels < 32 else 32
+    return next(count for count in range(min(groups, channels), 0, -1) if channels % count == 0)
+
+
+def to_group_norm(model: nn.Module, groups: int | Callable[[str, int], int] = 32) -> list[str]:
+    """Replace every batch norm by a group norm with the same affine parameters; returns the names of the layers.
+
+    `groups` is HBN's 2, FedWon's 32 (see `group_count`), or a function of a layer's name and channels, for tables such
+    as FedWon's own for its AlexNet, where later layers have 64.
+    """
+    if isinstance(groups, int) and groups < 1:
+        raise FedkeelError(f"groups is {groups}: a group norm has at least 1.")
+
+    def build(name: str, norm: nn.Module) -> nn.Module:
+        assert isinstance(norm, _BatchNorm)
+        channels = norm.num_features
+        asked = groups(name, channels) if callable(groups) else groups
+        count = group_count(channels, asked)
+        if isinstance(norm, nn.BatchNorm1d) and count == channels > 1:
+            # On vectors (N, C), a group of one channel is one number, and normalised it is zero whatever it was.
+            count = group_count(channels, channels // 2)
+        weight = norm.weight if norm.affine else norm.running_mean
+        place: dict[str, Any] = {} if weight is None else {"device": weight.device, "dtype": weight.dtype}
+        new = nn.GroupNorm(count, channels, eps=norm.eps, affine=norm.affine, **place)
+        copy_affine(norm, new)
+        return with_tail(norm, new)
+
+    return _replace_batch_norms(model, build, "group norm")
+
+
+def to_layer_norm(model: nn.Module) -> list[str]:
+    """Replace every batch norm by layer norm as the papers have it: group norm with one group, GroupNorm(1, C)."""
+    return to_group_norm(model, groups=1)
+
+
+def remove_normalisation(model: nn.Module, *, add_bias: bool = True) -> list[str]:
+    """Remove every batch, group, layer and instance norm (FedWon); `HybridBatchNorm` stays, for `fedwon+hbn`.
+
+    A convolution that had no bias, because the shift of the normalisation after it made one pointless, gets a bias of
+    zeros: the convolutions of FedWon's Listing 1 have one, and the network would lose its shifts otherwise.
+    """
+    names = replace_modules(
+        model,
+        lambda _, module: isinstance(module, NORMALISATIONS),
+        lambda _, norm: with_tail(norm, nn.Identity()),
+    )
+    if names and add_bias:
+        for module in model.modules():
+            if isinstance(module, _ConvNd) and module.bias is None:
+                module.bias = nn.Parameter(module.weight.new_zeros(module.out_channels))
+    return names
+
+
+def copy_affine(old: nn.Module, new: nn.Module) -> None:
+    """Copy scale and shift where both have them, and whether they are trained."""
+    for name in ("weight", "bias"):
+        source, target = getattr(old, name, None), getattr(new, name, None)
+        if isinstance(source, nn.Parameter) and isinstance(target, nn.Parameter):
+            with torch.no_grad():
+                target.copy_(source)
+            target.requires_grad_(source.requires_grad)
+
+
+def with_tail(old: nn.Module, new: nn.Module) -> nn.Module:
+    """The new layer followed by the old one's own submodules: timm's norms carry their activation inside them."""
+    tail = [child for child in old.children() if not isinstance(child, nn.Identity)]
+    return nn.Sequential(new, *tail) if tail else new
+
+
+def _replace_batch_norms(model: nn.Module, build: Callable[[str, nn.Module], nn.Module], by: str) -> list[str]:
+    names = replace_modules(model, lambda _, module: isinstance(module, _BatchNorm), build)
+    if not names:
+        raise MethodError(f"{type(model).__name__} has no batch norm that {by} could replace: choose another model.")
+    return names
+
+
+@contextmanager
+def using_statistics(model: nn.Module | Mapping[str, nn.Module], statistics: Mapping[str, Tensor]) -> Iterator[None]:
+    """Inside, every batch norm normalises with the given means and variances, in training too (GReg Eq. 5).
+
+    `statistics` has the names of `state_dict()`, e.g. "encoder.bn1.running_mean"; a layer that is not in it uses its
+    own running ones. Running statistics are not updated.
+    """
+    norms = _norms(model)
+    chosen: list[tuple[_BatchNorm, str, Tensor]] = []
+    for name, norm in norms.items():
+        for buffer in ("running_mean", "running_var"):
+            given = statistics.get(f"{name}.{buffer}" if name else buffer)
+            if given is not None:
+                chosen.append((norm, buffer, given))
+    if statistics and norms and not chosen:
+        raise MethodError(
+            f"None of the given statistics belongs to a batch norm of this model (e.g. '{next(iter(statistics))}'): "
+            "give them under the names of its state_dict()."
+        )
+    with frozen_statistics(norms):
+        before = [(norm, buffer, norm._buffers[buffer], norm.training) for norm, buffer, _ in chosen]
+        try:
+            for norm, buffer, given in chosen:
+                norm._buffers[buffer] = given
+                norm.training = False
+            yield
+        finally:
+            for norm, buffer, own, training in reversed(before):
+                norm._buffers[buffer] = own
+                norm.training = training
+
+
+@contextmanager
+def frozen_statistics(model: nn.Module | Mapping[str, nn.Module]) -> Iterator[None]:
+    """Inside, batch norms use their running statistics and do not update them; all else trains (FedCoda, FixBN)."""
+    norms = [norm for norm in _norms(model).values() if norm.running_mean is not None]
+    before = [norm.training for norm in norms]
+    try:
+        for norm in norms:
+            norm.training = False
+        yield
+    finally:
+        for norm, training in zip(norms, before, strict=True):
+            norm.training = training
+
+
+@contextmanager
+def batch_statistics(model: nn.Module | Mapping[str, nn.Module]) -> Iterator[None]:
+    """Inside, batch norms use the statistics of the batch and do not update the running ones (GReg Table 1).
+
+    The rest of the model stays in the mode it is in, e.g. evaluation. As in training, a batch must have more than one
+    value per channel.
+    """
+    norms = list(_norms(model).values())
+    before = [(norm.training, norm.track_running_stats) for norm in norms]
+    try:
+        for norm in norms:
+            norm.training = True
+            norm.track_running_stats = False
+        yield
+    finally:
+        for norm, (training, tracks) in zip(norms, before, strict=True):
+            norm.training = training
+            norm.track_running_stats = tracks
+
+
+def _norms(model: nn.Module | Mapping[str, nn.Module]) -> dict[str, _BatchNorm]:
+    found = batch_norms(model) if isinstance(model, nn.Module) else model
+    return {name: norm for name, norm in found.items() if isinstance(norm, _BatchNorm)}

@@ -1,0 +1,80 @@
+"""Things that have a name a person can type: methods, models, data sets, partitions, executors."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from fedkeel.errors import FedkeelError, nearest, unknown
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class Entry(Generic[T]):
+    """A registered builder with the sentence that `fedkeel list` shows for it."""
+
+    name: str
+    build: Callable[..., T]
+    summary: str
+    paper: str
+
+    def options(self) -> dict[str, inspect.Parameter]:
+        """The options that `build` takes, by name."""
+        signature = inspect.signature(self.build)
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        return {name: p for name, p in signature.parameters.items() if p.kind in kinds}
+
+    def takes_any_option(self) -> bool:
+        parameters = inspect.signature(self.build).parameters.values()
+        return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+
+    def check_options(self, kind: str, options: dict[str, Any]) -> None:
+        """Refuse an option that `build` does not take, in one sentence."""
+        valid = self.options()
+        for name in options:
+            if name not in valid and not self.takes_any_option():
+                ending = nearest(name, valid) if valid else "it takes none."
+                raise FedkeelError(f"The {kind} '{self.name}' has no option '{name}': {ending}")
+
+
+class Registry(Generic[T]):
+    """A table of named builders. `kind` is the word used in messages, e.g. "method"."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry[T]] = {}
+
+    def register(self, name: str, *, summary: str = "", paper: str = "") -> Callable[[F], F]:
+        """Decorator: make `build` known under `name`. The summary defaults to the docstring's first line."""
+
+        def remember(build: F) -> F:
+            first_line = (inspect.getdoc(build) or "").partition("\n")[0]
+            cited = paper or getattr(build, "paper", "")
+            self._entries[name] = Entry(name, build, summary or first_line, cited)
+            return build
+
+        return remember
+
+    def entry(self, name: str) -> Entry[T]:
+        if name not in self._entries:
+            raise FedkeelError(unknown(self.kind, name, self._entries))
+        return self._entries[name]
+
+    def build(self, name: str, *args: Any, **options: Any) -> T:
+        """Build what is registered under `name`, after checking the options' names."""
+        entry = self.entry(name)
+        entry.check_options(self.kind, options)
+        return entry.build(*args, **options)
+
+    def names(self) -> list[str]:
+        return sorted(self._entries)
+
+    def __iter__(self) -> Iterator[Entry[T]]:
+        return iter(self._entries[name] for name in self.names())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries

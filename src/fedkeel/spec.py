@@ -1,0 +1,101 @@
+"""Names with options, as people type them: `fedprox(mu=0.1)+greg`, `dirichlet(alpha=0.3, clients=10)`.
+
+Methods, models, data sets, partitions and transforms are all given this way, on the command line, in
+`config.toml` and in Python.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedkeel.errors import FedkeelError
+
+_NAME = re.compile(r"[A-Za-z0-9_][\w./:-]*")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A registered name and the options to build it with."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        if not self.options:
+            return self.name
+        return f"{self.name}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"
+
+
+def parse(text: str) -> Spec:
+    """Parse one name with options. Values are Python literals, `true`/`false`, or plain words.
+
+    >>> parse("folder(root=./images, size=64)")
+    Spec(name='folder', options={'root': './images', 'size': 64})
+    """
+    text = text.strip()
+    name, bracket, rest = text.partition("(")
+    name = name.strip()
+    if not _NAME.fullmatch(name):
+        raise FedkeelError(f"'{text}' is not a name with options: write it like 'name' or 'name(option=value)'.")
+    if not bracket:
+        return Spec(name)
+    if not rest.endswith(")"):
+        raise FedkeelError(f"'{text}' lacks its closing bracket: write it like 'name(option=value)'.")
+    options: dict[str, Any] = {}
+    for item in split(rest[:-1], ","):
+        if not item.strip():
+            continue
+        key, equals, value = item.partition("=")
+        key = key.strip()
+        if not equals or not key.replace("-", "_").isidentifier():
+            raise FedkeelError(f"'{item.strip()}' in '{text}' is not an option: write it like 'option=value'.")
+        key = key.replace("-", "_")
+        if key in options:
+            raise FedkeelError(f"'{text}' gives the option '{key}' twice: keep one.")
+        options[key] = _value(value.strip())
+    return Spec(name, options)
+
+
+def parse_sum(text: str) -> list[Spec]:
+    """Parse a composition: names with options joined by `+`.
+
+    >>> [str(s) for s in parse_sum("fedprox(mu=0.1)+greg")]
+    ['fedprox(mu=0.1)', 'greg']
+    """
+    parts = split(text, "+")
+    if any(not part.strip() for part in parts):
+        raise FedkeelError(f"'{text}' has an empty part: write names joined by '+', like 'fedprox+greg'.")
+    return [parse(part) for part in parts]
+
+
+def split(text: str, separator: str) -> list[str]:
+    """Split at `separator` outside of brackets and quotes."""
+    parts, depth, quote, start = [], 0, "", 0
+    for position, character in enumerate(text):
+        if quote:
+            quote = "" if character == quote else quote
+        elif character in "\"'":
+            quote = character
+        elif character in "([{":
+            depth += 1
+        elif character in ")]}":
+            depth -= 1
+        elif character == separator and depth == 0:
+            parts.append(text[start:position])
+            start = position + 1
+    parts.append(text[start:])
+    return parts
+
+
+def _value(text: str) -> Any:
+    if text.lower() in {"true", "false"}:
+        return text.lower() == "true"
+    if text.lower() == "none":
+        return None
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,147 @@
+"""What a tensor of a model *is*, and arithmetic over named tensors that respects it.
+
+Averaging a `state_dict()` as if all of it were weights is the field's oldest mistake: integer counters turn
+into fractions, running variances get optimiser steps. Here every entry has a role, and its role decides what
+may happen to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+Tensors = dict[str, Tensor]
+
+
+class Role(str, Enum):
+    """What an entry of `state_dict()` is.
+
+    WEIGHT: learnable; travels; sample-weighted mean on the server.
+    STATISTIC: running mean or variance of a normalisation layer; travels; a method may replace its rule.
+    COUNTER: an integer such as `num_batches_tracked`; travels; maximum, never a mean.
+    LOCAL: what the method keeps on the client; never travels.
+    """
+
+    WEIGHT = "weight"
+    STATISTIC = "statistic"
+    COUNTER = "counter"
+    LOCAL = "local"
+
+
+class KeepsLocal(Protocol):
+    """The part of a method that decides what stays on the client."""
+
+    def is_local(self, name: str) -> bool: ...
+
+
+def roles(model: nn.Module, method: KeepsLocal | None = None) -> dict[str, Role]:
+    """The role of every entry of `model.state_dict()`, in its order."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    result: dict[str, Role] = {}
+    for name, tensor in model.state_dict().items():
+        if method is not None and method.is_local(name):
+            result[name] = Role.LOCAL
+        elif name in parameters:
+            result[name] = Role.WEIGHT
+        elif tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+            result[name] = Role.STATISTIC
+        else:
+            result[name] = Role.COUNTER
+    return result
+
+
+def is_variance(name: str) -> bool:
+    """Whether a statistic of this name must never be negative."""
+    return name.rpartition(".")[2].endswith("var")
+
+
+class Layout:
+    """The roles of one model, with the names of each kind ready at hand."""
+
+    def __init__(self, role_of: Mapping[str, Role]) -> None:
+        self.role_of = dict(role_of)
+        self.weights = [name for name, role in role_of.items() if role is Role.WEIGHT]
+        self.statistics = [name for name, role in role_of.items() if role in (Role.STATISTIC, Role.COUNTER)]
+        self.local = [name for name, role in role_of.items() if role is Role.LOCAL]
+
+    def extract(self, model: nn.Module, names: Iterable[str]) -> Tensors:
+        """Copies of the named entries, detached, on the model's device."""
+        state = model.state_dict()
+        return {name: state[name].detach().clone() for name in names}
+
+
+@torch.no_grad()
+def load(model: nn.Module, *groups: Mapping[str, Tensor]) -> None:
+    """Copy named tensors into the model in place, so that optimisers and captured graphs keep their pointers."""
+    state = model.state_dict(keep_vars=True)
+    for group in groups:
+        for name, tensor in group.items():
+            state[name].copy_(tensor, non_blocking=True)
+
+
+def to_device(tensors: Mapping[str, Tensor], device: torch.device | str) -> Tensors:
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+
+
+def clone(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
+    """Weighted mean of every floating entry, maximum of every integer one.
+
+    Computed as x_0 + sum_i w_i (x_i - x_0), so that the mean of identical states is that state, bit for bit.
+    """
+    if not states:
+        raise ValueError("The mean of no states is not defined: give at least one.")
+    total = float(sum(weights))
+    shares = [weight / total for weight in weights]
+    first = states[0]
+    result: Tensors = {}
+    for name, start in first.items():
+        if not start.dtype.is_floating_point:
+            largest = start.clone()
+            for state in states[1:]:
+                largest = torch.maximum(largest, state[name])
+            result[name] = largest
+            continue
+        # Half precision would lose the small differences between clients.
+        dtype = torch.float32 if start.dtype in (torch.float16, torch.bfloat16) else start.dtype
+        origin = start.to(dtype)
+        accumulated = origin.clone()
+        for share, state in zip(shares[1:], states[1:], strict=True):
+            accumulated.add_(state[name].to(dtype) - origin, alpha=share)
+        result[name] = accumulated.to(start.dtype)
+    return result
+
+
+def lerp(old: Mapping[str, Tensor], new: Mapping[str, Tensor], momentum: float) -> Tensors:
+    """(1 - momentum) old + momentum new; integer entries take the new value."""
+    return {
+        name: torch.lerp(old[name].to(tensor.dtype), tensor, momentum) if tensor.dtype.is_floating_point else tensor
+        for name, tensor in new.items()
+    }
+
+
+def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensors:
+    """left - right, entry by entry."""
+    return {name: tensor - right[name] for name, tensor in left.items()}
+
+
+def add(left: Mapping[str, Tensor], right: Mapping[str, Tensor], scale: float = 1.0) -> Tensors:
+    """left + scale * right, entry by entry."""
+    return {name: tensor + scale * right[name] for name, tensor in left.items()}
+
+
+def keep_variances_positive(statistics: Tensors) -> Tensors:
+    """Clamp every variance at zero: no server rule may leave one negative."""
+    return {name: t.clamp(min=0) if is_variance(name) else t for name, t in statistics.items()}
+
+
+def nbytes(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes that these tensors take on the wire."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

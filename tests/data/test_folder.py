@@ -1,0 +1,239 @@
+"""Trees of images, on small ones made up here; the real ones where FEDKEEL_DATA has them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedkeel.data import load, load_spec
+from fedkeel.data.cache import cache_folder
+from fedkeel.errors import DataError
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+def colour_of(domain: int, label: int, number: int) -> tuple[int, int, int]:
+    return 40 * domain, 50 * label, number
+
+
+def make_tree(root: Path, images: int = 8, domains: tuple[str, ...] = ("art", "photo"), suffix: str = "png") -> Path:
+    for d, domain in enumerate(domains):
+        for c, label in enumerate(("cat", "dog")):
+            folder = root / domain / label
+            folder.mkdir(parents=True)
+            for n in range(images):
+                Image.new("RGB", (6, 4), colour_of(d, c, n)).save(folder / f"{n:03d}.{suffix}")
+    return root
+
+
+def test_a_tree_is_read_with_its_domains_classes_and_pixels(tmp_path: Path) -> None:
+    federation = load("folder", root=make_tree(tmp_path), size=5)
+    assert federation.images.shape == (32, 3, 5, 5)
+    assert federation.classes == ("cat", "dog")
+    assert federation.domains == ["art", "photo"]
+    for d, client in enumerate(federation.clients):
+        assert [len(part) for part in (client.train, client.validation, client.test)] == [10, 2, 4]
+        for index in torch.cat([client.train, client.validation, client.test]).tolist():
+            red, green, _ = federation.images[index, :, 2, 2].tolist()
+            assert (red, green) == colour_of(d, int(federation.labels[index]), 0)[:2]
+
+
+def test_the_split_depends_on_its_own_seed_only(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    first, run, split = (
+        load("folder", root=root, **options)["art"].test for options in ({}, {"seed": 9}, {"split_seed": 9})
+    )
+    assert first.equal(run)
+    assert not first.equal(split)
+
+
+def test_the_text_form_reads_the_same(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    assert load_spec(f"folder(root={root}, size=8)").images.equal(load_spec("folder(size=8)", root=root).images)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "JPEG", "bmp", "webp"])
+def test_every_image_format_is_read(tmp_path: Path, suffix: str) -> None:
+    assert len(load("folder", root=make_tree(tmp_path, suffix=suffix)).images) == 32
+
+
+def test_grey_palette_and_sixteen_bit_images_become_rgb(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, domains=("art",))
+    Image.new("L", (4, 4), 77).save(root / "art" / "cat" / "900.png")
+    Image.new("RGBA", (4, 4), (1, 2, 3, 255)).save(root / "art" / "cat" / "901.png")
+    Image.fromarray(np.full((4, 4), 0x8000, np.uint16)).save(root / "art" / "cat" / "902.png")
+    images = load("folder", root=root, size=4).images
+    assert images[8:11, :, 0, 0].tolist() == [[77, 77, 77], [1, 2, 3], [128, 128, 128]]
+
+
+def test_hidden_folders_and_files_are_not_data(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    (root / ".git" / "objects").mkdir(parents=True)
+    (root / "art" / ".thumbs").mkdir()
+    (root / "art" / "cat" / "._000.png").write_bytes(b"x")
+    (root / "art" / "cat" / "notes.txt").write_text("x")
+    assert len(load("folder", root=root).images) == 32
+
+
+def test_a_class_that_a_site_lacks_can_be_declared(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    federation = load_spec(f"folder(root={root}, classes=[bird, cat, dog])")
+    assert federation.classes == ("bird", "cat", "dog")
+    assert sorted(set(federation.labels.tolist())) == [1, 2]
+    with pytest.raises(DataError, match="class folder 'dog' of 'folder' is not in classes"):
+        load("folder", root=root, classes=["cat", "bird"])
+
+
+def test_lists_decide_the_split(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, domains=("art",))
+    (root / "splits").mkdir()
+    (root / "splits" / "art_train.txt").write_text("art/dog/003.png 1\nart/cat/000.png 0\n\nart/cat/007.png\n")
+    (root / "splits" / "art_test.txt").write_text("art/dog/001.png\n")
+    client = load("folder", root=root, validation=0)["art"]
+    assert client.train.tolist() == [0, 7, 11]
+    assert client.test.tolist() == [9]
+    assert len(client.validation) == 0
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ("art/cat/999.png 0", "art/cat/001.png", "Line 1 of .*art_train.txt', 'art/cat/999.png 0', is no image"),
+        ("art/cat/001.png", "art/cat/001.png", "is already in the train list"),
+        ("art/cat/001.png", None, "art_test.txt' is missing"),
+    ],
+)
+def test_lists_that_contradict_the_tree_are_refused(tmp_path: Path, train: str, test: str | None, message: str) -> None:
+    root = make_tree(tmp_path, domains=("art",))
+    (root / "splits").mkdir()
+    (root / "splits" / "art_train.txt").write_text(train)
+    if test is not None:
+        (root / "splits" / "art_test.txt").write_text(test)
+    with pytest.raises(DataError, match=message):
+        load("folder", root=root)
+
+
+def test_a_broken_image_is_named_counted_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path, images=50)
+    (root / "art" / "cat" / "004.png").write_bytes(b"not an image")
+    for _ in range(2):  # decoded, then cached
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "fedkeel"):
+            federation = load("folder", root=root, size=4)
+        assert "art/cat/004.png' of 'folder' cannot be decoded" in caplog.text
+        assert "1 of the 200 images of 'folder' are left out" in caplog.text
+        held = torch.cat([p for c in federation.clients for p in (c.train, c.validation, c.test)]).sort().values
+        assert held.equal(torch.arange(199))
+        # What follows the gap still has its own label and pixels.
+        assert federation.images[4, :, 0, 0].tolist() == list(colour_of(0, 0, 5))
+
+
+def test_more_than_a_hundredth_of_broken_images_is_refused(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, images=50)
+    for n in range(3):
+        (root / "art" / "cat" / f"{n:03d}.png").write_bytes(b"not an image")
+    with pytest.raises(DataError, match="3 of the 200 images of 'folder' cannot be decoded, more than 1 %"):
+        load("folder", root=root)
+
+
+def test_decoded_images_are_kept_and_a_changed_file_is_decoded_again(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    first = load("folder", root=root).images
+    assert len(list(cache_folder().glob("*.npz"))) == 1
+    assert load("folder", root=root).images.equal(first)
+    changed = root / "art" / "cat" / "000.png"
+    Image.new("RGB", (6, 4), (255, 255, 255)).save(changed)
+    os.utime(changed, ns=(1, 1))
+    assert load("folder", root=root).images[0, 0, 0, 0] == 255
+
+
+def test_a_broken_or_unwritable_cache_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_tree(tmp_path / "images")
+    first = load("folder", root=root).images
+    for file in cache_folder().glob("*.npz"):
+        file.write_bytes(file.read_bytes()[:100])
+    assert load("folder", root=root).images.equal(first)
+    # A file where the folder should be can be written to by nobody, not even by root.
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "file"))
+    assert load("folder", root=root).images.equal(first)
+
+
+def test_a_tree_without_domains_is_told_the_layout(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    with pytest.raises(DataError, match=r"has images right in it, but the layout must be root/<domain>/<class>"):
+        load("folder", root=root / "art")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"The domain '.*empty' of 'folder' has no images"):
+        load("folder", root=root)
+    with pytest.raises(DataError, match="There are no images in"):
+        load("folder", root=tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 0}, "size in folder is 0"),
+        ({"test": 1.0}, "test is 1.0"),
+        ({"test": 0.5, "validation": 0.5}, "leave nothing to train on"),
+        ({"root": "/nowhere/at/all"}, "does not exist"),
+        ({"root": None}, "give root=PATH"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load("folder", **{"root": make_tree(tmp_path), **options})  # type: ignore[arg-type]
+
+
+def test_presets_find_their_root_and_check_its_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDKEEL_DATA", raising=False)
+    with pytest.raises(DataError, match="set FEDKEEL_DATA"):
+        load("pacs")
+    monkeypatch.setenv("FEDKEEL_DATA", str(tmp_path))
+    with pytest.raises(DataError, match="there is no 'pacs' or 'PACS' in it"):
+        load("pacs")
+    make_tree(tmp_path / "pacs", domains=("art_painting", "cartoon", "photo", "sketch"))
+    assert load("pacs", size=8, unseen="sketch").domains == ["art_painting", "cartoon", "photo", "sketch"]
+    with pytest.raises(DataError, match="has the domains art_painting, cartoon, photo, sketch, but office-caltech-10"):
+        load("office-caltech-10", root=tmp_path / "pacs")
+
+
+def test_fedbn_takes_the_start_and_the_end_of_its_lists(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, images=10, domains=("amazon", "caltech", "dslr", "webcam"))
+    with pytest.raises(DataError, match="needs FedBN's lists"):
+        load("office-caltech-10", root=root, size=4, subset="fedbn")
+    (root / "splits").mkdir()
+    for domain, listed in (("amazon", 15), ("caltech", 12), ("dslr", 10), ("webcam", 18)):
+        names = [f"{domain}/{label}/{n:03d}.png" for n in range(10) for label in ("dog", "cat")]
+        (root / "splits" / f"{domain}_train.txt").write_text("\n".join(names[:listed]))
+        (root / "splits" / f"{domain}_test.txt").write_text("\n".join(names[listed:]))
+    amazon = load("office-caltech-10", root=root, size=4, subset="fedbn")["amazon"]
+    # The smallest list has 10 images: the first 5, and the last 4 of 15; cats are stored before dogs.
+    assert amazon.train.tolist() == [0, 1, 10, 11, 12]
+    assert sorted(amazon.validation.tolist()) == [5, 6, 16, 17]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "folder", "tests"),
+    [
+        ("office-caltech-10", "office_caltech_10", {"amazon": 192, "caltech": 225, "dslr": 32, "webcam": 59}),
+        ("pacs", "pacs", None),
+    ],
+)
+def test_the_real_trees_have_the_published_numbers(name: str, folder: str, tests: dict[str, int] | None) -> None:
+    if not Path(os.environ.get("FEDKEEL_DATA", "/nowhere"), folder).is_dir():
+        pytest.skip(f"FEDKEEL_DATA has no {folder}")
+    federation = load(name, size=8)
+    assert len(federation.images) == {"pacs": 9991, "office-caltech-10": 2533}[name]
+    if tests is not None:
+        assert {client.name: len(client.test) for client in federation.clients} == tests

@@ -1,0 +1,141 @@
+"""npz packs and parquet files, made up here."""
+
+from __future__ import annotations
+
+import io
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedkeel.data import load
+from fedkeel.errors import DataError
+
+
+def images(n: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(n).integers(0, 256, (n, *shape), dtype=np.uint8)
+
+
+def save(path: Path, **arrays: object) -> Path:
+    np.savez(path, **{key: np.asarray(value) for key, value in arrays.items()})
+    return path
+
+
+def test_a_pack_is_read_with_its_test_arrays(tmp_path: Path) -> None:
+    x, x_test, y = images(20, 8, 6, 3), images(4, 8, 6, 3), np.arange(20) % 2
+    file = save(
+        tmp_path / "pack.npz", x_a=x, y_a=y, x_a_test=x_test, y_a_test=[0, 1, 0, 1], x_b=x[:10], y_b=y[:10],
+        classes=["cat", "dog"],
+    )  # fmt: skip
+    federation = load("npz", root=file)
+    assert federation.classes == ("cat", "dog")
+    assert federation.domains == ["a", "b"]
+    assert federation.image_shape == (3, 8, 6)
+    a, b = federation.clients
+    assert federation.images[a.test].permute(0, 2, 3, 1).equal(torch.from_numpy(x_test))
+    assert (a.samples + len(a.validation), len(a.test)) == (20, 4)
+    assert a.samples == 16
+    assert (b.samples, len(b.validation), len(b.test)) == (6, 2, 2)
+    assert federation.labels[a.test].tolist() == [0, 1, 0, 1]
+
+
+def test_grey_images_keep_one_channel(tmp_path: Path) -> None:
+    federation = load("npz", root=save(tmp_path / "p.npz", x_a=images(8, 5, 5), y_a=np.arange(8) % 2))
+    assert federation.image_shape == (1, 5, 5)
+    assert federation.classes == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        (
+            {"x_a": images(4, 8, 8, 3), "y_a": [0] * 4, "x_b": images(4, 8, 8), "y_b": [0] * 4},
+            "x_a has images of 8 x 8 pixels with 3 channels and x_b of 8 x 8 with 1",
+        ),
+        (
+            {"x_a": images(4, 8, 8), "y_a": [0] * 4, "x_a_test": images(4, 6, 6), "y_a_test": [0] * 4},
+            "x_a has images of 8 x 8 pixels with 1 channels and x_a_test of 6 x 6",
+        ),
+        ({"x_a": images(4, 8, 8)}, "has x_a but no y_a"),
+        ({"x_a": images(4, 8, 8), "y_a": [0, 1]}, "y_a has dtype int64 and shape .2,. for 4 images"),
+        ({"x_a": images(4, 8, 8), "y_a": [0, 1, 2, -1]}, "store one whole number from 0"),
+        ({"x_a": images(4, 8, 8) / 255, "y_a": [0] * 4}, "x_a has dtype float64"),
+        ({"y_a": [0] * 4}, "no array named x_<domain>"),
+        ({"x_a": images(4, 8, 8), "y_a": [0, 1, 2, 3], "classes": ["one"]}, "names 1 classes, but has the label 3"),
+    ],
+)
+def test_a_pack_that_contradicts_itself_is_refused(tmp_path: Path, arrays: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load("npz", root=save(tmp_path / "p.npz", **arrays))
+
+
+def test_pickled_arrays_are_never_loaded(tmp_path: Path) -> None:
+    file = tmp_path / "p.npz"
+    np.savez(file, x_a=np.array([{"a": 1}], dtype=object), y_a=np.zeros(1, np.int64))
+    with pytest.raises(DataError, match=r"cannot be read as an \.npz pack of plain arrays"):
+        load("npz", root=file)
+    (tmp_path / "text.npz").write_text("hello")
+    with pytest.raises(DataError, match=r"cannot be read as an \.npz pack"):
+        load("npz", root=tmp_path / "text.npz")
+
+
+def write_parquet(file: Path, column: str, count: int, size: int, mode: str = "RGB") -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = []
+    for n in range(count):
+        content = io.BytesIO()
+        Image.new(mode, (size, size), (n, 0, 255) if mode == "RGB" else n).save(content, "PNG")
+        rows.append({"bytes": content.getvalue(), "path": None})
+    file.parent.mkdir(parents=True, exist_ok=True)
+    table = pyarrow.table({column: rows, "label": [n % 10 for n in range(count)]})
+    parquet.write_table(table, file)
+
+
+def test_cifar10_is_one_domain_with_its_official_test_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FEDKEEL_DATA", str(tmp_path))
+    write_parquet(tmp_path / "cifar10" / "train.parquet", "img", 40, 32)
+    write_parquet(tmp_path / "cifar10" / "test.parquet", "img", 10, 32)
+    for _ in range(2):  # decoded, then cached
+        federation = load("cifar10", partition="even(clients=2)")
+        assert [client.name for client in federation.clients] == ["cifar10-0", "cifar10-1"]
+        assert federation.clients[0].test.tolist() == list(range(40, 50))
+        assert federation.images[:, :, 0, 0].tolist() == [[n, 0, 255] for n in [*range(40), *range(10)]]
+        assert federation.classes[federation.labels[3]] == "cat"
+    assert federation.train_transform.draws == 3
+    assert len(load("cifar10", validation=0.25).clients[0].validation) == 10
+
+
+def test_digits_five_makes_every_domain_rgb_of_one_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "cache"))
+    for domain, size, mode in (("mnist", 28, "L"), ("usps", 16, "L"), ("svhn", 32, "RGB")):
+        write_parquet(tmp_path / "five" / domain / "train.parquet", "image", 20, size, mode)
+        write_parquet(tmp_path / "five" / domain / "test.parquet", "image", 10, size, mode)
+    federation = load("digits-five", root=tmp_path / "five")
+    assert federation.domains == ["mnist", "svhn", "usps"]
+    assert federation.image_shape == (3, 28, 28)
+    assert [(c.samples, len(c.test)) for c in federation.clients] == [(20, 10)] * 3
+    (tmp_path / "five" / "usps" / "test.parquet").unlink()
+    with pytest.raises(DataError, match=r"test\.parquet' is missing"):
+        load("digits-five", root=tmp_path / "five")
+
+
+def test_a_parquet_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "train.parquet", "picture", 4, 8)
+    with pytest.raises(DataError, match="has the columns picture, label"):
+        load("cifar10", root=tmp_path)
+    (tmp_path / "train.parquet").write_text("hello")
+    with pytest.raises(DataError, match="cannot be read as parquet"):
+        load("cifar10", root=tmp_path)
+
+
+@pytest.mark.slow
+def test_the_real_cifar10_has_the_published_numbers() -> None:
+    if not Path(os.environ.get("FEDKEEL_DATA", "/nowhere"), "cifar10").is_dir():
+        pytest.skip("FEDKEEL_DATA has no cifar10")
+    client = load("cifar10").clients[0]
+    assert (client.samples, len(client.test)) == (50000, 10000)

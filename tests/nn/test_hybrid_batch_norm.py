@@ -1,0 +1,196 @@
+"""HBN against the paper's equations, computed independently in NumPy with float64."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedkeel import models
+from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.nn import (
+    HybridBatchNorm,
+    HybridBatchNorm1d,
+    HybridBatchNorm2d,
+    HybridBatchNorm3d,
+    batch_norms,
+    hybrid_norms,
+    to_hybrid,
+)
+
+SHAPES = {HybridBatchNorm1d: (5, 3), HybridBatchNorm2d: (4, 3, 2, 5), HybridBatchNorm3d: (2, 3, 2, 2, 3)}
+
+
+def layer(kind: type[HybridBatchNorm], **options: Any) -> HybridBatchNorm:
+    made = kind(3, dtype=torch.float64, **options)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(3, generator=generator, dtype=torch.float64))
+        made.running_mean.copy_(torch.randn(3, generator=generator, dtype=torch.float64))
+        made.running_var.copy_(torch.rand(3, generator=generator, dtype=torch.float64) + 0.5)
+    return made
+
+
+def by_hand(hbn: HybridBatchNorm, x: np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Eqs. 1, 9 and 10, one channel after another."""
+    y = np.empty_like(x)
+    for c in range(x.shape[1]):
+        values = x[:, c]
+        mean_b = values.sum() / values.size
+        var_b = ((values - mean_b) ** 2).sum() / values.size
+        mean = (1 - share[c]) * mean_b + share[c] * hbn.running_mean[c].item()
+        var = (1 - share[c]) * var_b + share[c] * hbn.running_var[c].item()
+        weight = 1.0 if hbn.weight is None else hbn.weight[c].item()
+        bias = 0.0 if hbn.bias is None else hbn.bias[c].item()
+        y[:, c] = weight * (values - mean) / np.sqrt(var + hbn.eps) + bias
+    return y
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("kind", list(SHAPES))
+def test_forward_follows_the_equations(kind: type[HybridBatchNorm], affine: bool) -> None:
+    hbn = layer(kind, affine=affine)
+    x = np.random.default_rng(0).normal(2, 3, SHAPES[kind])
+    e = np.exp(-hbn.alpha.detach().numpy())
+    np.testing.assert_allclose(hbn(torch.from_numpy(x)).detach().numpy(), by_hand(hbn, x, 1 / (1 + e)), rtol=1e-10)
+    hbn.eval()
+    np.testing.assert_allclose(hbn(torch.from_numpy(x)).detach().numpy(), by_hand(hbn, x, np.ones(3)), rtol=1e-10)
+
+
+@pytest.mark.parametrize(("mix", "share"), [("fixed", 0.5), ("global", 1.0), ("batch", 0.0)])
+def test_the_ablations_of_table_6(mix: str, share: float) -> None:
+    hbn = layer(HybridBatchNorm2d, mix=mix)
+    x = np.random.default_rng(1).normal(size=(4, 3, 2, 2))
+    np.testing.assert_allclose(
+        hbn(torch.from_numpy(x)).detach().numpy(), by_hand(hbn, x, np.full(3, share)), rtol=1e-10
+    )
+    assert not hbn.alpha.requires_grad
+
+
+@pytest.mark.parametrize("mix", ["learned", "fixed", "global", "batch"])
+@pytest.mark.parametrize("affine", [True, False])
+def test_gradients_agree_with_finite_differences(affine: bool, mix: str) -> None:
+    hbn = layer(HybridBatchNorm1d, affine=affine, mix=mix)
+    x = torch.randn(4, 3, 2, dtype=torch.float64, requires_grad=True)
+    trained = [p for p in hbn.parameters() if p.requires_grad]
+    assert torch.autograd.gradcheck(lambda x, *_: hbn(x), (x, *trained))
+
+
+def test_it_starts_as_an_even_mixture_and_is_no_batch_norm() -> None:
+    hbn = HybridBatchNorm2d(4)
+    assert torch.equal(hbn.share(), torch.full((4,), 0.5))
+    assert torch.equal(hbn.running_mean, torch.zeros(4))
+    assert torch.equal(hbn.running_var, torch.ones(4))
+    assert set(hbn.state_dict()) == {"weight", "bias", "alpha", "running_mean", "running_var"}
+    assert batch_norms(nn.Sequential(hbn)) == {}
+
+
+def test_training_leaves_the_global_statistics_alone() -> None:
+    hbn = HybridBatchNorm2d(4)
+    hbn(torch.randn(8, 4, 3, 3) + 5).sum().backward()
+    assert torch.equal(hbn.running_mean, torch.zeros(4))
+    assert hbn.alpha.grad is not None
+
+
+def test_single_samples_and_half_precision_work() -> None:
+    hbn = HybridBatchNorm1d(4)
+    assert hbn(torch.randn(1, 4)).isfinite().all()
+    x = torch.randn(16, 4, 9) * 3 + 20
+    narrow = x.bfloat16().requires_grad_()
+    y = hbn(narrow)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y.float(), hbn(narrow.float()), atol=0.05, rtol=0.01)
+    y.sum().backward()
+    assert narrow.grad is not None
+    assert narrow.grad.dtype == torch.bfloat16
+
+
+def test_an_activation_in_place_may_follow() -> None:
+    hbn = layer(HybridBatchNorm2d)
+    x = torch.randn(4, 3, 2, 2, dtype=torch.float64, requires_grad=True)
+    (expected,) = torch.autograd.grad(hbn(x).relu().square().sum(), x)
+    (gradient,) = torch.autograd.grad(hbn(x).relu_().square().sum(), x)
+    torch.testing.assert_close(gradient, expected)
+
+
+@settings(max_examples=20, deadline=None)
+@given(sizes=st.lists(st.integers(1, 7), min_size=1, max_size=5), offset=st.floats(-50, 50))
+def test_recorded_batches_pool_to_the_moments_of_the_whole(sizes: list[int], offset: float) -> None:
+    hbn = layer(HybridBatchNorm2d)
+    x = np.random.default_rng(sum(sizes)).normal(offset, 2, (sum(sizes), 3, 2, 2))
+    hbn.start_recording("batch")
+    with torch.no_grad():
+        for part in torch.from_numpy(x).split(sizes):
+            hbn(part)
+    mean, var, count = hbn.recorded()
+    assert int(count) == sum(sizes)
+    np.testing.assert_allclose(mean, x.mean((0, 2, 3)), atol=1e-10)
+    np.testing.assert_allclose(var, x.var((0, 2, 3)), atol=1e-8)
+
+
+def test_the_recorded_mixture_pools_the_moments_it_normalised_with() -> None:
+    hbn = layer(HybridBatchNorm1d)
+    share = 1 / (1 + np.exp(-hbn.alpha.detach().numpy()))
+    batches = [np.random.default_rng(i).normal(i, 1 + i, (n, 3)) for i, n in enumerate((2, 5, 3))]
+    means = np.stack([(1 - share) * b.mean(0) + share * hbn.running_mean.numpy() for b in batches])
+    variances = np.stack([(1 - share) * b.var(0) + share * hbn.running_var.numpy() for b in batches])
+    counts = np.array([[2], [5], [3]])
+    pooled_mean = (counts * means).sum(0) / 10
+    pooled_var = (counts * (variances + (means - pooled_mean) ** 2)).sum(0) / 10
+    hbn.start_recording()
+    for batch in batches:
+        hbn(torch.from_numpy(batch))
+    hbn.stop_recording()
+    hbn(torch.from_numpy(batches[0]) + 100)
+    hbn.eval()(torch.from_numpy(batches[0]))
+    mean, var, count = hbn.recorded()
+    np.testing.assert_allclose(mean, pooled_mean, rtol=1e-10)
+    np.testing.assert_allclose(var, pooled_var, rtol=1e-10)
+    assert int(count) == 10
+    assert set(hbn.state_dict()) == {"weight", "bias", "alpha", "running_mean", "running_var"}
+    hbn.start_recording()
+    assert int(hbn.recorded()[2]) == 0
+
+
+def test_to_hybrid_keeps_what_the_model_does_in_evaluation() -> None:
+    model = models.build("small_cnn", num_classes=3, projector=8)
+    model(torch.randn(8, 3, 32, 32))
+    model.eval()
+    before, names = copy.deepcopy(model), list(batch_norms(model))
+    assert to_hybrid(model) == names
+    assert list(hybrid_norms(model)) == names
+    assert not batch_norms(model)
+    assert isinstance(model.encoder.projector[1], HybridBatchNorm1d)
+    x = torch.randn(4, 3, 32, 32)
+    torch.testing.assert_close(model(x).logits, before(x).logits)
+    kept = {name for name in before.state_dict() if not name.endswith("num_batches_tracked")}
+    assert set(model.state_dict()) == kept | {f"{name}.alpha" for name in names}
+
+
+def test_to_hybrid_of_unusual_batch_norms() -> None:
+    model = nn.Sequential(nn.BatchNorm3d(2, affine=False, eps=1e-3), nn.BatchNorm2d(2, track_running_stats=False))
+    to_hybrid(model, mix="fixed")
+    assert isinstance(model[0], HybridBatchNorm3d)
+    assert model[0].weight is None
+    assert model[0].eps == 1e-3
+    assert {m.mix for m in hybrid_norms(model).values()} == {"fixed"}
+
+
+def test_mistakes_are_refused() -> None:
+    with pytest.raises(FedkeelError, match="no mix 'learn'"):
+        HybridBatchNorm2d(2, mix="learn")
+    with pytest.raises(FedkeelError, match="does not record"):
+        HybridBatchNorm2d(2).start_recording("mixtures")
+    with pytest.raises(MethodError, match="recorded nothing"):
+        HybridBatchNorm2d(2).recorded()
+    with pytest.raises(MethodError, match="no batch norm that HBN"):
+        to_hybrid(nn.Sequential(nn.Linear(2, 2)))
+    with pytest.raises(ValueError, match="4D"):
+        HybridBatchNorm2d(2)(torch.randn(2, 2))

@@ -1,0 +1,130 @@
+"""Scaled weight standardisation against FedWon's Eq. 3 and Listing 1, computed independently in NumPy."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fedkeel import models
+from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.nn import ScaledWSConv1d, ScaledWSConv2d, ScaledWSConv3d, fold, remove_normalisation, to_scaled_ws
+
+
+def by_hand(convolution: Any) -> np.ndarray:
+    weight = convolution.weight.detach().double().numpy()
+    standardised = np.empty_like(weight)
+    for i, row in enumerate(weight):
+        n = row.size
+        mean = sum(row.flat) / n
+        var = sum((w - mean) ** 2 for w in row.flat) / (n - 1)
+        standardised[i] = (row - mean) / math.sqrt(max(var * n, 1e-4)) * convolution.gain[i].item()
+    return standardised
+
+
+@pytest.mark.parametrize(
+    "convolution",
+    [
+        ScaledWSConv2d(3, 8, 3, padding=1),
+        ScaledWSConv2d(6, 6, 3, groups=6, bias=False),
+        ScaledWSConv2d(4, 6, (1, 5), stride=2, groups=2, padding=2, padding_mode="reflect"),
+        ScaledWSConv1d(3, 4, 5, dilation=2),
+        ScaledWSConv3d(2, 3, 2),
+    ],
+    ids=lambda c: str(c),
+)
+def test_weights_are_standardised_as_in_listing_1(convolution: Any) -> None:
+    nn.init.normal_(convolution.gain)
+    np.testing.assert_allclose(convolution.standardised_weight().detach(), by_hand(convolution), rtol=1e-4, atol=1e-6)
+    x = torch.randn(2, convolution.in_channels, *[9] * (convolution.weight.ndim - 2))
+    torch.testing.assert_close(convolution.fold()(x), convolution(x))
+    assert type(convolution.fold()) is convolution.plain
+
+
+def test_outputs_are_those_of_a_convolution_with_these_weights() -> None:
+    convolution = ScaledWSConv2d(3, 4, 3)
+    x = torch.randn(1, 3, 5, 5)
+    w, y = by_hand(convolution), convolution(x).detach().numpy()
+    for o in range(4):
+        expected = (w[o] * x[0, :, 1:4, 2:5].numpy()).sum() + convolution.bias[o].item()
+        assert y[0, o, 1, 2] == pytest.approx(expected, abs=1e-4)
+
+
+def test_almost_equal_weights_are_held_back_by_the_floor() -> None:
+    convolution = ScaledWSConv2d(2, 2, 3)
+    with torch.no_grad():
+        convolution.weight.fill_(0.7).add_(1e-5 * torch.randn_like(convolution.weight))
+    assert convolution.standardised_weight().abs().max() < 0.01
+    convolution(torch.randn(1, 2, 4, 4)).sum().backward()
+    assert convolution.weight.grad.isfinite().all()
+
+
+def test_a_fan_in_of_one_is_used_as_it_is() -> None:
+    convolution = ScaledWSConv2d(4, 4, 1, groups=4)
+    nn.init.constant_(convolution.gain, 3.0)
+    torch.testing.assert_close(convolution.standardised_weight(), 3 * convolution.weight)
+
+
+def test_gain_starts_at_one_and_all_parts_get_gradients() -> None:
+    convolution = ScaledWSConv2d(2, 3, 3).double()
+    assert torch.equal(convolution.gain, torch.ones_like(convolution.gain))
+    assert convolution.gain.numel() == 3
+
+    def forward(x: torch.Tensor, weight: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = torch.func.functional_call(convolution, {"weight": weight, "gain": gain}, (x,))
+        return out
+
+    x = torch.randn(1, 2, 4, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(forward, (x, convolution.weight, convolution.gain))
+
+
+def test_initialisation_is_xavier_normal() -> None:
+    convolution = ScaledWSConv2d(32, 64, 5)
+    assert convolution.weight.std().item() == pytest.approx(math.sqrt(2 / (25 * (32 + 64))), rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["simple_cnn", "mobilenetv2", "resnet10"])
+def test_a_folded_network_gives_the_same_outputs(name: str) -> None:
+    model = models.build(name, num_classes=3, image_size=32)
+    remove_normalisation(model)
+    changed = to_scaled_ws(model)
+    for module_name in changed:
+        nn.init.uniform_(model.get_submodule(module_name).gain, 0.5, 1.5)
+    model.eval()
+    folded = fold(model)
+    x = torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(folded(x).logits, model(x).logits)
+    assert not [n for n in folded.state_dict() if n.endswith("gain")]
+    assert [n for n in model.state_dict() if n.endswith("gain")]
+    assert not any(isinstance(m, ScaledWSConv2d) for m in folded.modules())
+
+
+def test_named_convolutions_stay_plain_as_in_fedwons_alexnet() -> None:
+    model = models.build("simple_cnn", num_classes=3)
+    kept = model.encoder.conv3
+    assert to_scaled_ws(model, skip=("encoder.conv3",)) == ["encoder.conv1", "encoder.conv2"]
+    assert model.encoder.conv3 is kept
+    assert to_scaled_ws(model, skip=("encoder.conv3",)) == []
+
+
+def test_weights_can_be_kept() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3, padding="same"))
+    weight, bias = model[0].weight.detach().clone(), model[0].bias.detach().clone()
+    to_scaled_ws(model, init="keep")
+    assert torch.equal(model[0].weight, weight)
+    assert torch.equal(model[0].bias, bias)
+    assert model(torch.randn(1, 3, 5, 5)).shape == (1, 4, 5, 5)
+
+
+def test_mistakes_are_refused() -> None:
+    model = models.build("simple_cnn", num_classes=3)
+    with pytest.raises(FedkeelError, match=r"did you mean 'encoder\.conv3'"):
+        to_scaled_ws(model, skip=("encoder.conv33",))
+    with pytest.raises(FedkeelError, match="no init"):
+        to_scaled_ws(model, init="zeros")
+    with pytest.raises(MethodError, match="no convolution"):
+        to_scaled_ws(nn.Sequential(nn.Linear(2, 2)))
