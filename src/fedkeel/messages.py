@@ -106,7 +106,7 @@ def check(update: Update, broadcast: Broadcast) -> None:
     for name, tensor in update.statistics.items():
         if is_variance(name) and bool((tensor < 0).any()):
             raise BadMessage(f"the variance '{name}' is negative")
-    _check_finite(update.extras)
+    check_finite(update.extras)
 
 
 def _check_like(kind: str, given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
@@ -119,10 +119,10 @@ def _check_like(kind: str, given: Mapping[str, Tensor], expected: Mapping[str, T
             raise BadMessage(f"the {kind} '{name}' has shape {tuple(tensor.shape)}, not {tuple(like.shape)}")
         if tensor.dtype != like.dtype:
             raise BadMessage(f"the {kind} '{name}' has dtype {tensor.dtype}, not {like.dtype}")
-    _check_finite(given)
+    check_finite(given)
 
 
-def _check_finite(tensors: Mapping[str, Tensor]) -> None:
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
     floating = {name: t for name, t in tensors.items() if t.dtype.is_floating_point and t.numel()}
     if not floating:
         return

@@ -5,6 +5,7 @@ Every hook has a default that does nothing, so FedAvg is the empty method.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -149,7 +150,7 @@ class Composition(Method):
                 raise MethodError(f"'{self.name}' names '{name}' twice: keep one.")
         for rule in ("weights", "statistics", "forward"):
             acting = [part for part in self.parts if part.overrides(rule)]
-            for earlier, later in zip(acting, acting[1:], strict=False):
+            for earlier, later in itertools.pairwise(acting):
                 if rule == "forward":
                     raise MethodError(
                         f"'{earlier.name}' and '{later.name}' both replace the forward pass and cannot be combined: "

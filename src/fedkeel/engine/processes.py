@@ -76,7 +76,7 @@ class ProcessesExecutor:
     def evaluate(
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
     ) -> Iterator[list[Evaluation]]:
-        def read(client: str, reply: Reply) -> list[Evaluation]:
+        def read(_: str, reply: Reply) -> list[Evaluation]:
             return [Evaluation(**fields) for fields in reply[0]["evaluations"]]
 
         def lost(client: str, reason: str) -> list[Evaluation]:

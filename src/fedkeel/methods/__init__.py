@@ -46,8 +46,10 @@ def build(text: str, **options: Any) -> Method:
         elif len(owners) == 1:
             merged[owners[0]][name] = value
         elif owners:
-            parts = " and ".join(f"'{specs[i].name}'" for i in owners)
-            raise FedkeelError(f"The option '{name}' belongs to {parts}: write it in brackets, '{specs[owners[0]].name}({name}=...)'.")
+            named_parts = " and ".join(f"'{specs[i].name}'" for i in owners)
+            raise FedkeelError(
+                f"The option '{name}' belongs to {named_parts}: write it in brackets, '{specs[owners[0]].name}({name}=...)'."
+            )
         else:
             choices = [option for entry in entries for option in entry.options()]
             raise FedkeelError(f"'{text}' has no option '{name}': {nearest(name, choices)}")

@@ -1,0 +1,147 @@
+"""From what a person types to options: flags made from `Config`, and mistakes told in one sentence."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import fields
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+from fedkeel import config as configuration
+from fedkeel import spec
+from fedkeel.config import Config
+from fedkeel.errors import FedkeelError, nearest, unknown
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that tells a mistake in one sentence with the nearest valid choice, and leaves exiting to `main`."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        # An abbreviation that works today is ambiguous once another option is added.
+        super().__init__(*args, allow_abbrev=False, **options)
+
+    def error(self, message: str) -> NoReturn:
+        missing = re.fullmatch(r"the following arguments are required: (.*)", message)
+        if missing:
+            message = f"'{self.prog}' lacks {missing[1]}"
+        at_flag = re.fullmatch(r"argument (\S+): (.*)", message)
+        if at_flag:
+            message = f"{at_flag[1]} {at_flag[2]}"
+        if message.endswith((".", "?")):
+            raise FedkeelError(message)
+        raise FedkeelError(f"{message}: see '{self.prog} --help'.")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # Each command's own parser refuses what it does not know, since it alone knows what is near.
+        known, extra = super().parse_known_args(args, namespace)
+        if extra:
+            self._refuse(extra[0])
+        return known, extra
+
+    def _refuse(self, given: str) -> NoReturn:
+        if given.startswith("-") and given != "-":
+            flag = given.partition("=")[0]
+            close = nearest(flag, self._option_string_actions)
+            # All sixty flags are no help when none is near.
+            ending = close if close.startswith("did") else f"see '{self.prog} --help'."
+            raise FedkeelError(f"'{self.prog}' has no option '{flag}': {ending}")
+        ending = f"did you mean '--method {given}'?" if "--method" in self._option_string_actions else ""
+        raise FedkeelError(
+            f"'{self.prog}' does not know what to do with '{given}': {ending or f'''see '{self.prog} --help'.'''}"
+        )
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            kind = "command" if isinstance(action, argparse._SubParsersAction) else str(action.metavar or action.dest)
+            raise argparse.ArgumentError(None, unknown(kind, str(value), [str(choice) for choice in action.choices]))
+
+
+def add_options(parser: argparse.ArgumentParser, *, without: Iterable[str] = (), only: Iterable[str] = ()) -> None:
+    """A flag for each option of `Config`, under its heading and with its default."""
+    hints = get_type_hints(Config)
+    groups: dict[str, Any] = {}
+    for entry in fields(Config):
+        if entry.name in set(without) or (only and entry.name not in set(only)):
+            continue
+        heading = entry.metadata["group"]
+        if heading not in groups:
+            groups[heading] = parser.add_argument_group(heading)
+        flag = "--" + entry.name.replace("_", "-")
+        hint = hints[entry.name]
+        text = entry.metadata["help"].replace("%", "%%")
+        if hint is bool:
+            action: Any = argparse.BooleanOptionalAction
+            groups[heading].add_argument(flag, dest=entry.name, action=action, default=None, help=text)
+            continue
+        default = f"{entry.default}" if entry.default != "" else "none"
+        groups[heading].add_argument(flag, dest=entry.name, metavar=metavar(hint), help=f"{text} (default: {default})")
+
+
+def add_sources(parser: argparse.ArgumentParser, *, config: bool = True) -> None:
+    """Where options come from besides their flags."""
+    if config:
+        parser.add_argument("--config", metavar="FILE", help="read options from a TOML file; flags come on top")
+    parser.add_argument("--root", metavar="DIR", help="short for --data 'NAME(root=DIR)'")
+
+
+def metavar(hint: Any) -> str:
+    if get_origin(hint) is Literal:
+        return "|".join(get_args(hint))
+    return {int: "N", float: "X"}.get(hint, "TEXT")
+
+
+def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """The options that the file and the flags set, the flags on top, with `--root` inside the data set's brackets."""
+    path = getattr(arguments, "config", None)
+    options = configuration.read(path) if path else {}
+    for entry in fields(Config):
+        value = getattr(arguments, entry.name, None)
+        if value is not None:
+            options[entry.name] = typed(entry.name, value)
+    if getattr(arguments, "root", None) is not None:
+        options["data"] = with_root(str(options.get("data", "folder")), arguments.root)
+    return options
+
+
+def typed(option: str, text: Any) -> Any:
+    """The text of an option as the kind of value it takes; `Config` refuses what cannot be read so."""
+    if not isinstance(text, str):
+        return text
+    hint = get_type_hints(Config).get(option)
+    if hint is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if hint in (int, float):
+        try:
+            return hint(text)
+        except ValueError:
+            return text
+    return text
+
+
+def with_root(data: str, root: str) -> str:
+    """The data set's text with `root` among its options.
+
+    >>> with_root("folder(size=64)", "./images")
+    "folder(size=64, root='./images')"
+    """
+    parsed = spec.parse(data)
+    if "root" in parsed.options:
+        raise FedkeelError(f"The root is given twice, in '{data}' and as '{root}': keep one.")
+    return str(spec.Spec(parsed.name, {**parsed.options, "root": root}))
+
+
+def examples(lines: Sequence[str]) -> str:
+    """The end of a command's `--help`."""
+    return "examples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def parse_seeds(text: str) -> int | list[int]:
+    """`3` is that many seeds, from 0; `0,1,5` are these."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdigit() for part in parts):
+        raise FedkeelError(f"'seeds' is '{text}': give a number of seeds, like 3, or the seeds themselves, like 0,1,5.")
+    if len(parts) == 1 and "," not in text:
+        return int(parts[0])
+    return [int(part) for part in parts]

@@ -1,0 +1,294 @@
+"""The round loop. There is one: executors differ, this does not.
+
+sample clients -> broadcast -> train -> check -> weights, statistics, extras -> before_evaluation
+-> evaluate -> record -> checkpoint
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fedkeel import seeds, state
+from fedkeel.engine.evaluation import Evaluation, Scores, split_indices, summarise
+from fedkeel.engine.execution import Executor
+from fedkeel.engine.local import LOCAL, QUESTION
+from fedkeel.engine.setup import Setup
+from fedkeel.errors import TrainingError
+from fedkeel.messages import Answer, BadMessage, Broadcast, Missing, Update, check, check_finite
+from fedkeel.observer import Observer
+from fedkeel.parties import Server, prefixed, select
+from fedkeel.state import Tensors
+from fedkeel.store import Checkpoint, Store
+
+
+@dataclass
+class Traffic:
+    """Bytes between server and clients, and how many exchanges beside the training itself."""
+
+    up: int = 0
+    down: int = 0
+    questions: int = 0
+
+
+@dataclass
+class Federated:
+    """A run in progress."""
+
+    setup: Setup
+    executor: Executor
+    store: Store
+    observer: Observer
+    server: Server = field(init=False)
+    traffic: Traffic = field(default_factory=Traffic)
+    best: tuple[float, int] = (-1.0, -1)  # validation accuracy and its round
+    best_model: Tensors = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        config, worker = self.setup.config, self.setup.worker
+        self.config, self.method, self.federation = config, worker.method, worker.federation
+        self.clients = [client.name for client in self.federation.clients]
+        self.server = Server(
+            round=0,
+            rounds=config.rounds,
+            weights=worker.layout.extract(worker.model, worker.layout.weights),
+            statistics=worker.layout.extract(worker.model, worker.layout.statistics),
+            participants=[],
+            num_clients=len(self.clients),
+            layout=worker.layout,
+            config=config,
+            asker=self._ask,
+        )
+        self.server.extras = {}
+
+    # -- the loop --------------------------------------------------------------------------------------------
+    def run(self) -> Server:
+        """Run the rounds that are left and return the server whose model is the result."""
+        first = self._restore()
+        self.observer.started(self.config, first)
+        result = self.server
+        for round in range(first, self.config.rounds):
+            result = self.round(round)
+        return result
+
+    def round(self, round: int) -> Server:
+        began = time.perf_counter()
+        server, config = self.server, self.config
+        self.traffic = Traffic()
+        server.round, server.participants = round, self._sample(round)
+        self.method.before_training(server)
+        broadcast = self._broadcast(server, self.method.send(server, server.weights))
+        updates, dropped = self._collect(broadcast)
+        trained = time.perf_counter()
+        if len(updates) >= config.min_clients:
+            self._aggregate(updates)
+        else:
+            self.observer.note(
+                f"Round {round} had {len(updates)} usable updates, fewer than 'min_clients' ({config.min_clients}): "
+                "the global model is unchanged."
+            )
+        aggregated = time.perf_counter()
+        last = round == config.rounds - 1
+        tested, scores = server, None
+        if last or (round + 1) % config.evaluate_every == 0:
+            tested = replace(server, statistics=dict(server.statistics), weights=dict(server.weights))
+            self.method.before_evaluation(tested)
+            server.memory = tested.memory
+            scores = self._evaluate(tested)
+        loss = _mean_loss(updates)
+        self.store.append(
+            {
+                "kind": "round",
+                "round": round,
+                "clients": len(updates),
+                "dropped": len(dropped),
+                "loss": loss,
+                "learning_rate": config.learning_rate_at(round),
+                "bytes_up": self.traffic.up,
+                "bytes_down": self.traffic.down,
+                "questions": self.traffic.questions,
+            }
+        )
+        self.store.append_timing(
+            {
+                "round": round,
+                "train": trained - began,
+                "aggregate": aggregated - trained,
+                "evaluate": time.perf_counter() - aggregated,
+            }
+        )
+        if last or (round + 1) % config.checkpoint_every == 0:
+            self._checkpoint(tested if last else server, round)
+        self.observer.round_done(round, config.rounds, scores, loss)
+        return tested
+
+    def _sample(self, round: int) -> list[str]:
+        """The clients of this round, in the federation's order."""
+        count = max(1, round_half_up(self.config.participation * len(self.clients)))
+        if count >= len(self.clients):
+            return list(self.clients)
+        generator = seeds.generator(self.config.seed, "participation", round)
+        chosen = torch.randperm(len(self.clients), generator=generator)[:count].tolist()
+        return [self.clients[i] for i in sorted(chosen)]
+
+    def _broadcast(self, server: Server, weights: Tensors) -> Broadcast:
+        return Broadcast(server.round, server.rounds, weights, server.statistics, server.extras)
+
+    def _collect(self, broadcast: Broadcast) -> tuple[list[Update], list[Missing]]:
+        """Train the round's clients; keep the updates that pass the check, in the clients' order."""
+        participants = self.server.participants
+        self.traffic.down += broadcast.nbytes * len(participants)
+        updates: list[Update] = []
+        dropped: list[Missing] = []
+        for client, result in zip(participants, self.executor.train(participants, broadcast), strict=True):
+            problem = result.reason if isinstance(result, Missing) else ""
+            if isinstance(result, Update):
+                self.traffic.up += result.nbytes
+                try:
+                    check(result, broadcast)
+                except BadMessage as bad:
+                    problem = str(bad)
+                else:
+                    updates.append(result)
+                    record = {"kind": "client", "round": broadcast.round, "client": client, "samples": result.samples}
+                    self.store.append(record | result.metrics)
+            if problem:
+                dropped.append(Missing(client, problem))
+                self.store.append({"kind": "dropped", "round": broadcast.round, "client": client, "reason": problem})
+                self.observer.note(f"Round {broadcast.round}: the update of '{client}' is dropped, {problem}.")
+            self.observer.client_done(broadcast.round, len(updates) + len(dropped), len(participants))
+        if not updates:
+            raise TrainingError(
+                f"No client had a usable update in round {broadcast.round}; the last: '{dropped[-1].client}', "
+                f"{dropped[-1].reason}."
+            )
+        return updates, dropped
+
+    def _aggregate(self, updates: Sequence[Update]) -> None:
+        server, shares = self.server, [self.server.share(update) for update in updates]
+        weights = state.mean([update.weights for update in updates], shares)
+        statistics = state.mean([update.statistics for update in updates], shares)
+        weights = self.method.weights(server, updates, weights)
+        statistics = self.method.statistics(server, updates, statistics)
+        extras = self.method.extras(server, updates)
+        server.weights, server.statistics = weights, state.keep_variances_positive(statistics)
+        server.extras = extras
+
+    # -- questions of methods --------------------------------------------------------------------------------
+    def _ask(self, server: Server, clients: Sequence[str], question: str, tensors: Tensors) -> dict[str, Answer]:
+        extras = self.server.extras | prefixed(tensors, QUESTION)
+        broadcast = Broadcast(server.round, server.rounds, server.weights, server.statistics, extras)
+        self.traffic.questions += 1
+        self.traffic.down += broadcast.nbytes * len(clients)
+        answers: dict[str, Answer] = {}
+        for client, result in zip(clients, self.executor.ask(clients, broadcast, question), strict=True):
+            problem = result.reason if isinstance(result, Missing) else ""
+            if isinstance(result, Answer):
+                self.traffic.up += result.nbytes
+                try:
+                    check_finite(result.tensors)
+                except BadMessage as bad:
+                    problem = str(bad)
+                else:
+                    answers[client] = result
+            if problem:
+                self.observer.note(f"Round {server.round}: '{client}' did not answer '{question}', {problem}.")
+        return answers
+
+    # -- evaluation ------------------------------------------------------------------------------------------
+    def _evaluate(self, server: Server) -> Scores | None:
+        broadcast = self._broadcast(server, server.weights)
+        evaluations = self._evaluations(broadcast)
+        shown: Scores | None = None
+        for split, statistics in sorted({(e.split, e.statistics) for e in evaluations}, reverse=True):
+            chosen = [e for e in evaluations if (e.split, e.statistics) == (split, statistics)]
+            scores = summarise(chosen, self.setup.held_out)
+            for e in chosen:
+                self.store.append({"kind": "evaluation", "round": server.round} | _evaluation_record(e))
+            self.store.append(
+                {"kind": "scores", "round": server.round, "split": split, "statistics": statistics} | vars(scores)
+            )
+            if split == "test" and (shown is None or statistics == "global"):
+                shown = scores
+            if split == "validation" and scores.average > self.best[0]:
+                self.best = (scores.average, server.round)
+                if self.config.result == "best-validation":
+                    self.best_model = {**server.weights, **server.statistics}
+        return shown
+
+    def _evaluations(self, broadcast: Broadcast) -> list[Evaluation]:
+        """Every client's test and validation accuracy. Under one global model, clients that share a test set are
+        evaluated once."""
+        splits = ("test", "validation")
+        sites = [site for site in self.federation if any(len(split_indices(site, split)) for split in splits)]
+        if self.method.is_personal:
+            results = self.executor.evaluate([site.name for site in sites], broadcast, splits)
+            return [evaluation for group in results for evaluation in group]
+        first_with: dict[tuple[int, int], str] = {}
+        for site in sites:
+            first_with.setdefault((id(site.test), id(site.validation)), site.name)
+        names = list(first_with.values())
+        by_name = dict(zip(names, self.executor.evaluate(names, broadcast, splits), strict=True))
+        return [
+            replace(evaluation, client=site.name, domain=site.domain)
+            for site in sites
+            for evaluation in by_name[first_with[id(site.test), id(site.validation)]]
+        ]
+
+    # -- stopping and going on -------------------------------------------------------------------------------
+    def _checkpoint(self, server: Server, round: int) -> None:
+        groups = {
+            "weights": server.weights,
+            "statistics": server.statistics,
+            "extras": server.extras,
+            "memory": server.memory,
+            "best": self.best_model,
+        }
+        best = {"accuracy": self.best[0], "round": self.best[1]}
+        self.store.checkpoint(Checkpoint(round, groups, self.executor.memory.snapshot(), best))
+
+    def _restore(self) -> int:
+        """Load the last good checkpoint; returns the round to begin with."""
+        checkpoint = self.store.latest(self.observer.note)
+        if checkpoint is None:
+            self.store.truncate()
+            return 0
+        groups, device = checkpoint.groups, self.setup.worker.device
+        self.server.weights = state.to_device(groups.get("weights", {}), device)
+        self.server.statistics = state.to_device(groups.get("statistics", {}), device)
+        self.server.extras = state.to_device(groups.get("extras", {}), device)
+        self.server.memory = state.to_device(groups.get("memory", {}), device)
+        self.best_model = groups.get("best", {})
+        self.best = (checkpoint.best["accuracy"], int(checkpoint.best["round"]))
+        self.executor.memory.restore(checkpoint.clients)
+        return checkpoint.round + 1
+
+    def local_tensors(self) -> dict[str, Tensors]:
+        """What each client keeps of the model, for saving personal models."""
+        return {name: select(memory, LOCAL) for name, memory in self.executor.memory.snapshot().items()}
+
+
+def round_half_up(value: float) -> int:
+    """Python's `round` goes to the even neighbour, so half of five clients would be two."""
+    return int(value + 0.5)
+
+
+def _mean_loss(updates: Sequence[Update]) -> float:
+    total = sum(update.samples for update in updates)
+    return sum(update.metrics.get("loss", 0.0) * update.samples for update in updates) / total
+
+
+def _evaluation_record(evaluation: Evaluation) -> dict[str, Any]:
+    return {
+        "client": evaluation.client,
+        "domain": evaluation.domain,
+        "split": evaluation.split,
+        "statistics": evaluation.statistics,
+        "accuracy": evaluation.accuracy,
+        "loss": evaluation.loss,
+        "samples": evaluation.samples,
+    }

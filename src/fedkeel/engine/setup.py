@@ -1,0 +1,175 @@
+"""From a configuration to everything a run needs, with every check that can be made before training."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from fedkeel import data, methods, models, seeds
+from fedkeel.config import Config
+from fedkeel.data.federation import Federation
+from fedkeel.engine.execution import EXECUTORS, ClientMemory, Executor
+from fedkeel.engine.local import Worker
+from fedkeel.errors import DataError, FedkeelError, MethodError, nearest
+from fedkeel.method import Composition, Method
+from fedkeel.models.output import Classifier, Output
+from fedkeel.nn.surgery import batch_norms
+from fedkeel.spec import parse
+
+log = logging.getLogger("fedkeel")
+
+
+@dataclass
+class Setup:
+    """A run, ready to start.
+
+    Attributes:
+        worker: the prepared model, method and data on the device.
+        held_out: domains that are evaluated and never trained on.
+        executor_name: which executor `auto` came to.
+    """
+
+    config: Config
+    worker: Worker
+    held_out: list[str]
+    executor_name: str
+
+    @property
+    def federation(self) -> Federation:
+        return self.worker.federation
+
+    def executor(self) -> Executor:
+        memory = ClientMemory(self.config.stateless)
+        return EXECUTORS.build(self.executor_name, self.worker, memory, workers=self.config.workers)
+
+
+def prepare(
+    config: Config,
+    *,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    method: Method | None = None,
+) -> Setup:
+    """Build what the configuration names, or take the objects given in its place, and check that they fit."""
+    # The cheap checks first: names and options are refused before any image is read.
+    device = choose_device(config)
+    executor_name = choose_executor(config, device)
+    composed = Composition.of(method or methods.build(config.method))
+    if config.stateless and composed.stateful_parts:
+        raise MethodError(
+            f"'{composed.stateful_parts[0]}' needs clients that remember their last round, and this federation is "
+            "stateless: choose another method or leave 'stateless' out."
+        )
+    federation = federation or load_federation(config)
+    held_out = list(dict.fromkeys(client.domain for client in federation.unseen))
+    check_clients(federation, config)
+    if composed.is_pooled:
+        federation = federation.pooled()
+    network = build_model(config, federation, composed, model)
+    worker = Worker(config, federation, composed, network, device)
+    if config.batch_size == 1 and batch_norms(network):
+        log.warning(
+            "The batch size is 1, and a single sample has no batch statistics: batch norm will use the global ones. "
+            "'gn', 'ln' or 'fedwon' suit such batches."
+        )
+    return Setup(config, worker, held_out, executor_name)
+
+
+def load_federation(config: Config) -> Federation:
+    spec = parse(config.data)
+    options = dict(spec.options)
+    if config.unseen:
+        options["unseen"] = [name.strip() for name in config.unseen.split(",") if name.strip()]
+    if config.subsample:
+        options["subsample"] = config.subsample
+    options.setdefault("partition", config.partition)
+    options.setdefault("seed", config.seed)
+    return data.load(spec.name, **options)
+
+
+def check_clients(federation: Federation, config: Config) -> None:
+    if not federation.clients:
+        raise DataError(f"'{federation.name}' has no client to train on: give at least one.")
+    for client in federation.clients:
+        if client.samples == 0:
+            raise DataError(f"The client '{client.name}' has no training samples: leave it out or give it some.")
+    if config.min_clients > len(federation.clients):
+        raise FedkeelError(
+            f"'min_clients' is {config.min_clients}, but the federation has only {len(federation.clients)} clients: "
+            "give a smaller number."
+        )
+    if not any(len(client.test) for client in federation):
+        raise DataError(f"No client of '{federation.name}' has test samples: give at least one a test set.")
+    if config.result == "best-validation" and not any(len(client.validation) for client in federation.clients):
+        raise DataError(
+            f"'result' is 'best-validation', but no client of '{federation.name}' has validation samples: "
+            "choose 'last' or give a validation split."
+        )
+
+
+def build_model(config: Config, federation: Federation, method: Composition, given: nn.Module | None) -> Classifier:
+    """The network, changed as the method wants it, tried on two images."""
+    probe = federation.images[:2]
+    uniforms = torch.full((len(probe), federation.test_transform.draws), 0.5)
+    x = federation.test_transform(probe, uniforms)
+    with seeds.default_generator(config.seed, "model"):
+        if given is None:
+            network: nn.Module = models.build_spec(
+                config.model,
+                num_classes=federation.num_classes,
+                in_channels=x.shape[1],
+                image_size=(x.shape[2], x.shape[3]),
+            )
+        else:
+            network = given
+        if not isinstance(network, Classifier):
+            raise FedkeelError(
+                f"The model is a {type(network).__name__}, which gives no features: "
+                "wrap it with fedkeel.models.wrap(model, head='name of its last layer')."
+            )
+        method.prepare(network)
+    network.eval()
+    try:
+        with torch.no_grad():
+            output = network(x.to(next(network.parameters()).device))
+    except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        raise FedkeelError(f"The model does not take images of shape {tuple(x.shape[1:])}: {reason}") from error
+    if not isinstance(output, Output) or output.logits.shape[-1] != federation.num_classes:
+        raise FedkeelError(
+            f"The model has {output.logits.shape[-1]} outputs, but '{federation.name}' has {federation.num_classes} "
+            "classes: give the model as many."
+        )
+    return network
+
+
+def choose_device(config: Config) -> torch.device:
+    if config.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(config.device)
+    except RuntimeError:
+        raise FedkeelError(
+            f"'device' is '{config.device}': {nearest(config.device, ['auto', 'cpu', 'cuda'])}"
+        ) from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise FedkeelError(f"'device' is '{config.device}', but this machine shows no GPU to torch: choose 'cpu'.")
+    if device.type not in ("cpu", "cuda"):
+        raise FedkeelError(f"'device' is '{config.device}', which is not supported: choose 'cpu' or 'cuda'.")
+    return device
+
+
+def choose_executor(config: Config, device: torch.device) -> str:
+    if config.executor == "auto":
+        several_cores = config.workers != 1 and (os.cpu_count() or 1) > 1
+        return "processes" if device.type == "cpu" and several_cores and hasattr(os, "fork") else "serial"
+    EXECUTORS.entry(config.executor)
+    if config.executor == "processes" and device.type != "cpu":
+        raise FedkeelError("The executor 'processes' uses CPU cores: give '--device cpu', or the executor 'serial'.")
+    if config.executor == "processes" and not hasattr(os, "fork"):
+        raise FedkeelError("The executor 'processes' needs a system that can fork: choose 'serial'.")
+    return config.executor

@@ -1,0 +1,235 @@
+"""Run a federation, resume one, and read what a run left behind."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import nn
+
+from fedkeel import config as configuration
+from fedkeel import state
+from fedkeel.config import Config
+from fedkeel.data.federation import Federation
+from fedkeel.engine.rounds import Federated
+from fedkeel.engine.setup import prepare
+from fedkeel.errors import FedkeelError
+from fedkeel.method import Method
+from fedkeel.models.output import Classifier
+from fedkeel.observer import Observer
+from fedkeel.store import Store, read_config
+
+PYTHON_OBJECT = "(given in Python)"
+
+
+def simulate(
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    *,
+    directory: str | Path | None = None,
+    federation: Federation | None = None,
+    model: nn.Module | str | None = None,
+    method: Method | str | None = None,
+    observer: Observer | None = None,
+    **options: Any,
+) -> Run:
+    """Train a federation and return its run.
+
+    Args:
+        config: a `Config`, a table of options, the path of a TOML file, or nothing; `options` override it.
+        directory: where the run is stored; by default a new one in `runs/`.
+        federation, model, method: objects to use in place of what the configuration names; model and method may
+            also be names.
+        observer: is told how the run is going.
+
+    >>> import fedkeel                                                             # doctest: +SKIP
+    >>> fedkeel.simulate(method="fedprox(mu=0.1)", rounds=10).accuracy             # doctest: +SKIP
+    """
+    if isinstance(method, str):
+        options["method"], method = method, None
+    if isinstance(model, str):
+        options["model"], model = model, None
+    settings = _settings(config, options)
+    given = {"data": federation, "model": model, "method": method}
+    settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
+    setup = prepare(settings, federation=federation, model=model, method=method)
+    store = Store.create(directory or _free_directory(settings), settings)
+    return _run(store, setup, observer)
+
+
+def resume(
+    directory: str | Path,
+    *,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    method: Method | None = None,
+    observer: Observer | None = None,
+) -> Run:
+    """Go on with a run that was stopped, from its last good checkpoint. A finished run is returned as it is."""
+    run = Run(directory)
+    if run.finished:
+        return run
+    for name, thing in (("data", federation), ("model", model), ("method", method)):
+        if getattr(run.config, name) == PYTHON_OBJECT and thing is None:
+            raise FedkeelError(
+                f"The {name} of '{directory}' was given in Python, not by name: "
+                f"resume it with fedkeel.resume(..., {'federation' if name == 'data' else name}=...)."
+            )
+    setup = prepare(run.config, federation=federation, model=model, method=method)
+    return _run(Store.open(directory), setup, observer)
+
+
+def _run(store: Store, setup: Any, observer: Observer | None) -> Run:
+    began = time.perf_counter()
+    executor = None
+    try:
+        executor = setup.executor()
+        federated = Federated(setup, executor, store, observer or Observer())
+        server = federated.run()
+        run = Run(store.directory)
+        store.flush()
+        summary = summarise_run(run, setup.held_out) | {
+            "executor": setup.executor_name,
+            "device": str(setup.worker.device),
+            "seconds": time.perf_counter() - began,
+        }
+        model = federated.best_model or {**server.weights, **server.statistics}
+        initial = setup.worker.initial_local
+        personal = federated.local_tensors() if federated.method.is_personal else {}
+        store.finish(summary, {**initial, **model}, {name: t for name, t in personal.items() if t})
+    finally:
+        if executor is not None:
+            executor.close()
+        store.close()
+    return Run(store.directory)
+
+
+def _settings(config: Config | Mapping[str, Any] | str | Path | None, options: dict[str, Any]) -> Config:
+    if isinstance(config, Config):
+        return config.replace(**options)
+    if isinstance(config, (str, Path)):
+        config = configuration.read(config)
+    return configuration.from_dict({**(config or {}), **options})
+
+
+def _free_directory(config: Config) -> Path:
+    """`runs/data-method-seed0`, or that with a number when it is taken."""
+    base = f"{slug(config.data.partition('(')[0])}-{slug(config.method)}-seed{config.seed}"
+    for number in range(1, 10_000):
+        path = Path("runs") / (base if number == 1 else f"{base}-{number}")
+        if not path.exists():
+            return path
+    raise FedkeelError(f"'runs/{base}' and ten thousand after it are taken: give a directory with --out.")
+
+
+def slug(text: str) -> str:
+    """A file name from a method with options: `fedprox(mu=0.1)+gn` -> `fedprox-mu0.1+gn`."""
+    text = text.replace("(", "-").replace(")", "").replace("=", "").replace(", ", "-").replace(",", "-")
+    return "".join(c if c.isalnum() or c in "-+._" else "" for c in text) or "run"
+
+
+class Run:
+    """A run directory, read. Also of a run that is not finished yet."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+        self.config = read_config(directory)
+
+    def __repr__(self) -> str:
+        result = f"{self.accuracy:.1%}" if self.finished else "unfinished"
+        return f"Run('{self.directory}', method='{self.config.method}', {result})"
+
+    @property
+    def finished(self) -> bool:
+        return (self.directory / "summary.json").exists()
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        path = self.directory / "summary.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    @property
+    def accuracy(self) -> float:
+        """The result: mean accuracy over the training domains, by the rule that the configuration names."""
+        return float(self._result()["accuracy"])
+
+    @property
+    def domains(self) -> dict[str, float]:
+        """The result for each domain."""
+        return dict(self._result()["domains"])
+
+    def _result(self) -> dict[str, Any]:
+        summary = self.summary
+        if summary is None:
+            raise FedkeelError(
+                f"'{self.directory}' is not finished: continue it with 'fedkeel resume {self.directory}'."
+            )
+        return summary
+
+    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, or those of one kind: round, client, dropped, evaluation, scores."""
+        path = self.directory / "metrics.jsonl"
+        if not path.exists():
+            return []
+        records = []
+        for line in path.read_text().splitlines():
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                break  # the run is still writing its last line
+        return [record for record in records if kind is None or record["kind"] == kind]
+
+    def scores(self, split: str = "test", statistics: str | None = None) -> list[dict[str, Any]]:
+        """One entry per evaluated round."""
+        chosen = [r for r in self.records("scores") if r["split"] == split]
+        kinds = {r["statistics"] for r in chosen}
+        wanted = statistics or ("global" if "global" in kinds else next(iter(kinds), "global"))
+        return [r for r in chosen if r["statistics"] == wanted]
+
+    def model(self) -> Classifier:
+        """The trained global model, on the CPU, in evaluation mode."""
+        self._result()
+        if PYTHON_OBJECT in (self.config.model, self.config.method, self.config.data):
+            raise FedkeelError(
+                f"'{self.directory}' was made with objects given in Python: load its model.safetensors into your own."
+            )
+        network = prepare(self.config.replace(device="cpu", executor="serial")).worker.model
+        state.load(network, safetensors.torch.load_file(self.directory / "model.safetensors"))
+        return network.eval()
+
+
+def summarise_run(run: Run, held_out: list[str]) -> dict[str, Any]:
+    """The result by the configured rule, with what it cost."""
+    scores, rule = run.scores(), run.config.result
+    if rule == "best-validation":
+        validation = run.scores("validation")
+        best = max(validation, key=lambda entry: (entry["average"], -entry["round"]))["round"]
+        chosen = [entry for entry in scores if entry["round"] == best]
+    else:
+        chosen = scores[-10:] if rule == "mean-last-10" else scores[-1:]
+
+    def mean(values: list[float]) -> float:
+        return sum(values) / len(values)
+
+    rounds = run.records("round")
+    unseen = [entry["unseen"] for entry in chosen if entry["unseen"] is not None]
+    return {
+        "method": run.config.method,
+        "result": rule,
+        "round": chosen[-1]["round"],
+        "rounds": run.config.rounds,
+        "accuracy": mean([entry["average"] for entry in chosen]),
+        "samples_accuracy": mean([entry["samples"] for entry in chosen]),
+        "unseen": mean(unseen) if unseen else None,
+        "domains": {name: mean([entry["domains"][name] for entry in chosen]) for name in chosen[-1]["domains"]},
+        "unseen_domains": held_out,
+        "loss": mean([entry["loss"] for entry in chosen]),
+        "statistics": chosen[-1]["statistics"],
+        "bytes_up": sum(record["bytes_up"] for record in rounds),
+        "bytes_down": sum(record["bytes_down"] for record in rounds),
+        "questions": sum(record["questions"] for record in rounds),
+        "dropped_updates": sum(record["dropped"] for record in rounds),
+    }

@@ -1,0 +1,246 @@
+"""A run directory: configuration, metrics, checkpoints, result. Nothing in it is pickled.
+
+config.toml      every option; running it again repeats the run
+metrics.jsonl    a line per round, client and evaluation; no times, so two equal runs have equal files
+timing.jsonl     seconds per phase and round
+checkpoints/     the last good two, written aside and renamed, each with checksums
+summary.json     the result, once the run is finished
+model.safetensors  the global model that the result speaks of
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import safetensors.torch
+
+from fedkeel import config as configuration
+from fedkeel.config import Config
+from fedkeel.errors import StoreError
+from fedkeel.messages import BadMessage, pack, unpack
+from fedkeel.state import Tensors
+
+KEPT_CHECKPOINTS = 2
+MACHINE_OPTIONS = ("executor", "workers", "device", "checkpoint_every")  # may change when a run is resumed
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything that the rounds after `round` depend on."""
+
+    round: int
+    groups: dict[str, Tensors]  # of the server
+    clients: dict[str, Tensors]  # what each client remembers
+    best: dict[str, float] = field(default_factory=dict)
+
+
+class DamagedCheckpoint(Exception):
+    """This checkpoint cannot be used; the text says why."""
+
+
+def fingerprint(config: Config) -> str:
+    """The same for two configurations that give the same run."""
+    options = {name: value for name, value in config.to_dict().items() if name not in MACHINE_OPTIONS}
+    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn what the operating system says about a file into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"'{error.filename or path}' cannot be written: {error.strerror or error}; "
+            "make room or choose another directory with --out, then resume."
+        ) from error
+
+
+class Store:
+    """One run directory, held by one process at a time."""
+
+    def __init__(self, directory: str | Path, config: Config) -> None:
+        self.directory = Path(directory)
+        self.config = config
+        self._metrics: IO[bytes] | None = None
+        self._lock: IO[bytes] | None = None
+
+    @classmethod
+    def create(cls, directory: str | Path, config: Config) -> Store:
+        """A new run directory; one that already holds a run is refused."""
+        store = cls(directory, config)
+        if (store.directory / "config.toml").exists():
+            raise StoreError(
+                f"'{directory}' already holds a run: continue it with 'fedkeel resume {directory}', "
+                "or choose another directory."
+            )
+        with explained(store.directory):
+            store.directory.mkdir(parents=True, exist_ok=True)
+            store._take()
+            write_atomically(store.directory / "config.toml", config.to_toml().encode())
+        return store
+
+    @classmethod
+    def open(cls, directory: str | Path) -> Store:
+        """The run directory of a run that was started before."""
+        store = cls(directory, read_config(directory))
+        with explained(store.directory):
+            store._take()
+        return store
+
+    def _take(self) -> None:
+        self._lock = open(self.directory / ".lock", "wb")  # noqa: SIM115 (held as long as the run)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise StoreError(f"Another process is running '{self.directory}': wait for it or stop it.") from None
+
+    def close(self) -> None:
+        for file in (self._metrics, self._lock):
+            if file is not None:
+                file.close()
+        self._metrics = self._lock = None
+
+    # -- metrics ---------------------------------------------------------------------------------------------
+    def append(self, record: dict[str, Any]) -> None:
+        with explained(self.directory / "metrics.jsonl"):
+            if self._metrics is None:
+                self._metrics = open(self.directory / "metrics.jsonl", "ab")  # noqa: SIM115
+            self._metrics.write(json.dumps(record).encode() + b"\n")
+
+    def append_timing(self, record: dict[str, Any]) -> None:
+        path = self.directory / "timing.jsonl"
+        with explained(path), open(path, "a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def truncate(self, size: int = 0) -> None:
+        """Forget the records of rounds that were not completed."""
+        path = self.directory / "metrics.jsonl"
+        with explained(path), open(path, "ab") as file:
+            file.truncate(size)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------
+    def checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Write aside, flush to disk, rename, then forget all but the last two."""
+        folder = self.directory / "checkpoints"
+        target = folder / f"round-{checkpoint.round:06d}"
+        aside = folder / f".writing-{checkpoint.round:06d}"
+        with explained(folder):
+            self.flush()
+            shutil.rmtree(aside, ignore_errors=True)
+            shutil.rmtree(target, ignore_errors=True)
+            aside.mkdir(parents=True)
+            files = {
+                "server.safetensors": pack({}, **checkpoint.groups),
+                "clients.safetensors": pack({"clients": list(checkpoint.clients)}, **checkpoint.clients),
+            }
+            for name, data in files.items():
+                write_durably(aside / name, data)
+            metrics = self.directory / "metrics.jsonl"
+            header = {
+                "round": checkpoint.round,
+                "fingerprint": fingerprint(self.config),
+                "metrics_bytes": metrics.stat().st_size if metrics.exists() else 0,
+                "best": checkpoint.best,
+                "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+            }
+            write_durably(aside / "checkpoint.json", json.dumps(header, indent=1).encode())
+            os.rename(aside, target)
+            for old in self._checkpoints()[:-KEPT_CHECKPOINTS]:
+                shutil.rmtree(old, ignore_errors=True)
+
+    def latest(self, note: Callable[[str], None]) -> Checkpoint | None:
+        """The newest checkpoint that is whole; damaged ones are passed over with a note."""
+        folders = self._checkpoints()
+        for folder in reversed(folders):
+            try:
+                header, checkpoint = read_checkpoint(folder)
+            except DamagedCheckpoint as damage:
+                note(f"The checkpoint '{folder}' is damaged ({damage}): going back to the one before it.")
+                continue
+            if header["fingerprint"] != fingerprint(self.config):
+                raise StoreError(
+                    f"The checkpoint '{folder}' is of another configuration than '{self.directory / 'config.toml'}': "
+                    "put back the configuration it was made with, or start anew in another directory."
+                )
+            metrics = self.directory / "metrics.jsonl"
+            if not metrics.exists() or metrics.stat().st_size < header["metrics_bytes"]:
+                note(f"'{metrics}' is shorter than the checkpoint '{folder}' says: going back to the one before it.")
+                continue
+            self.truncate(header["metrics_bytes"])
+            return checkpoint
+        if folders:
+            note("No checkpoint is usable: starting again from round 0.")
+        return None
+
+    def _checkpoints(self) -> list[Path]:
+        return sorted((self.directory / "checkpoints").glob("round-*"))
+
+    def flush(self) -> None:
+        """Bring the metrics to disk."""
+        if self._metrics is not None:
+            self._metrics.flush()
+            os.fsync(self._metrics.fileno())
+
+    # -- the end ---------------------------------------------------------------------------------------------
+    def finish(self, summary: dict[str, Any], model: Tensors, personal: dict[str, Tensors]) -> None:
+        with explained(self.directory):
+            self.flush()
+            save_tensors(self.directory / "model.safetensors", model)
+            for client, tensors in personal.items():
+                (self.directory / "personal").mkdir(exist_ok=True)
+                save_tensors(self.directory / "personal" / f"{client.replace('/', '_')}.safetensors", tensors)
+            write_atomically(self.directory / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
+
+
+def read_config(directory: str | Path) -> Config:
+    path = Path(directory) / "config.toml"
+    if not path.exists():
+        raise StoreError(
+            f"'{directory}' is not a run directory (it has no config.toml): give one that 'fedkeel run' made."
+        )
+    return configuration.from_dict(configuration.read(path))
+
+
+def read_checkpoint(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
+    try:
+        header = json.loads((folder / "checkpoint.json").read_bytes())
+        files = {}
+        for name in ("server.safetensors", "clients.safetensors"):
+            files[name] = (folder / name).read_bytes()
+            if hashlib.sha256(files[name]).hexdigest() != header["sha256"][name]:
+                raise DamagedCheckpoint(f"the checksum of {name} does not match")
+        _, groups = unpack(files["server.safetensors"])
+        _, clients = unpack(files["clients.safetensors"])
+        return header, Checkpoint(int(header["round"]), groups, clients, header["best"])
+    except (OSError, ValueError, KeyError, TypeError, BadMessage) as error:
+        raise DamagedCheckpoint(str(error)) from error
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """A reader sees the old file or the new one, never half of it."""
+    aside = path.with_name(f".{path.name}.writing")
+    write_durably(aside, data)
+    os.replace(aside, path)
+
+
+def save_tensors(path: Path, tensors: Tensors) -> None:
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    write_atomically(path, safetensors.torch.save(plain))

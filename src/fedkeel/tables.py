@@ -1,0 +1,203 @@
+"""The results of runs as a table: method by domain, mean and spread over seeds.
+
+Numbers only; `fedkeel.console` draws them on a terminal.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+RULES = {
+    "last": "the last round",
+    "mean-last-10": "the mean of the last ten evaluated rounds",
+    "best-validation": "the round that was best on the validation data",
+}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Mean accuracy over seeds and its standard deviation (n - 1 in the denominator); None with a single seed."""
+
+    mean: float
+    std: float | None
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Cell:
+        return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+    def __str__(self) -> str:
+        return percent(self.mean) if self.std is None else f"{percent(self.mean)} ±{percent(self.std)}"
+
+    def to_dict(self) -> dict[str, float | None]:
+        return {"mean": self.mean, "std": self.std}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method's results over its seeds."""
+
+    method: str
+    seeds: list[int]
+    domains: dict[str, Cell]
+    average: Cell
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "method": self.method,
+            "seeds": self.seeds,
+            "domains": {name: cell.to_dict() for name, cell in self.domains.items()},
+            "average": self.average.to_dict(),
+        }
+
+
+@dataclass(frozen=True)
+class Results:
+    """A table of results.
+
+    Attributes:
+        rows: a row for each method, in the order given.
+        domains: the columns; those in `unseen` were never trained on and do not count in the average.
+        rule: which round the numbers are from, `Config.result`; several, when the runs differ.
+    """
+
+    rows: list[Row]
+    domains: list[str]
+    unseen: frozenset[str]
+    rule: tuple[str, ...]
+
+    @staticmethod
+    def of(summaries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> Results:
+        """From (label, seed, summary) of finished runs; runs with one label make one row."""
+        by_label: dict[str, dict[int, Mapping[str, Any]]] = {}
+        for label, seed, summary in summaries:
+            by_label.setdefault(label, {})[seed] = summary
+        every = [summary for group in by_label.values() for summary in group.values()]
+        domains = list(dict.fromkeys(name for summary in every for name in summary["domains"]))
+        unseen = frozenset(name for summary in every for name in summary.get("unseen_domains") or ())
+        # The unseen domains last, beside the average that leaves them out.
+        domains.sort(key=lambda name: name in unseen)
+        return Results(
+            rows=[_row(label, group) for label, group in by_label.items()],
+            domains=domains,
+            unseen=unseen,
+            rule=tuple(dict.fromkeys(str(summary["result"]) for summary in every)),
+        )
+
+    @property
+    def headings(self) -> list[str]:
+        return ["method", *(f"{name} (unseen)" if name in self.unseen else name for name in self.domains), "average"]
+
+    def cells(self, row: Row) -> list[Cell | None]:
+        """A row's cells, in the order of the columns."""
+        return [*(row.domains.get(name) for name in self.domains), row.average]
+
+    def best(self) -> list[float | None]:
+        """The highest mean of each column as it is printed, so that what reads the same is equally best."""
+        columns = zip(*(self.cells(row) for row in self.rows), strict=True)
+        if len(self.rows) < 2:
+            return [None] * (len(self.domains) + 1)
+        return [max(rounded(cell) for cell in column if cell is not None) for column in columns]
+
+    def is_best(self, cell: Cell | None, best: float | None) -> bool:
+        return cell is not None and rounded(cell) == best
+
+    @property
+    def caption(self) -> str:
+        rule = " or ".join(RULES.get(name, name) for name in self.rule)
+        counts = sorted({len(row.seeds) for row in self.rows})
+        if counts == [1]:
+            seeds = "one seed"
+        else:
+            number = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+            seeds = f"mean and standard deviation over {number} seeds"
+        extra = "; the average leaves the unseen domains out" if self.unseen else ""
+        return f"Test accuracy in %, {rule}; {seeds}{extra}."
+
+    def text(self) -> str:
+        """Plain text, the best of each column with a star."""
+        lines = [self.headings]
+        best = self.best()
+        for row in self.rows:
+            marked = [
+                f"{cell or ''}{'*' if self.is_best(cell, top) else ' '}"
+                for cell, top in zip(self.cells(row), best, strict=True)
+            ]
+            lines.append([row.method, *marked])
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self.headings))]
+        rendered = ["  ".join(entry.ljust(width) for entry, width in zip(line, widths, strict=True)) for line in lines]
+        rendered.insert(1, "  ".join("-" * width for width in widths))
+        return "\n".join([*(line.rstrip() for line in rendered), "", f"{self.caption} * best of its column."])
+
+    def markdown(self) -> str:
+        """A table for a README or a paper's notes, the best of each column in bold."""
+        best = self.best()
+        lines = [self.headings, ["---"] * len(self.headings)]
+        for row in self.rows:
+            cells = zip(self.cells(row), best, strict=True)
+            marked = [f"**{cell}**" if self.is_best(cell, top) else str(cell or "") for cell, top in cells]
+            lines.append([row.method, *marked])
+        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{self.caption}"
+
+    def csv(self) -> str:
+        """A line for each method: mean and std of each domain and of the average, as fractions."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        columns = [*self.domains, "average"]
+        writer.writerow(["method", "seeds", *(f"{name}_{part}" for name in columns for part in ("mean", "std"))])
+        for row in self.rows:
+            numbers = [
+                number if number is not None else ""
+                for cell in self.cells(row)
+                for number in ((cell.mean, cell.std) if cell else (None, None))
+            ]
+            writer.writerow([row.method, len(row.seeds), *numbers])
+        return buffer.getvalue()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "result": list(self.rule),
+            "domains": self.domains,
+            "unseen_domains": sorted(self.unseen),
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+
+def _row(label: str, by_seed: Mapping[int, Mapping[str, Any]]) -> Row:
+    summaries = list(by_seed.values())
+    domains = dict.fromkeys(name for summary in summaries for name in summary["domains"])
+    return Row(
+        method=label,
+        seeds=sorted(by_seed),
+        domains={
+            name: Cell.of([summary["domains"][name] for summary in summaries if name in summary["domains"]])
+            for name in domains
+        },
+        average=Cell.of([summary["accuracy"] for summary in summaries]),
+    )
+
+
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}"
+
+
+def rounded(cell: Cell) -> float:
+    return float(percent(cell.mean))
+
+
+def sparkline(values: Sequence[float], width: int = 60) -> str:
+    """A curve in one line of text, from its lowest to its highest value.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    if len(values) > width:
+        # The last value is always among those shown.
+        values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    scale = 7 / (high - low) if high > low else 0.0
+    return "".join("▁▂▃▄▅▆▇█"[int((value - low) * scale + 0.5)] for value in values)
