@@ -78,10 +78,14 @@ class Config:
 
     # machine
     seed: int = option(0, "of every random choice", "machine", least=0)
-    executor: str = option("auto", "where clients run: auto, serial or processes", "machine")
-    workers: int = option(0, "worker processes; 0 is one per core", "machine", least=0)
+    executor: str = option("auto", "where clients run: auto, serial, processes or cuda", "machine")
+    workers: int = option(
+        0, "worker processes (0: one per core) or clients at once on a GPU (0: as it holds)", "machine", least=0
+    )
     device: str = option("auto", "auto, cpu, cuda or cuda:N", "machine")
-    precision: Literal["float32", "tf32", "bf16"] = option("float32", "arithmetic on a GPU", "machine")
+    precision: Literal["float32", "tf32", "bf16"] = option(
+        "tf32", "arithmetic on a GPU: fewer bits are faster; bf16 pays for large networks", "machine"
+    )
     checkpoint_every: int = option(1, "rounds between checkpoints", "machine", least=1)
 
     def __post_init__(self) -> None:
@@ -141,7 +145,7 @@ def read(path: str | Path) -> dict[str, Any]:
             table = tomllib.load(file)
     except OSError as error:
         raise FedkeelError(f"The configuration '{path}' cannot be read: {error.strerror}.") from error
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise FedkeelError(f"The configuration '{path}' is not valid TOML: {error}.") from error
     table = {name.replace("-", "_"): value for name, value in table.items()}
     refuse_unknown(table)
@@ -158,6 +162,8 @@ def _checked(entry: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
         value = float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise FedkeelError(f"'{flag}' is {value!r}, which is not {_kind(hint)}: {entry.metadata['help']}.")
+    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+        raise FedkeelError(f"'{flag}' is {value!r}, which is not valid Unicode: rename what it names.")
     limits = entry.metadata
     if isinstance(value, float) and not value - value == 0:
         raise FedkeelError(f"'{flag}' is {value}: give a finite number.")
@@ -176,4 +182,5 @@ def _kind(hint: type) -> str:
 
 def _toml(value: Any) -> str:
     # JSON's strings, numbers and booleans are TOML's too, but for floats without a point such as 1e-05.
-    return json.dumps(value, ensure_ascii=False)
+    # Of the control characters, JSON leaves one as it is that TOML wants escaped.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -7,6 +7,7 @@ arrives from a client is checked before it counts.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fedkeel.state import Tensors, is_variance, nbytes
+from fedkeel.state import Tensors, is_continuous, is_variance, nbytes
 
 _SEPARATOR = "//"  # between a group ("weights") and a tensor's own name
 _MAX_SAMPLES = 2**40
@@ -103,10 +104,14 @@ def check(update: Update, broadcast: Broadcast) -> None:
         raise BadMessage(f"its number of samples is {update.samples}")
     _check_like("weight", update.weights, broadcast.weights)
     _check_like("statistic", update.statistics, broadcast.statistics)
-    for name, tensor in update.statistics.items():
-        if is_variance(name) and bool((tensor < 0).any()):
-            raise BadMessage(f"the variance '{name}' is negative")
+    variances = {name: t.min() for name, t in update.statistics.items() if is_variance(name) and t.numel()}
+    if variances and bool(torch.stack(list(variances.values())).min() < 0):
+        name = next(name for name, smallest in variances.items() if bool(smallest < 0))
+        raise BadMessage(f"the variance '{name}' is negative")
     check_finite(update.extras)
+    for name, value in update.metrics.items():
+        if not math.isfinite(value):
+            raise BadMessage(f"its metric '{name}' is {value}")
 
 
 def _check_like(kind: str, given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
@@ -123,13 +128,13 @@ def _check_like(kind: str, given: Mapping[str, Tensor], expected: Mapping[str, T
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    floating = {name: t for name, t in tensors.items() if t.dtype.is_floating_point and t.numel()}
+    floating = {name: t for name, t in tensors.items() if is_continuous(t) and t.numel()}
     if not floating:
         return
-    # One reduction for all tensors and one look at the result; the name is sought only when something is wrong.
-    # Times zero: a finite number becomes 0, anything else NaN, and no finite sum can overflow.
-    probes = [tensor.detach().mul(0).sum().double() for tensor in floating.values()]
-    if bool(torch.isfinite(torch.stack(probes).sum())):
+    # The norms of all tensors in one go, and one look at them. A finite tensor of huge numbers may overflow its norm:
+    # only then is each tensor looked at by itself, which also finds the name.
+    norms = torch.stack([norm.double() for norm in torch._foreach_norm(list(floating.values()))])
+    if bool(torch.isfinite(norms).all()):
         return
     for name, tensor in floating.items():
         if not bool(torch.isfinite(tensor).all()):
@@ -137,7 +142,11 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
 
 
 def pack(header: Mapping[str, Any], **groups: Mapping[str, Tensor]) -> bytes:
-    """Serialise groups of named tensors with a JSON header."""
+    """Serialise groups of named tensors with a JSON header.
+
+    Safetensors sorts by dtype and name. The order goes along, because sums over tensors depend on it: a client must
+    compute the same bits whether its message came through memory, a pipe or a checkpoint.
+    """
     flat: Tensors = {}
     seen: set[int] = set()
     for group, tensors in groups.items():
@@ -147,7 +156,7 @@ def pack(header: Mapping[str, Any], **groups: Mapping[str, Tensor]) -> bytes:
             # Two names of one memory (tied weights) are two tensors on the wire.
             flat[f"{group}{_SEPARATOR}{name}"] = tensor.clone() if storage in seen else tensor
             seen.add(storage)
-    return safetensors.torch.save(flat, metadata={"header": json.dumps(header)})
+    return safetensors.torch.save(flat, metadata={"header": json.dumps(header), "order": json.dumps(list(flat))})
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensors]]:
@@ -155,14 +164,19 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensors]]:
     try:
         tensors = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")
-        header = json.loads(json.loads(data[8 : 8 + length])["__metadata__"]["header"])
+        metadata = json.loads(data[8 : 8 + length])["__metadata__"]
+        header, order = json.loads(metadata["header"]), json.loads(metadata["order"])
+        if sorted(order) != sorted(tensors):
+            raise BadMessage("its list of tensors is not that of the tensors in it")
         groups: dict[str, Tensors] = {}
-        for key, tensor in tensors.items():
+        for key in order:
             group, separator, name = key.partition(_SEPARATOR)
             if not separator:
                 raise BadMessage(f"the tensor '{key}' belongs to no group")
-            groups.setdefault(group, {})[name] = tensor
-    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+            groups.setdefault(group, {})[name] = tensors[key]
+    except BadMessage:
+        raise
+    except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, RecursionError, AttributeError) as error:
         raise BadMessage(f"it cannot be read: {error}") from error
     if not isinstance(header, dict):
         raise BadMessage("its header is not a table")
@@ -184,7 +198,7 @@ def broadcast_from_bytes(data: bytes) -> Broadcast:
             statistics=groups.get("statistics", {}),
             extras=groups.get("extras", {}),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadMessage(f"its header cannot be read: {error}") from error
 
 
@@ -215,5 +229,5 @@ def update_from_bytes(data: bytes) -> Update:
         )
     except BadMessage:
         raise
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadMessage(f"its header cannot be read: {error}") from error

@@ -6,7 +6,7 @@ Every hook has a default that does nothing, so FedAvg is the empty method.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from fedkeel.models.output import Output
 from fedkeel.nn.surgery import batch_norms
 from fedkeel.parties import Batch, LocalClient, Server, prefixed, scoped_updates
 from fedkeel.state import Tensors
+
+RESERVED = ("local", "question")  # what the engine itself calls its share of a client's memory and of the extras
 
 
 class Method:
@@ -29,6 +31,9 @@ class Method:
     - `personal`: a client is evaluated with the tensors that it keeps to itself.
     - `replaces`: server rules ("weights", "statistics") that ignore what earlier parts made of the mean.
     - `surgery_order`: parts with a lower number change the model first.
+    - `capturable`: the hooks of a step (`inputs`, `forward`, `loss`, `gradients`) ask the host nothing and read their
+      tensors from the model, the broadcast, `extras` or `scratch`: a CUDA graph of them can be replayed. If they
+      also depend on the round, `step_variant` says how.
     """
 
     name: str = ""
@@ -39,6 +44,7 @@ class Method:
     pooled: ClassVar[bool] = False
     replaces: ClassVar[frozenset[str]] = frozenset()
     surgery_order: ClassVar[int] = 0
+    capturable: ClassVar[bool] = False
 
     # -- before anything trains ------------------------------------------------------------------------------
     def prepare(self, model: nn.Module) -> None:
@@ -50,7 +56,7 @@ class Method:
 
     # -- on the server, before the broadcast -----------------------------------------------------------------
     def before_training(self, server: Server) -> None:
-        """May ask the round's clients something before they train."""
+        """May ask the round's clients something before they train, and put what it learnt in `server.extras`."""
 
     def send(self, server: Server, weights: Tensors) -> Tensors:
         """The weights that clients start from, if not the server's own."""
@@ -79,6 +85,10 @@ class Method:
     def finish(self, client: LocalClient) -> Tensors:
         """Local training is over: the extras to upload."""
         return {}
+
+    def step_variant(self, client: LocalClient) -> Hashable:
+        """What a step depends on beside tensors, e.g. whether a schedule has switched; see `capturable`."""
+        return None
 
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
         """What a client replies to `server.ask(clients, question, tensors)`."""
@@ -113,6 +123,8 @@ class Composition(Method):
 
     def __init__(self, parts: Sequence[Method]) -> None:
         self.parts = list(parts)
+        for part in self.parts:
+            part.name = part.name or type(part).__name__.lower()  # its memory and extras go by its name
         self.name = "+".join(part.name for part in self.parts)
         self._refuse_contradictions()
         self._acting = {
@@ -143,9 +155,17 @@ class Composition(Method):
         rules = [getattr(part, "unseen", None) for part in self.parts if part.personal]
         return "batch" if "batch" in rules else "initial"
 
+    @property
+    def uncapturable(self) -> list[str]:
+        """Parts whose steps cannot be captured in a CUDA graph."""
+        acting = {part.name: part for parts in self._acting.values() for part in parts}
+        return [name for name, part in acting.items() if not part.capturable]
+
     def _refuse_contradictions(self) -> None:
         names = [part.name for part in self.parts]
         for name in names:
+            if name in RESERVED or "/" in name:
+                raise MethodError(f"A method cannot be called '{name}', which the engine uses: give it another name.")
             if names.count(name) > 1:
                 raise MethodError(f"'{self.name}' names '{name}' twice: keep one.")
         for rule in ("weights", "statistics", "forward"):
@@ -240,6 +260,9 @@ class Composition(Method):
         for part in self._acting["gradients"]:
             part.gradients(self._view(client, part), recompute)
 
+    def step_variant(self, client: LocalClient) -> Hashable:
+        return tuple(part.step_variant(self._view(client, part)) for part in self.parts)
+
     def finish(self, client: LocalClient) -> Tensors:
         extras: Tensors = {}
         for part in self.parts:
@@ -294,6 +317,7 @@ class Composition(Method):
             view = server.scoped(part.name)
             act(part, view)
             server.weights, server.statistics = view.weights, view.statistics
+            server.extras = _without(server.extras, part.name) | prefixed(view.extras, part.name)
             self._keep(server, part, view)
 
     @staticmethod
@@ -303,5 +327,8 @@ class Composition(Method):
 
     @staticmethod
     def _keep(party: LocalClient | Server, part: Method, view: Any) -> None:
-        kept = {name: t for name, t in party.memory.items() if not name.startswith(f"{part.name}/")}
-        party.memory = kept | prefixed(view.memory, part.name)
+        party.memory = _without(party.memory, part.name) | prefixed(view.memory, part.name)
+
+
+def _without(tensors: Tensors, part: str) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{part}/")}

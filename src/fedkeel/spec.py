@@ -73,9 +73,12 @@ def parse_sum(text: str) -> list[Spec]:
 
 def split(text: str, separator: str) -> list[str]:
     """Split at `separator` outside of brackets and quotes."""
-    parts, depth, quote, start = [], 0, "", 0
+    parts, depth, quote, escaped, start = [], 0, "", False, 0
     for position, character in enumerate(text):
-        if quote:
+        if escaped:
+            escaped = False
+        elif quote:
+            escaped = character == "\\"
             quote = "" if character == quote else quote
         elif character in "\"'":
             quote = character

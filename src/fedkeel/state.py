@@ -47,7 +47,7 @@ def roles(model: nn.Module, method: KeepsLocal | None = None) -> dict[str, Role]
             result[name] = Role.LOCAL
         elif name in parameters:
             result[name] = Role.WEIGHT
-        elif tensor.dtype.is_floating_point or tensor.dtype.is_complex:
+        elif is_continuous(tensor):
             result[name] = Role.STATISTIC
         else:
             result[name] = Role.COUNTER
@@ -56,7 +56,13 @@ def roles(model: nn.Module, method: KeepsLocal | None = None) -> dict[str, Role]
 
 def is_variance(name: str) -> bool:
     """Whether a statistic of this name must never be negative."""
-    return name.rpartition(".")[2].endswith("var")
+    leaf = name.rpartition(".")[2]
+    return leaf == "var" or (leaf.endswith("_var") and not leaf.endswith("log_var"))
+
+
+def is_continuous(tensor: Tensor) -> bool:
+    """Whether a mean of such tensors makes sense; of integers and truth values it does not."""
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
 
 class Layout:
@@ -70,17 +76,27 @@ class Layout:
 
     def extract(self, model: nn.Module, names: Iterable[str]) -> Tensors:
         """Copies of the named entries, detached, on the model's device."""
-        state = model.state_dict()
-        return {name: state[name].detach().clone() for name in names}
+        return copies(model.state_dict(), names)
 
 
 @torch.no_grad()
-def load(model: nn.Module, *groups: Mapping[str, Tensor]) -> None:
-    """Copy named tensors into the model in place, so that optimisers and captured graphs keep their pointers."""
-    state = model.state_dict(keep_vars=True)
-    for group in groups:
-        for name, tensor in group.items():
-            state[name].copy_(tensor, non_blocking=True)
+def copies(entries: Mapping[str, Tensor], names: Iterable[str]) -> Tensors:
+    """Copies of the named entries, all in one go."""
+    result = {name: torch.empty_like(entries[name], requires_grad=False) for name in names}
+    if result:
+        torch._foreach_copy_(list(result.values()), [entries[name].detach() for name in result])
+    return result
+
+
+@torch.no_grad()
+def load(entries: nn.Module | Mapping[str, Tensor], *groups: Mapping[str, Tensor]) -> None:
+    """Copy named tensors into a model, or into its entries, in place: optimisers and captured graphs keep their
+    pointers. A later group overrides an earlier one."""
+    if isinstance(entries, nn.Module):
+        entries = entries.state_dict(keep_vars=True)
+    given = {name: tensor for group in groups for name, tensor in group.items()}
+    if given:
+        torch._foreach_copy_([entries[name] for name in given], list(given.values()), non_blocking=True)
 
 
 def to_device(tensors: Mapping[str, Tensor], device: torch.device | str) -> Tensors:
@@ -101,28 +117,31 @@ def mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Te
     total = float(sum(weights))
     shares = [weight / total for weight in weights]
     first = states[0]
-    result: Tensors = {}
-    for name, start in first.items():
-        if not start.dtype.is_floating_point:
-            largest = start.clone()
-            for state in states[1:]:
-                largest = torch.maximum(largest, state[name])
-            result[name] = largest
-            continue
+    result = {name: tensor.detach().clone() for name, tensor in first.items()}
+    floating = [name for name, tensor in first.items() if is_continuous(tensor)]
+    if floating:
         # Half precision would lose the small differences between clients.
-        dtype = torch.float32 if start.dtype in (torch.float16, torch.bfloat16) else start.dtype
-        origin = start.to(dtype)
-        accumulated = origin.clone()
+        origin = [_at_least_single(first[name]) for name in floating]
+        accumulated = [tensor.clone() for tensor in origin]
         for share, state in zip(shares[1:], states[1:], strict=True):
-            accumulated.add_(state[name].to(dtype) - origin, alpha=share)
-        result[name] = accumulated.to(start.dtype)
+            differences = torch._foreach_sub([_at_least_single(state[name]) for name in floating], origin)
+            torch._foreach_add_(accumulated, differences, alpha=share)
+        for name, tensor in zip(floating, accumulated, strict=True):
+            result[name] = tensor.to(first[name].dtype)
+    for name in first.keys() - set(floating):
+        for state in states[1:]:
+            result[name] = torch.maximum(result[name], state[name])
     return result
+
+
+def _at_least_single(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def lerp(old: Mapping[str, Tensor], new: Mapping[str, Tensor], momentum: float) -> Tensors:
     """(1 - momentum) old + momentum new; integer entries take the new value."""
     return {
-        name: torch.lerp(old[name].to(tensor.dtype), tensor, momentum) if tensor.dtype.is_floating_point else tensor
+        name: torch.lerp(old[name].to(tensor.dtype), tensor, momentum) if is_continuous(tensor) else tensor
         for name, tensor in new.items()
     }
 

@@ -15,8 +15,9 @@ import hashlib
 import json
 import os
 import shutil
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -65,6 +66,19 @@ def explained(path: Path) -> Iterator[None]:
         ) from error
 
 
+_held: weakref.WeakSet[Store] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for store in _held:
+        if store._lock is not None:
+            store._lock.close()
+
+
+# A worker that outlives a killed run for a moment must not keep the directory locked.
+os.register_at_fork(after_in_child=_let_go)
+
+
 class Store:
     """One run directory, held by one process at a time."""
 
@@ -78,15 +92,19 @@ class Store:
     def create(cls, directory: str | Path, config: Config) -> Store:
         """A new run directory; one that already holds a run is refused."""
         store = cls(directory, config)
-        if (store.directory / "config.toml").exists():
-            raise StoreError(
-                f"'{directory}' already holds a run: continue it with 'fedkeel resume {directory}', "
-                "or choose another directory."
-            )
         with explained(store.directory):
             store.directory.mkdir(parents=True, exist_ok=True)
             store._take()
-            write_atomically(store.directory / "config.toml", config.to_toml().encode())
+            try:
+                if (store.directory / "config.toml").exists():
+                    raise StoreError(
+                        f"'{directory}' already holds a run: continue it with 'fedkeel resume {directory}', "
+                        "or choose another directory."
+                    )
+                write_atomically(store.directory / "config.toml", config.to_toml().encode())
+            except BaseException:
+                store.close()
+                raise
         return store
 
     @classmethod
@@ -104,12 +122,15 @@ class Store:
         except BlockingIOError:
             self._lock.close()
             raise StoreError(f"Another process is running '{self.directory}': wait for it or stop it.") from None
+        _held.add(self)
 
     def close(self) -> None:
         for file in (self._metrics, self._lock):
             if file is not None:
-                file.close()
+                with suppress(OSError):  # a full disk: what could not be written was reported by `flush`
+                    file.close()
         self._metrics = self._lock = None
+        _held.discard(self)
 
     # -- metrics ---------------------------------------------------------------------------------------------
     def append(self, record: dict[str, Any]) -> None:
@@ -140,9 +161,11 @@ class Store:
             shutil.rmtree(aside, ignore_errors=True)
             shutil.rmtree(target, ignore_errors=True)
             aside.mkdir(parents=True)
+            # Clients go by number: a client may be called anything.
+            numbered = {str(number): tensors for number, tensors in enumerate(checkpoint.clients.values())}
             files = {
                 "server.safetensors": pack({}, **checkpoint.groups),
-                "clients.safetensors": pack({"clients": list(checkpoint.clients)}, **checkpoint.clients),
+                "clients.safetensors": pack({"clients": list(checkpoint.clients)}, **numbered),
             }
             for name, data in files.items():
                 write_durably(aside / name, data)
@@ -154,10 +177,13 @@ class Store:
                 "best": checkpoint.best,
                 "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
             }
+            header["checksum"] = _checksum(header)
             write_durably(aside / "checkpoint.json", json.dumps(header, indent=1).encode())
             os.rename(aside, target)
-            for old in self._checkpoints()[:-KEPT_CHECKPOINTS]:
-                shutil.rmtree(old, ignore_errors=True)
+            # A later one is of a future that was given up: `latest` found it damaged.
+            given_up = [folder for folder in self._checkpoints() if folder.name > target.name]
+            for folder in given_up + self._checkpoints()[: -KEPT_CHECKPOINTS - len(given_up)]:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def latest(self, note: Callable[[str], None]) -> Checkpoint | None:
         """The newest checkpoint that is whole; damaged ones are passed over with a note."""
@@ -189,8 +215,9 @@ class Store:
     def flush(self) -> None:
         """Bring the metrics to disk."""
         if self._metrics is not None:
-            self._metrics.flush()
-            os.fsync(self._metrics.fileno())
+            with explained(self.directory / "metrics.jsonl"):
+                self._metrics.flush()
+                os.fsync(self._metrics.fileno())
 
     # -- the end ---------------------------------------------------------------------------------------------
     def finish(self, summary: dict[str, Any], model: Tensors, personal: dict[str, Tensors]) -> None:
@@ -215,16 +242,23 @@ def read_config(directory: str | Path) -> Config:
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
     try:
         header = json.loads((folder / "checkpoint.json").read_bytes())
+        if header.pop("checksum") != _checksum(header):
+            raise DamagedCheckpoint("the checksum of checkpoint.json does not match")
         files = {}
         for name in ("server.safetensors", "clients.safetensors"):
             files[name] = (folder / name).read_bytes()
             if hashlib.sha256(files[name]).hexdigest() != header["sha256"][name]:
                 raise DamagedCheckpoint(f"the checksum of {name} does not match")
         _, groups = unpack(files["server.safetensors"])
-        _, clients = unpack(files["clients.safetensors"])
+        names, numbered = unpack(files["clients.safetensors"])
+        clients = {name: numbered[str(number)] for number, name in enumerate(names["clients"])}
         return header, Checkpoint(int(header["round"]), groups, clients, header["best"])
-    except (OSError, ValueError, KeyError, TypeError, BadMessage) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, BadMessage) as error:
         raise DamagedCheckpoint(str(error)) from error
+
+
+def _checksum(header: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
 
 
 def write_durably(path: Path, data: bytes) -> None:

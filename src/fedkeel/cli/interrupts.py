@@ -14,7 +14,7 @@ def interruptible() -> Iterator[None]:
     """While inside, SIGINT and SIGTERM ask the run to stop, see `fedkeel.engine.local.stop_requested`."""
     from fedkeel.engine.local import stop_requested
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(_number: int, _frame: FrameType | None) -> None:
         if stop_requested.is_set():
             raise KeyboardInterrupt
         stop_requested.set()

@@ -11,16 +11,18 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 from fedkeel import config as configuration
 from fedkeel import spec
 from fedkeel.config import Config
+from fedkeel.entries import typed
 from fedkeel.errors import FedkeelError, nearest, unknown
 
 
 class Parser(argparse.ArgumentParser):
     """A parser that tells a mistake in one sentence with the nearest valid choice, and leaves exiting to `main`."""
 
-    def __init__(self, *args: Any, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         # An abbreviation that works today is ambiguous once another option is added.
-        super().__init__(*args, allow_abbrev=False, **options)
+        options.setdefault("allow_abbrev", False)
+        super().__init__(**options)
 
     def error(self, message: str) -> NoReturn:
         missing = re.fullmatch(r"the following arguments are required: (.*)", message)
@@ -105,21 +107,6 @@ def given_options(arguments: argparse.Namespace) -> dict[str, Any]:
     return options
 
 
-def typed(option: str, text: Any) -> Any:
-    """The text of an option as the kind of value it takes; `Config` refuses what cannot be read so."""
-    if not isinstance(text, str):
-        return text
-    hint = get_type_hints(Config).get(option)
-    if hint is bool:
-        return {"true": True, "false": False}.get(text.lower(), text)
-    if hint in (int, float):
-        try:
-            return hint(text)
-        except ValueError:
-            return text
-    return text
-
-
 def with_root(data: str, root: str) -> str:
     """The data set's text with `root` among its options.
 
@@ -135,13 +122,3 @@ def with_root(data: str, root: str) -> str:
 def examples(lines: Sequence[str]) -> str:
     """The end of a command's `--help`."""
     return "examples:\n" + "\n".join(f"  {line}" for line in lines)
-
-
-def parse_seeds(text: str) -> int | list[int]:
-    """`3` is that many seeds, from 0; `0,1,5` are these."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdigit() for part in parts):
-        raise FedkeelError(f"'seeds' is '{text}': give a number of seeds, like 3, or the seeds themselves, like 0,1,5.")
-    if len(parts) == 1 and "," not in text:
-        return int(parts[0])
-    return [int(part) for part in parts]

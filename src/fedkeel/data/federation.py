@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -112,10 +113,13 @@ class Federation:
         yield from self.unseen
 
     def __getitem__(self, name: str) -> Client:
-        for client in self:
-            if client.name == name:
-                return client
-        raise DataError(unknown("client", name, [client.name for client in self]))
+        if name not in self._by_name:
+            raise DataError(unknown("client", name, list(self._by_name)))
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, Client]:
+        return {client.name: client for client in self}
 
     def pooled(self) -> Federation:
         """The same data with all training samples on one client: centralised training, the upper bound.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedkeel.engine import processes, serial
+from fedkeel.engine import cuda, processes, serial
 from fedkeel.engine.execution import EXECUTORS, ClientMemory, Executor
 
-__all__ = ["EXECUTORS", "ClientMemory", "Executor", "processes", "serial"]
+__all__ = ["EXECUTORS", "ClientMemory", "Executor", "cuda", "processes", "serial"]

@@ -60,11 +60,12 @@ def evaluate(
         for kind in statistics:
             correct = torch.zeros((), dtype=torch.int64, device=store.device)
             loss = torch.zeros((), dtype=torch.float64, device=store.device)
-            with batch_statistics(model) if kind == "batch" else nullcontext():
-                for batch in store.in_order(indices, config.evaluation_batch, store.federation.test_transform):
+            for batch in store.in_order(indices, config.evaluation_batch, store.federation.test_transform):
+                # As in training, a single sample has no batch statistics and is normalised with the global ones.
+                with batch_statistics(model) if kind == "batch" and len(batch.y) > 1 else nullcontext():
                     logits = model(batch.x).logits.float()
-                    correct += (logits.argmax(1) == batch.y).sum()
-                    loss += F.cross_entropy(logits, batch.y, reduction="sum")
+                correct += (logits.argmax(1) == batch.y).sum()
+                loss += F.cross_entropy(logits, batch.y, reduction="sum")
             results.append(Evaluation(client.name, client.domain, split, kind, int(correct), len(indices), float(loss)))
     return results
 

@@ -22,7 +22,10 @@ class ClientMemory:
         return self._tensors.get(client, {})
 
     def keep(self, client: str, tensors: Tensors) -> None:
-        if tensors and not self._stateless:
+        if self._stateless:
+            return
+        self._tensors.pop(client, None)
+        if tensors:
             self._tensors[client] = tensors
 
     def snapshot(self) -> dict[str, Tensors]:

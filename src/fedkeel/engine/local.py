@@ -5,9 +5,11 @@ A `Worker` is one resident model on one device. Every executor runs workers; the
 
 from __future__ import annotations
 
+import copy
+import math
 import threading
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -16,9 +18,9 @@ from torch import Tensor
 from fedkeel import seeds, state
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
-from fedkeel.engine.batches import ImageStore, TrainingPasses, training_plan
+from fedkeel.engine.batches import ImageStore, Plan, TrainingPasses, training_plan
 from fedkeel.engine.evaluation import Evaluation, evaluate
-from fedkeel.messages import Answer, Broadcast, Update
+from fedkeel.messages import Answer, BadMessage, Broadcast, Update, check_finite
 from fedkeel.method import Composition
 from fedkeel.models.output import Classifier
 from fedkeel.nn.surgery import frozen_statistics
@@ -47,54 +49,87 @@ class Worker:
     method: Composition
     model: Classifier
     device: torch.device
+    shared_store: ImageStore | None = None
 
     def __post_init__(self) -> None:
         self.model.to(self.device)
+        if self.device.type == "cuda":
+            tf32 = self.config.precision != "float32"
+            torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+        if self._half:
+            # Half-precision convolutions want the channels last; in any other order they are converted every time.
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.layout = Layout(state.roles(self.model, self.method))
-        self.store = ImageStore(self.federation, self.device)
-        self.initial_local = self.layout.extract(self.model, self.layout.local)
+        self.store = self.shared_store or ImageStore(self.federation, self.device)
+        # The tensors themselves: walking the module tree anew for every client takes longer than a small step.
+        self.entries = dict(self.model.state_dict(keep_vars=True))
+        self.initial_local = state.copies(self.entries, self.layout.local)
+        # Buffers outside of `state_dict()` do not travel, and must not go from one client to the next either.
+        entries = self.model.state_dict().keys()
+        buffers = [(name, buffer) for name, buffer in self.model.named_buffers() if name not in entries]
+        self._transient = [(buffer, buffer.clone()) for _, buffer in buffers]
+
+    def twin(self) -> Worker:
+        """Another model of the same kind over the same images."""
+        return replace(self, model=copy.deepcopy(self.model), shared_store=self.store)
 
     def train(self, name: str, broadcast: Broadcast, memory: Tensors) -> tuple[Update, Tensors]:
         """One client's part of a round. Returns its update and what it remembers."""
-        client = self._arrive(name, broadcast, memory)
-        config, model = self.config, self.model
-        plan = training_plan(
+        with seeds.default_generator(self.config.seed, "layers", broadcast.round, name, device=self.device):
+            client = self.begin(name, broadcast, memory)
+            total_loss = torch.zeros((), device=self.device)
+            plan = self.plan(name, broadcast.round)
+            for batch in self.store.batches(plan, self.federation.train_transform):
+                if stop_requested.is_set():
+                    raise Stopped
+                total_loss += self.step(client, batch) * len(batch.y)
+            return self.end(client, float(total_loss) / len(plan.order))
+
+    def plan(self, name: str, round: int) -> Plan:
+        """Which samples this client trains on in this round, in which order."""
+        config = self.config
+        return training_plan(
             self.federation[name],
             self.federation.train_transform,
             seed=config.seed,
-            round=broadcast.round,
+            round=round,
             epochs=config.local_epochs,
             batch_size=config.batch_size,
             drop_last=config.drop_last,
         )
-        with seeds.default_generator(config.seed, "layers", broadcast.round, name, device=self.device):
-            model.train()
-            self.method.start(client)
-            model.train()  # a method may have run a pass of its own
-            client.optimizer = self._optimizer(client.learning_rate)
-            for view in client.scratch["views"].values():
-                view.optimizer = client.optimizer
-            total_loss = torch.zeros((), device=self.device)
-            seen = 0
-            for batch in self.store.batches(plan, self.federation.train_transform):
-                if stop_requested.is_set():
-                    raise Stopped
-                total_loss += self._step(client, batch) * len(batch.y)
-                seen += len(batch.y)
-            extras = self.method.finish(client)
-        loss = float(total_loss) / seen
-        if loss != loss or loss in (float("inf"), float("-inf")):
-            raise ClientFailure(f"its loss became {loss}: a lower learning rate may help")
+
+    def begin(
+        self, name: str, broadcast: Broadcast, memory: Tensors, optimizer: torch.optim.Optimizer | None = None
+    ) -> LocalClient:
+        """Load the global model and let the method start; the client is then ready for its first step."""
+        client = self._arrive(name, broadcast, memory)
+        self.model.train()
+        self.method.start(client)
+        self.model.train()  # a method may have run a pass of its own
+        client.optimizer = optimizer or self._optimizer(client.learning_rate)
+        for view in client.scratch["views"].values():
+            view.optimizer = client.optimizer
+        return client
+
+    def end(self, client: LocalClient, loss: float) -> tuple[Update, Tensors]:
+        """Let the method finish; the update of the trained client and what it remembers."""
+        check_loss(loss)
         update = Update(
-            client=name,
+            client=client.name,
             samples=client.samples,
-            round=broadcast.round,
-            weights=self.layout.extract(model, self.layout.weights),
-            statistics=self.layout.extract(model, self.layout.statistics),
-            extras=extras,
+            round=client.round,
+            extras=self.method.finish(client),
+            weights=state.copies(self.entries, self.layout.weights),
+            statistics=state.copies(self.entries, self.layout.statistics),
             metrics={"loss": loss},
         )
-        return update, self._remember(client, self.layout.extract(model, self.layout.local))
+        memory = self._remember(client, state.copies(self.entries, self.layout.local))
+        try:
+            # What a client remembers would spoil its next rounds too.
+            check_finite({**update.weights, **update.statistics, **memory})
+        except BadMessage as bad:
+            raise ClientFailure(f"{bad}: a lower learning rate may help") from None
+        return update, memory
 
     def answer(self, name: str, broadcast: Broadcast, memory: Tensors, question: str) -> tuple[Answer, Tensors]:
         """A client's answer to a method's question, whose own tensors are the extras named `question/...`."""
@@ -107,19 +142,27 @@ class Worker:
     def evaluate(self, name: str, broadcast: Broadcast, memory: Tensors, splits: list[str]) -> list[Evaluation]:
         """Accuracy and loss on one client's test and validation data."""
         local = select(memory, LOCAL) if self.method.is_personal else {}
-        state.load(self.model, self.initial_local, broadcast.weights, broadcast.statistics, local)
+        self._load(broadcast, local)
         statistics = {"both": ["global", "batch"]}.get(self.config.evaluate_with, [self.config.evaluate_with])
+        site = self.federation[name]
         if self.method.is_personal and not local and self.method.unseen_statistics == "batch":
-            statistics = ["batch"]
-        return evaluate(self.model, self.store, self.federation[name], splits, statistics, self.config)
+            # It has no layers of its own: its column is filled by the method's rule for such clients.
+            results = evaluate(self.model, self.store, site, splits, ["batch"], self.config)
+            return [replace(result, statistics=kind) for kind in statistics for result in results]
+        return evaluate(self.model, self.store, site, splits, statistics, self.config)
 
     # -- the parts of a round --------------------------------------------------------------------------------
+    def _load(self, broadcast: Broadcast, local: Tensors) -> None:
+        state.load(self.entries, self.initial_local, broadcast.weights, broadcast.statistics, local)
+        for buffer, initial in self._transient:
+            buffer.copy_(initial)
+
     def _arrive(self, name: str, broadcast: Broadcast, memory: Tensors) -> LocalClient:
         config, site = self.config, self.federation[name]
         broadcast = broadcast.to(self.device)
         memory = state.to_device(memory, self.device)
         local = select(memory, LOCAL)
-        state.load(self.model, self.initial_local, broadcast.weights, broadcast.statistics, local)
+        self._load(broadcast, local)
         return LocalClient(
             name=name,
             samples=site.samples,
@@ -140,12 +183,12 @@ class Worker:
     def _remember(client: LocalClient, local: Tensors) -> Tensors:
         """What the client keeps: its parts' memory and the entries of the model that never travel."""
         memory = client.memory | prefixed(local, LOCAL)
-        return {name: tensor.detach().to("cpu", copy=True) for name, tensor in memory.items()}
+        return state.clone(memory)
 
-    def _step(self, client: LocalClient, batch: Batch) -> Tensor:
+    def step(self, client: LocalClient, batch: Batch) -> Tensor:
         """Forward, loss, backward, gradients, step. Returns the loss before the step, detached."""
         x = self.method.inputs(client, batch.x)
-        batch = Batch(x, batch.y)
+        batch = Batch(x.contiguous(memory_format=torch.channels_last) if self._half else x, batch.y)
 
         def backward() -> Tensor:
             self.model.zero_grad(set_to_none=True)
@@ -165,9 +208,31 @@ class Worker:
         return loss
 
     def _precision(self) -> torch.autocast | nullcontext[None]:
-        if self.device.type == "cuda" and self.config.precision == "bf16":
-            return torch.autocast("cuda", dtype=torch.bfloat16)
-        return nullcontext()
+        return torch.autocast("cuda", dtype=torch.bfloat16) if self._half else nullcontext()
+
+    @property
+    def _half(self) -> bool:
+        return self.device.type == "cuda" and self.config.precision == "bf16"
+
+    def resident_optimizer(self, learning_rate: Tensor) -> torch.optim.Optimizer:
+        """An optimiser that a CUDA graph can hold: its learning rate is a tensor, its state is made beforehand."""
+        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        config = self.config
+        if config.optimizer == "adamw":
+            return torch.optim.AdamW(
+                parameters, lr=learning_rate, weight_decay=config.weight_decay, fused=True, capturable=True
+            )
+        return torch.optim.SGD(
+            parameters, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
+        )
+
+    @staticmethod
+    def reset(optimizer: torch.optim.Optimizer) -> None:
+        """As new, but at the same addresses. A momentum of zeros gives the same first step as none."""
+        values = [value for entries in optimizer.state.values() for value in entries.values()]
+        tensors = [value for value in values if isinstance(value, Tensor)]
+        if tensors:
+            torch._foreach_zero_(tensors)
 
     def _optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
@@ -181,3 +246,8 @@ class Worker:
             weight_decay=config.weight_decay,
             foreach=True,
         )
+
+
+def check_loss(loss: float) -> None:
+    if not math.isfinite(loss):
+        raise ClientFailure(f"its loss became {loss}: a lower learning rate may help")

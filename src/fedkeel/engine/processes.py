@@ -8,10 +8,10 @@ client it was running with it: that client's update is missing, a new worker tak
 from __future__ import annotations
 
 import json
-import logging
 import multiprocessing
 import os
 import signal
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
@@ -24,6 +24,7 @@ from fedkeel.engine import local
 from fedkeel.engine.evaluation import Evaluation
 from fedkeel.engine.execution import EXECUTORS, ClientMemory
 from fedkeel.engine.local import ClientFailure, Stopped, Worker
+from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.messages import (
     Answer,
     Broadcast,
@@ -38,7 +39,6 @@ from fedkeel.messages import (
 )
 from fedkeel.state import Tensors
 
-log = logging.getLogger("fedkeel")
 T = TypeVar("T")
 Reply = tuple[dict[str, Any], bytes, bytes]
 
@@ -80,9 +80,10 @@ class ProcessesExecutor:
             return [Evaluation(**fields) for fields in reply[0]["evaluations"]]
 
         def lost(client: str, reason: str) -> list[Evaluation]:
-            raise RuntimeError(f"The evaluation of client '{client}' failed: {reason}")
+            raise TrainingError(f"The evaluation of '{client}' failed twice, the second time because {reason}.")
 
-        yield from self._in_order(clients, broadcast, {"do": "evaluate", "splits": list(splits)}, read, lost)
+        job = {"do": "evaluate", "splits": list(splits)}
+        yield from self._in_order(clients, broadcast, job, read, lost, attempts=2)
 
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
         def read(client: str, reply: Reply) -> Answer:
@@ -108,8 +109,10 @@ class ProcessesExecutor:
         job: dict[str, Any],
         read: Callable[[str, Reply], T],
         lost: Callable[[str, str], Any],
+        attempts: int = 1,
     ) -> Iterator[Any]:
         """Run `job` for every client, long ones first, and yield the results in the order of `clients`."""
+        attempts_left = dict.fromkeys(clients, attempts)
         self._broadcasts += 1
         message = broadcast_to_bytes(broadcast)
         sizes = {client.name: client.samples for client in self.worker.federation}
@@ -128,11 +131,21 @@ class ProcessesExecutor:
                 try:
                     reply = self._receive(seat)
                 except (EOFError, OSError):
-                    results[client] = lost(client, self._replace(seat))
+                    reason = self._replace(seat)
+                    attempts_left[client] -= 1
+                    if attempts_left[client]:
+                        waiting.append(client)
+                    else:
+                        results[client] = lost(client, reason)
                 else:
-                    failure = reply[0].get("failure")
-                    results[client] = lost(client, failure) if failure else read(client, reply)
                     seat.client = None
+                    header = reply[0]
+                    if "error" in header:
+                        raise RuntimeError(f"Client '{client}' failed in its worker process:\n{header['error']}")
+                    if "mistake" in header:
+                        raise FedkeelError(header["mistake"])
+                    failure = header.get("failure")
+                    results[client] = lost(client, failure) if failure else read(client, reply)
             if local.stop_requested.is_set():
                 raise Stopped
             while turn < len(clients) and clients[turn] in results:
@@ -208,6 +221,8 @@ def _reply(worker: Worker, job: dict[str, Any], broadcast: Broadcast, memory: Te
         return json.dumps({"evaluations": [asdict(e) for e in evaluations]}).encode(), b"", b""
     except ClientFailure as failure:
         return json.dumps({"failure": str(failure)}).encode(), b"", b""
-    except Exception as error:  # the parent must hear of a bug in a method, with its traceback
-        log.exception("Client '%s' failed in its worker.", client)
-        return json.dumps({"failure": f"{type(error).__name__}: {error}"}).encode(), b"", b""
+    # A mistake in a method stops the run here as it does in one process; the parent tells of it.
+    except FedkeelError as mistake:
+        return json.dumps({"mistake": str(mistake)}).encode(), b"", b""
+    except Exception:
+        return json.dumps({"error": traceback.format_exc()}).encode(), b"", b""

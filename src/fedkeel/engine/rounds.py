@@ -17,8 +17,8 @@ from fedkeel import seeds, state
 from fedkeel.engine.evaluation import Evaluation, Scores, split_indices, summarise
 from fedkeel.engine.execution import Executor
 from fedkeel.engine.local import LOCAL, QUESTION
-from fedkeel.engine.setup import Setup
-from fedkeel.errors import TrainingError
+from fedkeel.engine.setup import Setup, clients_per_round
+from fedkeel.errors import StoreError, TrainingError
 from fedkeel.messages import Answer, BadMessage, Broadcast, Missing, Update, check, check_finite
 from fedkeel.observer import Observer
 from fedkeel.parties import Server, prefixed, select
@@ -97,6 +97,7 @@ class Federated:
         if last or (round + 1) % config.evaluate_every == 0:
             tested = replace(server, statistics=dict(server.statistics), weights=dict(server.weights))
             self.method.before_evaluation(tested)
+            tested.statistics = state.keep_variances_positive(tested.statistics)
             server.memory = tested.memory
             scores = self._evaluate(tested)
         loss = _mean_loss(updates)
@@ -128,7 +129,7 @@ class Federated:
 
     def _sample(self, round: int) -> list[str]:
         """The clients of this round, in the federation's order."""
-        count = max(1, round_half_up(self.config.participation * len(self.clients)))
+        count = clients_per_round(self.config, len(self.clients))
         if count >= len(self.clients):
             return list(self.clients)
         generator = seeds.generator(self.config.seed, "participation", round)
@@ -155,7 +156,7 @@ class Federated:
                 else:
                     updates.append(result)
                     record = {"kind": "client", "round": broadcast.round, "client": client, "samples": result.samples}
-                    self.store.append(record | result.metrics)
+                    self.store.append(record | result.metrics | record)  # a metric cannot pose as something else
             if problem:
                 dropped.append(Missing(client, problem))
                 self.store.append({"kind": "dropped", "round": broadcast.round, "client": client, "reason": problem})
@@ -203,6 +204,8 @@ class Federated:
     def _evaluate(self, server: Server) -> Scores | None:
         broadcast = self._broadcast(server, server.weights)
         evaluations = self._evaluations(broadcast)
+        kinds = {e.statistics for e in evaluations}
+        reported = "global" if "global" in kinds else "batch"
         shown: Scores | None = None
         for split, statistics in sorted({(e.split, e.statistics) for e in evaluations}, reverse=True):
             chosen = [e for e in evaluations if (e.split, e.statistics) == (split, statistics)]
@@ -212,9 +215,9 @@ class Federated:
             self.store.append(
                 {"kind": "scores", "round": server.round, "split": split, "statistics": statistics} | vars(scores)
             )
-            if split == "test" and (shown is None or statistics == "global"):
+            if split == "test" and statistics == reported:
                 shown = scores
-            if split == "validation" and scores.average > self.best[0]:
+            if split == "validation" and statistics == reported and scores.average > self.best[0]:
                 self.best = (scores.average, server.round)
                 if self.config.result == "best-validation":
                     self.best_model = {**server.weights, **server.statistics}
@@ -258,6 +261,13 @@ class Federated:
             self.store.truncate()
             return 0
         groups, device = checkpoint.groups, self.setup.worker.device
+        for kind, expected in (("weights", self.server.weights), ("statistics", self.server.statistics)):
+            stored = {name: tensor.shape for name, tensor in groups.get(kind, {}).items()}
+            if stored != {name: tensor.shape for name, tensor in expected.items()}:
+                raise StoreError(
+                    f"The checkpoints of '{self.store.directory}' are of another model than the one given: "
+                    "resume with the model and the method that the run began with."
+                )
         self.server.weights = state.to_device(groups.get("weights", {}), device)
         self.server.statistics = state.to_device(groups.get("statistics", {}), device)
         self.server.extras = state.to_device(groups.get("extras", {}), device)
@@ -270,11 +280,6 @@ class Federated:
     def local_tensors(self) -> dict[str, Tensors]:
         """What each client keeps of the model, for saving personal models."""
         return {name: select(memory, LOCAL) for name, memory in self.executor.memory.snapshot().items()}
-
-
-def round_half_up(value: float) -> int:
-    """Python's `round` goes to the even neighbour, so half of five clients would be two."""
-    return int(value + 0.5)
 
 
 def _mean_loss(updates: Sequence[Update]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import os
 from dataclasses import dataclass
@@ -69,6 +70,7 @@ def prepare(
     check_clients(federation, config)
     if composed.is_pooled:
         federation = federation.pooled()
+    check_rounds(federation, config)
     network = build_model(config, federation, composed, model)
     worker = Worker(config, federation, composed, network, device)
     if config.batch_size == 1 and batch_norms(network):
@@ -97,11 +99,19 @@ def check_clients(federation: Federation, config: Config) -> None:
     for client in federation.clients:
         if client.samples == 0:
             raise DataError(f"The client '{client.name}' has no training samples: leave it out or give it some.")
-    if config.min_clients > len(federation.clients):
-        raise FedkeelError(
-            f"'min_clients' is {config.min_clients}, but the federation has only {len(federation.clients)} clients: "
-            "give a smaller number."
+    outside = federation.labels[(federation.labels < 0) | (federation.labels >= federation.num_classes)]
+    if len(outside):
+        raise DataError(
+            f"'{federation.name}' has the label {int(outside[0])}, but {federation.num_classes} classes: "
+            f"give labels from 0 to {federation.num_classes - 1}."
         )
+    training = {client.domain for client in federation.clients}
+    for client in federation.unseen:
+        if client.domain in training:
+            raise DataError(
+                f"The unseen client '{client.name}' is of the domain '{client.domain}', which others train on: "
+                "name its domain differently, so that the averages keep them apart."
+            )
     if not any(len(client.test) for client in federation):
         raise DataError(f"No client of '{federation.name}' has test samples: give at least one a test set.")
     if config.result == "best-validation" and not any(len(client.validation) for client in federation.clients):
@@ -109,6 +119,18 @@ def check_clients(federation: Federation, config: Config) -> None:
             f"'result' is 'best-validation', but no client of '{federation.name}' has validation samples: "
             "choose 'last' or give a validation split."
         )
+
+
+def check_rounds(federation: Federation, config: Config) -> None:
+    sampled = clients_per_round(config, len(federation.clients))
+    if config.min_clients > sampled:
+        of_how_many = f"of {len(federation.clients)} clients, a round trains {sampled}"
+        raise FedkeelError(f"'min_clients' is {config.min_clients}, but {of_how_many}: give at most {sampled}.")
+
+
+def clients_per_round(config: Config, clients: int) -> int:
+    """The fraction that takes part, at least one. Python's `round` would make two of half of five: half goes up."""
+    return max(1, int(config.participation * clients + 0.5))
 
 
 def build_model(config: Config, federation: Federation, method: Composition, given: nn.Module | None) -> Classifier:
@@ -125,7 +147,7 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
                 image_size=(x.shape[2], x.shape[3]),
             )
         else:
-            network = given
+            network = copy.deepcopy(given)  # the caller's own stays as it is, for the next run
         if not isinstance(network, Classifier):
             raise FedkeelError(
                 f"The model is a {type(network).__name__}, which gives no features: "
@@ -136,10 +158,17 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
     try:
         with torch.no_grad():
             output = network(x.to(next(network.parameters()).device))
-    except RuntimeError as error:
-        reason = str(error).partition("\n")[0]
-        raise FedkeelError(f"The model does not take images of shape {tuple(x.shape[1:])}: {reason}") from error
-    if not isinstance(output, Output) or output.logits.shape[-1] != federation.num_classes:
+    except FedkeelError:
+        raise
+    except Exception as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise FedkeelError(f"The model does not take images of shape {tuple(x.shape[1:])}: {reason}.") from error
+    if not isinstance(output, Output):
+        raise FedkeelError(
+            f"The forward of {type(network).__name__} returns a {type(output).__name__}: "
+            "return fedkeel.models.Output(features, logits)."
+        )
+    if output.logits.shape[-1] != federation.num_classes:
         raise FedkeelError(
             f"The model has {output.logits.shape[-1]} outputs, but '{federation.name}' has {federation.num_classes} "
             "classes: give the model as many."
@@ -158,6 +187,11 @@ def choose_device(config: Config) -> torch.device:
         ) from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise FedkeelError(f"'device' is '{config.device}', but this machine shows no GPU to torch: choose 'cpu'.")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise FedkeelError(
+            f"'device' is '{config.device}', but this machine has {torch.cuda.device_count()} GPUs, counted from 0: "
+            "choose one of them."
+        )
     if device.type not in ("cpu", "cuda"):
         raise FedkeelError(f"'device' is '{config.device}', which is not supported: choose 'cpu' or 'cuda'.")
     return device
@@ -165,9 +199,13 @@ def choose_device(config: Config) -> torch.device:
 
 def choose_executor(config: Config, device: torch.device) -> str:
     if config.executor == "auto":
+        if device.type == "cuda":
+            return "cuda"
         several_cores = config.workers != 1 and (os.cpu_count() or 1) > 1
-        return "processes" if device.type == "cpu" and several_cores and hasattr(os, "fork") else "serial"
+        return "processes" if several_cores and hasattr(os, "fork") else "serial"
     EXECUTORS.entry(config.executor)
+    if config.executor == "cuda" and device.type != "cuda":
+        raise FedkeelError("The executor 'cuda' needs a GPU: choose 'processes' or 'serial'.")
     if config.executor == "processes" and device.type != "cpu":
         raise FedkeelError("The executor 'processes' uses CPU cores: give '--device cpu', or the executor 'serial'.")
     if config.executor == "processes" and not hasattr(os, "fork"):

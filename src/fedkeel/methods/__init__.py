@@ -48,7 +48,8 @@ def build(text: str, **options: Any) -> Method:
         elif owners:
             named_parts = " and ".join(f"'{specs[i].name}'" for i in owners)
             raise FedkeelError(
-                f"The option '{name}' belongs to {named_parts}: write it in brackets, '{specs[owners[0]].name}({name}=...)'."
+                f"The option '{name}' belongs to {named_parts}: "
+                f"write it in brackets, '{specs[owners[0]].name}({name}=...)'."
             )
         else:
             choices = [option for entry in entries for option in entry.options()]
@@ -57,9 +58,27 @@ def build(text: str, **options: Any) -> Method:
     return parts[0] if len(parts) == 1 else Composition(parts)
 
 
+# What an option annotated so may be. Others are checked by the method itself.
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "int": ((int,), "a whole number"),
+    "float": ((int, float), "a number"),
+    "bool": ((bool,), "true or false"),
+    "str": ((str,), "a word"),
+    "int | None": ((int, type(None)), "a whole number"),
+    "float | None": ((int, float, type(None)), "a number"),
+}
+
+
 def _build(spec: Spec) -> Method:
+    entry = METHODS.entry(spec.name)
+    entry.check_options("method", spec.options)
+    for name, value in spec.options.items():
+        parameter = entry.options().get(name)
+        expected = _KINDS.get(str(parameter.annotation)) if parameter else None
+        if expected and (not isinstance(value, expected[0]) or (isinstance(value, bool) and bool not in expected[0])):
+            raise FedkeelError(f"The '{name}' of {spec.name} is {value!r}, which is not {expected[1]}.")
     try:
-        return METHODS.build(spec.name, **spec.options)
+        return entry.build(**spec.options)
     except (TypeError, ValueError) as error:
         if isinstance(error, FedkeelError):
             raise

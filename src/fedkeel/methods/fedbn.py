@@ -29,9 +29,12 @@ def check_unseen(unseen: str) -> None:
 
 def batch_norm_entries(model: nn.Module) -> set[str]:
     """Names in `state_dict()` of everything that belongs to a batch-norm layer."""
+    layers = {id(layer) for layer in batch_norms(model).values()}
     return {
         f"{layer_name}.{name}" if layer_name else name
-        for layer_name, layer in batch_norms(model).items()
+        # A layer that is used in two places has two names in `state_dict()`.
+        for layer_name, layer in model.named_modules(remove_duplicate=False)
+        if id(layer) in layers
         for name in layer.state_dict()
     }
 

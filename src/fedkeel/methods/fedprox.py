@@ -20,6 +20,7 @@ class FedProx(Method):
     """Adds mu/2 times the squared distance to the global weights to the local loss."""
 
     paper = "Li et al. 2020"
+    capturable = True
 
     def __init__(self, mu: float = 0.01) -> None:
         if mu < 0:

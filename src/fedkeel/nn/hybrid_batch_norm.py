@@ -6,6 +6,7 @@ in a proportion that every client learns for every channel (Eq. 9).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -120,6 +121,7 @@ class HybridBatchNorm(nn.Module):
         self.register_buffer("running_mean", torch.zeros(num_features, **place))
         self.register_buffer("running_var", torch.ones(num_features, **place))
         self.record: str | None = None
+        self.recording_momentum: float | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x)
@@ -144,10 +146,11 @@ class HybridBatchNorm(nn.Module):
             return torch.sigmoid(self.alpha)
         return torch.full_like(self.alpha, {"fixed": 0.5, "global": 1.0, "batch": 0.0}[self.mix])
 
-    def start_recording(self, what: str = "mixture") -> None:
+    def start_recording(self, what: str = "mixture", momentum: float | None = None) -> None:
         """From now on, and from nothing, pool over batches the moments that training forwards see (Eq. 7).
 
-        "mixture": those that the layer normalised with, Eq. 9. "batch": those of the batches themselves.
+        "mixture": those that the layer normalised with, Eq. 9. "batch": those of the batches themselves. With
+        `momentum`, a moving average that starts from the global statistics takes the place of the pooling (Table 6).
         """
         if what not in RECORDS:
             raise FedkeelError(f"HybridBatchNorm does not record '{what}': {nearest(str(what), RECORDS)}")
@@ -157,9 +160,13 @@ class HybridBatchNorm(nn.Module):
             self.register_buffer("_mean", torch.zeros_like(self.running_mean), persistent=False)
             self.register_buffer("_var", torch.zeros_like(self.running_var), persistent=False)
         self._count.zero_()
-        self._mean.zero_()
-        self._var.zero_()
-        self.record = what
+        if momentum is None:
+            self._mean.zero_()
+            self._var.zero_()
+        else:
+            self._mean.copy_(self.running_mean)
+            self._var.copy_(self.running_var)
+        self.record, self.recording_momentum = what, momentum
 
     def stop_recording(self) -> None:
         """Record no more; what was recorded stays."""
@@ -174,6 +181,10 @@ class HybridBatchNorm(nn.Module):
     def _remember(self, mean: Tensor, var: Tensor, samples: int) -> None:
         """Law of total variance, as a running update that never asks the device for a number."""
         self._count.add_(samples)
+        if self.recording_momentum is not None:
+            self._mean.lerp_(mean, self.recording_momentum)
+            self._var.lerp_(var, self.recording_momentum)
+            return
         part = samples / self._count.to(mean.dtype)
         delta = mean - self._mean
         self._var.lerp_(var, part).add_(part * (1 - part) * delta.square())
@@ -214,6 +225,15 @@ class HybridBatchNorm3d(HybridBatchNorm):
 def hybrid_norms(model: nn.Module) -> dict[str, HybridBatchNorm]:
     """Every HybridBatchNorm of a model by its name in `named_modules()`."""
     return {name: module for name, module in model.named_modules() if isinstance(module, HybridBatchNorm)}
+
+
+def recorded_moments(layers: Mapping[str, HybridBatchNorm]) -> dict[str, Tensor]:
+    """Stop recording; mean and variance of each layer under the names of its statistics in `state_dict()`."""
+    moments: dict[str, Tensor] = {}
+    for name, layer in layers.items():
+        layer.stop_recording()
+        moments[f"{name}.running_mean"], moments[f"{name}.running_var"], _ = layer.recorded()
+    return moments
 
 
 def to_hybrid(model: nn.Module, mix: str = "learned") -> list[str]:

@@ -1,0 +1,260 @@
+"""The commands that look and do not train: show, list, data."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedkeel.cli.parsing import add_options, add_sources, examples, given_options
+from fedkeel.config import Config, from_dict
+
+if TYPE_CHECKING:
+    from fedkeel.compare import Comparison
+    from fedkeel.registry import Entry, Registry
+    from fedkeel.run import Run
+
+KINDS = ("methods", "models", "data", "partitions", "transforms", "executors")
+# What a builder takes from the data or the engine, and nobody types.
+GIVEN_BY_ENGINE = ("num_classes", "in_channels", "image_size", "worker", "memory", "workers")
+DATA_OPTIONS = ("partition", "unseen", "subsample", "seed")
+
+
+def add_commands(commands: Any) -> None:
+    show = commands.add_parser(
+        "show",
+        help="the result of a run, or a table of several",
+        description="Show a run: its options, result and curve. Several runs, or a folder of them: one table.",
+        epilog=examples(
+            ["fedkeel show runs/digits-shift-fedavg-seed0", "fedkeel show runs/demo", "fedkeel show runs/*"]
+        ),
+    )
+    show.add_argument("directories", nargs="+", metavar="DIR", help="a run directory, or a folder of run directories")
+    show.add_argument("--json", action="store_true", help="print one JSON document")
+    show.set_defaults(act=show_runs)
+
+    listing = commands.add_parser(
+        "list",
+        help="the methods, models, data sets, ... there are",
+        description="What there is to choose from, each with its options and their defaults, and its paper.",
+        epilog=examples(["fedkeel list methods", "fedkeel list models --json"]),
+    )
+    listing.add_argument("kind", choices=KINDS, metavar="|".join(KINDS))
+    listing.add_argument("--json", action="store_true", help="print one JSON document")
+    listing.set_defaults(act=list_names)
+
+    data = commands.add_parser(
+        "data",
+        help="look at a data set",
+        description="Look at a data set before training on it.",
+        epilog=examples(
+            ["fedkeel data show digits-shift -o digits.png", "fedkeel data describe folder --root ./images"]
+        ),
+    )
+    actions = data.add_subparsers(title="commands", metavar="COMMAND", dest="action", required=True)
+    sheet = actions.add_parser(
+        "show",
+        help="write a picture of its domains and classes",
+        description="Write a PNG with a block of rows for each domain and a column for each class.",
+        epilog=examples(["fedkeel data show digits-shift -o digits.png"]),
+    )
+    sheet.add_argument("-o", "--output", metavar="FILE", help="the PNG to write (default: NAME.png)")
+    describe = actions.add_parser(
+        "describe",
+        help="a table of its clients",
+        description="A table of the clients: their domain and how many images they have.",
+        epilog=examples(
+            [
+                "fedkeel data describe digits-shift --partition 'dirichlet(alpha=0.3, clients=4)'",
+                "fedkeel data describe folder --root ./images --unseen sketch",
+            ]
+        ),
+    )
+    describe.add_argument("--json", action="store_true", help="print one JSON document")
+    for parser, act in ((sheet, show_data), (describe, describe_data)):
+        parser.add_argument("data", metavar="NAME", help="data set, with options: 'folder(root=./images, size=64)'")
+        add_sources(parser, config=False)
+        add_options(parser, only=DATA_OPTIONS)
+        parser.set_defaults(act=act)
+
+
+# -- show -----------------------------------------------------------------------------------------------------
+def show_runs(arguments: argparse.Namespace) -> int:
+    from fedkeel.compare import gather
+    from fedkeel.run import Run
+
+    comparison = gather(arguments.directories)
+    if len(comparison.places) == 1:
+        run = Run(comparison.places[0].directory)
+        if arguments.json:
+            print(json.dumps(run_document(run), indent=1))
+        else:
+            print_run(run)
+    elif arguments.json:
+        print(json.dumps(comparison.to_dict(), indent=1))
+    else:
+        print_comparison(comparison)
+    return 0
+
+
+def run_document(run: Run) -> dict[str, Any]:
+    return {
+        "directory": str(run.directory),
+        "finished": run.finished,
+        "config": run.config.to_dict(),
+        "summary": run.summary,
+        "curve": [{"round": entry["round"], "accuracy": entry["average"]} for entry in run.scores()],
+    }
+
+
+def print_run(run: Run) -> None:
+    from fedkeel.console import console, duration, plain_table
+    from fedkeel.tables import RULES, percent, sparkline
+
+    out = console(sys.stdout)
+
+    def say(text: str) -> None:
+        out.print(text, markup=False)
+
+    config, summary, curve = run.config, run.summary, run.scores()
+    say(f"{config.method} on {config.data}, model {config.model}, seed {config.seed}")
+    changed = [f"{name}={value}" for name, value in config.to_dict().items() if is_worth_telling(name, value)]
+    if changed:
+        say(f"with {', '.join(changed)}")
+    domains = summary["domains"] if summary else curve[-1]["domains"] if curve else {}
+    if domains:
+        unseen = set(summary["unseen_domains"]) if summary else set()
+        rows = [(f"{name} (unseen)" if name in unseen else name, percent(value)) for name, value in domains.items()]
+        out.print(plain_table(["domain", "accuracy %"], rows))
+    if summary:
+        say(f"average {percent(summary['accuracy'])} % over domains ({RULES[summary['result']]})")
+        say(f"        {percent(summary['samples_accuracy'])} % over samples")
+        if summary["unseen"] is not None:
+            say(f"        {percent(summary['unseen'])} % on unseen domains")
+    if curve:
+        averages = [entry["average"] for entry in curve]
+        say(f"rounds  {sparkline(averages)}  {percent(averages[0])} to {percent(averages[-1])} %")
+    if summary:
+        traffic = f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down"
+        say(f"took    {duration(summary['seconds'])} ({summary['executor']}), {traffic}")
+        say(f"run     {run.directory}")
+    else:
+        done = curve[-1]["round"] + 1 if curve else 0
+        say(f"not finished: {done} of {config.rounds} rounds; continue with: fedkeel resume {run.directory}")
+
+
+def is_worth_telling(name: str, value: Any) -> bool:
+    if name in ("method", "data", "model", "seed"):
+        return False
+    return name in ("rounds", "batch_size", "learning_rate") or value != getattr(Config(), name)
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def print_comparison(comparison: Comparison, sentences: Sequence[str] = ()) -> None:
+    from fedkeel.console import console, results_table
+
+    out = console(sys.stdout)
+    results = comparison.results
+    if results.rows:
+        out.print(results_table(results))
+    for sentence in sentences:
+        out.print(f"- {sentence}", markup=False)
+    if sentences:
+        out.print()
+    if comparison.missing:
+        out.print(f"Missing, not finished: {', '.join(comparison.missing)}.", markup=False)
+    out.print(f"The run directories are in {comparison.directory}/", markup=False)
+
+
+# -- list -----------------------------------------------------------------------------------------------------
+def list_names(arguments: argparse.Namespace) -> int:
+    from fedkeel.console import console, plain_table
+
+    entries = [describe_entry(entry) for entry in registry(arguments.kind)]
+    if arguments.json:
+        print(json.dumps(entries, indent=1, default=str))
+        return 0
+    rows = [(e["name"], options_text(e["options"]), e["summary"], e["paper"]) for e in entries]
+    caption = "Any timm model works by its name where timm is installed." if arguments.kind == "models" else None
+    console(sys.stdout).print(plain_table(["name", "options", "what it is", "paper"], rows, caption=caption))
+    return 0
+
+
+def registry(kind: str) -> Registry[Any]:
+    from fedkeel import data, engine, methods, models
+
+    tables: dict[str, Registry[Any]] = {
+        "methods": methods.METHODS,
+        "models": models.MODELS,
+        "data": data.DATASETS,
+        "partitions": data.PARTITIONS,
+        "transforms": data.TRANSFORMS,
+        "executors": engine.EXECUTORS,
+    }
+    return tables[kind]
+
+
+def describe_entry(entry: Entry[Any]) -> dict[str, Any]:
+    options = {
+        name: None if parameter.default is parameter.empty else parameter.default
+        for name, parameter in entry.options().items()
+        if name not in GIVEN_BY_ENGINE
+    }
+    required = [name for name, parameter in entry.options().items() if parameter.default is parameter.empty]
+    return {
+        "name": entry.name,
+        "options": options,
+        "required": [name for name in required if name in options],
+        "summary": entry.summary,
+        "paper": entry.paper,
+    }
+
+
+def options_text(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
+# -- data -----------------------------------------------------------------------------------------------------
+def show_data(arguments: argparse.Namespace) -> int:
+    config = from_dict(given_options(arguments))
+
+    from fedkeel import data
+    from fedkeel.engine.setup import load_federation
+
+    federation = load_federation(config)
+    path = data.contact_sheet(federation, arguments.output or Path(f"{federation.name}.png"))
+    print(path)
+    return 0
+
+
+def describe_data(arguments: argparse.Namespace) -> int:
+    config = from_dict(given_options(arguments))
+
+    from fedkeel import data
+    from fedkeel.console import console, plain_table
+    from fedkeel.engine.setup import load_federation
+
+    federation = load_federation(config)
+    clients = [asdict(row) for row in data.describe(federation)]
+    channels, height, width = federation.image_shape
+    if arguments.json:
+        shape = {"channels": channels, "height": height, "width": width}
+        document = {"name": federation.name, "classes": federation.classes, "image": shape, "clients": clients}
+        print(json.dumps(document, indent=1))
+        return 0
+    headings = ["client", "domain", "train", "validation", "test", "classes", ""]
+    rows = [[*list(row.values())[:-1], "unseen" if row["unseen"] else ""] for row in clients]
+    caption = f"{federation.name}: {federation.num_classes} classes, images {channels}x{height}x{width}."
+    console(sys.stdout).print(plain_table(headings, rows, caption=caption))
+    return 0

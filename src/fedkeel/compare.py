@@ -1,0 +1,263 @@
+"""Compare methods over several seeds: each (method, seed) is a run directory, the result is a table.
+
+    compare(["fedavg", "fedbn", "fedprox(mu=0.1)@learning_rate=0.1"], seeds=3, data="digits-shift", rounds=30)
+
+What is finished is not run again, and what was interrupted goes on: the same call continues a comparison.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from fedkeel import methods as registered
+from fedkeel.config import Config
+from fedkeel.data.federation import Federation
+from fedkeel.engine.setup import choose_device, choose_executor, load_federation, prepare
+from fedkeel.entries import read_entries, read_seeds, slug
+from fedkeel.errors import FedkeelError
+from fedkeel.jobs import Job, JobsObserver, run_all
+from fedkeel.method import Composition
+from fedkeel.run import Run
+from fedkeel.store import MACHINE_OPTIONS, explained, fingerprint, write_atomically
+from fedkeel.tables import Results
+
+FILE = "comparison.json"
+
+
+class Place(NamedTuple):
+    """Where one run of a comparison is, or will be."""
+
+    label: str
+    seed: int
+    directory: Path
+
+    def __str__(self) -> str:
+        return f"{self.label} seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The runs of a comparison.
+
+    Attributes:
+        directory: holds `<method>/seed<k>/`, each a run directory.
+        places: every run that belongs to it, in the order of the table.
+        failures: why a run is missing, by the run's name.
+    """
+
+    directory: Path
+    places: list[Place]
+    failures: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def runs(self) -> list[Run]:
+        """The finished runs."""
+        return [run for _, run in self._finished()]
+
+    @property
+    def missing(self) -> list[str]:
+        """The names of the runs that are not finished."""
+        finished = {place for place, _ in self._finished()}
+        return [str(place) for place in self.places if place not in finished]
+
+    @property
+    def results(self) -> Results:
+        return Results.of((place.label, place.seed, run.summary or {}) for place, run in self._finished())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A table for each method: `method`, `seeds`, and mean and std of `domains` and `average`, as fractions."""
+        return [row.to_dict() for row in self.results.rows]
+
+    def table(self) -> str:
+        return self.results.text()
+
+    def markdown(self) -> str:
+        return self.results.markdown()
+
+    def csv(self) -> str:
+        return self.results.csv()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "directory": str(self.directory),
+            **self.results.to_dict(),
+            "runs": [
+                {"method": place.label, "seed": place.seed, "directory": str(place.directory), "summary": run.summary}
+                for place, run in self._finished()
+            ],
+            "missing": self.missing,
+            "failures": self.failures,
+        }
+
+    def _finished(self) -> list[tuple[Place, Run]]:
+        return [(place, Run(place.directory)) for place in self.places if has_finished(place.directory)]
+
+
+def compare(
+    methods: Sequence[str],
+    *,
+    seeds: int | Sequence[int] = 3,
+    directory: str | Path | None = None,
+    jobs: int | None = None,
+    observer: JobsObserver | None = None,
+    **options: Any,
+) -> Comparison:
+    """Run each method with each seed and gather the results.
+
+    Args:
+        methods: as typed, `"fedprox(mu=0.1)+gn"`; options of one of them alone after an `@`,
+            `"fedwon@learning_rate=0.1,batch_size=8"`.
+        seeds: how many, from 0, or which.
+        directory: of the run directories; by default `runs/compare-<data>`, with a number when that one holds
+            other configurations.
+        jobs: runs at the same time, each in a process with one core; by default one per core, and on a GPU one.
+        observer: is told how it is going.
+        options: of all runs, as in `Config`.
+
+    Raises `fedkeel.engine.local.Stopped` when it was asked to stop; the same call then continues it.
+    """
+    entries = read_entries(methods, options)
+    chosen = read_seeds(seeds)
+    processes = choose_jobs(jobs, entries)
+    if processes > 1:
+        entries = {label: config.replace(executor="serial") for label, config in entries.items()}
+    place = choose_directory(directory, entries, chosen)
+    planned = plan(entries, chosen, place)
+    refuse_other_configurations(planned)
+    check_all(entries, chosen[0])
+    observer = observer or JobsObserver()
+    finished = [job for job in planned if has_finished(job.directory)]
+    write_index(place, planned)
+    observer.planned(planned, finished)
+    todo = [job for job in planned if job not in finished]
+    failures = run_all(todo, min(processes, max(1, len(todo))), observer)
+    places = [Place(job.label, job.seed, job.directory) for job in planned]
+    return Comparison(place, places, {str(job): problem for job, problem in failures.items()})
+
+
+def choose_jobs(jobs: int | None, entries: Mapping[str, Config]) -> int:
+    if jobs is not None and jobs < 1:
+        raise FedkeelError(f"'jobs' is {jobs}: give at least 1.")
+    on_gpu = any(config.device != "cpu" for config in entries.values()) and torch.cuda.is_available()
+    if on_gpu and jobs is not None and jobs > 1:
+        raise FedkeelError(f"'jobs' is {jobs}, which is for CPU cores: give --device cpu, or --jobs 1 on the GPU.")
+    can_fork = hasattr(os, "fork")
+    return jobs or (1 if on_gpu or not can_fork else available_cores())
+
+
+def available_cores() -> int:
+    """Those that this process may use, which in a container are fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def choose_directory(directory: str | Path | None, entries: Mapping[str, Config], seeds: Sequence[int]) -> Path:
+    """The one given, or the first of `runs/compare-<data>`, `-2`, ... that holds nothing else."""
+    if directory is not None:
+        return Path(directory)
+    data = next(iter(entries.values())).data
+    base = f"compare-{slug(data.partition('(')[0])}"
+    for number in range(1, 10_000):
+        place = Path("runs") / (base if number == 1 else f"{base}-{number}")
+        if not any(holds_another(job) for job in plan(entries, seeds, place)):
+            return place
+    raise FedkeelError(f"'runs/{base}' and ten thousand after it are taken: give a directory.")
+
+
+def plan(entries: Mapping[str, Config], seeds: Sequence[int], place: Path) -> list[Job]:
+    return [
+        Job(label, seed, config.replace(seed=seed), place / slug(label) / f"seed{seed}")
+        for label, config in entries.items()
+        for seed in seeds
+    ]
+
+
+def has_finished(directory: Path) -> bool:
+    return (directory / "summary.json").exists()
+
+
+def holds_another(job: Job) -> bool:
+    if not (job.directory / "config.toml").exists():
+        return False
+    return fingerprint(Run(job.directory).config) != fingerprint(job.config)
+
+
+def refuse_other_configurations(jobs: Sequence[Job]) -> None:
+    for job in jobs:
+        if holds_another(job):
+            theirs, ours = Run(job.directory).config.to_dict(), job.config.to_dict()
+            name = next(name for name in ours if theirs[name] != ours[name] and name not in MACHINE_OPTIONS)
+            raise FedkeelError(
+                f"'{job.directory}' holds a run of another configuration ({name} is {theirs[name]!r} there and "
+                f"{ours[name]!r} here): choose another directory, or remove that one."
+            )
+
+
+def check_all(entries: Mapping[str, Config], seed: int) -> None:
+    """Everything that can be refused before training, for every method, before the first one trains."""
+    for config in entries.values():  # all names first, since reading images takes longer
+        Composition.of(registered.build(config.method))
+        choose_executor(config, choose_device(config))
+    loaded: dict[tuple[Any, ...], Federation] = {}
+    for config in entries.values():
+        config = config.replace(seed=seed)
+        key = (config.data, config.partition, config.unseen, config.subsample)
+        if key not in loaded:
+            loaded[key] = load_federation(config)
+        prepare(config, federation=loaded[key])
+
+
+def write_index(place: Path, jobs: Sequence[Job]) -> None:
+    """Which runs belong together and in which order, for `read_comparison`."""
+    runs = [{"method": job.label, "seed": job.seed, "directory": f"{slug(job.label)}/seed{job.seed}"} for job in jobs]
+    with explained(place):
+        place.mkdir(parents=True, exist_ok=True)
+        write_atomically(place / FILE, json.dumps({"runs": runs}, indent=1).encode() + b"\n")
+
+
+def read_comparison(directory: str | Path) -> Comparison:
+    """A comparison from its directory."""
+    place = Path(directory)
+    try:
+        index = json.loads((place / FILE).read_text())
+        places = [Place(str(run["method"]), int(run["seed"]), place / run["directory"]) for run in index["runs"]]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedkeelError(f"'{place}' does not hold a comparison that can be read: {error}.") from error
+    return Comparison(place, places)
+
+
+def gather(directories: Sequence[str | Path]) -> Comparison:
+    """Runs from wherever they are: run directories, comparisons, folders of run directories."""
+    places: list[Place] = []
+    loose: list[Run] = []
+    for directory in map(Path, directories):
+        if (directory / FILE).exists():
+            places += read_comparison(directory).places
+            continue
+        below = sorted(path.parent for path in directory.rglob("config.toml"))
+        loose += [Run(path) for path in below] or [Run(directory)]
+    places += [Place(label, run.config.seed, run.directory) for label, run in zip(labels(loose), loose, strict=True)]
+    common = Path(os.path.commonpath([os.path.abspath(directory) for directory in directories]))
+    root = Path(directories[0]) if len(directories) == 1 else Path(os.path.relpath(common))
+    return Comparison(root, places)
+
+
+def labels(runs: Sequence[Run]) -> list[str]:
+    """Each run's method, and the options in which these runs differ besides method and seed."""
+    options = [run.config.to_dict() for run in runs]
+    same = {*MACHINE_OPTIONS, "method", "seed"}
+    varying = [name for name in (options[0] if options else ()) if name not in same and _differ(options, name)]
+    return [
+        "@".join([table["method"], ",".join(f"{name}={table[name]}" for name in varying)]).rstrip("@")
+        for table in options
+    ]
+
+
+def _differ(tables: Sequence[dict[str, Any]], name: str) -> bool:
+    return len({str(table[name]) for table in tables}) > 1

@@ -1,0 +1,87 @@
+"""FBN: Guerraoui et al., "Overcoming the Challenges of Batch Normalization in Federated Learning", arXiv:2405.14670.
+
+Batch norm uses the global statistics in training as in testing, without gradient through them, so every client trains
+the function that is tested. A client sends mu_k, v_k, the plain means over its steps of the batches' means and (biased)
+variances; with n_k its samples and N their sum, the server makes
+
+    mu = sum_k n_k mu_k / N,    v = sum_k n_k (v_k + (mu_k - mu)^2) / (N - 1)
+    S_{t+1} = (1 - momentum) S_t + momentum (mu, v)
+
+The code released with HBN's comparison takes (mu_k - mu)^2 around the moving average of the mean, a slip; here it is
+around mu, as the law of total variance has it. A batch of one sample has no statistics and is not counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from fedkeel.aggregation import moving_average, pooled_moments
+from fedkeel.errors import FedkeelError
+from fedkeel.messages import Update
+from fedkeel.method import Method
+from fedkeel.methods import register
+from fedkeel.methods.fixbn import refuse_without_global_statistics
+from fedkeel.models.output import Output
+from fedkeel.nn.mixed_batch_norm import averaged_statistics
+from fedkeel.nn.surgery import batch_norms
+from fedkeel.parties import LocalClient, Server
+from fedkeel.state import Tensors
+
+STEPS = "_steps"
+
+
+@register("fbn")
+class FBN(Method):
+    """Batch norm uses the global statistics in training too; the server pools the batches' into a moving average."""
+
+    paper = "Guerraoui et al. 2024"
+    needs_batch_norm = True
+    capturable = True
+    replaces = frozenset({"statistics"})
+    surgery_order = 1  # after the others: to see what batch norm they have left
+
+    def __init__(self, momentum: float = 0.1) -> None:
+        """`momentum`: share of the new in the server's moving average."""
+        if not 0 < momentum <= 1:
+            raise FedkeelError(f"The 'momentum' of fbn is {momentum}: give a number above 0 and at most 1.")
+        self.momentum = momentum
+        self._layers: list[str] = []
+
+    def prepare(self, model: nn.Module) -> None:
+        norms = {name: norm for name, norm in batch_norms(model).items() if isinstance(norm.running_mean, Tensor)}
+        self._layers = list(norms)
+        for norm in norms.values():
+            assert isinstance(norm.running_mean, Tensor)
+            # Not persistent: it is no part of the model. Allocated once: a captured graph keeps counting on it.
+            norm.register_buffer(STEPS, norm.running_mean.new_zeros(()), persistent=False)
+
+    def before_training(self, server: Server) -> None:
+        refuse_without_global_statistics(self.name, server)
+
+    # -- on the client: the running statistics become the means over this round's steps ------------------------
+    def start(self, client: LocalClient) -> None:
+        norms = batch_norms(client.model)
+        client.scratch["norms"] = norms
+        client.scratch["steps"] = {name: getattr(norms[name], STEPS).zero_() for name in self._layers}
+
+    def forward(self, client: LocalClient, x: Tensor) -> Output:
+        scratch = client.scratch
+        with averaged_statistics(scratch["norms"], client.broadcast.statistics, scratch["steps"]):
+            return super().forward(client, x)
+
+    # -- on the server ---------------------------------------------------------------------------------------
+    def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
+        shares = [server.share(update) for update in updates]
+        samples = sum(update.samples for update in updates)
+        counts = [share / sum(shares) * samples for share in shares]
+        result = dict(mean)
+        for layer in self._layers:
+            names = [f"{layer}.{moment}" for moment in ("running_mean", "running_var")]
+            if names[0] not in mean:  # another part keeps this layer on the clients
+                continue
+            sent = [[update.statistics[name] for update in updates] for name in names]
+            for name, pooled in zip(names, pooled_moments(sent[0], sent[1], counts), strict=True):
+                result[name] = moving_average(server.statistics[name], pooled, self.momentum)
+        return result

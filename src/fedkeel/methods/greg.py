@@ -1,0 +1,130 @@
+"""GReg: "Improving Batch Normalization in Federated Learning with Non-IID Features", under review, Eqs. 5-6 and
+Algorithm 2.
+
+Clients train with the statistics of their batches, the global model is tested with global ones, and where clients'
+images look different the two disagree. So each step runs the batch under both and pulls the predictions together: q_b
+with batch statistics, q_g with the broadcast global ones,
+
+    L = CE(q_b, y) + alpha (KL(q_b || q_g) + KL(q_g || q_b)) / 2        from the second round on        (Eqs. 5-6)
+
+and the server's statistics are a moving average, so that those of the next round are near (Alg. 2):
+
+    S_{t+1} = (1 - momentum) S_t + momentum * mean_k S^k                in every round
+
+Gradients flow through both branches; running statistics are updated by the first one only. Both run as one batch
+wherever the network allows it (`nn.paired_batch_norm`), else as two passes with the same result.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Hashable, Sequence
+from weakref import WeakKeyDictionary
+
+from torch import Tensor, nn
+
+from fedkeel.errors import FedkeelError, nearest
+from fedkeel.losses import consistency_kl
+from fedkeel.messages import Update
+from fedkeel.method import Method
+from fedkeel.methods import register
+from fedkeel.methods.fixbn import refuse_without_global_statistics
+from fedkeel.models.output import Output
+from fedkeel.nn.mixed_batch_norm import MIXTURES, add_shares, mixed_statistics
+from fedkeel.nn.paired_batch_norm import Pairing, find_pairing, naive
+from fedkeel.nn.surgery import batch_norms
+from fedkeel.parties import Batch, LocalClient, Server
+from fedkeel.state import Tensors, lerp
+
+log = logging.getLogger("fedkeel")
+MODES = ("consistency", *MIXTURES)
+
+
+@register("greg")
+class GReg(Method):
+    """Keeps predictions the same under batch and under global statistics."""
+
+    paper = "GReg (under review), Eqs. 5-6"
+    needs_batch_norm = True
+    capturable = True
+    surgery_order = 1  # after the others: to see what batch norm they have left
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        momentum: float = 0.1,
+        mode: str = "consistency",
+        lambda_: float = 0.5,
+        warm_start: bool = False,
+    ) -> None:
+        """`alpha`: weight of Eq. 5. `momentum`: share of the new in the server's moving average of the statistics.
+        `mode`: "consistency", or one of Table 9: "global", "mix" with `lambda_`, "mix-learned" (one lambda per layer,
+        from 1/2; a weight like any other, so it travels and is averaged), "ensemble".
+        `warm_start`: take the mean of the first round whole, for a network whose initial statistics mean nothing.
+        """
+        if mode not in MODES:
+            raise FedkeelError(f"The 'mode' of greg is '{mode}': {nearest(str(mode), MODES)}")
+        if alpha < 0:
+            raise FedkeelError(f"The 'alpha' of greg is {alpha}: give at least 0.")
+        for option, share in (("momentum", momentum), ("lambda_", lambda_)):
+            if not 0 <= share <= 1:
+                raise FedkeelError(f"The '{option}' of greg is {share}: give a number from 0 to 1.")
+        self.alpha, self.momentum, self.mode, self.lambda_ = alpha, momentum, mode, lambda_
+        self.warm_start = warm_start
+        self._statistics: set[str] = set()
+        self._pairings: WeakKeyDictionary[nn.Module, Pairing | str] = WeakKeyDictionary()
+
+    def prepare(self, model: nn.Module) -> None:
+        norms = batch_norms(model)
+        self._statistics = {f"{name}.{moment}" for name in norms for moment in ("running_mean", "running_var")}
+        if self.mode == "mix-learned":
+            add_shares(norms)
+
+    def before_training(self, server: Server) -> None:
+        refuse_without_global_statistics(self.name, server)
+
+    # -- on the client ---------------------------------------------------------------------------------------
+    def start(self, client: LocalClient) -> None:
+        client.scratch["norms"] = batch_norms(client.model)
+        if client.round > 0 and self.mode == "consistency":
+            client.scratch["pairing"] = self._pairing(client)
+
+    def variant(self, client: LocalClient) -> Hashable:
+        return client.round > 0
+
+    def forward(self, client: LocalClient, x: Tensor) -> Output:
+        # Round 0 has no aggregated statistics yet. A single sample has no batch statistics to be consistent with.
+        if client.round == 0 or len(x) == 1:
+            return super().forward(client, x)
+        norms, statistics = client.scratch["norms"], client.broadcast.statistics
+        if self.mode != "consistency":
+            with mixed_statistics(norms, statistics, self.mode, self.lambda_):
+                return super().forward(client, x)
+        pairing = client.scratch["pairing"]
+        run = pairing.run if isinstance(pairing, Pairing) else naive
+        under_batch, under_global = run(client.model, norms, statistics, x)
+        client.scratch["under_global"] = under_global.logits
+        return under_batch
+
+    def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
+        under_global: Tensor | None = client.scratch.pop("under_global", None)
+        return 0.0 if under_global is None else self.alpha * consistency_kl(output.logits, under_global)
+
+    def _pairing(self, client: LocalClient) -> Pairing | str:
+        """Whether both branches can run as one batch: tried once for each resident model, on three samples."""
+        if client.model not in self._pairings:
+            example = next(client.data.passes(3, samples=3)).x
+            if len(example) == 1:  # cannot be tried, and there is nothing to be gained on this client
+                return "it has a single sample"
+            found = self._pairings[client.model] = find_pairing(client.model, example)
+            if isinstance(found, str):
+                log.info("'greg' runs %s twice in each step: %s.", type(client.model).__name__, found)
+        return self._pairings[client.model]
+
+    # -- on the server ---------------------------------------------------------------------------------------
+    def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
+        """Alg. 2, line 726."""
+        if self.warm_start and server.round == 0:
+            return mean
+        new = {name: mean[name] for name in mean if name in self._statistics}
+        return mean | lerp(server.statistics, new, self.momentum)

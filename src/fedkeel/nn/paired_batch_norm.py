@@ -1,0 +1,209 @@
+"""Two branches of a network, under batch and under given statistics, as one batch (GReg Eq. 5).
+
+What comes before the first batch norm is the same in both branches and runs once. The first batch norm makes two
+batches of one: [normalised with batch statistics; normalised with the given ones]. Everything after it runs on the
+doubled batch, and every later batch norm treats the halves apart. So each convolution is called once, on twice the
+samples, and the result is that of two passes.
+
+That holds for networks that treat samples one by one after their first batch norm, and in which nothing goes around it.
+`find_pairing` tries it: a skip that starts before the first batch norm, attention over the batch, or layers that draw
+random numbers are found there, before any training.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fedkeel.models.output import Output
+from fedkeel.nn.mixed_batch_norm import global_moments, plain_forward, replaced_forward, update_momentum
+from fedkeel.nn.surgery import batch_norms, using_statistics
+
+_TOLERANCE = 1e-6
+"""Of the trial in float64, relative to the largest number: far above rounding, far below a different network."""
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """How the branches of one network run as one batch.
+
+    `doubled`: for each call of a batch norm, in order, whether its input already holds both branches.
+    """
+
+    doubled: tuple[bool, ...]
+
+    def run(
+        self, model: nn.Module, norms: Mapping[str, nn.Module], statistics: Mapping[str, Tensor], x: Tensor
+    ) -> tuple[Output, Output]:
+        """The outputs under batch statistics, which update the running ones, and under the given statistics."""
+        calls = iter(self.doubled)
+
+        def forward(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
+            return _paired(name, norm, x, statistics, next(calls))
+
+        with replaced_forward(norms, forward):
+            both: Output = model(x)
+        return _halves(both)
+
+
+def naive(
+    model: nn.Module, norms: Mapping[str, nn.Module], statistics: Mapping[str, Tensor], x: Tensor
+) -> tuple[Output, Output]:
+    """The same by two passes, for any network."""
+    first: Output = model(x)
+    with using_statistics(norms, statistics):
+        second: Output = model(x)
+    return first, second
+
+
+@torch.no_grad()
+def find_pairing(model: nn.Module, x: Tensor) -> Pairing | str:
+    """A pairing that gives what two passes give, tried on a copy with at least two samples; or why there is none."""
+    try:
+        with _undisturbed_generators(x.device):
+            return _try_pairing(copy.deepcopy(model).double().train(), x.double())
+    except Exception as error:  # whatever a network does with a batch that doubles on its way
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        return f"the doubled batch does not pass: {reason}"
+
+
+def _try_pairing(model: nn.Module, x: Tensor) -> Pairing | str:
+    norms = batch_norms(model)
+    statistics = _some_statistics(norms)
+    rows: list[int] = []
+
+    def count(_: str, norm: _BatchNorm, x: Tensor) -> Tensor:
+        rows.append(len(x))
+        return plain_forward(norm, x)
+
+    state = _generator_state(x.device)
+    with replaced_forward(norms, count):
+        model(x)
+    expected = naive(model, norms, statistics, x)
+    if not torch.equal(state, _generator_state(x.device)):
+        return "it draws random numbers, which two passes draw apart"
+
+    doubled: list[bool] = []
+
+    def forward(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
+        single = rows[len(doubled)]
+        if len(x) not in (single, 2 * single):
+            raise ValueError(f"{name} gets {len(x)} rows where one branch has {single}")
+        doubled.append(len(x) == 2 * single)
+        return _paired(name, norm, x, statistics, doubled[-1])
+
+    with replaced_forward(norms, forward):
+        both: Output = model(x)
+    if len(both.logits) != 2 * len(x):
+        return "its logits do not follow from its batch norms alone"
+    for branch, one in zip(_halves(both), expected, strict=True):
+        for given, wanted in zip(branch, one, strict=True):
+            if given.shape != wanted.shape or not _close(given, wanted):
+                return "its samples depend on each other beyond batch norm"
+    return Pairing(tuple(doubled))
+
+
+def _some_statistics(norms: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+    """Statistics that no batch has, so that the branches differ and a mistake shows."""
+    statistics: dict[str, Tensor] = {}
+    for name, norm in norms.items():
+        if isinstance(norm, _BatchNorm) and norm.running_mean is not None and norm.running_var is not None:
+            prefix = f"{name}." if name else ""
+            statistics[f"{prefix}running_mean"] = norm.running_mean + norm.running_var.sqrt() / 2
+            statistics[f"{prefix}running_var"] = 2 * norm.running_var + 0.1
+    return statistics
+
+
+def _close(given: Tensor, wanted: Tensor) -> bool:
+    scale = wanted.abs().max().clamp_min(torch.finfo(wanted.dtype).tiny)
+    return bool((given - wanted).abs().max() <= _TOLERANCE * scale)
+
+
+def _halves(both: Output) -> tuple[Output, Output]:
+    n = len(both.logits) // 2
+    return Output(both.features[:n], both.logits[:n]), Output(both.features[n:], both.logits[n:])
+
+
+@contextmanager
+def _undisturbed_generators(device: torch.device) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+def _generator_state(device: torch.device) -> Tensor:
+    cpu = torch.get_rng_state()
+    return torch.cat([cpu, torch.cuda.get_rng_state(device).cpu()]) if device.type == "cuda" else cpu
+
+
+def _paired(name: str, norm: _BatchNorm, x: Tensor, statistics: Mapping[str, Tensor], doubled: bool) -> Tensor:
+    if norm.running_mean is None:  # no global statistics to use: batch statistics in both branches
+        return torch.cat([plain_forward(norm, half) for half in x.chunk(2)]) if doubled else plain_forward(norm, x)
+    momentum = update_momentum(norm) if norm.training else 0.0
+    mean, var = global_moments(name, norm, statistics)
+    y: Tensor = _Paired.apply(  # type: ignore[no-untyped-call]
+        x, norm.weight, norm.bias, norm, mean, var, momentum, doubled
+    )
+    return y
+
+
+class _Paired(torch.autograd.Function):
+    """Batch norm of two halves, each with its own statistics, written into one tensor.
+
+    `torch.cat` of two batch norms would be the same, at the price of copying every activation once more.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        norm: _BatchNorm,
+        mean: Tensor,
+        var: Tensor,
+        momentum: float,
+        doubled: bool,
+    ) -> Tensor:
+        # Halves of a tensor that is dense in memory are dense too, channels first or last.
+        dense = x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
+        x = x if dense else x.contiguous()
+        n = len(x) // 2 if doubled else len(x)
+        y = torch.empty_strided((2 * n, *x.shape[1:]), x.stride(), dtype=x.dtype, device=x.device)
+        first, second = (x[:n], x[n:]) if doubled else (x, x)
+        wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
+        saved = [x.new_empty(0, dtype=wide) for _ in range(4)]
+        normalise = torch.ops.aten.native_batch_norm.out
+        normalise(
+            first, weight, bias, norm.running_mean, norm.running_var, norm.training, momentum, norm.eps,
+            out=y[:n], save_mean=saved[0], save_invstd=saved[1],
+        )  # fmt: skip
+        normalise(
+            second, weight, bias, mean, var, False, 0.0, norm.eps,
+            out=y[n:], save_mean=saved[2], save_invstd=saved[3],
+        )  # fmt: skip
+        own = (None, None) if norm.training else (norm.running_mean, norm.running_var)
+        ctx.save_for_backward(x, weight, *own, mean, var, *saved)
+        ctx.training, ctx.eps, ctx.doubled = norm.training, norm.eps, doubled
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, own_mean, own_var, mean, var, *saved = ctx.saved_tensors
+        n = len(dy) // 2
+        first, second = (x[:n], x[n:]) if ctx.doubled else (x, x)
+        wanted = [ctx.needs_input_grad[0], weight is not None, weight is not None]
+        back = torch.ops.aten.native_batch_norm_backward
+        one = back(dy[:n], first, weight, own_mean, own_var, saved[0], saved[1], ctx.training, ctx.eps, wanted)
+        two = back(dy[n:], second, weight, mean, var, saved[2], saved[3], False, ctx.eps, wanted)
+        dx = None
+        if wanted[0]:
+            dx = torch.cat([one[0], two[0]]) if ctx.doubled else one[0] + two[0]
+        d_weight, d_bias = (one[1] + two[1], one[2] + two[2]) if weight is not None else (None, None)
+        return dx, d_weight, d_bias, None, None, None, None, None

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeel import methods
+from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.models.output import Classifier
+from fedkeel.nn import ScaledWSConv2d, batch_norms, fold
+from fedkeel.parties import LocalClient
+from tests.methods.small import Probe, broadcast, pixels, small_federation, small_model, started
+
+MANY = small_federation([[0, 1, 2, 3] * 10] * 2)
+
+
+def trained(method, directory, **options) -> dict[str, Tensor]:
+    run = started(method, directory, MANY, **options)
+    return run.setup.worker.train("client0", broadcast(run), {})[0].weights
+
+
+def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
+    return all(torch.equal(tensor, b[name]) for name, tensor in a.items())
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm2d, nn.InstanceNorm2d, lambda c: nn.GroupNorm(2, c)])
+def test_normalisation_goes_and_convolutions_standardise(tmp_path, norm):
+    run = started("fedwon", tmp_path, model=small_model(norm))
+    model = run.setup.worker.model
+    assert not batch_norms(model)
+    assert not any("Norm" in type(module).__name__ for module in model.modules())
+    assert [type(module) for module in model.modules() if isinstance(module, nn.Conv2d)] == [ScaledWSConv2d] * 2
+    assert run.server.statistics == {}
+
+
+def test_a_folded_network_equals_the_unfolded_one_after_training(tmp_path):
+    run = started("fedwon", tmp_path)
+    for round in range(2):
+        run.round(round)
+    model = run.setup.worker.model.eval()
+    assert not torch.equal(model.encoder[0].gain, torch.ones_like(model.encoder[0].gain))
+    folded = fold(model)
+    assert not any(isinstance(module, ScaledWSConv2d) for module in folded.modules())
+    x = pixels(run.federation, "client0")
+    torch.testing.assert_close(folded(x).logits, model(x).logits)
+
+
+def test_gradients_are_clipped_at_batch_32_and_not_at_batch_4(tmp_path):
+    for size in (32, 4):
+        automatic = trained("fedwon(clipping=0.01)", tmp_path / f"{size}-auto", batch_size=size)
+        without = trained("fedwon(clipping=0.01, agc=false)", tmp_path / f"{size}-off", batch_size=size)
+        always = trained("fedwon(clipping=0.01, agc=true)", tmp_path / f"{size}-on", batch_size=size)
+        assert same(automatic, always) == (size == 32)
+        assert same(automatic, without) == (size == 4)
+
+
+@pytest.mark.parametrize("clip_head", [True, False])
+def test_no_gradient_is_longer_than_its_unit_allows(tmp_path, clip_head):
+    ratios: dict[str, float] = {}
+
+    def look(client: LocalClient) -> None:
+        for name, parameter in client.model.named_parameters():
+            axes = tuple(range(1, parameter.ndim)) or (0,)
+            length, size = (torch.linalg.vector_norm(t.detach(), dim=axes) for t in (parameter.grad, parameter))
+            length = length / size.clamp_min(1e-3)
+            ratios[name] = max(ratios.get(name, 0.0), float(length.max()))
+
+    trained([methods.build("fedwon", clipping=0.02, agc=True, clip_head=clip_head), Probe(gradients=look)], tmp_path)
+    head = {name: ratio for name, ratio in ratios.items() if name.startswith("head.")}
+    body = {name: ratio for name, ratio in ratios.items() if name not in head}
+    assert max(body.values()) == pytest.approx(0.02, rel=1e-4)
+    assert (max(head.values()) <= 0.02 + 1e-6) == clip_head
+
+
+def test_hbns_factor_is_not_clipped(tmp_path):
+    lengths = []
+
+    def look(client: LocalClient) -> None:
+        lengths.append(float(client.model.get_parameter("encoder.1.alpha").grad.norm()))
+
+    parts = [methods.build("fedwon(clipping=0.000001, agc=true)"), methods.build("hbn"), Probe(gradients=look)]
+    trained(parts, tmp_path)
+    assert max(lengths) > 1e-6  # Eq. 4 would allow 1e-6 times 1e-3
+
+
+def test_batch_size_1_works(tmp_path):
+    run = started("fedwon", tmp_path, batch_size=1, learning_rate=0.005)
+    before = run.server.weights
+    run.round(0)
+    assert not same(before, run.server.weights)
+    assert all(torch.isfinite(tensor).all() for tensor in run.server.weights.values())
+
+
+def test_named_convolutions_stay_plain(tmp_path):
+    run = started("fedwon(skip=encoder.5)", tmp_path)
+    assert type(run.setup.worker.model.encoder[5]) is nn.Conv2d
+    assert type(run.setup.worker.model.encoder[0]) is ScaledWSConv2d
+    with pytest.raises(FedkeelError, match=r"encoder\.4"):
+        methods.build("fedwon(skip=encoder.4)").prepare(small_model())
+
+
+def test_pretrained_weights_can_be_kept():
+    model, given = small_model(), small_model().encoder[0].weight
+    methods.build("fedwon(init=keep)").prepare(model)
+    assert torch.equal(model.encoder[0].weight, given)
+
+
+def test_depthwise_convolutions_standardise_and_fold():
+    encoder = nn.Sequential(
+        nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3, groups=6), nn.Flatten()
+    )
+    model = Classifier(encoder, nn.Linear(96, 4), feature_dim=96, num_classes=4)
+    methods.build("fedwon").prepare(model)
+    x = torch.rand(2, 3, 8, 8)
+    torch.testing.assert_close(fold(model)(x).logits, model(x).logits)
+
+
+def test_it_composes(tmp_path):
+    run = started("fedprox+fedwon", tmp_path)
+    run.round(0)
+    assert all(torch.isfinite(tensor).all() for tensor in run.server.weights.values())
+
+
+def test_a_model_without_convolutions_is_refused():
+    model = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 8)), nn.Linear(8, 4), feature_dim=8, num_classes=4)
+    with pytest.raises(MethodError, match="no convolution to standardise"):
+        methods.build("fedwon").prepare(model)
+
+
+@pytest.mark.parametrize("text", ["clipping=0", "agc=sometimes", "agc_from_batch=0"])
+def test_wrong_options_are_refused(text):
+    with pytest.raises(FedkeelError, match="of fedwon is"):
+        methods.build(f"fedwon({text})")

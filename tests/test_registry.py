@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import pytest
+
+from fedkeel.errors import FedkeelError, nearest
+from fedkeel.registry import Registry
+
+
+def pets() -> Registry[str]:
+    registry: Registry[str] = Registry("pet")
+
+    @registry.register("dog", paper="Rex 1997")
+    def dog(legs: int = 4) -> str:
+        """It barks.
+
+        More of it.
+        """
+        return f"dog on {legs}"
+
+    @registry.register("anything")
+    def anything(**options: int) -> str:
+        return str(options)
+
+    @registry.register("cat")
+    def cat() -> str:
+        return "cat"
+
+    return registry
+
+
+def test_builds_by_name_with_options() -> None:
+    assert pets().build("dog", legs=3) == "dog on 3"
+    assert pets().build("anything", tail=1) == "{'tail': 1}"
+    assert "dog" in pets()
+    assert "cow" not in pets()
+
+
+def test_the_summary_is_the_first_line_of_the_docstring() -> None:
+    entry = pets().entry("dog")
+    assert (entry.summary, entry.paper) == ("It barks.", "Rex 1997")
+    assert [entry.name for entry in pets()] == pets().names() == ["anything", "cat", "dog"]
+
+
+def test_unknown_names_and_options_name_the_nearest() -> None:
+    with pytest.raises(FedkeelError, match=r"There is no pet named 'dgo': did you mean 'dog'\?"):
+        pets().build("dgo")
+    with pytest.raises(FedkeelError, match=r"The pet 'dog' has no option 'leg': did you mean 'legs'\?"):
+        pets().build("dog", leg=3)
+    with pytest.raises(FedkeelError, match=r"'cat' has no option 'leg': it takes none\."):
+        pets().build("cat", leg=3)
+
+
+def test_without_a_near_one_all_choices_are_named() -> None:
+    assert nearest("zzz", ["b", "a"]) == "choose from a, b."
+    assert nearest("zzz", []) == "there is nothing to choose from."
