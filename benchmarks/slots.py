@@ -106,6 +106,7 @@ def executor_speed(row: Row, federation: Federation, executor_name: str) -> dict
         method=row.method,
         batch_size=row.batch,
         momentum=0.9,
+        learning_rate=1e-4,  # random labels: nothing can be learned, and nothing shall explode
         executor=executor_name,
         precision=row.precision,
         rounds=100,

@@ -77,7 +77,9 @@ def test_dashes_in_a_file_are_underscores(tmp_path: Path) -> None:
     assert configuration.read(tmp_path / "c.toml") == {"batch_size": 7}
 
 
-@pytest.mark.parametrize(("content", "reason"), [(b"rounds = = 3", "not valid TOML"), (b"data = '\xff'", "not valid TOML")])
+@pytest.mark.parametrize(
+    ("content", "reason"), [(b"rounds = = 3", "not valid TOML"), (b"data = '\xff'", "not valid TOML")]
+)
 def test_a_broken_file_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "c.toml").write_bytes(content)
     with pytest.raises(FedkeelError, match=reason):

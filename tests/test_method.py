@@ -177,7 +177,9 @@ def test_impossible_compositions_are_refused_before_training(text: str, reason: 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", ["fedprox+fedbn", "fedprox+gn", "gn+standalone", "central+fedprox", "silobn+fedprox", "central+ln"])
+@pytest.mark.parametrize(
+    "text", ["fedprox+fedbn", "fedprox+gn", "gn+standalone", "central+fedprox", "silobn+fedprox", "central+ln"]
+)
 def test_possible_compositions_run(tmp_path: Path, text: str) -> None:
     assert tiny.run(tmp_path / "run", text, rounds=1).finished
 

@@ -1,23 +1,25 @@
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import torch
 
 from fedkeel import seeds
 
 
 def test_each_purpose_has_numbers_of_its_own() -> None:
-    purposes = [(0, "order", 0, "a"), (1, "order", 0, "a"), (0, "order", 1, "a"), (0, "order", 0, "b"), (0, "aug", 0, "a")]
+    purposes = [
+        (0, "order", 0, "a"),
+        (1, "order", 0, "a"),
+        (0, "order", 1, "a"),
+        (0, "order", 0, "b"),
+        (0, "aug", 0, "a"),
+    ]
     assert len({seeds.derive(*purpose) for purpose in purposes}) == len(purposes)
     assert seeds.derive(0, "ab", "c") != seeds.derive(0, "a", "bc")
 
 
-def test_the_numbers_do_not_depend_on_the_process() -> None:
-    code = "from fedkeel import seeds; print(seeds.derive(7, 'order', 3, 'ward'))"
-    answers = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout]
-    assert int(answers[0]) == seeds.derive(7, "order", 3, "ward")
+def test_the_numbers_are_the_same_on_every_machine_and_in_every_version() -> None:
+    # Frozen on purpose: a run that was begun with another release must resume with the same choices.
+    assert seeds.derive(7, "order", 3, "ward") == 1780462869782316896
 
 
 def test_a_seed_fits_every_generator() -> None:
@@ -25,7 +27,9 @@ def test_a_seed_fits_every_generator() -> None:
 
 
 def test_generators_repeat() -> None:
-    assert torch.equal(torch.rand(4, generator=seeds.generator(1, "x")), torch.rand(4, generator=seeds.generator(1, "x")))
+    assert torch.equal(
+        torch.rand(4, generator=seeds.generator(1, "x")), torch.rand(4, generator=seeds.generator(1, "x"))
+    )
     assert (seeds.numpy_generator(1, "x").random(4) == seeds.numpy_generator(1, "x").random(4)).all()
 
 

@@ -151,7 +151,11 @@ def test_lerp_lies_between_and_keeps_dtypes(old: state.Tensors, new: state.Tenso
 
 
 def test_only_variances_are_kept_positive() -> None:
-    given = {"bn.running_var": torch.tensor([-1.0, 2.0]), "bn.running_mean": torch.tensor([-1.0]), "head.log_var": torch.tensor([-4.0])}
+    given = {
+        "bn.running_var": torch.tensor([-1.0, 2.0]),
+        "bn.running_mean": torch.tensor([-1.0]),
+        "head.log_var": torch.tensor([-4.0]),
+    }
     kept = state.keep_variances_positive(given)
     assert kept["bn.running_var"].tolist() == [0.0, 2.0]
     assert kept["bn.running_mean"].tolist() == [-1.0]

@@ -107,7 +107,9 @@ OPTIONS: dict[str, Any] = {
 }
 
 
-def setup(method: str | Method = "fedavg", *, network: nn.Module | None = None, on: Federation | None = None, **options: Any) -> Setup:
+def setup(
+    method: str | Method = "fedavg", *, network: nn.Module | None = None, on: Federation | None = None, **options: Any
+) -> Setup:
     """A prepared run: its worker and executors can be tried one by one."""
     name = {"method": method} if isinstance(method, str) else {}
     return prepare(
@@ -118,7 +120,14 @@ def setup(method: str | Method = "fedavg", *, network: nn.Module | None = None, 
     )
 
 
-def run(directory: Path | str, method: str | Method = "fedavg", *, network: nn.Module | None = None, on: Federation | None = None, **options: Any) -> Run:
+def run(
+    directory: Path | str,
+    method: str | Method = "fedavg",
+    *,
+    network: nn.Module | None = None,
+    on: Federation | None = None,
+    **options: Any,
+) -> Run:
     observer: Any = options.pop("observer", None)
     return fedkeel.simulate(
         {**OPTIONS, **options},
@@ -130,7 +139,9 @@ def run(directory: Path | str, method: str | Method = "fedavg", *, network: nn.M
     )
 
 
-def resume(directory: Path | str, *, network: nn.Module | None = None, on: Federation | None = None, **objects: Any) -> Run:
+def resume(
+    directory: Path | str, *, network: nn.Module | None = None, on: Federation | None = None, **objects: Any
+) -> Run:
     return fedkeel.resume(directory, federation=on or federation(), model=network or model(), **objects)
 
 

@@ -37,11 +37,9 @@ def results_table(results: Results) -> Table:
     table = Table(box=box.SIMPLE_HEAD, caption=results.caption, caption_justify="left", pad_edge=False)
     for heading in results.headings:
         table.add_column(heading, justify="left" if heading == "method" else "right")
-    best = results.best()
     for row in results.rows:
-        cells = zip(results.cells(row), best, strict=True)
-        drawn = [Text(str(cell or ""), style="bold" if results.is_best(cell, top) else "") for cell, top in cells]
-        table.add_row(Text(row.method), *drawn)
+        cells = [Text(str(cell or ""), style="bold" if best else "") for cell, best in results.marked(row)]
+        table.add_row(Text(row.method), *cells)
     return table
 
 
@@ -49,7 +47,7 @@ def plain_table(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, capti
     """A table of anything; numbers to the right."""
     table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", pad_edge=False)
     for column, heading in enumerate(headings):
-        numbers = bool(rows) and all(isinstance(row[column], (int, float)) for row in rows)
+        numbers = bool(rows) and all(str(row[column]).replace(".", "").isdigit() for row in rows)
         table.add_column(heading, justify="right" if numbers else "left")
     for row in rows:
         table.add_row(*(Text(str(entry)) for entry in row))

@@ -127,14 +127,21 @@ def _check_like(kind: str, given: Mapping[str, Tensor], expected: Mapping[str, T
     check_finite(given)
 
 
+def size(tensors: Mapping[str, Tensor]) -> Tensor:
+    """The sum of all tensors' norms, on their device: finite if every number is (and none is huge)."""
+    floating = [tensor for tensor in tensors.values() if tensor.dtype.is_floating_point and tensor.numel()]
+    if not floating:
+        return torch.zeros(())
+    return torch.stack([norm.double() for norm in torch._foreach_norm(floating)]).sum()
+
+
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
     floating = {name: t for name, t in tensors.items() if is_continuous(t) and t.numel()}
     if not floating:
         return
-    # The norms of all tensors in one go, and one look at them. A finite tensor of huge numbers may overflow its norm:
-    # only then is each tensor looked at by itself, which also finds the name.
-    norms = torch.stack([norm.double() for norm in torch._foreach_norm(list(floating.values()))])
-    if bool(torch.isfinite(norms).all()):
+    # A finite tensor of huge numbers may overflow its norm: only then is each tensor looked at by itself, which also
+    # finds the name.
+    if bool(torch.isfinite(size(floating))):
         return
     for name, tensor in floating.items():
         if not bool(torch.isfinite(tensor).all()):

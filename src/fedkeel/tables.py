@@ -96,15 +96,17 @@ class Results:
         """A row's cells, in the order of the columns."""
         return [*(row.domains.get(name) for name in self.domains), row.average]
 
-    def best(self) -> list[float | None]:
-        """The highest mean of each column as it is printed, so that what reads the same is equally best."""
-        columns = zip(*(self.cells(row) for row in self.rows), strict=True)
-        if len(self.rows) < 2:
-            return [None] * (len(self.domains) + 1)
-        return [max(rounded(cell) for cell in column if cell is not None) for column in columns]
+    def marked(self, row: Row) -> list[tuple[Cell | None, bool]]:
+        """A row's cells, each with whether it is the best of its column.
 
-    def is_best(self, cell: Cell | None, best: float | None) -> bool:
-        return cell is not None and rounded(cell) == best
+        Means are compared as they are printed, so that what reads the same is equally good.
+        """
+        rivals = [self.cells(rival) for rival in self.rows if competes(rival)]
+        if not competes(row) or len(rivals) < 2:
+            return [(cell, False) for cell in self.cells(row)]
+        best = [max((rounded(cell) for cell in column if cell), default=None) for column in zip(*rivals, strict=True)]
+        pairs = zip(self.cells(row), best, strict=True)
+        return [(cell, cell is not None and rounded(cell) == top) for cell, top in pairs]
 
     @property
     def caption(self) -> str:
@@ -121,13 +123,8 @@ class Results:
     def text(self) -> str:
         """Plain text, the best of each column with a star."""
         lines = [self.headings]
-        best = self.best()
         for row in self.rows:
-            marked = [
-                f"{cell or ''}{'*' if self.is_best(cell, top) else ' '}"
-                for cell, top in zip(self.cells(row), best, strict=True)
-            ]
-            lines.append([row.method, *marked])
+            lines.append([row.method, *(f"{cell or ''}{'*' if best else ' '}" for cell, best in self.marked(row))])
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.headings))]
         rendered = ["  ".join(entry.ljust(width) for entry, width in zip(line, widths, strict=True)) for line in lines]
         rendered.insert(1, "  ".join("-" * width for width in widths))
@@ -135,12 +132,9 @@ class Results:
 
     def markdown(self) -> str:
         """A table for a README or a paper's notes, the best of each column in bold."""
-        best = self.best()
         lines = [self.headings, ["---"] * len(self.headings)]
         for row in self.rows:
-            cells = zip(self.cells(row), best, strict=True)
-            marked = [f"**{cell}**" if self.is_best(cell, top) else str(cell or "") for cell, top in cells]
-            lines.append([row.method, *marked])
+            lines.append([row.method, *(f"**{cell}**" if best else str(cell or "") for cell, best in self.marked(row))])
         return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{self.caption}"
 
     def csv(self) -> str:
@@ -179,6 +173,11 @@ def _row(label: str, by_seed: Mapping[int, Mapping[str, Any]]) -> Row:
         },
         average=Cell.of([summary["accuracy"] for summary in summaries]),
     )
+
+
+def competes(row: Row) -> bool:
+    """Training on the pooled data is what a federation is measured against, not one of the methods for it."""
+    return row.method.partition("@")[0] != "central"
 
 
 def percent(fraction: float) -> str:

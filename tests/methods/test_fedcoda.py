@@ -63,6 +63,21 @@ def test_calibrated_training_normalises_with_the_broadcast_statistics(tmp_path):
         assert torch.allclose(model(x).features, features, atol=1e-4) == calibrated
 
 
+def test_a_captured_step_knows_what_it_depends_on(tmp_path):
+    variants = []
+
+    class Look(Method):
+        name = "look"
+
+        def start(self, client):
+            variants.append(methods.build("fedcoda").step_variant(client.scoped("fedcoda")))
+
+    run = started([methods.build("fedcoda"), Look()], tmp_path, small_federation([[0, 1, 2, 3]]))
+    for round in range(4):
+        run.round(round)
+    assert variants == [(False, False), (False, True), (True, True), (True, True)]
+
+
 def test_without_batch_norm_calibration_statistics_go_on_changing(tmp_path):
     run = started("fedcoda(calibrate_bn=false)", tmp_path, rounds=2)
     update = train(run, round=1)
@@ -316,6 +331,8 @@ def test_without_batch_norm_only_the_rest_of_it_works(tmp_path):
     for text in ("fedcoda+gn", "fedcoda+fedwon", "hbn+fedcoda"):
         with pytest.raises(MethodError):
             methods.build(text).prepare(small_model())
+    with pytest.raises(MethodError, match="no layer has any that travel"):
+        started("silobn+fedcoda", tmp_path / "silobn").round(0)
     started("fedcoda(calibrate_bn=false)", tmp_path, model=small_model(nn.Identity)).round(0)
 
 

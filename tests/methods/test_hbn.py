@@ -137,6 +137,17 @@ def test_a_part_of_the_samples_is_drawn_at_random_and_all_of_them_count(tmp_path
     torch.testing.assert_close(run.server.statistics[MEAN], (100 * means[0] + 2 * means[1]) / 102)
 
 
+def test_a_warm_start_takes_the_first_moments_whole(tmp_path):
+    run = started("hbn(warm_start=true)", tmp_path)
+    sent = run.server.weights
+    run.round(0)
+    for name, moment in zip((MEAN, VAR), union_moments(run, sent), strict=True):
+        torch.testing.assert_close(run.server.statistics[name], moment)
+    before = run.server.statistics[MEAN]
+    run.round(1)
+    assert 0 < (run.server.statistics[MEAN] - before).abs().max() < 0.02 * before.abs().max()
+
+
 def test_evaluation_uses_fresh_statistics_of_the_new_weights_on_a_copy(tmp_path):
     run = started("hbn(record=batch)", tmp_path)
     before, sent = run.server.statistics, run.server.weights

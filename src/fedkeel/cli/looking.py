@@ -27,6 +27,7 @@ DATA_OPTIONS = ("partition", "unseen", "subsample", "seed")
 def add_commands(commands: Any) -> None:
     show = commands.add_parser(
         "show",
+        usage="%(prog)s DIR... [options]",
         help="the result of a run, or a table of several",
         description="Show a run: its options, result and curve. Several runs, or a folder of them: one table.",
         epilog=examples(
@@ -39,16 +40,18 @@ def add_commands(commands: Any) -> None:
 
     listing = commands.add_parser(
         "list",
+        usage="%(prog)s KIND [options]",
         help="the methods, models, data sets, ... there are",
         description="What there is to choose from, each with its options and their defaults, and its paper.",
         epilog=examples(["fedkeel list methods", "fedkeel list models --json"]),
     )
-    listing.add_argument("kind", choices=KINDS, metavar="|".join(KINDS))
+    listing.add_argument("list", choices=KINDS, metavar="KIND", help=" | ".join(KINDS))
     listing.add_argument("--json", action="store_true", help="print one JSON document")
     listing.set_defaults(act=list_names)
 
     data = commands.add_parser(
         "data",
+        usage="%(prog)s COMMAND NAME [options]",
         help="look at a data set",
         description="Look at a data set before training on it.",
         epilog=examples(
@@ -58,6 +61,8 @@ def add_commands(commands: Any) -> None:
     actions = data.add_subparsers(title="commands", metavar="COMMAND", dest="action", required=True)
     sheet = actions.add_parser(
         "show",
+        prog="fedkeel data show",
+        usage="%(prog)s NAME [options]",
         help="write a picture of its domains and classes",
         description="Write a PNG with a block of rows for each domain and a column for each class.",
         epilog=examples(["fedkeel data show digits-shift -o digits.png"]),
@@ -65,6 +70,8 @@ def add_commands(commands: Any) -> None:
     sheet.add_argument("-o", "--output", metavar="FILE", help="the PNG to write (default: NAME.png)")
     describe = actions.add_parser(
         "describe",
+        prog="fedkeel data describe",
+        usage="%(prog)s NAME [options]",
         help="a table of its clients",
         description="A table of the clients: their domain and how many images they have.",
         epilog=examples(
@@ -181,13 +188,15 @@ def print_comparison(comparison: Comparison, sentences: Sequence[str] = ()) -> N
 def list_names(arguments: argparse.Namespace) -> int:
     from fedkeel.console import console, plain_table
 
-    entries = [describe_entry(entry) for entry in registry(arguments.kind)]
+    entries = [describe_entry(entry) for entry in registry(arguments.list)]
     if arguments.json:
         print(json.dumps(entries, indent=1, default=str))
         return 0
-    rows = [(e["name"], options_text(e["options"]), e["summary"], e["paper"]) for e in entries]
-    caption = "Any timm model works by its name where timm is installed." if arguments.kind == "models" else None
-    console(sys.stdout).print(plain_table(["name", "options", "what it is", "paper"], rows, caption=caption))
+    rows = [(e["name"], e["summary"], e["paper"], options_text(e["options"])) for e in entries]
+    caption = "Any timm model works by its name where timm is installed." if arguments.list == "models" else None
+    console(sys.stdout).print(
+        plain_table(["name", "what it is", "paper", "options and defaults"], rows, caption=caption)
+    )
     return 0
 
 

@@ -22,6 +22,9 @@ class Parser(argparse.ArgumentParser):
         options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
         # An abbreviation that works today is ambiguous once another option is added.
         options.setdefault("allow_abbrev", False)
+        # argparse would begin with all forty flags; they are explained one by one further down.
+        if "usage" not in options and options.get("prog", "fedkeel") != "fedkeel":
+            options["usage"] = "%(prog)s [options]"
         super().__init__(**options)
 
     def error(self, message: str) -> NoReturn:
@@ -56,7 +59,7 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            kind = "command" if isinstance(action, argparse._SubParsersAction) else str(action.metavar or action.dest)
+            kind = "command" if isinstance(action, argparse._SubParsersAction) else action.dest
             raise argparse.ArgumentError(None, unknown(kind, str(value), [str(choice) for choice in action.choices]))
 
 
@@ -75,7 +78,9 @@ def add_options(parser: argparse.ArgumentParser, *, without: Iterable[str] = (),
         text = entry.metadata["help"].replace("%", "%%")
         if hint is bool:
             action: Any = argparse.BooleanOptionalAction
-            groups[heading].add_argument(flag, dest=entry.name, action=action, default=None, help=text)
+            groups[heading].add_argument(
+                flag, dest=entry.name, action=action, default=None, help=f"{text} (default: no)"
+            )
             continue
         default = f"{entry.default}" if entry.default != "" else "none"
         groups[heading].add_argument(flag, dest=entry.name, metavar=metavar(hint), help=f"{text} (default: {default})")

@@ -38,6 +38,7 @@ def add_commands(commands: Any) -> None:
 
     compare = commands.add_parser(
         "compare",
+        usage="%(prog)s METHOD... [options]",
         help="train several methods over several seeds and print a table",
         description="Train each method with each seed and print a table: method by domain, mean and spread.\n"
         "The same command again continues: what is finished is not trained again.",
@@ -60,6 +61,7 @@ def add_commands(commands: Any) -> None:
 
     resume = commands.add_parser(
         "resume",
+        usage="%(prog)s DIR [options]",
         help="go on with a run that was stopped",
         description="Go on with a run from its last good checkpoint. The result is that of a run never stopped.",
         epilog=examples(["fedkeel resume runs/digits-shift-fedavg-seed0"]),
@@ -168,7 +170,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
     except Stopped:
         again = [word for word in arguments.typed if word != "--resume"]
         return stopped(shlex.join(["fedkeel", *again, "--resume"]))
-    return show_comparison(arguments, comparison, findings(comparison))
+    return show_comparison(arguments, comparison, [] if arguments.quick else findings(comparison))
 
 
 def whole_jobs(arguments: argparse.Namespace) -> int | None:

@@ -10,6 +10,7 @@ side by side; clients stream through them, long ones first.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,7 +24,7 @@ from fedkeel.engine.batches import Plan
 from fedkeel.engine.execution import EXECUTORS, ClientMemory
 from fedkeel.engine.local import ClientFailure, Stopped, Worker
 from fedkeel.engine.serial import SerialExecutor
-from fedkeel.messages import Broadcast, Missing, Update
+from fedkeel.messages import Broadcast, Missing, Update, size
 from fedkeel.parties import Batch, LocalClient
 from fedkeel.state import Tensors
 
@@ -318,8 +319,9 @@ class CudaExecutor(SerialExecutor):
                 with torch.cuda.stream(slot.stream):
                     if slot.advance(job):
                         client, loss = slot.finish(job)
-                        update, memory = slot.worker.end(client, 0.0)
-                        ended.append((job, loss, update, memory))
+                        update, memory = slot.worker.leave(client, 0.0)
+                        sound = size({**update.weights, **update.statistics, **memory}).to(loss)
+                        ended.append((job, torch.stack([loss, sound]), update, memory))
                         del running[index]
         for slot in self._slots:
             torch.cuda.current_stream(device).wait_stream(slot.stream)
@@ -328,12 +330,14 @@ class CudaExecutor(SerialExecutor):
         return self._read(ended)
 
     def _read(self, ended: list[tuple[Job, Tensor, Update, Tensors]]) -> dict[str, Update | Missing]:
-        """One look at all losses; only now does the host wait for the GPU."""
-        losses = torch.stack([loss for _, loss, _, _ in ended]).tolist()
+        """One look at all losses and norms; only now does the host wait for the GPU."""
+        numbers = torch.stack([pair for _, pair, _, _ in ended]).tolist()
         results: dict[str, Update | Missing] = {}
-        for (job, _, update, memory), loss in zip(ended, losses, strict=True):
+        for (job, _, update, memory), (loss, sound) in zip(ended, numbers, strict=True):
             try:
                 local.check_loss(loss)
+                if not math.isfinite(sound):
+                    local.refuse_not_finite({**update.weights, **update.statistics, **memory})
             except ClientFailure as failure:
                 results[job.name] = Missing(job.name, str(failure))
             else:

@@ -112,8 +112,14 @@ class Worker:
         return client
 
     def end(self, client: LocalClient, loss: float) -> tuple[Update, Tensors]:
-        """Let the method finish; the update of the trained client and what it remembers."""
+        """The update of the trained client and what it remembers, if they are of any use."""
         check_loss(loss)
+        update, memory = self.leave(client, loss)
+        refuse_not_finite({**update.weights, **update.statistics, **memory})
+        return update, memory
+
+    def leave(self, client: LocalClient, loss: float) -> tuple[Update, Tensors]:
+        """Let the method finish; its update and memory as they are, without a look at the numbers."""
         update = Update(
             client=client.name,
             samples=client.samples,
@@ -123,13 +129,7 @@ class Worker:
             statistics=state.copies(self.entries, self.layout.statistics),
             metrics={"loss": loss},
         )
-        memory = self._remember(client, state.copies(self.entries, self.layout.local))
-        try:
-            # What a client remembers would spoil its next rounds too.
-            check_finite({**update.weights, **update.statistics, **memory})
-        except BadMessage as bad:
-            raise ClientFailure(f"{bad}: a lower learning rate may help") from None
-        return update, memory
+        return update, self._remember(client, state.copies(self.entries, self.layout.local))
 
     def answer(self, name: str, broadcast: Broadcast, memory: Tensors, question: str) -> tuple[Answer, Tensors]:
         """A client's answer to a method's question, whose own tensors are the extras named `question/...`."""
@@ -222,9 +222,13 @@ class Worker:
             return torch.optim.AdamW(
                 parameters, lr=learning_rate, weight_decay=config.weight_decay, fused=True, capturable=True
             )
-        return torch.optim.SGD(
+        sgd = torch.optim.SGD(
             parameters, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
         )
+        if config.momentum:
+            for parameter in parameters:
+                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return sgd
 
     @staticmethod
     def reset(optimizer: torch.optim.Optimizer) -> None:
@@ -235,6 +239,8 @@ class Worker:
             torch._foreach_zero_(tensors)
 
     def _optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
+        if self.device.type == "cuda":
+            return self.resident_optimizer(torch.tensor(learning_rate, device=self.device))
         parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         config = self.config
         if config.optimizer == "adamw":
@@ -251,3 +257,11 @@ class Worker:
 def check_loss(loss: float) -> None:
     if not math.isfinite(loss):
         raise ClientFailure(f"its loss became {loss}: a lower learning rate may help")
+
+
+def refuse_not_finite(tensors: Tensors) -> None:
+    """Also of what a client remembers, which would spoil its next rounds too."""
+    try:
+        check_finite(tensors)
+    except BadMessage as bad:
+        raise ClientFailure(f"{bad}: a lower learning rate may help") from None

@@ -62,6 +62,8 @@ class ProcessesExecutor:
         self.memory = memory
         # Fork shares everything that is in memory; only there do user-defined methods need no importable module.
         self._context = multiprocessing.get_context("fork")
+        # The first optimiser makes torch import its compiler, which takes seconds: once here, not in every worker.
+        torch.optim.SGD([torch.zeros(1)])
         self._seats = [self._open_seat() for _ in range(workers or os.cpu_count() or 1)]
         self._broadcasts = 0
 

@@ -8,7 +8,7 @@ are pushed apart, and the server puts a prototype equally far from all clients' 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from math import ceil
 
 import torch
@@ -20,6 +20,7 @@ from fedkeel.losses import feature_alignment, prototype_calibration
 from fedkeel.messages import Update
 from fedkeel.method import Method
 from fedkeel.methods import register
+from fedkeel.methods.fixbn import refuse_without_global_statistics
 from fedkeel.models.output import Output
 from fedkeel.nn.clipping import HistoryClip
 from fedkeel.nn.surgery import batch_norms, frozen_statistics
@@ -36,6 +37,7 @@ class FedCoda(Method):
     """Aligns features with fair global prototypes, under global batch-norm statistics in the later rounds."""
 
     paper = "FedCoda (TMLR submission 7236)"
+    capturable = True
     surgery_order = 1  # last: to see whether the other parts have left any batch norm
 
     def __init__(
@@ -84,6 +86,10 @@ class FedCoda(Method):
         """Algorithm 1, line 8: t >= T/2."""
         return self.calibrate_bn and round >= ceil(rounds * self.calibrate_from - 1e-9)  # 0.07 * 100 is above 7
 
+    def before_training(self, server: Server) -> None:
+        if self.calibrate_bn:
+            refuse_without_global_statistics(self.name, server)
+
     # -- on the client ---------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:
         calibrates = self.calibrates(client.round, client.rounds)
@@ -96,6 +102,9 @@ class FedCoda(Method):
             for history in (client.extras.get("history"), client.memory.get("history")):
                 if history is not None:
                     clip.history.copy_(torch.where(history > 0, history, clip.history))
+
+    def step_variant(self, client: LocalClient) -> Hashable:
+        return self.calibrates(client.round, client.rounds), "prototypes" in client.extras
 
     def forward(self, client: LocalClient, x: Tensor) -> Output:
         with frozen_statistics(client.scratch["frozen"]):

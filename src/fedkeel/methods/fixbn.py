@@ -65,7 +65,7 @@ class FixBN(Method):
         frozen = self.freezes(client.round, client.rounds)
         client.scratch["frozen"] = batch_norms(client.model) if frozen else {}
 
-    def variant(self, client: LocalClient) -> Hashable:
+    def step_variant(self, client: LocalClient) -> Hashable:
         return self.freezes(client.round, client.rounds)
 
     def forward(self, client: LocalClient, x: Tensor) -> Output:

@@ -17,9 +17,7 @@ wherever the network allows it (`nn.paired_batch_norm`), else as two passes with
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Hashable, Sequence
-from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
@@ -31,12 +29,11 @@ from fedkeel.methods import register
 from fedkeel.methods.fixbn import refuse_without_global_statistics
 from fedkeel.models.output import Output
 from fedkeel.nn.mixed_batch_norm import MIXTURES, add_shares, mixed_statistics
-from fedkeel.nn.paired_batch_norm import Pairing, find_pairing, naive
+from fedkeel.nn.paired_batch_norm import Pairing, Pairings, naive
 from fedkeel.nn.surgery import batch_norms
 from fedkeel.parties import Batch, LocalClient, Server
 from fedkeel.state import Tensors, lerp
 
-log = logging.getLogger("fedkeel")
 MODES = ("consistency", *MIXTURES)
 
 
@@ -72,7 +69,7 @@ class GReg(Method):
         self.alpha, self.momentum, self.mode, self.lambda_ = alpha, momentum, mode, lambda_
         self.warm_start = warm_start
         self._statistics: set[str] = set()
-        self._pairings: WeakKeyDictionary[nn.Module, Pairing | str] = WeakKeyDictionary()
+        self._pairings = Pairings()
 
     def prepare(self, model: nn.Module) -> None:
         norms = batch_norms(model)
@@ -87,9 +84,11 @@ class GReg(Method):
     def start(self, client: LocalClient) -> None:
         client.scratch["norms"] = batch_norms(client.model)
         if client.round > 0 and self.mode == "consistency":
-            client.scratch["pairing"] = self._pairing(client)
+            # tried once for each resident model
+            pairing = self._pairings.of(client.model, lambda: next(client.data.passes(3, samples=3)).x)
+            client.scratch["pairing"] = pairing
 
-    def variant(self, client: LocalClient) -> Hashable:
+    def step_variant(self, client: LocalClient) -> Hashable:
         return client.round > 0
 
     def forward(self, client: LocalClient, x: Tensor) -> Output:
@@ -109,17 +108,6 @@ class GReg(Method):
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
         under_global: Tensor | None = client.scratch.pop("under_global", None)
         return 0.0 if under_global is None else self.alpha * consistency_kl(output.logits, under_global)
-
-    def _pairing(self, client: LocalClient) -> Pairing | str:
-        """Whether both branches can run as one batch: tried once for each resident model, on three samples."""
-        if client.model not in self._pairings:
-            example = next(client.data.passes(3, samples=3)).x
-            if len(example) == 1:  # cannot be tried, and there is nothing to be gained on this client
-                return "it has a single sample"
-            found = self._pairings[client.model] = find_pairing(client.model, example)
-            if isinstance(found, str):
-                log.info("'greg' runs %s twice in each step: %s.", type(client.model).__name__, found)
-        return self._pairings[client.model]
 
     # -- on the server ---------------------------------------------------------------------------------------
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:

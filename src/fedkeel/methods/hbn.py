@@ -43,6 +43,7 @@ class HBN(Method):
     paper = "Chen et al. 2025 (HBN)"
     needs_memory = True
     needs_batch_norm = True
+    capturable = True
     replaces = frozenset({"statistics"})
     surgery_order = -1  # before `fedwon` removes what normalisation is left
 
@@ -56,12 +57,14 @@ class HBN(Method):
         statistics: str = "pass",
         pooling: str = "pooled",
         local_momentum: float = 0.1,
+        warm_start: bool = False,
         variant: str = "paper",
     ) -> None:
         """`momentum`: of Eq. 11, the share of the new; None for 0.01, in the released variant for 0.002.
         `stats_samples`: of the statistics pass, drawn at random; None for all. `stats_batch`: its batch size.
         `record`: what the pass collects, the "mixture" that a layer normalised with, or "batch" moments.
         Table 6: `statistics`, `pooling`, `mix`; `local_momentum` is that of "moving-average".
+        `warm_start`: take the first round's batch moments whole, so that few rounds from scratch do.
         `variant`: "released" for the pass and the momentum of the authors' code.
         """
         given = {"record": record, "mix": mix, "statistics": statistics, "pooling": pooling, "variant": variant}
@@ -78,7 +81,7 @@ class HBN(Method):
         self.stats_samples, self.stats_batch = stats_samples, stats_batch
         self.record, self.mix = record, mix
         self.statistics_from, self.pooling = statistics, pooling
-        self.local_momentum, self.variant = local_momentum, variant
+        self.local_momentum, self.warm_start, self.variant = local_momentum, warm_start, variant
         self._moments: list[tuple[str, str]] = []  # names of each layer's mean and variance
         self._factors: set[str] = set()
 
@@ -114,7 +117,7 @@ class HBN(Method):
         client.model.eval()  # no dropout: the statistics are for a network without it
         for layer in layers.values():
             layer.train()
-            layer.start_recording(self.record)
+            layer.start_recording("batch" if self.warm_start and client.round == 0 else self.record)
         for batch in self._batches(client):
             client.model(batch.x)
         client.model.train(training)
@@ -133,8 +136,8 @@ class HBN(Method):
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         """Eq. 8, then Eq. 11."""
         new = self._pool([update.statistics for update in updates], [update.samples for update in updates])
-        old = server.statistics
-        return mean | {name: moving_average(old[name], moment, self.momentum) for name, moment in new.items()}
+        old, momentum = server.statistics, 1.0 if self.warm_start and server.round == 0 else self.momentum
+        return mean | {name: moving_average(old[name], moment, momentum) for name, moment in new.items()}
 
     def before_evaluation(self, server: Server) -> None:
         """Statistics lag the weights by a round: those of the weights to be tested, from the clients of this round."""

@@ -13,10 +13,12 @@ random numbers are found there, before any training.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+import logging
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +28,7 @@ from fedkeel.models.output import Output
 from fedkeel.nn.mixed_batch_norm import global_moments, plain_forward, replaced_forward, update_momentum
 from fedkeel.nn.surgery import batch_norms, using_statistics
 
+log = logging.getLogger("fedkeel")
 _TOLERANCE = 1e-6
 """Of the trial in float64, relative to the largest number: far above rounding, far below a different network."""
 
@@ -51,6 +54,27 @@ class Pairing:
         with replaced_forward(norms, forward):
             both: Output = model(x)
         return _halves(both)
+
+
+class Pairings:
+    """What `find_pairing` said about each resident model. It is tried once, and a network without is logged once."""
+
+    def __init__(self) -> None:
+        self._found: WeakKeyDictionary[nn.Module, Pairing | str] = WeakKeyDictionary()
+
+    def of(self, model: nn.Module, example: Callable[[], Tensor]) -> Pairing | str:
+        if model not in self._found:
+            x = example()
+            if len(x) == 1:  # this cannot be tried on a single sample, which has no batch statistics anyway
+                return "there is a single sample"
+            self._found[model] = found = find_pairing(model, x)
+            if isinstance(found, str) and len(self._found) == 1:
+                log.info("%s runs twice in each step, once for each kind of statistics: %s.", _name(model), found)
+        return self._found[model]
+
+
+def _name(model: nn.Module) -> str:
+    return type(getattr(model, "encoder", model)).__name__
 
 
 def naive(

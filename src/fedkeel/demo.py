@@ -1,0 +1,177 @@
+"""The demo: the methods compared on the embedded digits, in about three minutes on two cores.
+
+It is an ordinary comparison. What it adds is the choice of methods, settings in which each of them learns in the
+little time there is, and sentences that say what the numbers show.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedkeel.compare import FILE, Comparison, compare, read_comparison
+from fedkeel.errors import FedkeelError
+from fedkeel.jobs import JobsObserver
+from fedkeel.methods import METHODS
+from fedkeel.store import explained
+from fedkeel.tables import Row, percent
+
+MARK = ".fedkeel-demo"  # in a directory that the demo made and may therefore replace
+
+BASELINES = ("central", "standalone", "fedavg", "fedprox", "fedbn", "gn")
+PAPERS = ("greg", "hbn", "fedwon", "fedcoda", "univarfl")  # those that are registered take part
+
+SETTINGS: dict[str, Any] = {
+    "data": "digits-shift",
+    "model": "simple_cnn(width=8)",
+    "rounds": 12,
+    "batch_size": 16,
+    "learning_rate": 0.05,
+    "momentum": 0.5,
+    # Every round would cost a quarter of the time there is.
+    "evaluate_every": 4,
+    "checkpoint_every": 4,
+}
+OWN_SETTINGS: dict[str, str] = {}
+QUICK: dict[str, Any] = {"rounds": 2, "evaluate_every": 1, "subsample": 32, "model": "simple_cnn(width=4)"}
+QUICK_METHODS = ("central", "standalone", "fedavg", "fedbn")
+
+
+def demo(
+    directory: str | Path = "runs/demo",
+    *,
+    seeds: int | Sequence[int] = 3,
+    jobs: int | None = None,
+    quick: bool = False,
+    resume: bool = False,
+    observer: JobsObserver | None = None,
+) -> Comparison:
+    """Compare the methods on digits-shift. An earlier demo in `directory` is replaced, or with `resume` continued."""
+    place = Path(directory)
+    claim(place, keep=resume)
+    if quick:
+        return compare(QUICK_METHODS, seeds=1, directory=place, jobs=jobs, observer=observer, **{**SETTINGS, **QUICK})
+    return compare(methods(), seeds=seeds, directory=place, jobs=jobs, observer=observer, **SETTINGS)
+
+
+def methods() -> list[str]:
+    """The baselines, and whichever of the papers' methods there are, each with its own settings."""
+    names = [*BASELINES, *(name for name in PAPERS if name in METHODS)]
+    return [f"{name}@{OWN_SETTINGS[name]}" if name in OWN_SETTINGS else name for name in names]
+
+
+def introduction(*, quick: bool) -> str:
+    if quick:
+        return "A quick look: four methods, one seed, two rounds. The numbers mean nothing yet."
+    return (
+        f"{len(methods())} methods on digits-shift: real handwritten digits on five clients, each with a look of its "
+        "own.\nEvery client trains on its own digits, and only models travel. This takes about three minutes."
+    )
+
+
+def claim(place: Path, *, keep: bool) -> None:
+    """Make the directory the demo's own; one that it did not make is never touched."""
+    mark = place / MARK
+    if place.exists() and not mark.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise FedkeelError(f"'{place}' is not empty and was not made by the demo: choose another directory with --out.")
+    with explained(place):
+        if mark.exists() and not keep and (place / FILE).exists():
+            for run in read_comparison(place).places:
+                # Only the runs go: whatever else someone put there stays.
+                inside = place.resolve() in run.directory.resolve().parents
+                if inside and (run.directory / "config.toml").exists():
+                    shutil.rmtree(run.directory)
+            (place / FILE).unlink()
+        place.mkdir(parents=True, exist_ok=True)
+        mark.write_text("Made by 'fedkeel demo', which replaces the runs in this directory.\n")
+
+
+def findings(comparison: Comparison) -> list[str]:
+    """What the table shows, a sentence each, all from its numbers."""
+    results = comparison.results
+    rows = {row.method.partition("@")[0]: row for row in results.rows}
+    federated = [row for name, row in rows.items() if name not in ("central", "standalone")]
+    if not federated:
+        return []
+    return [
+        sentence
+        for sentence in (
+            _best(federated),
+            _gap(rows, federated),
+            _gain(rows, federated, results.domains),
+            _hardest(federated, results.domains),
+        )
+        if sentence
+    ]
+
+
+def _best(federated: Sequence[Row]) -> str:
+    ranked = sorted(federated, key=lambda row: -row.average.mean)
+    first = ranked[0]
+    sentence = f"Best on average: {name(first)} with {percent(first.average.mean)} %"
+    # Two means that differ by less than their spread are not told apart by three seeds.
+    near = [
+        f"{name(row)} ({percent(row.average.mean)})"
+        for row in ranked[1:]
+        if first.average.mean - row.average.mean <= max(first.average.std or 0.0, row.average.std or 0.0)
+    ]
+    return f"{sentence}; within the spread of it: {', '.join(near)}." if near else f"{sentence}."
+
+
+def _gap(rows: dict[str, Row], federated: Sequence[Row]) -> str:
+    central, fedavg = rows.get("central"), rows.get("fedavg")
+    if central is None or fedavg is None:
+        return ""
+    gap = central.average.mean - fedavg.average.mean
+    if gap <= 0:
+        return f"fedavg is not behind training on the pooled data ({percent(central.average.mean)} %) here."
+    sentence = f"The shift costs fedavg {percent(gap)} points against training on the pooled data"
+    best = max(federated, key=lambda row: row.average.mean)
+    closed = (best.average.mean - fedavg.average.mean) / gap
+    if best is fedavg or closed <= 0:
+        return f"{sentence}, and no other method here wins any of them back."
+    if closed >= 1:
+        return f"{sentence}; {name(best)} wins all of them back."
+    return f"{sentence}; {name(best)} wins {100 * closed:.0f} % of them back."
+
+
+def _gain(rows: dict[str, Row], federated: Sequence[Row], domains: Sequence[str]) -> str:
+    alone = rows.get("standalone")
+    if alone is None:
+        return ""
+    gains = {
+        (row.domains[domain].mean - alone.domains[domain].mean, domain, name(row))
+        for row in federated
+        for domain in domains
+        if domain in row.domains and domain in alone.domains
+    }
+    gain, domain, method = max(gains)
+    if gain <= 0:
+        return "On no domain does a federation beat the client that trains alone."
+    lone = percent(alone.domains[domain].mean)
+    return (
+        f"Federation helps most on '{domain}': {method} reaches {percent(alone.domains[domain].mean + gain)} %, "
+        f"the client alone {lone} %."
+    )
+
+
+def _hardest(federated: Sequence[Row], domains: Sequence[str]) -> str:
+    means = {
+        domain: sum(row.domains[domain].mean for row in federated) / len(federated)
+        for domain in domains
+        if all(domain in row.domains for row in federated)
+    }
+    if not means:
+        return ""
+    hardest = min(means, key=lambda domain: means[domain])
+    best = max(federated, key=lambda row: row.domains[hardest].mean)
+    return (
+        f"The hardest domain is '{hardest}' ({percent(means[hardest])} % over the federated methods); "
+        f"best there is {name(best)} with {percent(best.domains[hardest].mean)} %."
+    )
+
+
+def name(row: Row) -> str:
+    return row.method.partition("@")[0]

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fedkeel.engine.batches import ImageStore, Plan, TrainingPasses, batch_bounds, training_plan
+from tests import tiny
+
+FEDERATION = tiny.federation()
+CLIENT = FEDERATION["ward"]  # 14 samples
+
+
+def plan(**changes: object) -> Plan:
+    options = {"seed": 0, "round": 0, "epochs": 1, "batch_size": 4, "drop_last": False} | changes
+    return training_plan(CLIENT, FEDERATION.train_transform, **options)  # type: ignore[arg-type]
+
+
+def sizes(plan: Plan) -> list[int]:
+    return [stop - start for start, stop in plan.bounds]
+
+
+def test_the_last_incomplete_batch_is_kept_unless_it_is_dropped() -> None:
+    assert sizes(plan()) == [4, 4, 4, 2]
+    assert sizes(plan(drop_last=True)) == [4, 4, 4]
+    assert sizes(plan(epochs=2)) == [4, 4, 4, 2, 4, 4, 4, 2]
+    assert sizes(plan(epochs=2, drop_last=True)) == [4, 4, 4, 4, 4, 4]
+
+
+def test_a_client_smaller_than_a_batch_still_trains() -> None:
+    assert sizes(plan(batch_size=32, drop_last=True)) == [14]
+
+
+def test_each_epoch_sees_every_sample_once_in_a_new_order() -> None:
+    order = plan(epochs=2).order
+    for epoch in (order[:14], order[14:]):
+        assert sorted(epoch.tolist()) == CLIENT.train.tolist()
+    assert not torch.equal(order[:14], order[14:])
+
+
+def test_plans_repeat_by_seed_round_and_client_and_differ_otherwise() -> None:
+    assert torch.equal(plan().order, plan().order)
+    assert torch.equal(plan().uniforms, plan().uniforms)
+    assert not torch.equal(plan().order, plan(round=1).order)
+    assert not torch.equal(plan().uniforms, plan(seed=1).uniforms)
+
+
+def test_the_order_of_samples_does_not_depend_on_the_batch_size() -> None:
+    assert torch.equal(plan(batch_size=3).order, plan(batch_size=7).order)
+
+
+@pytest.mark.parametrize(("samples", "size"), [(1, 1), (10, 3), (9, 3), (2, 5)])
+def test_bounds_cover_everything_without_gaps(samples: int, size: int) -> None:
+    bounds = batch_bounds(samples, size, start=7)
+    assert [i for start, stop in bounds for i in range(start, stop)] == list(range(7, 7 + samples))
+
+
+def passes(round: int = 0) -> TrainingPasses:
+    return TrainingPasses(ImageStore(FEDERATION, torch.device("cpu")), CLIENT, seed=0, round=round, batch_size=4)
+
+
+def test_a_pass_sees_every_sample_and_so_every_class() -> None:
+    batches = list(passes().passes())
+    assert [len(batch.y) for batch in batches] == [4, 4, 4, 2]
+    assert torch.equal(torch.cat([batch.y for batch in batches]), FEDERATION.labels[CLIENT.train])
+    assert torch.equal(torch.cat([batch.x for batch in batches]), FEDERATION.images[CLIENT.train] / 255)
+
+
+def test_a_pass_over_some_samples_draws_them_at_random() -> None:
+    def seen(round: int) -> list[int]:
+        x = torch.cat([batch.x for batch in passes(round).passes(samples=6)])
+        everything = FEDERATION.images / 255
+        return [int((everything == image).flatten(1).all(1).nonzero()[0]) for image in x]
+
+    assert len(set(seen(0))) == 6
+    assert set(seen(0)) <= set(CLIENT.train.tolist())
+    assert seen(0) == seen(0)
+    assert seen(0) != seen(1)
+
+
+def test_a_pass_may_shuffle_and_augment() -> None:
+    shuffled = torch.cat([batch.y for batch in passes().passes(shuffle=True)])
+    assert sorted(shuffled.tolist()) == sorted(FEDERATION.labels[CLIENT.train].tolist())
+    assert not torch.equal(shuffled, FEDERATION.labels[CLIENT.train])
+    plain, augmented = (torch.cat([b.x for b in passes().passes(augment=a)]) for a in (False, True))
+    flipped = [torch.equal(a, p.flip(-1)) for a, p in zip(augmented, plain, strict=True)]
+    kept = [torch.equal(a, p) for a, p in zip(augmented, plain, strict=True)]
+    assert any(flipped)
+    assert any(kept)
+    assert all(f or k for f, k in zip(flipped, kept, strict=True))

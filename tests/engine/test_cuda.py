@@ -1,0 +1,123 @@
+"""The executor `cuda` gives what `serial` gives on the same GPU, for every method and clients of unequal size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from fedkeel import simulate
+from fedkeel.config import Config
+from fedkeel.data.federation import Client, Federation, no_indices
+from fedkeel.data.transforms import parse_transforms
+from fedkeel.engine.cuda import Changed, copy_into
+from fedkeel.methods import METHODS
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+EXTRA = ["fedprox+greg", "fedwon+hbn", "fedprox+hbn", "greg(mode=mix-learned)", "fedcoda(calibrate_from=0)"]
+SAMPLES = (1, 3, 37, 120, 200)
+
+
+def uneven_federation() -> Federation:
+    generator = torch.Generator().manual_seed(7)
+    total = sum(SAMPLES) + 40
+    labels = torch.randint(0, 4, (total,), generator=generator)
+    images = torch.randint(0, 128, (total, 3, 16, 16), generator=generator)
+    images = (images + 30 * labels[:, None, None, None]).to(torch.uint8)
+    clients, start = [], 0
+    test = torch.arange(sum(SAMPLES), total)
+    for samples in SAMPLES:
+        indices = torch.arange(start, start + samples)
+        clients.append(Client(f"has-{samples}", f"domain-{samples}", indices, no_indices(), test))
+        start += samples
+    return Federation(
+        "uneven",
+        images,
+        labels,
+        ("a", "b", "c", "d"),
+        tuple(clients),
+        parse_transforms("crop(padding=2)+flip+normalise(mean=0.5, std=0.25)"),
+        parse_transforms("normalise(mean=0.5, std=0.25)"),
+    )
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", [*METHODS.names(), *EXTRA])
+def test_two_rounds_under_cuda_equal_two_rounds_under_serial(method: str, tmp_path: Path) -> None:
+    models = {}
+    for executor in ("serial", "cuda"):
+        run = simulate(
+            Config(
+                rounds=2,
+                batch_size=8,
+                learning_rate=0.01,
+                momentum=0.9,
+                model="simple_cnn(width=4)",
+                precision="float32",
+                device="cuda",
+                executor=executor,
+                method=method,
+            ),
+            federation=uneven_federation(),
+            directory=tmp_path / executor,
+        )
+        models[executor] = load_file(run.directory / "model.safetensors")
+    for name, tensor in models["serial"].items():
+        difference = (tensor.double() - models["cuda"][name].double()).abs().max()
+        assert difference <= 2e-4 * tensor.double().abs().max().clamp(min=1e-3), name
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_schedules_and_optimisers_act_in_captured_steps(optimizer: str, tmp_path: Path) -> None:
+    models = {}
+    for executor in ("serial", "cuda"):
+        run = simulate(
+            rounds=4,
+            batch_size=8,
+            learning_rate=0.003,
+            schedule="exponential",
+            decay=0.5,
+            weight_decay=0.01,
+            clip_norm=1.0,
+            optimizer=optimizer,
+            local_epochs=2,
+            model="simple_cnn(width=4)",
+            precision="float32",
+            device="cuda",
+            executor=executor,
+            federation=uneven_federation(),
+            directory=tmp_path / executor,
+        )
+        models[executor] = load_file(run.directory / "model.safetensors")
+    for name, tensor in models["serial"].items():
+        difference = (tensor.double() - models["cuda"][name].double()).abs().max()
+        assert difference <= 1e-3 * tensor.double().abs().max().clamp(min=1e-3), name
+
+
+def test_tensors_are_copied_to_where_a_captured_step_looks_for_them() -> None:
+    old = {"a": torch.zeros(3), "b": [torch.zeros(2), 5]}
+    address = old["a"].data_ptr()
+    copy_into(old, {"a": torch.ones(3), "b": [torch.full((2,), 2.0), 5]})
+    assert old["a"].tolist() == [1, 1, 1]
+    assert old["a"].data_ptr() == address
+    assert old["b"][0].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        {"a": torch.ones(4), "b": 5},
+        {"a": torch.ones(3), "b": 6},
+        {"a": torch.ones(3)},
+        {"a": torch.ones(3, dtype=torch.float64), "b": 5},
+    ],
+    ids=["shape", "number", "names", "dtype"],
+)
+def test_a_step_that_refers_to_something_else_is_not_replayed(new: dict[str, object]) -> None:
+    with pytest.raises(Changed):
+        copy_into({"a": torch.zeros(3), "b": 5}, new)

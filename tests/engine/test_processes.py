@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from fedkeel.engine.evaluation import Evaluation
+from fedkeel.engine.local import Worker
+from fedkeel.engine.processes import ProcessesExecutor
+from fedkeel.errors import TrainingError
+from fedkeel.method import Method
+from fedkeel.parties import LocalClient
+from fedkeel.run import Run
+from tests import tiny
+from tests.engine.test_serial import METHODS
+
+
+def tensors(run: Run) -> dict[str, torch.Tensor]:
+    paths = [run.directory / "model.safetensors", *sorted(run.directory.glob("personal/*"))]
+    return {f"{p.stem}/{name}": t for p in paths for name, t in safetensors.torch.load_file(p).items()}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_agrees_with_serial_whatever_the_number_of_workers(tmp_path: Path, method: str) -> None:
+    on = tiny.federation(unseen=4)
+    runs = {
+        name: tiny.run(tmp_path / name, method, on=on, rounds=2, executor=executor, workers=workers)
+        for name, executor, workers in (("serial", "serial", 0), ("one", "processes", 1), ("three", "processes", 3))
+    }
+    assert tiny.result(runs["one"]) == tiny.result(runs["three"])
+    reference, parallel = tensors(runs["serial"]), tensors(runs["three"])
+    assert reference.keys() == parallel.keys()
+    for name, tensor in reference.items():
+        torch.testing.assert_close(parallel[name], tensor, rtol=1e-4, atol=1e-6)
+    for key in ("round", "client", "domain", "samples", "bytes_up", "bytes_down"):
+        assert [r.get(key) for r in runs["serial"].records()] == [r.get(key) for r in runs["three"].records()]
+
+
+class Dies(Method):
+    """Kills the process that runs one client in one round."""
+
+    name = "dies"
+
+    def __init__(self, client: str, round: int, number: int = signal.SIGKILL) -> None:
+        self.client, self.round, self.number = client, round, number
+        self.parent = os.getpid()
+
+    def start(self, client: LocalClient) -> None:
+        if (client.name, client.round) == (self.client, self.round):
+            assert os.getpid() != self.parent
+            os.kill(os.getpid(), self.number)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_killed_worker_takes_only_its_client_with_it(tmp_path: Path, workers: int) -> None:
+    notes = tiny.Notes()
+    options: dict[str, Any] = {"executor": "processes", "workers": workers, "rounds": 3}
+    run = tiny.run(tmp_path / "r", Dies("clinic", 1), observer=notes, **options)
+    assert [(r["round"], r["client"]) for r in run.records("dropped")] == [(1, "clinic")]
+    assert "its worker process died (signal SIGKILL)" in run.records("dropped")[0]["reason"]
+    assert len(notes.notes) == 1
+    whole = tiny.run(tmp_path / "whole", Dies("nobody", 1), **options)
+    # Up to then, and for the others in that round, nothing is different.
+    before = [r for r in run.records() if r["round"] == 0]
+    assert before == [r for r in whole.records() if r["round"] == 0]
+    trained = [r for r in run.records("client") if r["round"] == 1]
+    assert trained == [r for r in whole.records("client") if r["round"] == 1 and r["client"] != "clinic"]
+    assert [r["client"] for r in run.records("client") if r["round"] == 2] == ["ward", "clinic", "hospital"]
+
+
+def test_the_run_stops_when_every_worker_dies(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="'ward', its worker process died"):
+        on = tiny.federation({"ward": 4})
+        tiny.run(tmp_path / "r", Dies("ward", 0), on=on, executor="processes", workers=1)
+
+
+def test_a_worker_that_dies_in_an_evaluation_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, flag, parent = Worker.evaluate, tmp_path / "died", os.getpid()
+
+    def dies_once(self: Worker, name: str, *rest: Any) -> list[Evaluation]:
+        if name == "clinic" and not flag.exists() and os.getpid() != parent:
+            flag.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return plain(self, name, *rest)
+
+    options: dict[str, Any] = {"executor": "processes", "workers": 2, "rounds": 2}
+    whole = tiny.run(tmp_path / "whole", **options)
+    monkeypatch.setattr(Worker, "evaluate", dies_once)
+    run = tiny.run(tmp_path / "r", **options)
+    assert flag.exists()
+    assert tiny.result(run) == tiny.result(whole)
+
+
+class Raises(Method):
+    name = "raises"
+
+    def start(self, client: LocalClient) -> None:
+        if client.name == "clinic":
+            raise ZeroDivisionError("a bug in a method")
+
+
+def test_a_bug_in_a_method_stops_the_run_under_every_executor_and_is_shown(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        tiny.run(tmp_path / "serial", Raises())
+    with pytest.raises(RuntimeError, match=r"Client 'clinic' failed in its worker process:\n(.|\n)*a bug in a method"):
+        tiny.run(tmp_path / "processes", Raises(), executor="processes", workers=2)
+
+
+@pytest.fixture
+def executor() -> Iterator[ProcessesExecutor]:
+    made = tiny.setup("fedbn", executor="processes", workers=2).executor()
+    assert isinstance(made, ProcessesExecutor)
+    yield made
+    made.close()
+
+
+def test_images_are_shared_and_workers_leave(executor: ProcessesExecutor) -> None:
+    processes = [seat.process for seat in executor._seats]
+    assert len({p.pid for p in processes}) == 2
+    assert [u.client for u in executor.train(["clinic", "ward"], tiny.broadcast(executor.worker))] == ["clinic", "ward"]
+    assert set(executor.memory.snapshot()) == {"clinic", "ward"}
+    executor.close()
+    assert not any(p.is_alive() for p in processes)
+
+
+def test_an_idle_worker_that_died_is_noticed_and_replaced(executor: ProcessesExecutor) -> None:
+    for seat in executor._seats:
+        assert seat.process.pid is not None
+        os.kill(seat.process.pid, signal.SIGKILL)
+        seat.process.join()
+    message = tiny.broadcast(executor.worker)
+    list(executor.train(["ward", "clinic"], message))
+    again = list(executor.train(["ward", "clinic"], message))
+    assert [type(u).__name__ for u in again] == ["Update", "Update"]
+
+
+def test_workers_are_quiet(executor: ProcessesExecutor, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        list(executor.train(["ward"], tiny.broadcast(executor.worker)))
+    assert not caplog.records
+
+
+def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+    """The parent is forked, starts three workers, and is killed: a worker holds copies of its siblings' pipes."""
+    reading, writing = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        made = tiny.setup(executor="processes", workers=3).executor()
+        assert isinstance(made, ProcessesExecutor)
+        os.write(writing, " ".join(str(seat.process.pid) for seat in made._seats).encode())
+        time.sleep(60)
+        os._exit(0)
+    workers = [int(pid) for pid in os.read(reading, 100).split()]
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    deadline = time.monotonic() + 10
+    while alive := [pid for pid in workers if running(pid)]:
+        assert time.monotonic() < deadline, alive
+        time.sleep(0.05)
+
+
+def running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

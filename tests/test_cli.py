@@ -1,0 +1,270 @@
+"""The command: what a person types, what comes back, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fedkeel.cli import build_parser, main
+from fedkeel.cli.parsing import given_options, with_root
+from fedkeel.config import Config, option_names
+from fedkeel.errors import FedkeelError
+from tests.test_compare import finish
+
+TINY = ["--subsample", "10", "--model", "simple_cnn(width=2)", "--executor", "serial", "--device", "cpu"]
+
+
+def typed(*words: str) -> dict[str, object]:
+    return given_options(build_parser().parse_args(["run", *words]))
+
+
+class TestOptions:
+    def test_every_option_of_a_run_is_a_flag(self) -> None:
+        arguments = vars(build_parser().parse_args(["run"]))
+        assert set(option_names()) <= set(arguments)
+
+    def test_flags_become_values_of_their_kind(self) -> None:
+        given = typed("--rounds", "3", "--learning-rate", "1e-2", "--stateless", "--no-drop-last", "--method", "gn")
+        assert given == {"rounds": 3, "learning_rate": 0.01, "stateless": True, "drop_last": False, "method": "gn"}
+
+    def test_flags_override_the_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "run.toml"
+        file.write_text('rounds = 7\nlearning-rate = 0.5\nmethod = "gn"\n')
+        given = typed("--config", str(file), "--rounds", "3")
+        assert given == {"rounds": 3, "learning_rate": 0.5, "method": "gn"}
+
+    def test_the_configuration_of_a_run_can_be_given_back(self, tmp_path: Path) -> None:
+        config = Config(method="fedprox(mu=0.1)", learning_rate=1e-5, unseen="scan")
+        (tmp_path / "config.toml").write_text(config.to_toml())
+        assert Config(**typed("--config", str(tmp_path / "config.toml"))) == config  # type: ignore[arg-type]
+
+    def test_root_goes_into_the_data_set(self) -> None:
+        assert typed("--data", "folder(size=64)", "--root", "./a b")["data"] == "folder(size=64, root='./a b')"
+        with pytest.raises(FedkeelError, match="twice"):
+            with_root("folder(root=x)", "y")
+
+    def test_help_shows_defaults_and_examples(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["run", "--help"]) == 0
+        text = capsys.readouterr().out
+        assert "(default: 30)" in text
+        assert "local training:" in text
+        assert "examples:" in text
+        for command in (["compare"], ["resume"], ["show"], ["demo"], ["list"], ["data"], ["data", "describe"]):
+            assert main([*command, "--help"]) == 0
+            assert "examples:" in capsys.readouterr().out
+
+
+class TestMistakes:
+    @pytest.mark.parametrize(
+        ("words", "named"),
+        [
+            (["rnu"], "did you mean 'run'?"),
+            (["run", "--rouns", "3"], "did you mean '--rounds'?"),
+            (["run", "--learning_rate=3"], "did you mean '--learning-rate'?"),
+            (["run", "--zzzzzz"], "see 'fedkeel run --help'."),
+            (["run", "fedbn"], "did you mean '--method fedbn'?"),
+            (["run", "--rounds"], "--rounds expected one argument"),
+            (["run", "--rounds", "ten"], "'rounds' is 'ten', which is not a whole number"),
+            (["run", "--rounds", "0"], "'rounds' is 0: give at least 1."),
+            (["run", "--rounds", "-1"], "'rounds' is -1: give at least 1."),
+            (["run", "--batch-size", "0"], "'batch_size' is 0"),
+            (["run", "--learning-rate", "0"], "'learning_rate' is 0"),
+            (["run", "--learning-rate", "nan"], "finite"),
+            (["run", "--schedule", "cosin"], "did you mean 'cosine'?"),
+            (["run", "--config", "/nowhere.toml"], "cannot be read"),
+            (["run", "--method", "fedavgg"], "did you mean 'fedavg'?"),
+            (["run", "--method", "fedprox(nu=1)"], "did you mean 'mu'?"),
+            (["run", "--model", "simple_cn"], "did you mean 'simple_cnn'?"),
+            (["run", "--data", "digits-shif"], "did you mean 'digits-shift'?"),
+            (["run", "--unseen", "scn"], "did you mean 'scan'?"),
+            (["run", "--executor", "seral"], "did you mean 'serial'?"),
+            (["compare"], "'fedkeel compare' lacks METHOD"),
+            (["compare", "fedavg", "fedbnn"], "did you mean 'fedbn'?"),
+            (["compare", "fedavg", "--seeds", "x"], "'seeds' is 'x'"),
+            (["compare", "fedavg", "--jobs", "x"], "'jobs' is 'x'"),
+            (["compare", "fedavg@round=3"], "did you mean 'rounds'?"),
+            (["resume", "/nowhere"], "not a run directory"),
+            (["show", "/nowhere"], "not a run directory"),
+            (["list", "mehtods"], "did you mean 'methods'?"),
+            (["data", "describ", "x"], "did you mean 'describe'?"),
+            (["data"], "lacks COMMAND"),
+            (["data", "describe", "folder", "--root", "/nowhere"], "/nowhere"),
+        ],
+    )
+    def test_one_sentence_and_exit_code_2(
+        self,
+        words: list[str],
+        named: str,
+        capsys: pytest.CaptureFixture[str],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert main(words) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("fedkeel: ")
+        assert err.count("\n") == 1
+        assert named in err
+        assert not (tmp_path / "runs").exists(), "nothing is written before all is checked"
+
+    def test_a_place_that_cannot_be_written_is_one_sentence(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "file").write_text("")
+        assert main(["run", *TINY, "--out", str(tmp_path / "file" / "run")]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+    def test_a_bug_keeps_its_traceback(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def broken(*_: object, **__: object) -> None:
+            raise RuntimeError("a bug")
+
+        monkeypatch.setattr("fedkeel.cli.looking.list_names", broken)
+        with pytest.raises(RuntimeError, match="a bug"):
+            main(["list", "methods"])
+
+
+class TestLooking:
+    def test_list_as_json(self, capsys: pytest.CaptureFixture[str]) -> None:
+        for kind in ("methods", "models", "data", "partitions", "transforms", "executors"):
+            assert main(["list", kind, "--json"]) == 0
+            entries = json.loads(capsys.readouterr().out)
+            assert all(entry["name"] and entry["summary"] for entry in entries)
+            if kind == "methods":
+                assert {e["name"]: e["options"] for e in entries}["fedprox"] == {"mu": 0.01}
+                assert all(entry["paper"] for entry in entries)
+
+    def test_list_has_a_line_for_each_name(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["list", "methods"]) == 0
+        lines = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("fedprox ")]
+        assert len(lines) == 1
+        assert "mu=0.01" in lines[0]
+        assert "Li et al. 2020" in lines[0]
+
+    def test_data_describe(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["data", "describe", "digits-shift", "--unseen", "scan", "--json"]) == 0
+        clients = {client["client"]: client for client in json.loads(capsys.readouterr().out)["clients"]}
+        assert clients["scan"]["unseen"]
+        assert clients["scan"]["train"] == 0
+        assert clients["street"]["classes"] == 10
+        assert main(["data", "describe", "digits-shift"]) == 0
+        assert "street" in capsys.readouterr().out
+
+    def test_data_show_writes_a_picture(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["data", "show", "digits-shift", "-o", str(tmp_path / "sheet.png")]) == 0
+        assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")
+        assert capsys.readouterr().out == f"{tmp_path / 'sheet.png'}\n"
+
+    def test_show_one_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        finish(tmp_path / "a", Config(method="gn", result="mean-last-10"), {"scan": 0.25, "street": 0.75})
+        assert main(["show", str(tmp_path / "a")]) == 0
+        text = capsys.readouterr().out
+        assert "gn on digits-shift" in text
+        assert "75.0" in text
+        assert "average 50.0 %" in text
+        assert "mean of the last ten" in text
+        assert main(["show", str(tmp_path / "a"), "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["summary"]["accuracy"] == 0.5
+
+    def test_show_an_unfinished_run(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (tmp_path / "config.toml").write_text(Config(rounds=9).to_toml())
+        score = {"kind": "scores", "round": 3, "split": "test", "statistics": "global", "domains": {"scan": 0.5}}
+        (tmp_path / "metrics.jsonl").write_text(json.dumps({**score, "average": 0.5}) + "\n")
+        assert main(["show", str(tmp_path)]) == 0
+        assert f"not finished: 4 of 9 rounds; continue with: fedkeel resume {tmp_path}" in capsys.readouterr().out
+
+    def test_show_several_runs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        for method, accuracy in (("fedavg", 0.5), ("gn", 0.6)):
+            for seed in range(2):
+                finish(tmp_path / method / str(seed), Config(method=method, seed=seed), {"scan": accuracy + seed / 10})
+        assert main(["show", str(tmp_path / "fedavg"), str(tmp_path / "gn")]) == 0
+        text = capsys.readouterr().out
+        assert "55.0 ±7.1" in text
+        assert "65.0 ±7.1" in text
+        assert "2 seeds" in text
+
+
+class TestTraining:
+    def test_run_prints_one_json_document_and_nothing_else(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["run", *TINY, "--rounds", "1", "--json", "--out", str(tmp_path / "run")]) == 0
+        out, err = capsys.readouterr()
+        document = json.loads(out)
+        assert document["finished"]
+        assert len(document["summary"]["domains"]) == 5
+        assert "round 1/1" in err
+        assert main(["run", *TINY, "--out", str(tmp_path / "run")]) == 2
+        assert "already holds a run" in capsys.readouterr().err
+
+    def test_compare_ends_with_1_when_a_run_is_missing(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("fedkeel.jobs.execute", lambda *_: 1 / 0)
+        words = ["compare", "fedavg", *TINY, "--seeds", "1", "--jobs", "1", "--out", str(tmp_path), "--json"]
+        assert main(words) == 1
+        out, err = capsys.readouterr()
+        assert json.loads(out)["missing"] == ["fedavg seed 0"]
+        assert "fedavg seed 0 is missing from the table: ZeroDivisionError" in err
+
+    @pytest.mark.slow
+    def test_ctrl_c_keeps_the_run_and_resume_finishes_it(self, tmp_path: Path) -> None:
+        place = tmp_path / "run"
+        words = [sys.executable, "-m", "fedkeel", "run", *TINY, "--rounds", "400", "--out", str(place)]
+        process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        until(lambda: (place / "checkpoints").exists() and any((place / "checkpoints").glob("round-*")))
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+        assert process.returncode == 130
+        assert f"stopped; continue with: fedkeel resume {place}" in err
+        assert "Traceback" not in err
+        assert out == ""
+        # The rest would take a while: show that it goes on by stopping it again, this time as a system does.
+        before = rounds_in(place)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "fedkeel", "resume", str(place)], stderr=subprocess.PIPE, text=True
+        )
+        until(lambda: rounds_in(place) > before)
+        process.send_signal(signal.SIGTERM)
+        assert "stopped; continue with" in process.communicate(timeout=30)[1]
+        assert process.returncode == 130
+
+
+def until(true: object, seconds: float = 60) -> None:
+    assert callable(true)
+    limit = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < limit, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def rounds_in(place: Path) -> int:
+    return max(int(folder.name.removeprefix("round-")) for folder in (place / "checkpoints").glob("round-*"))
+
+
+class TestTheProcess:
+    def test_help_does_not_wait_for_torch(self) -> None:
+        code = "import sys; from fedkeel.cli import main; main(['run', '--help']); sys.exit('torch' in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
+
+    def test_a_reader_that_leaves_is_no_error(self) -> None:
+        command = f"{sys.executable} -m fedkeel list methods | head -n 1"
+        done = subprocess.run(
+            command, shell=True, capture_output=True, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+        )
+        assert done.stderr == ""
+
+    def test_version(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["--version"]) == 0
+        assert capsys.readouterr().out.startswith("fedkeel ")
+
+    def test_alone_it_explains_itself(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main([]) == 0
+        assert "examples:" in capsys.readouterr().out

@@ -1,0 +1,293 @@
+"""Comparisons: what is finished is never run again, what is missing is named, and the table says what the runs say."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeel import jobs
+from fedkeel.compare import Comparison, compare, gather, read_comparison
+from fedkeel.config import Config
+from fedkeel.engine.local import Stopped, stop_requested
+from fedkeel.entries import read_entry, read_seeds, slug
+from fedkeel.errors import FedkeelError
+from fedkeel.jobs import Job, JobsObserver
+
+comparing = sys.modules["fedkeel.compare"]  # the name in the package is the function
+TINY: dict[str, Any] = {
+    "rounds": 1,
+    "subsample": 10,
+    "model": "simple_cnn(width=2)",
+    "evaluate_every": 9,
+    "device": "cpu",
+}
+
+
+def finish(directory: Path, config: Config, accuracies: dict[str, float], unseen: tuple[str, ...] = ()) -> None:
+    """A finished run, by hand."""
+    directory.mkdir(parents=True)
+    (directory / "config.toml").write_text(config.to_toml())
+    seen = [value for name, value in accuracies.items() if name not in unseen]
+    summary = {
+        "result": config.result,
+        "round": config.rounds - 1,
+        "accuracy": statistics.fmean(seen),
+        "samples_accuracy": statistics.fmean(seen),
+        "domains": accuracies,
+        "unseen_domains": list(unseen),
+        "unseen": statistics.fmean(accuracies[name] for name in unseen) if unseen else None,
+        "seconds": 1.0,
+        "bytes_up": 10,
+        "bytes_down": 10,
+        "executor": "serial",
+    }
+    (directory / "summary.json").write_text(json.dumps(summary))
+
+
+class Watching(JobsObserver):
+    def __init__(self) -> None:
+        self.started: list[str] = []
+        self.problems: dict[str, str] = {}
+
+    def job_started(self, job: Job, first_round: int) -> None:
+        self.started.append(f"{job} from {first_round}")
+
+    def job_finished(self, job: Job, problem: str) -> None:
+        self.problems[str(job)] = problem
+
+
+class TestEntries:
+    def test_options_after_the_at_sign_belong_to_that_method_alone(self) -> None:
+        config = read_entry("fedprox(mu=0.1)+gn@learning-rate=0.5,stateless=true", {"learning_rate": 0.01, "rounds": 7})
+        assert (config.method, config.learning_rate, config.stateless) == ("fedprox(mu=0.1)+gn", 0.5, True)
+        assert config.rounds == 7
+
+    @pytest.mark.parametrize(
+        ("text", "named"),
+        [
+            ("fedavg@learning_rat=1", "learning_rate"),
+            ("fedavg@rounds=ten", "'ten'"),
+            ("fedavg@seed=1", "seed"),
+            ("fedavg@rounds", "fedavg@learning_rate=0.1"),
+            ("fedavg@rounds=0", "at least 1"),
+        ],
+    )
+    def test_a_bad_option_is_refused_and_named(self, text: str, named: str) -> None:
+        with pytest.raises(FedkeelError, match=named):
+            read_entry(text, {})
+
+    def test_seeds(self) -> None:
+        assert read_seeds(3) == read_seeds("3") == [0, 1, 2]
+        assert read_seeds("4,1") == [4, 1]
+        for wrong in ("0", "a", "1,1", ""):
+            with pytest.raises(FedkeelError):
+                read_seeds(wrong)
+
+    def test_different_methods_have_different_folders(self) -> None:
+        texts = [
+            "fedprox",
+            "fedprox(mu=0.1)",
+            "fedprox(mu=1)",
+            "fedprox+gn",
+            "fedprox@learning_rate=0.1",
+            "gn(groups=2)",
+        ]
+        assert len({slug(text) for text in texts}) == len(texts)
+        assert all("/" not in slug(text) for text in [*texts, "fedavg@data=folder(root=/a/b)"])
+
+
+class TestRefusals:
+    def no_training(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def train(*_: object) -> None:
+            raise AssertionError("trained before everything was checked")
+
+        monkeypatch.setattr(comparing, "run_all", train)
+
+    @pytest.mark.parametrize(
+        ("methods", "options", "named"),
+        [
+            (["fedavg", "fedbnn"], {}, "fedbn"),
+            (["fedavg", "fedprox(nu=1)"], {}, "mu"),
+            (["fedavg", "gn@model=moon_cnn"], {}, "batch norm"),
+            (["fedavg", "fedbn"], {"stateless": True}, "stateless"),
+            (["fedavg", "fedavg"], {}, "twice"),
+            ([], {}, "nothing to compare"),
+            (["fedavg"], {"seed": 3}, "seed"),
+            (["fedavg"], {"jobs": 0}, "at least 1"),
+        ],
+    )
+    def test_all_is_checked_before_anything_trains(
+        self, methods: list[str], options: dict[str, Any], named: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.no_training(monkeypatch)
+        with pytest.raises(FedkeelError, match=named):
+            compare(methods, seeds=1, directory=tmp_path / "c", **{**TINY, **options})
+        assert not list(tmp_path.glob("c/*/*"))
+
+    def test_a_directory_of_another_configuration_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.no_training(monkeypatch)
+        finish(tmp_path / "fedavg" / "seed0", Config(**{**TINY, "learning_rate": 0.5}), {"scan": 0.5})
+        with pytest.raises(FedkeelError, match=r"another configuration \(learning_rate is 0.5 there and 0.01 here\)"):
+            compare(["fedavg"], seeds=1, directory=tmp_path, **TINY)
+
+    def test_without_a_directory_the_same_call_finds_its_own_again(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(comparing, "run_all", lambda *_: {})
+        assert compare(["fedavg"], seeds=1, **TINY).directory == Path("runs/compare-digits-shift")
+        finish(Path("runs/compare-digits-shift/fedavg/seed0"), Config(**TINY), {"scan": 0.5})
+        assert compare(["fedavg"], seeds=2, **TINY).directory == Path("runs/compare-digits-shift")
+        other = compare(["fedavg"], seeds=1, **{**TINY, "rounds": 2})
+        assert other.directory == Path("runs/compare-digits-shift-2")
+
+
+class TestRunning:
+    @pytest.mark.slow
+    def test_each_run_has_its_directory_and_finished_ones_are_not_run_again(self, tmp_path: Path) -> None:
+        first = compare(["fedavg", "gn"], seeds=1, directory=tmp_path, jobs=2, **TINY)
+        assert [str(run.directory) for run in first.runs] == [f"{tmp_path}/fedavg/seed0", f"{tmp_path}/gn/seed0"]
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.parent != tmp_path}
+        watching = Watching()
+        again = compare(["fedavg", "gn"], seeds=1, directory=tmp_path, jobs=2, observer=watching, **TINY)
+        assert watching.started == []
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.parent != tmp_path} == before
+        assert again.rows() == first.rows()
+
+    def test_a_stopped_comparison_goes_on_where_it_was(self, tmp_path: Path) -> None:
+        options = {**TINY, "rounds": 3, "executor": "serial"}
+
+        class StopInRoundOne(Watching):
+            def job_progress(self, job: Job, rounds_done: float, accuracy: float | None) -> None:
+                if rounds_done == 1:
+                    stop_requested.set()
+
+        try:
+            with pytest.raises(Stopped):
+                compare(["fedavg"], seeds=1, directory=tmp_path, jobs=1, observer=StopInRoundOne(), **options)
+        finally:
+            stop_requested.clear()
+        watching = Watching()
+        result = compare(["fedavg"], seeds=1, directory=tmp_path, jobs=1, observer=watching, **options)
+        assert watching.started == ["fedavg seed 0 from 1"]
+        whole = compare(["fedavg"], seeds=1, directory=tmp_path / "whole", jobs=1, **options)
+        assert result.rows() == whole.rows()
+
+    @pytest.mark.parametrize("processes", [1, 2])
+    def test_a_crashed_job_is_reported_and_the_others_go_on(
+        self, processes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def execute(job: Job, _: object) -> None:
+            if job.seed == 1:
+                raise RuntimeError("boom")
+            if job.seed == 2:
+                raise FedkeelError("One sentence.")
+            if job.seed == 3 and processes == 2:
+                os._exit(3)
+            finish(job.directory, job.config, {"scan": 0.5})
+
+        monkeypatch.setattr(jobs, "execute", execute)
+        watching = Watching()
+        result = compare(["fedavg"], seeds=5, directory=tmp_path, jobs=processes, observer=watching, **TINY)
+        expected = {"fedavg seed 1": "RuntimeError: boom", "fedavg seed 2": "One sentence."}
+        if processes == 2:
+            expected["fedavg seed 3"] = "its process died (exit code 3)"
+        assert result.failures == expected
+        assert result.missing == list(expected)
+        assert [row["seeds"] for row in result.rows()] == [
+            [seed for seed in range(5) if f"fedavg seed {seed}" not in expected]
+        ]
+
+    def test_stopping_ends_every_process(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def execute(job: Job, observer: Any) -> None:
+            observer.started(job.config, 0)
+            if not stop_requested.wait(timeout=20):
+                raise AssertionError("was never asked to stop")
+            raise Stopped
+
+        class StopAtOnce(Watching):
+            def job_started(self, job: Job, first_round: int) -> None:
+                super().job_started(job, first_round)
+                if len(self.started) == 2:
+                    stop_requested.set()
+
+        monkeypatch.setattr(jobs, "execute", execute)
+        watching = StopAtOnce()
+        try:
+            with pytest.raises(Stopped):
+                compare(["fedavg"], seeds=6, directory=tmp_path, jobs=2, observer=watching, **TINY)
+        finally:
+            stop_requested.clear()
+        assert len(watching.started) == 2
+        assert watching.problems == {}
+
+
+class TestResults:
+    def comparison(self, place: Path) -> Comparison:
+        numbers = {
+            "fedavg": [(0.5, 0.7), (0.6, 0.8)],
+            "fedbn": [(0.4, 0.9), (0.4, 0.9)],
+            "central": [(0.9, 0.9), (1, 1)],
+        }
+        for method, rows in numbers.items():
+            for seed, (scan, street) in enumerate(rows):
+                finish(
+                    place / method / f"seed{seed}", Config(method=method, seed=seed), {"scan": scan, "street": street}
+                )
+        runs = [{"method": m, "seed": s, "directory": f"{m}/seed{s}"} for m in numbers for s in range(2)]
+        (place / "comparison.json").write_text(json.dumps({"runs": runs}))
+        return read_comparison(place)
+
+    def test_mean_and_spread_are_those_of_the_seeds(self, tmp_path: Path) -> None:
+        row = self.comparison(tmp_path).rows()[0]
+        assert row["method"] == "fedavg"
+        assert row["domains"]["scan"] == pytest.approx({"mean": 0.55, "std": statistics.stdev([0.5, 0.6])})
+        assert row["average"] == pytest.approx({"mean": 0.65, "std": statistics.stdev([0.6, 0.7])})
+
+    def test_the_best_of_a_column_is_marked_and_the_upper_bound_does_not_compete(self, tmp_path: Path) -> None:
+        lines = self.comparison(tmp_path).markdown().splitlines()
+        assert lines[0] == "| method | scan | street | average |"
+        assert lines[2] == "| fedavg | **55.0 ±7.1** | 75.0 ±7.1 | **65.0 ±7.1** |"
+        assert lines[3] == "| fedbn | 40.0 ±0.0 | **90.0 ±0.0** | **65.0 ±0.0** |"
+        assert "**" not in lines[4]
+
+    def test_text_and_csv_hold_every_number(self, tmp_path: Path) -> None:
+        comparison = self.comparison(tmp_path)
+        assert "55.0 ±7.1*" in comparison.table()
+        assert "the last round" in comparison.table()
+        assert "2 seeds" in comparison.table()
+        header, first, *_ = comparison.csv().splitlines()
+        assert header == "method,seeds,scan_mean,scan_std,street_mean,street_std,average_mean,average_std"
+        assert first.startswith("fedavg,2,0.55,")
+        json.dumps(comparison.to_dict())
+
+    def test_an_unseen_domain_is_named_and_stays_out_of_the_average(self, tmp_path: Path) -> None:
+        finish(tmp_path / "a", Config(unseen="scan"), {"scan": 0.2, "street": 0.8}, unseen=("scan",))
+        results = gather([tmp_path / "a"]).results
+        assert results.headings == ["method", "street", "scan (unseen)", "average"]
+        assert results.rows[0].average.mean == pytest.approx(0.8)
+        assert results.rows[0].average.std is None
+
+    def test_loose_runs_are_told_apart_by_what_differs(self, tmp_path: Path) -> None:
+        for number, rate in enumerate((0.1, 0.1, 0.5)):
+            finish(tmp_path / f"r{number}", Config(learning_rate=rate, seed=number), {"scan": 0.1 * number})
+        rows = gather([tmp_path]).rows()
+        assert [(row["method"], row["seeds"]) for row in rows] == [
+            ("fedavg@learning_rate=0.1", [0, 1]),
+            ("fedavg@learning_rate=0.5", [2]),
+        ]
+
+    def test_what_is_no_run_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(FedkeelError, match="not a run directory"):
+            gather([tmp_path])
+        (tmp_path / "comparison.json").write_text("{")
+        with pytest.raises(FedkeelError, match="does not hold a comparison"):
+            gather([tmp_path])

@@ -1,0 +1,109 @@
+"""What is seen while runs go on: plain lines in a pipe, whole tables, honest arithmetic of time."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+
+from fedkeel.config import Config
+from fedkeel.console import ComparisonProgress, Milestones, RunProgress, console, duration, results_table
+from fedkeel.engine.evaluation import Scores
+from fedkeel.jobs import Job
+from fedkeel.tables import Cell, Results, sparkline
+
+
+def scores(average: float) -> Scores:
+    return Scores(domains={}, average=average, samples=average, unseen=None, loss=1.0)
+
+
+def test_a_pipe_gets_a_plain_line_every_tenth_of_the_way() -> None:
+    stream = io.StringIO()
+    with RunProgress(stream) as progress:
+        progress.started(Config(rounds=40), 0)
+        for round in range(40):
+            progress.client_done(round, 1, 1)
+            progress.round_done(round, 40, scores(round / 40), 0.5)
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 10
+    assert "\x1b" not in stream.getvalue()
+    assert lines[-1].startswith("round 40/40  accuracy 97.5 %  loss 0.500")
+
+
+def test_quiet_still_tells_notes() -> None:
+    stream = io.StringIO()
+    with RunProgress(stream, quiet=True) as progress:
+        progress.started(Config(rounds=1), 0)
+        progress.note("The update of [scan] is dropped.")
+        progress.round_done(0, 1, scores(0.5), 0.5)
+    assert stream.getvalue() == "fedkeel: The update of [scan] is dropped.\n"
+
+
+def test_a_comparison_tells_what_is_done_and_what_failed() -> None:
+    stream = io.StringIO()
+    jobs = [Job(label, seed, Config(rounds=2), Path(".")) for label in ("fedavg", "gn") for seed in (0, 1)]
+    with ComparisonProgress(stream) as progress:
+        progress.planned(jobs, jobs[:1])
+        for job, accuracy in zip(jobs[1:], (0.25, 0.5, 0.75), strict=True):
+            progress.job_started(job, 0)
+            progress.job_progress(job, 1.0, accuracy)
+            progress.tick()
+            progress.job_finished(job, "boom" if job is jobs[1] else "")
+        progress.tick()
+    text = stream.getvalue()
+    assert "1 of 4 runs were finished before." in text
+    assert "fedkeel: fedavg seed 1 failed: boom" in text
+    assert "gn           62.5 %" in text
+    assert "methods 2/2  runs 4/4  best so far gn 62.5 %  left 0:00" in text
+
+
+def test_a_live_comparison_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = Terminal()
+    job = Job("fedavg", 0, Config(rounds=2), Path("."))
+    with ComparisonProgress(stream) as progress:
+        progress.planned([job], [])
+        progress.job_started(job, 0)
+        progress.job_progress(job, 1.0, 0.5)
+        progress.tick()
+    assert "fedavg seed 0" in stream.getvalue()
+    assert "round 2/2  50.0 %" in stream.getvalue()
+
+
+def test_a_table_in_a_pipe_is_never_cut() -> None:
+    domains = {f"a-domain-with-a-long-name-{number}": 0.5 for number in range(20)}
+    summary = {"result": "last", "domains": domains, "accuracy": 0.5, "unseen_domains": []}
+    stream = io.StringIO()
+    console(stream).print(results_table(Results.of([("fedavg", 0, summary), ("gn", 0, summary)])))
+    assert all(name in stream.getvalue() for name in domains)
+    assert "…" not in stream.getvalue()
+
+
+def test_spread_is_blank_with_a_single_seed() -> None:
+    assert str(Cell.of([0.5])) == "50.0"
+    assert str(Cell.of([0.5, 0.5])) == "50.0 ±0.0"
+
+
+def test_every_tenth_is_reached_once() -> None:
+    milestones = Milestones()
+    assert [milestones.reached(share) for share in (0.0, 0.05, 0.1, 0.19, 0.35, 1.0)] == [
+        False, False, True, False, True, True,
+    ]  # fmt: skip
+
+
+def test_duration() -> None:
+    assert [duration(seconds) for seconds in (0, 59.6, 3661)] == ["0:00", "1:00", "1:01:01"]
+
+
+def test_a_sparkline_spans_from_lowest_to_highest_and_keeps_the_ends() -> None:
+    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
+    assert sparkline([0.3, 0.3]) == "▁▁"
+    assert sparkline([]) == ""
+    long = sparkline([number / 500 for number in range(501)], width=60)
+    assert len(long) == 60
+    assert (long[0], long[-1]) == ("▁", "█")

@@ -1,0 +1,311 @@
+"""Whole runs: stopped, killed, resumed, made of the user's own objects, and read again."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from torch import Tensor, nn
+
+import fedkeel
+from fedkeel.config import Config
+from fedkeel.engine import local
+from fedkeel.engine.local import Stopped
+from fedkeel.errors import FedkeelError
+from fedkeel.messages import Update
+from fedkeel.method import Method
+from fedkeel.methods import METHODS, register
+from fedkeel.models import Output, wrap
+from fedkeel.parties import Batch, LocalClient, Server
+from fedkeel.run import PYTHON_OBJECT, Run, slug
+from fedkeel.state import Tensors
+from tests import tiny
+
+ROOT = Path(__file__).parent.parent
+
+
+# -- a run and its directory ---------------------------------------------------------------------------------
+def test_the_metrics_of_two_equal_runs_are_equal_and_hold_no_times(tmp_path: Path) -> None:
+    runs = [tiny.run(tmp_path / name, "fedprox", rounds=2) for name in ("a", "b")]
+    assert tiny.result(runs[0]) == tiny.result(runs[1])
+    assert runs[0].config == runs[1].config
+    text = (runs[0].directory / "metrics.jsonl").read_text()
+    assert "seconds" not in text
+    kinds = {json.loads(line)["kind"] for line in text.splitlines()}
+    assert kinds == {"client", "evaluation", "scores", "round"}
+
+
+def test_a_finished_run_is_read_again(tmp_path: Path) -> None:
+    run = tiny.run(tmp_path / "r", rounds=2)
+    again = Run(run.directory)
+    assert again.finished
+    assert again.accuracy == run.accuracy == run.scores()[-1]["average"]
+    assert run.summary is not None
+    assert run.summary["executor"] == "serial"
+    assert fedkeel.resume(run.directory).accuracy == run.accuracy
+
+
+def test_an_unfinished_run_says_so(tmp_path: Path) -> None:
+    run = interrupted(tmp_path / "r")
+    assert not run.finished
+    assert "unfinished" in repr(run)
+    with pytest.raises(FedkeelError, match="is not finished: continue it with 'fedkeel resume"):
+        _ = run.accuracy
+    with open(run.directory / "metrics.jsonl", "a") as file:
+        file.write('{"kind": "rou')
+    assert len(run.records("round")) == 2
+
+
+def test_the_model_of_a_named_run_comes_back(tmp_path: Path) -> None:
+    options: dict[str, Any] = {
+        **tiny.OPTIONS,
+        "data": "digits-shift",
+        "subsample": 12,
+        "rounds": 1,
+        "model": "simple_cnn(width=2)",
+    }
+    run = fedkeel.simulate(options, directory=tmp_path / "r", method="fedbn")
+    stored = safetensors.torch.load_file(run.directory / "model.safetensors")
+    model = run.model()
+    assert not model.training
+    assert all(torch.equal(t, stored[name]) for name, t in model.state_dict().items())
+    repeated = fedkeel.simulate(run.directory / "config.toml", directory=tmp_path / "again")
+    assert tiny.result(repeated) == tiny.result(run)
+
+
+def test_options_override_a_table_a_file_and_a_configuration(tmp_path: Path) -> None:
+    from fedkeel.run import _settings
+
+    (tmp_path / "c.toml").write_text("rounds = 5\nbatch-size = 3\n")
+    for given in (tmp_path / "c.toml", {"rounds": 5, "batch_size": 3}, Config(rounds=5, batch_size=3)):
+        assert _settings(given, {"rounds": 7}) == Config(rounds=7, batch_size=3)
+    with pytest.raises(FedkeelError, match="no option 'round'"):
+        fedkeel.simulate(round=3)
+
+
+def test_a_free_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedkeel.run import _free_directory
+
+    monkeypatch.chdir(tmp_path)
+    config = Config(method="fedprox(mu=0.1)+gn", data="folder(root=/x/y)")
+    assert str(_free_directory(config)) == "runs/folder-fedprox-mu0.1+gn-seed0"
+    _free_directory(config).mkdir(parents=True)
+    assert str(_free_directory(config)) == "runs/folder-fedprox-mu0.1+gn-seed0-2"
+    assert slug("../../etc") == "....etc"
+
+
+# -- stopping ------------------------------------------------------------------------------------------------
+def interrupted(path: Path, method: str | Method = "fedbn", at: int = 1, **options: Any) -> Run:
+    def stop(round: int) -> None:
+        if round == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tiny.run(path, method, rounds=4, observer=tiny.Notes(stop), **options)
+    return Run(path)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox(mu=0.5)", "fedbn", "silobn", "standalone", "central"])
+def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path, method: str) -> None:
+    options: dict[str, Any] = {"result": "best-validation", "participation": 0.7, "momentum": 0.9}
+    whole = tiny.run(tmp_path / "whole", method, rounds=4, **options)
+    for at in (0, 2, 3):
+        run = interrupted(tmp_path / str(at), method, at=at, **options)
+        notes = tiny.Notes()
+        assert tiny.result(tiny.resume(run.directory, observer=notes)) == tiny.result(whole)
+        assert notes.first == at + 1
+        assert {k: v for k, v in run.summary.items() if k != "seconds"} == {  # type: ignore[union-attr]
+            k: v
+            for k, v in whole.summary.items()  # type: ignore[union-attr]
+            if k != "seconds"
+        }
+
+
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+def test_a_request_to_stop_ends_the_run_after_the_step_and_keeps_it(tmp_path: Path, executor: str) -> None:
+    options: dict[str, Any] = {"executor": executor, "workers": 2}
+    whole = tiny.run(tmp_path / "whole", "fedbn", rounds=4, **options)
+
+    def stop(round: int) -> None:
+        if round == 1:
+            local.stop_requested.set()
+
+    try:
+        with pytest.raises(Stopped):
+            tiny.run(tmp_path / "r", "fedbn", rounds=4, observer=tiny.Notes(stop), **options)
+    finally:
+        local.stop_requested.clear()
+    assert tiny.result(tiny.resume(tmp_path / "r")) == tiny.result(whole)
+
+
+def test_checkpoints_may_be_rarer_than_rounds(tmp_path: Path) -> None:
+    whole = tiny.run(tmp_path / "whole", "fedbn", rounds=4)
+    run = interrupted(tmp_path / "r", at=2, checkpoint_every=2)
+    notes = tiny.Notes()
+    assert tiny.result(tiny.resume(run.directory, observer=notes)) == tiny.result(whole)
+    assert notes.first == 2
+
+
+# -- kill -9 -------------------------------------------------------------------------------------------------
+SCRIPT = """
+import sys, torch
+torch.set_num_threads(1)
+from pathlib import Path
+from tests import tiny
+directory, method, executor = sys.argv[1:]
+if (Path(directory) / "config.toml").exists():
+    tiny.resume(directory)
+else:
+    tiny.run(directory, method, rounds=25, executor=executor, workers=2, on=tiny.federation(unseen=4))
+"""
+
+
+def start(directory: Path, method: str, executor: str) -> subprocess.Popen[bytes]:
+    code = SCRIPT.replace("tiny.resume(directory)", "tiny.resume(directory, on=tiny.federation(unseen=4))")
+    command = [sys.executable, "-c", code, str(directory), method, executor]
+    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+def test_killed_at_random_moments_and_resumed_it_is_the_same_run(tmp_path: Path, method: str, executor: str) -> None:
+    whole = tiny.run(tmp_path / "whole", method, rounds=25, executor=executor, workers=2, on=tiny.federation(unseen=4))
+    moments = random.Random(f"{method} {executor}")
+    directory, kills = tmp_path / "killed", 0
+    while not (directory / "summary.json").exists():
+        process = start(directory, method, executor)
+        timing = directory / "timing.jsonl"
+        rounds = timing.read_bytes().count(b"\n") if timing.exists() else 0
+        while process.poll() is None and kills < 3:  # wait until it trains, then a little
+            if timing.exists() and timing.read_bytes().count(b"\n") > rounds:
+                time.sleep(moments.uniform(0, 0.4))
+                process.send_signal(signal.SIGKILL)  # and no pause: the directory must be free at once
+                kills += 1
+                break
+            time.sleep(0.005)
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode in (0, -signal.SIGKILL), errors.decode()
+    assert kills == 3
+    assert tiny.result(Run(directory)) == tiny.result(whole)
+
+
+# -- objects of the user's -----------------------------------------------------------------------------------
+class Momentum(Method):
+    """A method with everything: memory on clients and server, extras both ways, a loss, a server rule."""
+
+    name = "mymomentum"
+    needs_memory = True
+
+    def __init__(self, beta: float = 0.5) -> None:
+        self.beta = beta
+
+    def start(self, client: LocalClient) -> None:
+        client.memory["visits"] = client.memory.get("visits", torch.zeros(())) + 1
+        client.scratch["pull"] = client.extras.get("pull", torch.zeros(()))
+
+    def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor:
+        return 0.01 * client.scratch["pull"] * output.logits.square().mean() * client.memory["visits"]
+
+    def finish(self, client: LocalClient) -> Tensors:
+        return {"visits": client.memory["visits"]}
+
+    def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
+        velocity = {
+            name: self.beta * server.memory.get(name, torch.zeros_like(t)) + (t - server.weights[name])
+            for name, t in mean.items()
+        }
+        server.memory.update(velocity)
+        return {name: server.weights[name] + v for name, v in velocity.items()}
+
+    def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
+        return {"pull": torch.stack([update.extras["visits"] for update in updates]).mean()}
+
+
+def user_network() -> nn.Module:
+    torch.manual_seed(3)
+    layers = [nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 6), nn.Linear(6, 4)]
+    return wrap(nn.Sequential(*layers), head="5")
+
+
+@pytest.mark.parametrize("executor", ["serial", "processes"])
+def test_objects_of_the_user_train_and_resume(tmp_path: Path, executor: str) -> None:
+    options: dict[str, Any] = {"executor": executor, "workers": 2, "participation": 0.7}
+    whole = tiny.run(tmp_path / "whole", Momentum(0.3), network=user_network(), rounds=4, **options)
+    assert whole.config.method == whole.config.model == whole.config.data == PYTHON_OBJECT
+    run = interrupted(tmp_path / "r", Momentum(0.3), network=user_network(), **options)
+    with pytest.raises(FedkeelError, match=r"The data of '.*' was given in Python.*federation=\.\.\."):
+        fedkeel.resume(run.directory)
+    with pytest.raises(FedkeelError, match=r"The method of '.*' was given in Python.*method=\.\.\."):
+        tiny.resume(run.directory, network=user_network())
+    resumed = tiny.resume(run.directory, network=user_network(), method=Momentum(0.3))
+    assert tiny.result(resumed) == tiny.result(whole)
+    other = tiny.run(tmp_path / "other", Momentum(0.0), network=user_network(), rounds=4, **options)
+    assert tiny.result(other) != tiny.result(whole)
+    with pytest.raises(FedkeelError, match="made with objects given in Python"):
+        whole.model()
+
+
+def test_a_registered_method_is_known_by_name_and_composes(tmp_path: Path) -> None:
+    register("mymomentum")(Momentum)
+    try:
+        named = tiny.run(tmp_path / "named", "mymomentum(beta=0.3)", rounds=2)
+        given = tiny.run(tmp_path / "given", Momentum(0.3), rounds=2)
+        assert tiny.result(named) == tiny.result(given)
+        assert tiny.run(tmp_path / "composed", "fedprox+mymomentum+fedbn", rounds=2).finished
+        with pytest.raises(FedkeelError, match="'mymomentum' needs clients that remember"):
+            tiny.run(tmp_path / "stateless", "mymomentum", stateless=True)
+    finally:
+        METHODS._entries.pop("mymomentum")
+
+
+# -- imports -------------------------------------------------------------------------------------------------
+def imported_by(code: str) -> set[str]:
+    program = f"{code}\nimport sys\nprint(' '.join(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, env={**os.environ}
+    )
+    return set(done.stdout.split())
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    modules = imported_by("import fedkeel; fedkeel.__version__; dir(fedkeel)")
+    assert "torch" not in modules
+    assert "numpy" not in modules
+
+
+def test_a_run_imports_only_what_it_needs() -> None:
+    modules = imported_by(
+        "import fedkeel.run, fedkeel; fedkeel.simulate, fedkeel.Method, fedkeel.register, fedkeel.data"
+    )
+    heavy = {
+        "sklearn",
+        "scipy.optimize",
+        "matplotlib",
+        "PIL",
+        "pyarrow",
+        "timm",
+        "torchvision",
+        "flwr",
+        "torch._dynamo",
+    }
+    assert not heavy & modules
+    assert "torch" in modules
+
+
+def test_every_public_name_is_there() -> None:
+    for name in ("simulate", "resume", "Run", "Config", "Method", "register", "Observer", "FedkeelError"):
+        assert getattr(fedkeel, name).__name__ == name
+    with pytest.raises(AttributeError, match="no attribute 'simulat'"):
+        fedkeel.simulat  # noqa: B018
