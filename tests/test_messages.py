@@ -148,7 +148,7 @@ json_values: st.SearchStrategy[Any] = st.recursive(
     max_leaves=6,
 )
 headers = st.fixed_dictionaries(
-    {}, optional={name: json_values for name in ("client", "samples", "round", "rounds", "metrics")}
+    {}, optional=dict.fromkeys(("client", "samples", "round", "rounds", "metrics"), json_values)
 )
 
 

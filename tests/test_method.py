@@ -95,7 +95,7 @@ def test_hooks_run_in_the_order_written_with_memory_of_their_own(tmp_path: Path)
     on = tiny.federation({"ward": 4})
     run = tiny.run(tmp_path / "run", Composition([Tracing("b"), Tracing("a")]), on=on, rounds=2)
     one_round = [f"{part}.{hook}" for hook in HOOKS for part in ("b", "a")]
-    assert CALLS == ["b.prepare", "a.prepare", *one_round, *one_round]
+    assert ["b.prepare", "a.prepare", *one_round, *one_round] == CALLS
     assert run.finished
 
 

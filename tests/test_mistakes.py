@@ -106,7 +106,7 @@ STOPPED = """
 import torch
 torch.set_num_threads(1)
 from tests import tiny
-tiny.run({directory!r}, "fedbn", rounds=300, executor={executor!r}, workers=2)
+tiny.run({directory!r}, "fedbn", rounds=40, executor={executor!r}, workers=2)
 """
 
 
@@ -128,5 +128,5 @@ def test_ctrl_c_keeps_the_run_and_it_resumes(tmp_path: Path, executor: str) -> N
     resumed = tiny.resume(directory, observer=notes)
     assert notes.first is not None
     assert notes.first >= 3
-    whole = tiny.run(tmp_path / "whole", "fedbn", rounds=300, executor=executor, workers=2)
+    whole = tiny.run(tmp_path / "whole", "fedbn", rounds=40, executor=executor, workers=2)
     assert tiny.result(resumed) == tiny.result(whole)

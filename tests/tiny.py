@@ -155,7 +155,7 @@ def result(run: Run) -> dict[str, bytes]:
 class Notes(fedkeel.Observer):
     """Remembers what it is told, and can do something at the end of a round."""
 
-    def __init__(self, after_round: Callable[[int], None] = lambda round: None) -> None:
+    def __init__(self, after_round: Callable[[int], None] = lambda _: None) -> None:
         self.notes: list[str] = []
         self.rounds: list[int] = []
         self.first: int | None = None

@@ -161,7 +161,7 @@ def _checked(entry: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise FedkeelError(f"'{flag}' is {value!r}, which is not {_kind(hint)}: {entry.metadata['help']}.")
+        raise FedkeelError(f"'{flag}' is {value!r}, which is not {_kind(hint)}.")
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
         raise FedkeelError(f"'{flag}' is {value!r}, which is not valid Unicode: rename what it names.")
     limits = entry.metadata

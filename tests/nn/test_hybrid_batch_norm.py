@@ -194,3 +194,30 @@ def test_mistakes_are_refused() -> None:
         to_hybrid(nn.Sequential(nn.Linear(2, 2)))
     with pytest.raises(ValueError, match="4D"):
         HybridBatchNorm2d(2)(torch.randn(2, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("affine", [False, True])
+def test_the_gpu_computes_what_the_cpu_computes(affine: bool, channels_last: bool) -> None:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(5, 6, 4, 3, generator=generator, dtype=torch.float64) * 2 + 1
+    dy = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    results = []
+    for device in ("cpu", "cuda"):
+        layer = HybridBatchNorm2d(6, affine=affine, dtype=torch.float64, device=torch.device(device))
+        with torch.no_grad():
+            layer.alpha.copy_(torch.linspace(-1, 1, 6))
+            layer.running_mean.copy_(torch.linspace(0, 1, 6))
+            layer.running_var.copy_(torch.linspace(0.5, 2, 6))
+        given = x.to(device)
+        if channels_last:
+            given = given.contiguous(memory_format=torch.channels_last)
+        given.requires_grad_()
+        y = layer(given)
+        y.backward(dy.to(device))
+        gradients = [given.grad, *(p.grad for p in layer.parameters())]
+        results.append([y.detach().cpu(), *(g.cpu() for g in gradients if g is not None)])
+    for on_cpu, on_gpu in zip(*results, strict=True):
+        torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-9, atol=1e-9)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedkeel import seeds, state
 from fedkeel.config import Config
@@ -29,6 +29,7 @@ from fedkeel.state import Layout, Tensors
 
 LOCAL = "local"  # where a client's memory holds the entries of the model that never travel
 QUESTION = "question"  # where a broadcast's extras hold the tensors of a method's question
+WIDE_CHANNELS = 64
 stop_requested = threading.Event()  # set by Ctrl-C; looked at between two local steps
 
 
@@ -56,8 +57,8 @@ class Worker:
         if self.device.type == "cuda":
             tf32 = self.config.precision != "float32"
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-        if self._half:
-            # Half-precision convolutions want the channels last; in any other order they are converted every time.
+        self.channels_last = self.device.type == "cuda" and (self._half or wide(self.model))
+        if self.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.layout = Layout(state.roles(self.model, self.method))
         self.store = self.shared_store or ImageStore(self.federation, self.device)
@@ -188,7 +189,7 @@ class Worker:
     def step(self, client: LocalClient, batch: Batch) -> Tensor:
         """Forward, loss, backward, gradients, step. Returns the loss before the step, detached."""
         x = self.method.inputs(client, batch.x)
-        batch = Batch(x.contiguous(memory_format=torch.channels_last) if self._half else x, batch.y)
+        batch = Batch(x.contiguous(memory_format=torch.channels_last) if self.channels_last else x, batch.y)
 
         def backward() -> Tensor:
             self.model.zero_grad(set_to_none=True)
@@ -252,6 +253,12 @@ class Worker:
             weight_decay=config.weight_decay,
             foreach=True,
         )
+
+
+def wide(model: nn.Module) -> bool:
+    """Whether its convolutions run on tensor cores, which want the channels last: in any other order the GPU converts
+    every activation back and forth."""
+    return any(isinstance(m, nn.Conv2d) and m.in_channels // m.groups >= WIDE_CHANNELS for m in model.modules())
 
 
 def check_loss(loss: float) -> None:

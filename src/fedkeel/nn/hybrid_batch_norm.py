@@ -27,6 +27,42 @@ def _channels(x: Tensor) -> list[int]:
     return [1, -1] + [1] * (x.ndim - 2)
 
 
+def _moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel, in float32 for half precision."""
+    if x.is_cuda:  # one pass over the activation, in its own precision and memory format
+        mean, inverse = torch.batch_norm_stats(x, eps)
+        return mean, (inverse.square().reciprocal() - eps).clamp_min(0)
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    var, mean = torch.var_mean(wide, [0, *range(2, x.ndim)], correction=0)
+    return mean, var
+
+
+def _backward_on_gpu(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+    """The same gradient in two passes, by the kernels of synchronised batch norm.
+
+    They compute weight r (dy - S/n - r^2 (x - mean) T/n) for a mean, S and T of our choice: with the batch's mean and
+    (1 - a) S, (1 - a) T that is dx.
+    """
+    x, share, global_mean, global_var, weight, batch_mean, batch_var, mean, inverse = ctx.saved_tensors
+    dy = dy if dy.stride() == x.stride() else dy.contiguous(memory_format=_memory_format(x))
+    sums = torch.batch_norm_backward_reduce(dy, x, mean, inverse, weight, True, weight is not None, ctx.has_bias)
+    sum_dy, sum_dy_centred, d_weight, d_bias = sums
+    scale = inverse if weight is None else weight * inverse
+    d_share = -scale * sum_dy * (global_mean - batch_mean)
+    d_share = d_share - 0.5 * scale * inverse.square() * sum_dy_centred * (global_var - batch_var)
+    count = torch.full((1,), x.numel() // x.shape[1], dtype=torch.int32, device=x.device)
+    rest = 1 - share
+    dx = torch.batch_norm_backward_elemt(
+        dy, x, batch_mean, inverse, weight, rest * sum_dy, rest * sum_dy_centred, count
+    )
+    return dx, d_share, None, None, d_weight if weight is not None else None, d_bias if ctx.has_bias else None, None
+
+
+def _memory_format(x: Tensor) -> torch.memory_format:
+    last = x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+    return torch.channels_last if last else torch.contiguous_format
+
+
 class _Normalise(torch.autograd.Function):
     """y = weight (x - m) / sqrt(v + eps) + bias with m, v of Eq. 9; also returns the batch's mean and biased variance.
 
@@ -47,15 +83,16 @@ class _Normalise(torch.autograd.Function):
         bias: Tensor | None,
         eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-        axes = [0, *range(2, x.ndim)]
-        batch_var, batch_mean = torch.var_mean(wide, axes, correction=0)
+        batch_mean, batch_var = _moments(x, eps)
         mean = torch.lerp(batch_mean, global_mean, share)
         inverse = torch.rsqrt(torch.lerp(batch_var, global_var, share) + eps)
-        scale = inverse if weight is None else weight * inverse
-        shift = -mean * scale if bias is None else bias - mean * scale
-        shape = _channels(x)
-        y = torch.addcmul(shift.view(shape), wide, scale.view(shape)).to(x.dtype)
+        if x.is_cuda:
+            y = torch.batch_norm_elemt(x, weight, bias, mean, inverse, eps)
+        else:
+            scale = inverse if weight is None else weight * inverse
+            shift = -mean * scale if bias is None else bias - mean * scale
+            shape = _channels(x)
+            y = torch.addcmul(shift.view(shape), x.to(mean.dtype), scale.view(shape)).to(x.dtype)
         ctx.save_for_backward(x, share, global_mean, global_var, weight, batch_mean, batch_var, mean, inverse)
         ctx.has_bias = bias is not None
         ctx.mark_non_differentiable(batch_mean, batch_var)
@@ -65,6 +102,8 @@ class _Normalise(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, share, global_mean, global_var, weight, batch_mean, batch_var, mean, inverse = ctx.saved_tensors
+        if x.is_cuda:
+            return _backward_on_gpu(ctx, dy)
         wide, dy = x.to(mean.dtype), dy.to(mean.dtype)
         axes, shape = [0, *range(2, x.ndim)], _channels(x)
         count = x.numel() // x.shape[1]
