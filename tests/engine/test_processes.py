@@ -77,8 +77,8 @@ def test_a_killed_worker_takes_only_its_client_with_it(tmp_path: Path, workers: 
 
 
 def test_the_run_stops_when_every_worker_dies(tmp_path: Path) -> None:
+    on = tiny.federation({"ward": 4})
     with pytest.raises(TrainingError, match="'ward', its worker process died"):
-        on = tiny.federation({"ward": 4})
         tiny.run(tmp_path / "r", Dies("ward", 0), on=on, executor="processes", workers=1)
 
 
@@ -148,7 +148,7 @@ def test_workers_are_quiet(executor: ProcessesExecutor, caplog: pytest.LogCaptur
     assert not caplog.records
 
 
-def test_workers_end_when_their_parent_is_killed(tmp_path: Path) -> None:
+def test_workers_end_when_their_parent_is_killed() -> None:
     """The parent is forked, starts three workers, and is killed: a worker holds copies of its siblings' pipes."""
     reading, writing = os.pipe()
     parent = os.fork()

@@ -94,8 +94,8 @@ def test_a_gpu_that_is_not_there_is_refused() -> None:
 
 
 def test_images_of_another_size_than_the_model_was_built_for_are_refused() -> None:
+    network = Classifier(nn.Flatten(), nn.Linear(192, 4), 192, 4)
     with pytest.raises(FedkeelError, match=r"does not take images of shape \(3, 16, 16\)"):
-        network = Classifier(nn.Flatten(), nn.Linear(192, 4), 192, 4)
         tiny.setup(network=network, on=tiny.federation(side=16))
 
 
