@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fedkeel import jobs
-from fedkeel.compare import Comparison, compare, gather, read_comparison
+from fedkeel.compare import Comparison, Place, compare, gather, read_comparison
 from fedkeel.config import Config
 from fedkeel.engine.local import Stopped, stop_requested
 from fedkeel.entries import read_entry, read_seeds, slug
@@ -284,6 +284,16 @@ class TestResults:
             ("fedavg@learning_rate=0.1", [0, 1]),
             ("fedavg@learning_rate=0.5", [2]),
         ]
+
+    def test_a_method_s_own_options_stand_below_the_table_unless_names_clash(self, tmp_path: Path) -> None:
+        for number, rate in enumerate((0.1, 0.5)):
+            finish(tmp_path / f"r{number}", Config(learning_rate=rate), {"scan": 0.5})
+        places = [Place(f"gn@learning_rate={rate}", 0, tmp_path / f"r{n}") for n, rate in enumerate((0.1, 0.5))]
+        both = Comparison(tmp_path, places).table()
+        assert "gn@learning_rate=0.5" in both.splitlines()[3]
+        alone = Comparison(tmp_path, places[1:]).table()
+        assert alone.splitlines()[2].startswith("gn  ")
+        assert "gn with learning_rate=0.5." in alone
 
     def test_what_is_no_run_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(FedkeelError, match="not a run directory"):

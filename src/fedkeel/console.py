@@ -39,7 +39,7 @@ def results_table(results: Results) -> Table:
         table.add_column(heading, justify="left" if heading == "method" else "right")
     for row in results.rows:
         cells = [Text(str(cell or ""), style="bold" if best else "") for cell, best in results.marked(row)]
-        table.add_row(Text(row.method), *cells)
+        table.add_row(Text(results.name(row)), *cells)
     return table
 
 
@@ -198,7 +198,7 @@ class ComparisonProgress(JobsObserver, AbstractContextManager["ComparisonProgres
         siblings = [other for other in self._jobs if other.label == job.label]
         known = [self._accuracy[other] for other in siblings if other in self._accuracy]
         if known and all(other in self._over for other in siblings):
-            self._say(f"{job.label:<12} {percent(sum(known) / len(known))} %")
+            self._say(f"{job.label.partition('@')[0]:<12} {percent(sum(known) / len(known))} %")
 
     def tick(self) -> None:
         share = self._share()

@@ -96,6 +96,11 @@ class Results:
         """A row's cells, in the order of the columns."""
         return [*(row.domains.get(name) for name in self.domains), row.average]
 
+    def name(self, row: Row) -> str:
+        """The row's method without its own options, unless two rows would read the same."""
+        short = row.method.partition("@")[0]
+        return short if sum(other.method.partition("@")[0] == short for other in self.rows) == 1 else row.method
+
     def marked(self, row: Row) -> list[tuple[Cell | None, bool]]:
         """A row's cells, each with whether it is the best of its column.
 
@@ -118,13 +123,14 @@ class Results:
             number = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
             seeds = f"mean and standard deviation over {number} seeds"
         extra = "; the average leaves the unseen domains out" if self.unseen else ""
-        return f"Test accuracy in %, {rule}; {seeds}{extra}."
+        own = [row.method.replace("@", " with ") for row in self.rows if self.name(row) != row.method]
+        return f"Test accuracy in %, {rule}; {seeds}{extra}." + (f" {'; '.join(own)}." if own else "")
 
     def text(self) -> str:
         """Plain text, the best of each column with a star."""
         lines = [self.headings]
         for row in self.rows:
-            lines.append([row.method, *(f"{cell or ''}{'*' if best else ' '}" for cell, best in self.marked(row))])
+            lines.append([self.name(row), *(f"{cell or ''}{'*' if best else ' '}" for cell, best in self.marked(row))])
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.headings))]
         rendered = ["  ".join(entry.ljust(width) for entry, width in zip(line, widths, strict=True)) for line in lines]
         rendered.insert(1, "  ".join("-" * width for width in widths))
@@ -134,7 +140,9 @@ class Results:
         """A table for a README or a paper's notes, the best of each column in bold."""
         lines = [self.headings, ["---"] * len(self.headings)]
         for row in self.rows:
-            lines.append([row.method, *(f"**{cell}**" if best else str(cell or "") for cell, best in self.marked(row))])
+            lines.append(
+                [self.name(row), *(f"**{cell}**" if best else str(cell or "") for cell, best in self.marked(row))]
+            )
         return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{self.caption}"
 
     def csv(self) -> str:

@@ -100,7 +100,7 @@ def shared_tests() -> Any:
     return replace(federation, clients=clients)
 
 
-def test_a_shared_test_set_is_evaluated_once_and_counts_for_each(
+def test_a_shared_test_set_is_evaluated_and_recorded_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     evaluated: list[str] = []
@@ -114,8 +114,7 @@ def test_a_shared_test_set_is_evaluated_once_and_counts_for_each(
     run = tiny.run(tmp_path / "r", on=shared_tests(), rounds=1)
     assert evaluated == ["ward", "hospital"]
     records = {r["client"]: r for r in run.records("evaluation")}
-    assert list(records) == ["ward", "clinic", "hospital"]
-    assert records["ward"]["accuracy"] == records["clinic"]["accuracy"]
+    assert list(records) == ["ward", "hospital"]
     evaluated.clear()
     tiny.run(tmp_path / "personal", "fedbn", on=shared_tests(), rounds=1)
     assert evaluated == ["ward", "clinic", "hospital"]

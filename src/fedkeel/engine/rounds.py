@@ -224,23 +224,23 @@ class Federated:
         return shown
 
     def _evaluations(self, broadcast: Broadcast) -> list[Evaluation]:
-        """Every client's test and validation accuracy. Under one global model, clients that share a test set are
-        evaluated once."""
-        splits = ("test", "validation")
-        sites = [site for site in self.federation if any(len(split_indices(site, split)) for split in splits)]
+        """Test and validation accuracy: of every client that has layers of its own; under one global model, of every
+        set of a domain once, however many of its clients share it."""
         if self.method.is_personal:
-            results = self.executor.evaluate([site.name for site in sites], broadcast, splits)
+            splits = ("test", "validation")
+            names = [site.name for site in self.federation if any(len(split_indices(site, split)) for split in splits)]
+            results = self.executor.evaluate(names, broadcast, splits)
             return [evaluation for group in results for evaluation in group]
-        first_with: dict[tuple[int, int], str] = {}
-        for site in sites:
-            first_with.setdefault((id(site.test), id(site.validation)), site.name)
-        names = list(first_with.values())
-        by_name = dict(zip(names, self.executor.evaluate(names, broadcast, splits), strict=True))
-        return [
-            replace(evaluation, client=site.name, domain=site.domain)
-            for site in sites
-            for evaluation in by_name[first_with[id(site.test), id(site.validation)]]
-        ]
+        evaluations: list[Evaluation] = []
+        for split in ("test", "validation"):
+            first_with: dict[tuple[str, int], str] = {}
+            for site in self.federation:
+                indices = split_indices(site, split)
+                if len(indices):
+                    first_with.setdefault((site.domain, id(indices)), site.name)
+            for group in self.executor.evaluate(list(first_with.values()), broadcast, (split,)):
+                evaluations += group
+        return evaluations
 
     # -- stopping and going on -------------------------------------------------------------------------------
     def _checkpoint(self, server: Server, round: int) -> None:
