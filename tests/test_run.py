@@ -95,13 +95,13 @@ def test_options_override_a_table_a_file_and_a_configuration(tmp_path: Path) -> 
 
 
 def test_a_free_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from fedkeel.run import _free_directory
+    from fedkeel.run import free_directory
 
     monkeypatch.chdir(tmp_path)
     config = Config(method="fedprox(mu=0.1)+gn", data="folder(root=/x/y)")
-    assert str(_free_directory(config)) == "runs/folder-fedprox-mu0.1+gn-seed0"
-    _free_directory(config).mkdir(parents=True)
-    assert str(_free_directory(config)) == "runs/folder-fedprox-mu0.1+gn-seed0-2"
+    assert str(free_directory(config)) == "runs/folder-fedprox-mu0.1+gn-seed0"
+    free_directory(config).mkdir(parents=True)
+    assert str(free_directory(config)) == "runs/folder-fedprox-mu0.1+gn-seed0-2"
     assert slug("../../etc") == "....etc"
 
 

@@ -154,6 +154,8 @@ class _Crew:
         self._seats: list[_Seat] = []
         # Fork shares what is in memory: the images, and methods that were never put into a module.
         self._context = multiprocessing.get_context("fork")
+        # The first optimiser makes torch import its compiler, which takes seconds: once here, not in every job.
+        torch.optim.SGD([torch.zeros(1)])
 
     def run(self, todo: Sequence[Job]) -> dict[Job, str]:
         waiting = list(todo)

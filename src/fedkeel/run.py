@@ -56,7 +56,7 @@ def simulate(
     given = {"data": federation, "model": model, "method": method}
     settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
     setup = prepare(settings, federation=federation, model=model, method=method)
-    store = Store.create(directory or _free_directory(settings), settings)
+    store = Store.create(directory or free_directory(settings), settings)
     return _run(store, setup, observer)
 
 
@@ -115,7 +115,7 @@ def _settings(config: Config | Mapping[str, Any] | str | Path | None, options: d
     return configuration.from_dict({**(config or {}), **options})
 
 
-def _free_directory(config: Config) -> Path:
+def free_directory(config: Config) -> Path:
     """`runs/data-method-seed0`, or that with a number when it is taken."""
     base = f"{slug(config.data.partition('(')[0])}-{slug(config.method)}-seed{config.seed}"
     for number in range(1, 10_000):

@@ -100,9 +100,7 @@ def shared_tests() -> Any:
     return replace(federation, clients=clients)
 
 
-def test_a_shared_test_set_is_evaluated_and_recorded_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_shared_test_set_is_evaluated_and_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated: list[str] = []
     plain = Worker.evaluate
 

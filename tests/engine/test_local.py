@@ -281,3 +281,24 @@ def test_dropout_is_seeded_by_client_and_round() -> None:
     assert torch.equal(*results)
     other, _ = w.train("ward", type(message)(1, 3, message.weights, message.statistics), {})
     assert not torch.equal(results[0], other.weights["head.weight"])
+
+
+class _Viewing(nn.Module):
+    """Flattens by `view`, as much code does: impossible with the channels last in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3, padding=1)
+        self.fc = nn.Linear(4 * 8 * 8, len(tiny.CLASSES))
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.fc(torch.relu(self.conv(x)).view(len(x), -1))
+        return logits
+
+
+def test_a_network_that_flattens_by_view_trains_all_the_same(tmp_path: Path) -> None:
+    from fedkeel import simulate
+    from fedkeel.models import wrap
+
+    run = simulate(federation=tiny.federation(), model=wrap(_Viewing(), head="fc"), rounds=1, directory=tmp_path / "r")
+    assert run.finished

@@ -103,9 +103,9 @@ def run_one(arguments: argparse.Namespace) -> int:
 
     from fedkeel.console import RunProgress
     from fedkeel.engine.local import Stopped
-    from fedkeel.run import _free_directory, simulate
+    from fedkeel.run import free_directory, simulate
 
-    directory = arguments.out or _free_directory(config)
+    directory = arguments.out or free_directory(config)
     try:
         with interruptible(), RunProgress(quiet=arguments.quiet) as progress:
             run = simulate(config, directory=directory, observer=progress)

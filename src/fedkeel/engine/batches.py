@@ -57,7 +57,9 @@ class ImageStore:
     def __init__(self, federation: Federation, device: torch.device) -> None:
         self.federation = federation
         self.device = device
-        self.images = federation.images.to(device)
+        # Batches that come out with channels last need no conversion before the convolutions that want them so.
+        layout = torch.channels_last if device.type == "cpu" else torch.contiguous_format
+        self.images = federation.images.to(device).contiguous(memory_format=layout)
         self.labels = federation.labels.to(device)
 
     def batch(self, indices: Tensor, uniforms: Tensor, transform: Transform) -> Batch:

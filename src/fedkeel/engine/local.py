@@ -57,9 +57,7 @@ class Worker:
         if self.device.type == "cuda":
             tf32 = self.config.precision != "float32"
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
-        self.channels_last = self.device.type == "cuda" and (self._half or wide(self.model))
-        if self.channels_last:
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.channels_last = self._try_channels_last()
         self.layout = Layout(state.roles(self.model, self.method))
         self.store = self.shared_store or ImageStore(self.federation, self.device)
         # The tensors themselves: walking the module tree anew for every client takes longer than a small step.
@@ -69,6 +67,30 @@ class Worker:
         entries = self.model.state_dict().keys()
         buffers = [(name, buffer) for name, buffer in self.model.named_buffers() if name not in entries]
         self._transient = [(buffer, buffer.clone()) for _, buffer in buffers]
+
+    def _try_channels_last(self) -> bool:
+        """Lay the model out with channels last where that is faster and its forward allows it.
+
+        CPUs pool and convolve faster so, and tensor cores want it: otherwise the GPU converts every activation back
+        and forth. Small networks on a GPU run on other kernels and do not gain.
+        """
+        widest = max((m.in_channels // m.groups for m in self.model.modules() if isinstance(m, nn.Conv2d)), default=0)
+        if not widest or (self.device.type == "cuda" and not self._half and widest < WIDE_CHANNELS):
+            return False
+        transform = self.federation.test_transform
+        uniforms = torch.full((2, transform.draws), 0.5)
+        probe = transform(self.federation.images[:1].expand(2, -1, -1, -1), uniforms).to(self.device)
+        training = self.model.training
+        try:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+            with torch.no_grad():
+                self.model.eval()(probe.contiguous(memory_format=torch.channels_last))
+        except RuntimeError:  # e.g. a `view` that only fits the other layout
+            self.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+            return False
+        finally:
+            self.model.train(training)
+        return True
 
     def twin(self) -> Worker:
         """Another model of the same kind over the same images."""
@@ -253,12 +275,6 @@ class Worker:
             weight_decay=config.weight_decay,
             foreach=True,
         )
-
-
-def wide(model: nn.Module) -> bool:
-    """Whether its convolutions run on tensor cores, which want the channels last: in any other order the GPU converts
-    every activation back and forth."""
-    return any(isinstance(m, nn.Conv2d) and m.in_channels // m.groups >= WIDE_CHANNELS for m in model.modules())
 
 
 def check_loss(loss: float) -> None:
