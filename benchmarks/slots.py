@@ -43,6 +43,8 @@ ROWS = {
     "resnet32": Row("resnet18", 32, 64, 10, 16, 5),
     "resnet32small": Row("resnet18(stem=small)", 32, 64, 10, 16, 3, precision="bf16"),
     "resnet224": Row("resnet18", 224, 16, 4, 36, 5, precision="bf16"),
+    "epoch": Row("resnet18", 224, 16, 1, 36, 5),  # what a method costs: one client alone (GReg's Table 10)
+    "epoch-bf16": Row("resnet18", 224, 16, 1, 36, 5, precision="bf16"),
 }
 
 
@@ -140,6 +142,8 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", default=["fedavg"])
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+    device = torch.cuda.get_device_name(0)
+    print(json.dumps({"device": device, "torch": torch.__version__}), flush=True)
     for name in options.rows:
         row = ROWS[name]
         federation = made_up(row)

@@ -28,12 +28,12 @@ TRANSFORM = "resize(size=16)+normalise(mean=0.5, std=0.5)"
 SETTINGS: dict[str, Any] = {
     "data": f"digits-shift(train_transform='{TRANSFORM}', test_transform='{TRANSFORM}')",
     "model": "simple_cnn",
-    "rounds": 14,
+    "rounds": 12,
     "batch_size": 16,
     "learning_rate": 0.02,
     "momentum": 0.9,
-    "evaluate_every": 7,
-    "checkpoint_every": 7,
+    "evaluate_every": 6,
+    "checkpoint_every": 6,
 }
 # HBN's moving average of statistics is made for hundreds of rounds: here it starts from those of the first one. FedWon
 # takes a higher learning rate than batch norm does, as in its paper. UniVarFL spreads the features of a projector,
