@@ -45,7 +45,7 @@ test: lint types
 	@$(BIN)/pytest -n auto
 
 docs: $(READY)
-	@$(BIN)/mkdocs build --strict --quiet && echo "The documentation is in site/index.html"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "The documentation is in site/index.html"
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -56,7 +56,7 @@ class Config:
     drop_last: bool = option(False, "drop the last incomplete batch of an epoch (kept by default)", "local training")
     optimizer: Literal["sgd", "adamw"] = option("sgd", "local optimiser, new in every round", "local training")
     learning_rate: float = option(0.01, "of the first round", "local training", above=0)
-    momentum: float = option(0.0, "of SGD", "local training", least=0, most=1)
+    momentum: float = option(0.9, "of SGD", "local training", least=0, most=1)
     weight_decay: float = option(0.0, "weight decay", "local training", least=0)
     schedule: Literal["constant", "exponential", "cosine"] = option(
         "constant", "how the learning rate changes from round to round", "local training"

@@ -142,7 +142,7 @@ def test_the_last_incomplete_batch_is_trained_on() -> None:
 
 
 def test_a_single_sample_is_normalised_with_the_running_statistics_and_leaves_them_alone() -> None:
-    w = worker(batch_size=1)
+    w = worker(batch_size=1, momentum=0.0)
     result = trained(w)
     assert torch.equal(result["encoder.1.running_mean"], torch.zeros(4))
     assert torch.equal(result["encoder.1.running_var"], torch.ones(4))

@@ -54,11 +54,11 @@ def batch_bounds(samples: int, batch_size: int, start: int = 0) -> list[tuple[in
 class ImageStore:
     """A federation's images and labels on one device."""
 
-    def __init__(self, federation: Federation, device: torch.device) -> None:
+    def __init__(self, federation: Federation, device: torch.device, *, channels_last: bool = False) -> None:
         self.federation = federation
         self.device = device
         # Batches that come out with channels last need no conversion before the convolutions that want them so.
-        layout = torch.channels_last if device.type == "cpu" else torch.contiguous_format
+        layout = torch.channels_last if channels_last else torch.contiguous_format
         self.images = federation.images.to(device).contiguous(memory_format=layout)
         self.labels = federation.labels.to(device)
 

@@ -30,6 +30,7 @@ from fedkeel.state import Tensors
 
 log = logging.getLogger("fedkeel")
 STEPS = 8  # of one graph: enough that a launch costs little, few enough that the rest is short
+AHEAD = 3  # graphs launched for a client before the host turns to the next
 MOST_SLOTS = 32
 BUFFER_BYTES = 64 * 2**20  # of gathered batches per slot
 MOST_SMALL_GRAPHS = 8  # remainder batches of more sizes than this run eagerly
@@ -309,25 +310,32 @@ class CudaExecutor(SerialExecutor):
             idle = [i for i in range(len(self._slots)) if i not in running]
             for index in sorted(idle, key=lambda i: self._slots[i].queued):
                 if waiting:
-                    job = waiting.pop(0)
-                    slot = self._slots[index]
+                    slot, job = self._slots[index], waiting.pop(0)
                     with torch.cuda.stream(slot.stream):
                         slot.start(job, broadcast, self.memory.of(job.name))
                     running[index] = job
-            for index, job in list(running.items()):
-                slot = self._slots[index]
-                with torch.cuda.stream(slot.stream):
-                    if slot.advance(job):
-                        client, loss = slot.finish(job)
-                        update, memory = slot.worker.leave(client, 0.0)
-                        sound = size({**update.weights, **update.statistics, **memory}).to(loss)
-                        ended.append((job, torch.stack([loss, sound]), update, memory))
-                        del running[index]
+                    # Work for the GPU while the host readies the next client.
+                    for _ in range(AHEAD):
+                        if index in running:
+                            self._advance(index, running, ended)
+            for index in list(running):
+                self._advance(index, running, ended)
         for slot in self._slots:
             torch.cuda.current_stream(device).wait_stream(slot.stream)
             if slot.eager:
                 self._say(slot.eager)
         return self._read(ended)
+
+    def _advance(self, index: int, running: dict[int, Job], ended: list[tuple[Job, Tensor, Update, Tensors]]) -> None:
+        """Launch the next steps of the client in this slot; after its last ones, take its update."""
+        slot, job = self._slots[index], running[index]
+        with torch.cuda.stream(slot.stream):
+            if slot.advance(job):
+                client, loss = slot.finish(job)
+                update, memory = slot.worker.leave(client, 0.0)
+                sound = size({**update.weights, **update.statistics, **memory}).to(loss)
+                ended.append((job, torch.stack([loss, sound]), update, memory))
+                del running[index]
 
     def _read(self, ended: list[tuple[Job, Tensor, Update, Tensors]]) -> dict[str, Update | Missing]:
         """One look at all losses and norms; only now does the host wait for the GPU."""

@@ -59,7 +59,9 @@ class Worker:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
         self.channels_last = self._try_channels_last()
         self.layout = Layout(state.roles(self.model, self.method))
-        self.store = self.shared_store or ImageStore(self.federation, self.device)
+        self.store = self.shared_store or ImageStore(
+            self.federation, self.device, channels_last=self.channels_last and self.device.type == "cpu"
+        )
         # The tensors themselves: walking the module tree anew for every client takes longer than a small step.
         self.entries = dict(self.model.state_dict(keep_vars=True))
         self.initial_local = state.copies(self.entries, self.layout.local)

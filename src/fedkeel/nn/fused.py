@@ -27,7 +27,7 @@ class Recording(NamedTuple):
     """Where a HybridBatchNorm pools the moments it sees."""
 
     mixture: bool
-    count: Tensor
+    samples: Tensor
     mean: Tensor
     var: Tensor
     momentum: float | None
@@ -169,7 +169,7 @@ class _HybridNorm(torch.autograd.Function):
         recorded = (count, mean, mean)  # not looked at
         if recording is not None:
             record, momentum = 2 if recording.mixture else 1, recording.momentum
-            recorded = recording.count.add_(x.shape[0]), recording.mean, recording.var
+            recorded = recording.samples.add_(x.shape[0]), recording.mean, recording.var
         channels = x.shape[1]
         _kernels().hybrid_forward[(-(-channels // CHANNELS),)](
             alpha,
@@ -231,5 +231,5 @@ class _HybridNorm(torch.autograd.Function):
             BLOCK=CHANNELS,
         )
         dx = torch.batch_norm_backward_elemt(dy, x, batch_mean, inverse, weight, rest_dy, rest_dy_centred, count)
-        d_weight, d_bias = d_weight if affine else None, d_bias if ctx.has_bias else None
-        return dx, d_alpha, None, None, None, d_weight, d_bias, None, None
+        affine_grads = d_weight if affine else None, d_bias if ctx.has_bias else None
+        return dx, d_alpha, None, None, None, *affine_grads, None, None

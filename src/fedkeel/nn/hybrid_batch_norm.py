@@ -16,10 +16,12 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel.errors import FedkeelError, MethodError, nearest
+from fedkeel.nn import fused
 from fedkeel.nn.surgery import copy_affine, replace_modules, with_tail
 
 MIXES = ("learned", "fixed", "global", "batch")
 RECORDS = ("mixture", "batch")
+SHARES = {"fixed": 0.5, "global": 1.0, "batch": 0.0}  # of the global statistics, in the ablations
 
 
 def _channels(x: Tensor) -> list[int]:
@@ -166,6 +168,19 @@ class HybridBatchNorm(nn.Module):
         self._check_input(x)
         if not self.training:
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
+        others = (self.weight, self.bias, self.running_mean, self.running_var)
+        if fused.can_mix(x, self.alpha, others):
+            return fused.hybrid_norm(
+                x,
+                self.alpha,
+                SHARES.get(self.mix),
+                self.running_mean,
+                self.running_var,
+                self.weight,
+                self.bias,
+                self.eps,
+                self._recording(),
+            )
         share = self.share()
         y, batch_mean, batch_var = _Normalise.apply(  # type: ignore[no-untyped-call]
             x, share, self.running_mean, self.running_var, self.weight, self.bias, self.eps
@@ -183,7 +198,7 @@ class HybridBatchNorm(nn.Module):
         """The share of the global statistics per channel: sigmoid(alpha), or the constant of an ablation."""
         if self.mix == "learned":
             return torch.sigmoid(self.alpha)
-        return torch.full_like(self.alpha, {"fixed": 0.5, "global": 1.0, "batch": 0.0}[self.mix])
+        return torch.full_like(self.alpha, SHARES[self.mix])
 
     def start_recording(self, what: str = "mixture", momentum: float | None = None) -> None:
         """From now on, and from nothing, pool over batches the moments that training forwards see (Eq. 7).
@@ -228,6 +243,12 @@ class HybridBatchNorm(nn.Module):
         delta = mean - self._mean
         self._var.lerp_(var, part).add_(part * (1 - part) * delta.square())
         self._mean.add_(part * delta)
+
+    def _recording(self) -> fused.Recording | None:
+        """What `_remember` needs to know, for the kernel that does the same."""
+        if self.record is None:
+            return None
+        return fused.Recording(self.record == "mixture", self._count, self._mean, self._var, self.recording_momentum)
 
     def _check_input(self, x: Tensor) -> None:
         if x.ndim < 2:

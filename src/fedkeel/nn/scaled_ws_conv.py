@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fedkeel.errors import FedkeelError, MethodError, nearest
+from fedkeel.nn import fused
 from fedkeel.nn.surgery import replace_modules
 
 EPS = 1e-4
@@ -37,6 +38,12 @@ class _ScaledWS(_ConvNd):
         With a fan-in of one (a 1x1 convolution of single channels) there is no variance, and a weight minus its mean is
         zero: such a weight is used as it is, times the gain.
         """
+        return self._standardised(torch.float32)
+
+    def _standardised(self, dtype: torch.dtype) -> Tensor:
+        """In `dtype` if a single kernel does it, which saves the conversion; otherwise in the type of the weight."""
+        if fused.can_standardise(self.weight, self.gain):
+            return fused.standardise(self.weight, self.gain, EPS, dtype)
         fan_in = self.weight[0].numel()
         if fan_in == 1:
             return self.weight * self.gain
@@ -45,7 +52,9 @@ class _ScaledWS(_ConvNd):
         return (self.weight - mean) * scale
 
     def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self._conv_forward(x, self.standardised_weight(), self.bias)
+        half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+        weight = self._standardised(torch.bfloat16 if half else torch.float32)
+        out: Tensor = self._conv_forward(x, weight, self.bias)
         return out
 
     def fold(self) -> _ConvNd:
