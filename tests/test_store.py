@@ -14,7 +14,7 @@ import torch
 from fedkeel.config import Config
 from fedkeel.errors import StoreError
 from fedkeel.run import Run
-from fedkeel.store import Checkpoint, Store, fingerprint, read_checkpoint, read_config
+from fedkeel.store import Checkpoint, Store, fingerprint, plain, read_checkpoint, read_config
 from tests import tiny
 
 
@@ -314,3 +314,11 @@ def test_nothing_is_pickled(tmp_path: Path) -> None:
     assert suffixes == {".toml", ".jsonl", ".json", ".safetensors"}
     header, loaded = read_checkpoint(run.directory / "checkpoints" / "round-000000")
     assert header["round"] == loaded.round == 0
+
+
+def test_numbers_that_json_does_not_know_are_stored_as_null() -> None:
+    assert plain({"a": float("nan"), "b": [1.0, float("inf")], "c": {"d": 2}}) == {
+        "a": None,
+        "b": [1.0, None],
+        "c": {"d": 2},
+    }

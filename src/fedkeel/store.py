@@ -13,6 +13,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import weakref
@@ -21,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
+from urllib.parse import quote
 
 import safetensors.torch
 
@@ -137,7 +139,7 @@ class Store:
         with explained(self.directory / "metrics.jsonl"):
             if self._metrics is None:
                 self._metrics = open(self.directory / "metrics.jsonl", "ab")  # noqa: SIM115
-            self._metrics.write(json.dumps(record).encode() + b"\n")
+            self._metrics.write(json.dumps(plain(record)).encode() + b"\n")
 
     def append_timing(self, record: dict[str, Any]) -> None:
         path = self.directory / "timing.jsonl"
@@ -226,8 +228,17 @@ class Store:
             save_tensors(self.directory / "model.safetensors", model)
             for client, tensors in personal.items():
                 (self.directory / "personal").mkdir(exist_ok=True)
-                save_tensors(self.directory / "personal" / f"{client.replace('/', '_')}.safetensors", tensors)
-            write_atomically(self.directory / "summary.json", json.dumps(summary, indent=1).encode() + b"\n")
+                save_tensors(self.directory / "personal" / f"{quote(client, safe=' ')}.safetensors", tensors)
+            write_atomically(self.directory / "summary.json", json.dumps(plain(summary), indent=1).encode() + b"\n")
+
+
+def plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they are stored as null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    return [plain(entry) for entry in value] if isinstance(value, list) else value
 
 
 def read_config(directory: str | Path) -> Config:

@@ -126,8 +126,10 @@ class Federation:
 
         The clients of the federation stay as evaluation targets (in `unseen`, with their own names).
         """
+        taken = {client.name for client in self}
+        name = next(name for name in ("pooled", *(f"pooled-{i}" for i in range(len(taken) + 1))) if name not in taken)
         everything = Client(
-            name="pooled",
+            name=name,
             domain="pooled",
             train=each_once([client.train for client in self.clients]),
             validation=no_indices(),

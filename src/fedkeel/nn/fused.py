@@ -139,10 +139,57 @@ def hybrid_norm(
     recording: Recording | None = None,
 ) -> Tensor:
     """HBN's training forward; the share of the global statistics is sigmoid(alpha), or `share` where it is given."""
+    if not torch.is_grad_enabled():  # a statistics pass: the host would be the slower side of it
+        _, _, mean, inverse, _ = _mix(x, alpha, share, global_mean, global_var, eps, recording)
+        return torch.batch_norm_elemt(x, weight, bias, mean, inverse, eps)
     y: Tensor = _HybridNorm.apply(  # type: ignore[no-untyped-call]
         x, alpha, share, global_mean, global_var, weight, bias, eps, recording
     )
     return y
+
+
+def _mix(
+    x: Tensor,
+    alpha: Tensor,
+    share: float | None,
+    global_mean: Tensor,
+    global_var: Tensor,
+    eps: float,
+    recording: Recording | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Mean and variance of the batch, mean and inverse deviation of Eq. 9, and the number of values of a channel."""
+    batch_mean, batch_inverse = torch.batch_norm_stats(x, eps)
+    mean, inverse, batch_var = (torch.empty_like(batch_mean) for _ in range(3))
+    count = torch.empty(1, dtype=torch.int32, device=x.device)
+    record, momentum = 0, None
+    recorded = (count, mean, mean)  # not looked at
+    if recording is not None:
+        record, momentum = 2 if recording.mixture else 1, recording.momentum
+        recorded = recording.samples.add_(x.shape[0]), recording.mean, recording.var
+    channels = x.shape[1]
+    _kernels().hybrid_forward[(-(-channels // CHANNELS),)](
+        alpha,
+        0.0 if share is None else share,
+        batch_mean,
+        batch_inverse,
+        global_mean,
+        global_var,
+        mean,
+        inverse,
+        batch_var,
+        count,
+        *recorded,
+        channels,
+        x.numel() // channels,
+        x.shape[0],
+        0.0 if momentum is None else momentum,
+        eps,
+        LEARNED=share is None,
+        RECORD=record,
+        MOVING=momentum is not None,
+        BLOCK=CHANNELS,
+    )
+    return batch_mean, batch_var, mean, inverse, count
 
 
 class _HybridNorm(torch.autograd.Function):
@@ -162,37 +209,7 @@ class _HybridNorm(torch.autograd.Function):
         eps: float,
         recording: Recording | None,
     ) -> Tensor:
-        batch_mean, batch_inverse = torch.batch_norm_stats(x, eps)
-        mean, inverse, batch_var = (torch.empty_like(batch_mean) for _ in range(3))
-        count = torch.empty(1, dtype=torch.int32, device=x.device)
-        record, momentum = 0, None
-        recorded = (count, mean, mean)  # not looked at
-        if recording is not None:
-            record, momentum = 2 if recording.mixture else 1, recording.momentum
-            recorded = recording.samples.add_(x.shape[0]), recording.mean, recording.var
-        channels = x.shape[1]
-        _kernels().hybrid_forward[(-(-channels // CHANNELS),)](
-            alpha,
-            0.0 if share is None else share,
-            batch_mean,
-            batch_inverse,
-            global_mean,
-            global_var,
-            mean,
-            inverse,
-            batch_var,
-            count,
-            *recorded,
-            channels,
-            x.numel() // channels,
-            x.shape[0],
-            0.0 if momentum is None else momentum,
-            eps,
-            LEARNED=share is None,
-            RECORD=record,
-            MOVING=momentum is not None,
-            BLOCK=CHANNELS,
-        )
+        batch_mean, batch_var, mean, inverse, count = _mix(x, alpha, share, global_mean, global_var, eps, recording)
         ctx.save_for_backward(x, alpha, global_mean, global_var, weight, batch_mean, batch_var, inverse, mean, count)
         ctx.share, ctx.has_bias = share, bias is not None
         return torch.batch_norm_elemt(x, weight, bias, mean, inverse, eps)
