@@ -12,7 +12,7 @@ from fedkeel import simulate
 from fedkeel.config import Config
 from fedkeel.data.federation import Client, Federation, no_indices
 from fedkeel.data.transforms import parse_transforms
-from fedkeel.engine.cuda import Changed, copy_into
+from fedkeel.engine.slot import Changed, copy_into
 from fedkeel.methods import METHODS
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
