@@ -48,7 +48,14 @@ def encoder(
 ) -> TimmEncoder:
     """Build the timm network `name` (with or without `timm:`). Options go to `timm.create_model`."""
     asked_for_timm = name.startswith(PREFIX)
-    timm = _import_timm(name)
+    own = list(list_of_own)
+    try:
+        timm = _import_timm(name)
+    except FedkeelError:
+        # Whether timm has such a model cannot be said; that one of ours is nearly called so can.
+        if not asked_for_timm and get_close_matches(name, own, n=1, cutoff=0.7):
+            raise FedkeelError(unknown("model", name, own)) from None
+        raise
     timm_name = name.removeprefix(PREFIX)
     # A pretrained tag may follow a dot: resnet18.a1_in1k
     if not timm.is_model(timm_name.partition(".")[0]):
@@ -57,7 +64,6 @@ def encoder(
             close = get_close_matches(timm_name, choices, n=1, cutoff=0.5)
             ending = f"did you mean '{PREFIX}{close[0]}'?" if close else "timm.list_models() shows what there is."
             raise FedkeelError(f"timm has no model named '{timm_name}': {ending}")
-        own = list(list_of_own)
         # A near miss of a name of ours is more likely meant than one of timm's thousand.
         raise FedkeelError(unknown("model", name, own if get_close_matches(name, own, n=1, cutoff=0.5) else choices))
     arguments = {"pretrained": pretrained, "num_classes": 0, "in_chans": in_channels, **options}
