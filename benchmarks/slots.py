@@ -35,12 +35,14 @@ class Row:
     rounds: int
     precision: str = "tf32"
     method: str = "fedavg"
+    compile: bool = False
 
 
 ROWS = {
     "small10": Row("simple_cnn", 32, 4, 10, 125, 4),
     "small100": Row("simple_cnn", 32, 4, 100, 125, 2),
     "resnet32": Row("resnet18", 32, 64, 10, 16, 5),
+    "resnet32-bf16": Row("resnet18", 32, 64, 10, 16, 5, precision="bf16"),
     "resnet32small": Row("resnet18(stem=small)", 32, 64, 10, 16, 3, precision="bf16"),
     "resnet224": Row("resnet18", 224, 16, 4, 36, 5, precision="bf16"),
     "epoch": Row("resnet18", 224, 16, 1, 36, 5),  # what a method costs: one client alone (GReg's Table 10)
@@ -112,6 +114,7 @@ def executor_speed(row: Row, federation: Federation, executor_name: str) -> dict
         executor=executor_name,
         precision=row.precision,
         rounds=100,
+        compile=row.compile,
     )
     setup = prepare(config, federation=federation)
     executor = setup.executor()
@@ -140,6 +143,7 @@ def main() -> None:
     parser.add_argument("rows", nargs="*", default=list(ROWS))
     parser.add_argument("--executors", nargs="+", default=["cuda"])
     parser.add_argument("--methods", nargs="+", default=["fedavg"])
+    parser.add_argument("--compile", action="store_true")
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     device = torch.cuda.get_device_name(0)
@@ -151,7 +155,7 @@ def main() -> None:
         print(json.dumps({"row": name, "usual_loop": round(usual)}), flush=True)
         for method in options.methods:
             for executor in options.executors:
-                speed = executor_speed(replace(row, method=method), federation, executor)
+                speed = executor_speed(replace(row, method=method, compile=options.compile), federation, executor)
                 ratio = speed["steps_per_second"] / usual
                 print(
                     json.dumps(

@@ -86,6 +86,9 @@ class Config:
     precision: Literal["float32", "tf32", "bf16"] = option(
         "tf32", "arithmetic on a GPU: fewer bits are faster; bf16 pays for large networks", "machine"
     )
+    compile: bool = option(
+        False, "compile the network with torch.compile: faster steps on a GPU after a minute or so", "machine"
+    )
     checkpoint_every: int = option(1, "rounds between checkpoints", "machine", least=1)
 
     def __post_init__(self) -> None:

@@ -132,7 +132,10 @@ def size(tensors: Mapping[str, Tensor]) -> Tensor:
     floating = [tensor for tensor in tensors.values() if tensor.dtype.is_floating_point and tensor.numel()]
     if not floating:
         return torch.zeros(())
-    return torch.stack([norm.double() for norm in torch._foreach_norm(floating)]).sum()
+    norms = torch._foreach_norm(floating)
+    if len({norm.dtype for norm in norms}) > 1:
+        norms = tuple(norm.double() for norm in norms)
+    return torch.stack(norms).double().sum()
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:

@@ -6,7 +6,7 @@ Executors make these; methods read and change them. Neither knows where it runs.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -30,10 +30,25 @@ class LocalData(Protocol):
     """The client's own training data, for passes beside the training itself."""
 
     def passes(
-        self, batch_size: int | None = None, *, augment: bool = False, samples: int | None = None, shuffle: bool = False
+        self,
+        batch_size: int | None = None,
+        *,
+        augment: bool = False,
+        samples: int | None = None,
+        shuffle: bool = False,
+        least: int = 1,
     ) -> Iterator[Batch]:
-        """One pass over the training samples, or over `samples` of them drawn at random."""
+        """One pass over the training samples, or over `samples` of them drawn at random. A rest of fewer than `least`
+        joins the batch before it."""
         ...
+
+
+Repeat = Callable[[Hashable, Callable[[Batch], None], Iterable[Batch]], None]
+
+
+def one_by_one(_: Hashable, do: Callable[[Batch], None], batches: Iterable[Batch]) -> None:
+    for batch in batches:
+        do(batch)
 
 
 @dataclass
@@ -53,6 +68,9 @@ class LocalClient:
         extras: the part's own tensors in the broadcast.
         scratch: anything the part wants to keep until the end of this round.
         optimizer: the local optimiser, once training starts.
+        repeat: `repeat(key, do, batches)` does something with every batch of a pass, in the precision of training. On
+            a GPU it may be captured once and replayed: `do` asks the host nothing and leaves its results in tensors
+            that stay where they are; `key` says what else it depends on.
     """
 
     name: str
@@ -69,6 +87,7 @@ class LocalClient:
     extras: Tensors = field(default_factory=dict)
     scratch: dict[str, Any] = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
+    repeat: Repeat = one_by_one
 
     @property
     def device(self) -> torch.device:

@@ -47,8 +47,12 @@ def training_plan(
     return Plan(torch.cat(orders), uniforms, bounds)
 
 
-def batch_bounds(samples: int, batch_size: int, start: int = 0) -> list[tuple[int, int]]:
-    return [(start + i, start + min(i + batch_size, samples)) for i in range(0, samples, batch_size)]
+def batch_bounds(samples: int, batch_size: int, start: int = 0, least: int = 1) -> list[tuple[int, int]]:
+    """Start and stop of each batch. A rest of fewer than `least` samples joins the batch before it."""
+    bounds = [(start + i, start + min(i + batch_size, samples)) for i in range(0, samples, batch_size)]
+    if len(bounds) > 1 and bounds[-1][1] - bounds[-1][0] < least:
+        bounds[-2:] = [(bounds[-2][0], bounds[-1][1])]
+    return bounds
 
 
 class ImageStore:
@@ -70,10 +74,11 @@ class ImageStore:
         for start, stop in plan.bounds:
             yield self.batch(plan.order[start:stop], plan.uniforms[start:stop], transform)
 
-    def in_order(self, indices: Tensor, batch_size: int, transform: Transform) -> Iterator[Batch]:
+    def in_order(self, indices: Tensor, batch_size: int, transform: Transform, least: int = 1) -> Iterator[Batch]:
         """One pass without randomness, e.g. for evaluation. A transform that draws gets the middle of each range."""
         uniforms = torch.full((len(indices), transform.draws), 0.5)
-        yield from self.batches(Plan(indices, uniforms, batch_bounds(len(indices), batch_size)), transform)
+        bounds = batch_bounds(len(indices), batch_size, least=least)
+        yield from self.batches(Plan(indices, uniforms, bounds), transform)
 
 
 class TrainingPasses:
@@ -84,19 +89,27 @@ class TrainingPasses:
         self._seed, self._round, self._batch_size = seed, round, batch_size
 
     def passes(
-        self, batch_size: int | None = None, *, augment: bool = False, samples: int | None = None, shuffle: bool = False
+        self,
+        batch_size: int | None = None,
+        *,
+        augment: bool = False,
+        samples: int | None = None,
+        shuffle: bool = False,
+        least: int = 1,
     ) -> Iterator[Batch]:
         """One pass over the training samples, or over `samples` of them drawn at random, in random order if
-        `shuffle`; with the training transform if `augment`, else with the test transform."""
+        `shuffle`; with the training transform if `augment`, else with the test transform. A rest of fewer than
+        `least` samples joins the batch before it."""
         federation, size = self._store.federation, batch_size or self._batch_size
         indices = self._client.train
         if shuffle or samples is not None:
             generator = seeds.generator(self._seed, "pass", self._round, self._client.name)
             indices = indices[torch.randperm(len(indices), generator=generator)[:samples]]
         if not augment:
-            yield from self._store.in_order(indices, size, federation.test_transform)
+            yield from self._store.in_order(indices, size, federation.test_transform, least)
             return
         transform = federation.train_transform
         generator = seeds.generator(self._seed, "pass augmentation", self._round, self._client.name)
         uniforms = torch.rand(len(indices), transform.draws, generator=generator)
-        yield from self._store.batches(Plan(indices, uniforms, batch_bounds(len(indices), size)), transform)
+        bounds = batch_bounds(len(indices), size, least=least)
+        yield from self._store.batches(Plan(indices, uniforms, bounds), transform)

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from fedkeel import seeds, state
 from fedkeel.engine import local
+from fedkeel.engine.evaluation import Evaluation
 from fedkeel.engine.execution import EXECUTORS, ClientMemory
 from fedkeel.engine.local import ClientFailure, Stopped, Worker
 from fedkeel.engine.serial import SerialExecutor
 from fedkeel.engine.slot import Changed, Job, Slot, copy_into
-from fedkeel.messages import Broadcast, Missing, Update, size
+from fedkeel.messages import Answer, Broadcast, Missing, Update, size
 from fedkeel.state import Tensors
 
 log = logging.getLogger("fedkeel")
@@ -37,6 +38,7 @@ class CudaExecutor(SerialExecutor):
         self._wanted = workers or MOST_SLOTS
         self._slots: list[Slot] = []
         self._static: Broadcast | None = None
+        self._evaluation: Slot | None = None
         self._said = False
 
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
@@ -63,15 +65,12 @@ class CudaExecutor(SerialExecutor):
     def _train(self, clients: Sequence[str], broadcast: Broadcast) -> dict[str, Update | Missing]:
         device = self.worker.device
         torch.cuda.manual_seed(seeds.derive(self.worker.config.seed, "layers", broadcast.round))
-        while len(self._slots) < min(self._wanted, len(clients)):
-            self._slots.append(Slot(self.worker.twin()))
-        ready = torch.cuda.current_stream(device).record_event()
+        self._open(len(clients))
         jobs = [Job(name, self.worker.plan(name, broadcast.round)) for name in clients]
         waiting = sorted(jobs, key=lambda job: -len(job.plan.bounds))
         running: dict[int, Job] = {}
         ended: list[tuple[Job, Tensor, Update, Tensors]] = []
         for slot in self._slots:
-            slot.stream.wait_event(ready)
             slot.queued = 0
         while waiting or running:
             if local.stop_requested.is_set():
@@ -90,11 +89,47 @@ class CudaExecutor(SerialExecutor):
                             self._advance(index, running, ended)
             for index in list(running):
                 self._advance(index, running, ended)
+        self._join()
         for slot in self._slots:
-            torch.cuda.current_stream(device).wait_stream(slot.stream)
             if slot.eager:
                 self._say(slot.eager)
         return self._read(ended)
+
+    def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
+        """Side by side, in the slots."""
+        self._open(len(clients))
+        answers: list[Answer | Missing] = []
+        for i, client in enumerate(clients):
+            slot = self._slots[i % len(self._slots)]
+            with torch.cuda.stream(slot.stream):
+                answers += SerialExecutor(slot.worker, self.memory).ask([client], broadcast, question)
+        self._join()
+        yield from answers
+
+    def evaluate(
+        self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
+    ) -> Iterator[list[Evaluation]]:
+        """In a slot of its own, since only there can a pass be captured."""
+        if self._evaluation is None:
+            self._evaluation = Slot(self.worker)
+        stream = self._evaluation.stream
+        stream.wait_stream(torch.cuda.current_stream(self.worker.device))
+        with torch.cuda.stream(stream):
+            results = list(super().evaluate(clients, broadcast, splits))
+        torch.cuda.current_stream(self.worker.device).wait_stream(stream)
+        yield from results
+
+    def _open(self, clients: int) -> None:
+        """As many slots as there is work for, ready for what lies on the GPU now."""
+        while len(self._slots) < min(self._wanted, clients):
+            self._slots.append(Slot(self.worker.twin()))
+        ready = torch.cuda.current_stream(self.worker.device).record_event()
+        for slot in self._slots:
+            slot.stream.wait_event(ready)
+
+    def _join(self) -> None:
+        for slot in self._slots:
+            torch.cuda.current_stream(self.worker.device).wait_stream(slot.stream)
 
     def _advance(self, index: int, running: dict[int, Job], ended: list[tuple[Job, Tensor, Update, Tensors]]) -> None:
         """Launch the next steps of the client in this slot; after its last ones, take its update."""

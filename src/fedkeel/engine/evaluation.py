@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +17,7 @@ from fedkeel.data.federation import Client
 from fedkeel.engine.batches import ImageStore
 from fedkeel.models.output import Classifier
 from fedkeel.nn.surgery import batch_statistics
+from fedkeel.parties import Batch, Repeat, one_by_one
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,30 @@ def split_indices(client: Client, split: str) -> Tensor:
     return client.test if split == "test" else client.validation
 
 
+class Totals(NamedTuple):
+    """Sums over the batches of an evaluation, on the device."""
+
+    correct: Tensor
+    loss: Tensor
+
+    @staticmethod
+    def on(device: torch.device) -> Totals:
+        zero = torch.zeros((), dtype=torch.int64, device=device)
+        return Totals(zero, zero.to(torch.float64))
+
+    def clear(self) -> None:
+        self.correct.zero_()
+        self.loss.zero_()
+
+
+def _add(model: Classifier, kind: str, totals: Totals, batch: Batch) -> None:
+    # As in training, a single sample has no batch statistics and is normalised with the global ones.
+    with batch_statistics(model) if kind == "batch" and len(batch.y) > 1 else nullcontext():
+        logits = model(batch.x).logits.float()
+    totals.correct.add_((logits.argmax(1) == batch.y).sum())
+    totals.loss.add_(F.cross_entropy(logits, batch.y, reduction="sum"))
+
+
 @torch.no_grad()
 def evaluate(
     model: Classifier,
@@ -50,23 +77,23 @@ def evaluate(
     splits: Sequence[str],
     statistics: Sequence[str],
     config: Config,
+    totals: Totals | None = None,
+    repeat: Repeat = one_by_one,
 ) -> list[Evaluation]:
+    """`totals`, where given, are used again and again: with `repeat`, an evaluation can then be replayed."""
     model.eval()
+    totals = totals or Totals.on(store.device)
     results = []
     for split in splits:
         indices = split_indices(client, split)
         if not len(indices):
             continue
         for kind in statistics:
-            correct = torch.zeros((), dtype=torch.int64, device=store.device)
-            loss = torch.zeros((), dtype=torch.float64, device=store.device)
-            for batch in store.in_order(indices, config.evaluation_batch, store.federation.test_transform):
-                # As in training, a single sample has no batch statistics and is normalised with the global ones.
-                with batch_statistics(model) if kind == "batch" and len(batch.y) > 1 else nullcontext():
-                    logits = model(batch.x).logits.float()
-                correct += (logits.argmax(1) == batch.y).sum()
-                loss += F.cross_entropy(logits, batch.y, reduction="sum")
-            results.append(Evaluation(client.name, client.domain, split, kind, int(correct), len(indices), float(loss)))
+            totals.clear()
+            batches = store.in_order(indices, config.evaluation_batch, store.federation.test_transform)
+            repeat(("evaluation", kind), partial(_add, model, kind, totals), batches)
+            counts = int(totals.correct), len(indices), float(totals.loss)
+            results.append(Evaluation(client.name, client.domain, split, kind, *counts))
     return results
 
 

@@ -6,8 +6,10 @@ A `Worker` is one resident model on one device. Every executor runs workers; the
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import threading
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 
@@ -19,17 +21,18 @@ from fedkeel import seeds, state
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
 from fedkeel.engine.batches import ImageStore, Plan, TrainingPasses, training_plan
-from fedkeel.engine.evaluation import Evaluation, evaluate
+from fedkeel.engine.evaluation import Evaluation, Totals, evaluate
 from fedkeel.messages import Answer, BadMessage, Broadcast, Update, check_finite
 from fedkeel.method import Composition
-from fedkeel.models.output import Classifier
+from fedkeel.models.output import Classifier, Output
 from fedkeel.nn.surgery import frozen_statistics
-from fedkeel.parties import Batch, LocalClient, prefixed, select
+from fedkeel.parties import Batch, LocalClient, Repeat, one_by_one, prefixed, select
 from fedkeel.state import Layout, Tensors
 
 LOCAL = "local"  # where a client's memory holds the entries of the model that never travel
 QUESTION = "question"  # where a broadcast's extras hold the tensors of a method's question
 WIDE_CHANNELS = 64
+log = logging.getLogger("fedkeel")
 stop_requested = threading.Event()  # set by Ctrl-C; looked at between two local steps
 
 
@@ -51,12 +54,14 @@ class Worker:
     model: Classifier
     device: torch.device
     shared_store: ImageStore | None = None
+    replays: Repeat = one_by_one
 
     def __post_init__(self) -> None:
         self.model.to(self.device)
         if self.device.type == "cuda":
             tf32 = self.config.precision != "float32"
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+            torch.backends.cudnn.deterministic = True  # some convolutions would add in another order every time
         self.channels_last = self._try_channels_last()
         self.layout = Layout(state.roles(self.model, self.method))
         self.store = self.shared_store or ImageStore(
@@ -65,6 +70,9 @@ class Worker:
         # The tensors themselves: walking the module tree anew for every client takes longer than a small step.
         self.entries = dict(self.model.state_dict(keep_vars=True))
         self.initial_local = state.copies(self.entries, self.layout.local)
+        self._modules = list(self.model.modules())
+        self._totals = Totals.on(self.device)
+        self._compiled = self._compile()
         # Buffers outside of `state_dict()` do not travel, and must not go from one client to the next either.
         entries = self.model.state_dict().keys()
         buffers = [(name, buffer) for name, buffer in self.model.named_buffers() if name not in entries]
@@ -128,13 +136,17 @@ class Worker:
     ) -> LocalClient:
         """Load the global model and let the method start; the client is then ready for its first step."""
         client = self._arrive(name, broadcast, memory)
-        self.model.train()
+        self._train_mode()
         self.method.start(client)
-        self.model.train()  # a method may have run a pass of its own
+        self._train_mode()  # a method may have run a pass of its own
         client.optimizer = optimizer or self._optimizer(client.learning_rate)
         for view in client.scratch["views"].values():
             view.optimizer = client.optimizer
         return client
+
+    def _train_mode(self) -> None:
+        if not all(module.training for module in self._modules):  # `train()` is slow: it sets attributes of modules
+            self.model.train()
 
     def end(self, client: LocalClient, loss: float) -> tuple[Update, Tensors]:
         """The update of the trained client and what it remembers, if they are of any use."""
@@ -172,9 +184,9 @@ class Worker:
         site = self.federation[name]
         if self.method.is_personal and not local and self.method.unseen_statistics == "batch":
             # It has no layers of its own: its column is filled by the method's rule for such clients.
-            results = evaluate(self.model, self.store, site, splits, ["batch"], self.config)
+            results = evaluate(self.model, self.store, site, splits, ["batch"], self.config, self._totals, self.replays)
             return [replace(result, statistics=kind) for kind in statistics for result in results]
-        return evaluate(self.model, self.store, site, splits, statistics, self.config)
+        return evaluate(self.model, self.store, site, splits, statistics, self.config, self._totals, self.replays)
 
     # -- the parts of a round --------------------------------------------------------------------------------
     def _load(self, broadcast: Broadcast, local: Tensors) -> None:
@@ -202,7 +214,15 @@ class Worker:
             num_classes=self.federation.num_classes,
             learning_rate=config.learning_rate_at(broadcast.round),
             memory={key: tensor for key, tensor in memory.items() if not key.startswith(f"{LOCAL}/")},
+            repeat=self._repeat,
         )
+
+    def _repeat(self, key: Hashable, do: Callable[[Batch], None], batches: Iterable[Batch]) -> None:
+        def in_precision(batch: Batch) -> None:
+            with self._precision():
+                do(batch)
+
+        self.replays(key, in_precision, batches)
 
     @staticmethod
     def _remember(client: LocalClient, local: Tensors) -> Tensors:
@@ -219,7 +239,7 @@ class Worker:
             self.model.zero_grad(set_to_none=True)
             # A single sample has no batch statistics: batch norm then uses the global ones and leaves them alone.
             with frozen_statistics(self.model) if len(batch.y) == 1 else nullcontext(), self._precision():
-                output = self.method.forward(client, batch.x)
+                output = self._forward(client, batch.x)
                 loss = F.cross_entropy(output.logits, batch.y) + self.method.loss(client, batch, output)
             loss.backward()  # type: ignore[no-untyped-call]
             return loss.detach()
@@ -231,6 +251,25 @@ class Worker:
         assert client.optimizer is not None
         client.optimizer.step()
         return loss
+
+    def _forward(self, client: LocalClient, x: Tensor) -> Output:
+        if self._compiled is None or len(x) != self.config.batch_size:  # each other size would be compiled anew
+            return self.method.forward(client, x)
+        try:
+            output: Output = self._compiled(x)
+        except Exception as error:  # the compiler's own: whatever is wrong with the network shows without it too
+            log.warning("The network runs without torch.compile: %s.", str(error).strip().partition("\n")[0])
+            self._compiled = None
+            return self.method.forward(client, x)
+        return output
+
+    def _compile(self) -> Callable[[Tensor], Output] | None:
+        if not self.config.compile:
+            return None
+        if self.method.overrides("forward"):
+            log.warning("'%s' has a forward pass of its own: the network is not compiled.", self.method.name)
+            return None
+        return torch.compile(self.model, dynamic=False)
 
     def _precision(self) -> torch.autocast | nullcontext[None]:
         return torch.autocast("cuda", dtype=torch.bfloat16) if self._half else nullcontext()

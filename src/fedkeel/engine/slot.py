@@ -15,11 +15,12 @@ from torch import Tensor
 
 from fedkeel.engine.batches import Plan
 from fedkeel.engine.local import Worker
+from fedkeel.engine.replay import Replays
 from fedkeel.messages import Broadcast
 from fedkeel.parties import Batch, LocalClient
 from fedkeel.state import Tensors
 
-STEPS = 8  # of one graph: enough that a launch costs little, few enough that the rest is short
+STEPS = 2  # of one graph: of longer ones, those of large networks, the GPU runs fewer side by side
 BUFFER_BYTES = 64 * 2**20  # of gathered batches per slot
 MOST_SMALL_GRAPHS = 8  # remainder batches of more sizes than this run eagerly
 
@@ -55,6 +56,7 @@ class Slot:
         self.worker = worker
         self.stream = torch.cuda.Stream(worker.device)  # type: ignore[no-untyped-call]
         self.pool = torch.cuda.graph_pool_handle()
+        worker.replays = Replays(self.pool, self.stream)
         self.rate = torch.zeros((), device=worker.device)
         self.optimizer = worker.resident_optimizer(self.rate)
         self.recorded: dict[Hashable, Recorded] = {}

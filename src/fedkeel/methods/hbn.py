@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from math import ceil
 
 import torch
 from torch import nn
@@ -114,12 +113,12 @@ class HBN(Method):
     def _pass(self, client: LocalClient) -> Tensors:
         """Eq. 7: moments of the local data under the present weights; layers normalise as in training."""
         layers, training = hybrid_norms(client.model), client.model.training
+        record = "batch" if self.warm_start and client.round == 0 else self.record
         client.model.eval()  # no dropout: the statistics are for a network without it
         for layer in layers.values():
             layer.train()
-            layer.start_recording("batch" if self.warm_start and client.round == 0 else self.record)
-        for batch in self._batches(client):
-            client.model(batch.x)
+            layer.start_recording(record)
+        client.repeat(("pass", record), lambda batch: client.model(batch.x), self._batches(client))
         client.model.train(training)
         return recorded_moments(layers)
 
@@ -127,10 +126,10 @@ class HBN(Method):
         if self.variant == "released":
             return islice(client.data.passes(RELEASED_SAMPLES, augment=True), 1)
         # Shuffled: data often lie class by class, and a batch of one class is normalised as no batch in training is.
-        # Batches of equal size: a rest of one sample would hardly have moments.
-        samples = min(client.samples, self.stats_samples or client.samples)
-        size = ceil(samples / ceil(samples / self.stats_batch))
-        return client.data.passes(size, samples=self.stats_samples, shuffle=True)
+        # A rest of one sample would hardly have moments; batches of one size are the same work again and again.
+        return client.data.passes(
+            self.stats_batch, samples=self.stats_samples, shuffle=True, least=(self.stats_batch + 1) // 2
+        )
 
     # -- on the server ---------------------------------------------------------------------------------------
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:

@@ -8,6 +8,8 @@ from torch import Tensor, nn
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.models.catalogue import network
 from fedkeel.models.encoder import Encoder
+from fedkeel.nn.norm_relu import norm_relu
+from fedkeel.nn.pooling import MaxPool2d
 
 STEMS = ("imagenet", "nopool", "small")
 
@@ -27,7 +29,7 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         identity = x if self.downsample is None else self.downsample(x)
-        x = F.relu(self.bn1(self.conv1(x)))
+        x = norm_relu(self.bn1, self.conv1(x))
         return F.relu(self.bn2(self.conv2(x)) + identity)
 
 
@@ -48,8 +50,8 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         identity = x if self.downsample is None else self.downsample(x)
-        x = F.relu(self.bn1(self.conv1(x)))
-        x = F.relu(self.bn2(self.conv2(x)))
+        x = norm_relu(self.bn1, self.conv1(x))
+        x = norm_relu(self.bn2, self.conv2(x))
         return F.relu(self.bn3(self.conv3(x)) + identity)
 
 
@@ -67,7 +69,7 @@ class ResNet(Encoder):
         small = stem == "small"
         self.conv1 = nn.Conv2d(in_channels, 64, *((3, 1, 1) if small else (7, 2, 3)), bias=False)
         self.bn1 = nn.BatchNorm2d(64)
-        self.maxpool = nn.MaxPool2d(3, 2, padding=1) if stem == "imagenet" else nn.Identity()
+        self.maxpool = MaxPool2d(3, 2, padding=1) if stem == "imagenet" else nn.Identity()
         channels = [64, 64 * block.expansion, 128 * block.expansion, 256 * block.expansion]
         self.layer1 = _stage(block, channels[0], 64, depths[0], stride=1)
         self.layer2 = _stage(block, channels[1], 128, depths[1], stride=2)
@@ -78,7 +80,7 @@ class ResNet(Encoder):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def extract(self, x: Tensor) -> Tensor:
-        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(norm_relu(self.bn1, self.conv1(x)))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return x.mean(dim=(2, 3))
 

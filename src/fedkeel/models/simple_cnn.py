@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fedkeel.models.catalogue import network
 from fedkeel.models.encoder import Encoder, ImageSize, check_image_shape, feature_map_size, height_width
+from fedkeel.nn.norm_relu import norm_relu
 
 
 @network("simple_cnn", paper="HBN, Table 7")
@@ -30,7 +31,7 @@ class SimpleCNN(Encoder):
 
     def extract(self, x: Tensor) -> Tensor:
         check_image_shape("simple_cnn", x, self.image_size)
-        x = F.max_pool2d(F.relu(self.bn1(self.conv1(x))), 2)
-        x = F.max_pool2d(F.relu(self.bn2(self.conv2(x))), 2)
-        x = F.max_pool2d(F.relu(self.bn3(self.conv3(x))), 2)
+        x = F.max_pool2d(norm_relu(self.bn1, self.conv1(x)), 2)
+        x = F.max_pool2d(norm_relu(self.bn2, self.conv2(x)), 2)
+        x = F.max_pool2d(norm_relu(self.bn3, self.conv3(x)), 2)
         return F.relu(self.fc1(x.flatten(1)))

@@ -16,10 +16,12 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from fedkeel.nn import channel_rows
+from fedkeel.nn.channel_rows import FORMATS
+
 log = logging.getLogger("fedkeel")
 MOST_FAN_IN = 2**16  # of an output channel, which one program holds in registers
 CHANNELS = 128  # of a program
-FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 _state: dict[int, bool] = {}  # by device: whether kernels run there
 
 
@@ -158,7 +160,8 @@ def _mix(
     recording: Recording | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Mean and variance of the batch, mean and inverse deviation of Eq. 9, and the number of values of a channel."""
-    batch_mean, batch_inverse = torch.batch_norm_stats(x, eps)
+    rows = channel_rows.can_run(x)
+    batch_mean, batch_inverse = channel_rows.moments(x, eps) if rows else torch.batch_norm_stats(x, eps)
     mean, inverse, batch_var = (torch.empty_like(batch_mean) for _ in range(3))
     count = torch.empty(1, dtype=torch.int32, device=x.device)
     record, momentum = 0, None
@@ -222,9 +225,13 @@ class _HybridNorm(torch.autograd.Function):
         if dy.stride() != x.stride():
             last = _last(x) and not x.is_contiguous()
             dy = dy.contiguous(memory_format=FORMATS[x.ndim] if last and x.ndim == 4 else torch.contiguous_format)
-        sum_dy, sum_dy_centred, d_weight, d_bias = torch.batch_norm_backward_reduce(
-            dy, x, mean, inverse, weight, True, affine, ctx.has_bias
-        )
+        if channel_rows.can_run(x) and channel_rows.rows_of(dy) is not None:
+            sum_dy, sum_dy_centred, d_weight = channel_rows.products(dy, x, mean, inverse)
+            d_bias = sum_dy
+        else:
+            sum_dy, sum_dy_centred, d_weight, d_bias = torch.batch_norm_backward_reduce(
+                dy, x, mean, inverse, weight, True, affine, ctx.has_bias
+            )
         d_alpha = torch.empty_like(alpha) if learned else None
         rest_dy, rest_dy_centred = torch.empty_like(sum_dy), torch.empty_like(sum_dy)
         channels = x.shape[1]

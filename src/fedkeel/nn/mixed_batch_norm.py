@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.nn.norm_relu import FUSED
 
 MIXTURES = ("global", "mix", "mix-learned", "ensemble")
 SHARE = "share"
@@ -27,8 +28,11 @@ Forward = Callable[[str, _BatchNorm, Tensor], Tensor]
 
 
 @contextmanager
-def replaced_forward(norms: Mapping[str, nn.Module], forward: Forward) -> Iterator[None]:
-    """Inside, each batch norm computes `forward(name, norm, x)`, then the submodules that timm puts into its norms."""
+def replaced_forward(norms: Mapping[str, nn.Module], forward: Forward, relu: Forward | None = None) -> Iterator[None]:
+    """Inside, each batch norm computes `forward(name, norm, x)`, then the submodules that timm puts into its norms.
+
+    `relu`, where given, computes layer and ReLU at once (`nn.norm_relu`).
+    """
 
     def call(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
         y = forward(name, norm, x)
@@ -37,16 +41,19 @@ def replaced_forward(norms: Mapping[str, nn.Module], forward: Forward) -> Iterat
         return y
 
     layers = {name: norm for name, norm in norms.items() if isinstance(norm, _BatchNorm)}
-    before = {name: norm.__dict__.get("forward") for name, norm in layers.items()}
+    before = {name: dict(norm.__dict__) for name, norm in layers.items()}
     try:
         for name, norm in layers.items():
             norm.__dict__["forward"] = partial(call, name, norm)
+            if relu is not None and not any(norm.children()):
+                norm.__dict__[FUSED] = partial(relu, name, norm)
         yield
     finally:
         for name, norm in layers.items():
-            norm.__dict__.pop("forward", None)
-            if before[name] is not None:
-                norm.__dict__["forward"] = before[name]
+            for attribute in ("forward", FUSED):
+                norm.__dict__.pop(attribute, None)
+                if attribute in before[name]:
+                    norm.__dict__[attribute] = before[name][attribute]
 
 
 def global_moments(name: str, norm: _BatchNorm, statistics: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

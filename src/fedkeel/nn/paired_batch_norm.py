@@ -17,14 +17,18 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel.models.output import Output
+from fedkeel.nn import channel_rows, fused
 from fedkeel.nn.mixed_batch_norm import global_moments, plain_forward, replaced_forward, update_momentum
 from fedkeel.nn.surgery import batch_norms, using_statistics
 
@@ -48,10 +52,10 @@ class Pairing:
         """The outputs under batch statistics, which update the running ones, and under the given statistics."""
         calls = iter(self.doubled)
 
-        def forward(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
-            return _paired(name, norm, x, statistics, next(calls))
+        def forward(name: str, norm: _BatchNorm, x: Tensor, relu: bool = False) -> Tensor:
+            return _paired(name, norm, x, statistics, next(calls), relu)
 
-        with replaced_forward(norms, forward):
+        with replaced_forward(norms, forward, relu=partial(forward, relu=True)):
             both: Output = model(x)
         return _halves(both)
 
@@ -166,15 +170,61 @@ def _generator_state(device: torch.device) -> Tensor:
     return torch.cat([cpu, torch.cuda.get_rng_state(device).cpu()]) if device.type == "cuda" else cpu
 
 
-def _paired(name: str, norm: _BatchNorm, x: Tensor, statistics: Mapping[str, Tensor], doubled: bool) -> Tensor:
+def _paired(
+    name: str, norm: _BatchNorm, x: Tensor, statistics: Mapping[str, Tensor], doubled: bool, relu: bool = False
+) -> Tensor:
+    """Both branches of a layer, and of the ReLU behind it where asked for."""
+    y: Tensor
     if norm.running_mean is None:  # no global statistics to use: batch statistics in both branches
-        return torch.cat([plain_forward(norm, half) for half in x.chunk(2)]) if doubled else plain_forward(norm, x)
-    momentum = update_momentum(norm) if norm.training else 0.0
+        y = torch.cat([plain_forward(norm, half) for half in x.chunk(2)]) if doubled else plain_forward(norm, x)
+        return F.relu(y) if relu else y
     mean, var = global_moments(name, norm, statistics)
-    y: Tensor = _Paired.apply(  # type: ignore[no-untyped-call]
-        x, norm.weight, norm.bias, norm, mean, var, momentum, doubled
-    )
-    return y
+    if norm.training and norm.momentum is not None and _on_rows(norm, x, mean, var):
+        y = _PairedRows.apply(x, norm.weight, norm.bias, norm, mean, var, doubled, relu)  # type: ignore[no-untyped-call]
+        return y
+    momentum = update_momentum(norm) if norm.training else 0.0
+    y = _Paired.apply(x, norm.weight, norm.bias, norm, mean, var, momentum, doubled)  # type: ignore[no-untyped-call]
+    return F.relu(y) if relu else y
+
+
+def _on_rows(norm: _BatchNorm, x: Tensor, mean: Tensor, var: Tensor) -> bool:
+    own = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    return x.is_cuda and channel_rows.can_run(x, mean, var, *own) and fused.runs_on(mean)
+
+
+class _PairedRows(torch.autograd.Function):
+    """The same in three kernels each way, where channels lie last: values are read and written as seldom as can be."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        norm: _BatchNorm,
+        mean: Tensor,
+        var: Tensor,
+        doubled: bool,
+        relu: bool,
+    ) -> Tensor:
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        assert norm.momentum is not None
+        running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
+        y, saved = channel_rows.paired_forward(
+            x, weight, bias, running, (mean, var), norm.momentum, norm.eps, doubled, relu
+        )
+        ctx.save_for_backward(x, weight, bias, saved)
+        ctx.doubled, ctx.relu = doubled, relu
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, bias, saved = ctx.saved_tensors
+        dx, d_weight, d_bias = channel_rows.paired_backward(dy, x, weight, bias, saved, ctx.doubled, ctx.relu)
+        affine = (d_weight, d_bias) if weight is not None else (None, None)
+        return dx, *affine, None, None, None, None, None
 
 
 class _Paired(torch.autograd.Function):
