@@ -22,15 +22,19 @@ class MaxPool2d(nn.MaxPool2d):
     """As `nn.MaxPool2d`, of square windows."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor
         if self._on_rows(x):
-            y = _MaxPool.apply(x, self.kernel_size, self.stride, self.padding)  # type: ignore[no-untyped-call]
-        else:
-            y = super().forward(x)
+            return pooled(x, self.kernel_size, self.stride, self.padding)
+        y: Tensor = super().forward(x)
         return y
 
     def _on_rows(self, x: Tensor) -> bool:
-        if not x.is_cuda or x.ndim != 4 or x.is_contiguous() or not channel_rows.can_run(x):
+        if (
+            torch.compiler.is_compiling()
+            or not x.is_cuda
+            or x.ndim != 4
+            or x.is_contiguous()
+            or not channel_rows.can_run(x)
+        ):
             return False
         square = all(isinstance(size, int) for size in (self.kernel_size, self.stride, self.padding))
         plain = square and self.dilation == 1 and not self.ceil_mode and not self.return_indices
@@ -40,6 +44,11 @@ class MaxPool2d(nn.MaxPool2d):
 @functools.lru_cache(maxsize=8)
 def _probe(device: torch.device) -> Tensor:
     return torch.ones(1, device=device)
+
+
+def pooled(x: Tensor, kernel: Any, stride: Any, padding: Any) -> Tensor:
+    y: Tensor = _MaxPool.apply(x, kernel, stride, padding)  # type: ignore[no-untyped-call]
+    return y
 
 
 class _MaxPool(torch.autograd.Function):
