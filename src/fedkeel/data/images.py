@@ -47,6 +47,22 @@ def rgb(image: Image) -> Image:
     return image.convert("RGB")
 
 
+def resize_all(images: Bytes, size: int) -> Bytes:
+    """Plain pixels, (N, H, W) grey or (N, H, W, 3), as RGB (N, 3, size, size); resized as decoded images are."""
+    from PIL import Image
+
+    if images.ndim == 3:
+        images = np.repeat(images[..., None], 3, axis=3)
+    if images.shape[1:3] == (size, size):
+        return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
+
+    result = np.empty((len(images), 3, size, size), np.uint8)
+    for position, image in enumerate(images):
+        smaller = Image.fromarray(image).resize((size, size), Image.Resampling.BILINEAR)
+        result[position] = np.asarray(smaller).transpose(2, 0, 1)
+    return result
+
+
 def decode_all(
     name: str,
     key: object,
