@@ -16,11 +16,6 @@ from fedkeel.data.cache import cache_folder
 from fedkeel.errors import DataError
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path_factory.mktemp("cache")))
-
-
 def colour_of(domain: int, label: int, number: int) -> tuple[int, int, int]:
     return 40 * domain, 50 * label, number
 
@@ -98,9 +93,12 @@ def test_lists_decide_the_split(tmp_path: Path) -> None:
     (root / "splits").mkdir()
     (root / "splits" / "art_train.txt").write_text("art/dog/003.png 1\nart/cat/000.png 0\n\nart/cat/007.png\n")
     (root / "splits" / "art_test.txt").write_text("art/dog/001.png\n")
-    client = load("folder", root=root, validation=0)["art"]
-    assert client.train.tolist() == [0, 7, 11]
-    assert client.test.tolist() == [9]
+    federation = load("folder", root=root, validation=0)
+    client = federation["art"]
+    # Only the listed images are stored, in the order of the tree; cats come before dogs.
+    assert federation.images[client.train, 1:, 0, 0].tolist() == [[0, 0], [0, 7], [50, 3]]
+    assert federation.images[client.test, 1:, 0, 0].tolist() == [[50, 1]]
+    assert len(federation.images) == 4
     assert len(client.validation) == 0
 
 
@@ -194,46 +192,10 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str,
         load("folder", **{"root": make_tree(tmp_path), **options})  # type: ignore[arg-type]
 
 
-def test_presets_find_their_root_and_check_its_domains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_is_looked_for_in_fedkeel_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDKEEL_DATA", raising=False)
     with pytest.raises(DataError, match="set FEDKEEL_DATA"):
         load("pacs")
     monkeypatch.setenv("FEDKEEL_DATA", str(tmp_path))
     with pytest.raises(DataError, match="there is no 'pacs' or 'PACS' in it"):
         load("pacs")
-    make_tree(tmp_path / "pacs", domains=("art_painting", "cartoon", "photo", "sketch"))
-    assert load("pacs", size=8, unseen="sketch").domains == ["art_painting", "cartoon", "photo", "sketch"]
-    with pytest.raises(DataError, match="has the domains art_painting, cartoon, photo, sketch, but office-caltech-10"):
-        load("office-caltech-10", root=tmp_path / "pacs")
-
-
-def test_fedbn_takes_the_start_and_the_end_of_its_lists(tmp_path: Path) -> None:
-    root = make_tree(tmp_path, images=10, domains=("amazon", "caltech", "dslr", "webcam"))
-    with pytest.raises(DataError, match="needs FedBN's lists"):
-        load("office-caltech-10", root=root, size=4, subset="fedbn")
-    (root / "splits").mkdir()
-    for domain, listed in (("amazon", 15), ("caltech", 12), ("dslr", 10), ("webcam", 18)):
-        names = [f"{domain}/{label}/{n:03d}.png" for n in range(10) for label in ("dog", "cat")]
-        (root / "splits" / f"{domain}_train.txt").write_text("\n".join(names[:listed]))
-        (root / "splits" / f"{domain}_test.txt").write_text("\n".join(names[listed:]))
-    amazon = load("office-caltech-10", root=root, size=4, subset="fedbn")["amazon"]
-    # The smallest list has 10 images: the first 5, and the last 4 of 15; cats are stored before dogs.
-    assert amazon.train.tolist() == [0, 1, 10, 11, 12]
-    assert sorted(amazon.validation.tolist()) == [5, 6, 16, 17]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "folder", "tests"),
-    [
-        ("office-caltech-10", "office_caltech_10", {"amazon": 192, "caltech": 225, "dslr": 32, "webcam": 59}),
-        ("pacs", "pacs", None),
-    ],
-)
-def test_the_real_trees_have_the_published_numbers(name: str, folder: str, tests: dict[str, int] | None) -> None:
-    if not Path(os.environ.get("FEDKEEL_DATA", "/nowhere"), folder).is_dir():
-        pytest.skip(f"FEDKEEL_DATA has no {folder}")
-    federation = load(name, size=8)
-    assert len(federation.images) == {"pacs": 9991, "office-caltech-10": 2533}[name]
-    if tests is not None:
-        assert {client.name: len(client.test) for client in federation.clients} == tests

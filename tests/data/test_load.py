@@ -89,7 +89,7 @@ def test_transforms_can_be_replaced() -> None:
         ({"unseen": ["scan", "paper", "texture", "stroke", "street"]}, "leave at least one"),
         ({"unseen_split": "some"}, "choose 'all' or 'test'"),
         ({"subsample": 0}, "subsample is 0"),
-        ({"partition": "clients(street=2)", "unseen": "street"}, "no training domain named 'street'"),
+        ({"partition": "clients(strret=2)"}, "no training domain named 'strret'"),
         ({"partition": "even(clients=500)"}, "The client 'scan-220' gets none of the 220 training images"),
         ({"size": 3}, "has no option 'size'"),
     ],

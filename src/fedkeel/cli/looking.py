@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedkeel.cli import datasets
 from fedkeel.cli.parsing import add_options, add_sources, examples, given_options
 from fedkeel.config import Config, from_dict
 
@@ -55,7 +56,13 @@ def add_commands(commands: Any) -> None:
         help="look at a data set",
         description="Look at a data set before training on it.",
         epilog=examples(
-            ["fedkeel data show digits-shift -o digits.png", "fedkeel data describe folder --root ./images"]
+            [
+                "fedkeel data list                               what there is, and what of it is here",
+                "fedkeel data check pacs --root ./PACS           is it complete?",
+                "fedkeel data describe folder --root ./images",
+                "fedkeel data show digits-shift -o digits.png",
+                "fedkeel data pack pacs --size 64 --out pacs.npz",
+            ]
         ),
     )
     actions = data.add_subparsers(title="commands", metavar="COMMAND", dest="action", required=True)
@@ -82,6 +89,7 @@ def add_commands(commands: Any) -> None:
         ),
     )
     describe.add_argument("--json", action="store_true", help="print one JSON document")
+    datasets.add_commands(actions)
     for parser, act in ((sheet, show_data), (describe, describe_data)):
         parser.add_argument("data", metavar="NAME", help="data set, with options: 'folder(root=./images, size=64)'")
         add_sources(parser, config=False)

@@ -1,4 +1,4 @@
-"""An .npz pack: arrays `x_<domain>` and `y_<domain>`, and if there are any `x_<domain>_test`, `y_<domain>_test`.
+"""An .npz pack: arrays `x_<domain>` and `y_<domain>`, and if there are any those of `<domain>_validation` and `_test`.
 
 Images are uint8, (N, H, W, C), or (N, H, W) for grey ones, which keep one channel. `classes` names the labels.
 """
@@ -26,14 +26,16 @@ def read_npz(
 ) -> Source:
     """Your own arrays, one .npz file with x_<domain> (uint8, NHWC or NHW) and y_<domain>.
 
-    A domain with x_<domain>_test is tested on that; from another one the share `test` of each class is split off.
+    A domain with x_<domain>_test is tested on that; from another one the share `test` of each class is split off. So
+    with x_<domain>_validation and the share `validation`.
     """
     fractions(validation, test)
     if root is None:
         raise DataError("npz needs the path of the pack: give root=FILE.npz.")
     arrays = read_arrays(os.fspath(find_root("npz", root, ())))
     stored = [key[2:] for key in arrays if key.startswith("x_")]
-    domains = [name for name in stored if not (name.endswith("_test") and name.removesuffix("_test") in stored)]
+    uses = {f"{name}_{use}" for name in stored for use in ("validation", "test")}
+    domains = [name for name in stored if name not in uses]
     if not domains:
         raise DataError(f"'{root}' has no array named x_<domain>: store images as x_<domain>, labels as y_<domain>.")
     images: list[npt.NDArray[np.uint8]] = []
@@ -41,17 +43,28 @@ def read_npz(
     splits, start = {}, 0
     for domain in domains:
         x, y = images_and_labels(arrays, domain)
-        if f"{domain}_test" in stored:
-            x_test, y_test = images_and_labels(arrays, f"{domain}_test")
-            same_shape(f"x_{domain}", x, f"x_{domain}_test", x_test)
-            train, held, _ = stratified_split(y, validation=validation, test=0, seed=split_seed, purpose=domain)
-            tested = len(y) + np.arange(len(y_test))
-            x, y = np.concatenate([x, x_test]), np.concatenate([y, y_test])
-        else:
-            train, held, tested = stratified_split(y, validation=validation, test=test, seed=split_seed, purpose=domain)
+        own = {use: f"{domain}_{use}" in stored for use in ("validation", "test")}
+        cuts = dict(
+            zip(
+                ("train", "validation", "test"),
+                stratified_split(
+                    y,
+                    validation=0 if own["validation"] else validation,
+                    test=0 if own["test"] else test,
+                    seed=split_seed,
+                    purpose=domain,
+                ),
+                strict=True,
+            )
+        )
+        for use in (use for use, there in own.items() if there):
+            x_more, y_more = images_and_labels(arrays, f"{domain}_{use}")
+            same_shape(f"x_{domain}", x, f"x_{domain}_{use}", x_more)
+            cuts[use] = len(y) + np.arange(len(y_more))
+            x, y = np.concatenate([x, x_more]), np.concatenate([y, y_more])
         if images:
             same_shape(f"x_{domains[0]}", images[0], f"x_{domain}", x)
-        splits[domain] = Split(indices(start + train), indices(start + held), indices(start + tested))
+        splits[domain] = Split(**{use: indices(start + cut) for use, cut in cuts.items()})
         images.append(x)
         labels.append(y)
         start += len(y)
