@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
+from PIL import Image
 
 from fedkeel.data import DATASETS, load
 from fedkeel.data.check import check
@@ -95,13 +96,16 @@ def test_svhn_is_read_from_matlab_files_and_its_ten_is_a_zero(tmp_path: Path) ->
     source = DATASETS.build("digits-five", root=tmp_path, size=32)
     assert np.array_equal(source.images.numpy(), images.transpose(0, 3, 1, 2))
     assert source.labels[:40].tolist() == LABELS.tolist()
-    assert DATASETS.build("digits-five", root=tmp_path).images.shape == (60, 3, 28, 28)
+    for _ in range(2):  # resized, then cached
+        smaller = DATASETS.build("digits-five", root=tmp_path).images
+        expected = Image.fromarray(images[7]).resize((28, 28), Image.Resampling.BILINEAR)
+        assert np.array_equal(smaller[7].permute(1, 2, 0).numpy(), np.asarray(expected))
 
 
 def test_usps_is_read_from_libsvm_files(tmp_path: Path) -> None:
     values = write_usps(tmp_path / "usps")
     source = DATASETS.build("digits-five", root=tmp_path, size=16)
-    expected = ((values + 1) / 2 * 255).astype(np.uint8).reshape(60, 16, 16)
+    expected = ((values.astype(np.float32) + 1) / 2 * 255).astype(np.uint8).reshape(60, 16, 16)
     assert np.array_equal(source.images[:, 1].numpy(), expected)
     assert source.labels.tolist() == (np.arange(60) % 10).tolist()
 
@@ -163,6 +167,7 @@ def test_fedcoda_leaves_usps_out_and_takes_equally_many_of_each_digit(tmp_path: 
     [
         ("train-images-idx3-ubyte", b"\x00\x00\x08\x01" + bytes(20), "begins with 00 00 08 01, but an idx file of 3"),
         ("train-images-idx3-ubyte", b"", "begins with nothing"),
+        ("train-images-idx3-ubyte", bytes([0, 0, 8, 3]), "20 images|40 labels"),
         ("train-images-idx3-ubyte", bytes([0, 0, 8, 3]) + struct.pack(">iii", 40, 28, 28) + bytes(9), "and has 9"),
         (
             "train-labels-idx1-ubyte",

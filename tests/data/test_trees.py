@@ -58,9 +58,12 @@ def test_pacs_uses_its_authors_lists(tmp_path: Path, folder: str) -> None:
     assert [(c, n) for _, c, n in colours(tested, "photo", "test")] == [(c, 4) for c in range(7)]
 
 
-def test_pacs_lies_beside_its_lists_as_downloaded(tmp_path: Path) -> None:
-    tree(tmp_path / "kfold", pacs.DOMAINS, pacs.CLASSES)
-    kfold(tmp_path, "Train val splits and h5py files pre-read")
+@pytest.mark.parametrize(
+    ("images", "lists"), [("kfold", "Train val splits and h5py files pre-read"), ("images", "splits")]
+)
+def test_pacs_lies_beside_its_lists_as_downloaded(tmp_path: Path, images: str, lists: str) -> None:
+    tree(tmp_path / images, pacs.DOMAINS, pacs.CLASSES)
+    kfold(tmp_path, lists)
     assert len(DATASETS.build("pacs", root=tmp_path, size=4).domains["sketch"].train) == 28
 
 
@@ -261,6 +264,10 @@ def test_domainnet_uses_its_authors_lists_for_the_classes_that_are_read(tmp_path
         (root / "splits" / f"{domain}_test.txt").write_text("\n".join(lines[18:]))
     listed = DATASETS.build("domainnet", root=root, size=4, subset="greg").domains["real"]
     assert (len(listed.train), len(listed.validation), len(listed.test)) == (5, 1, 2)
-    (root / "splits" / "real_train.txt").write_text("real/lion/0.jpg 3\n")
-    with pytest.raises(DataError, match=r"'real/lion/0.jpg 3', is no image of the domain 'real'"):
+    # Lists that name other classes are the authors', wherever they lie.
+    (root / "splits" / "real_train.txt").write_text("real/lion/0.jpg 3\nreal/bird/000.jpg 1\n")
+    again = DATASETS.build("domainnet", root=root, size=4, subset="greg").domains["real"]
+    assert (len(again.train), len(again.validation), len(again.test)) == (4, 1, 4)
+    (root / "splits" / "real_train.txt").write_text("real/zebra/9.jpg 3\n")
+    with pytest.raises(DataError, match=r"'real/zebra/9.jpg 3', is no image of the domain 'real'"):
         DATASETS.build("domainnet", root=root, size=4)

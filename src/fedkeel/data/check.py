@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +17,7 @@ from fedkeel.data.images import decode
 from fedkeel.data.listing import Findings, Listing
 from fedkeel.data.published import PUBLISHED, Published, published
 from fedkeel.data.source import find_root
-from fedkeel.errors import DataError, FedkeelError
+from fedkeel.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -81,12 +82,11 @@ def check(text: str, root: str | os.PathLike[str] | None = None, *, decode_image
     findings = Findings(collect=True)
     if not folder.is_dir():
         raise DataError(f"'{folder}' is not a folder: give the root of {entry.name}.")
-    try:
-        listing = entry.scan(folder, findings, **options)
-    except TypeError:
-        raise FedkeelError(
-            f"'{text}' has an option that is not about files: give the name and its root only."
-        ) from None
+    taken = list(inspect.signature(entry.scan).parameters)[2:]
+    for option in options:
+        if option not in taken:
+            raise DataError(f"A check of {entry.name} takes no option '{option}': give its name and its root.")
+    listing = entry.scan(folder, findings, **options)
     counts = compare(entry, listing)
     problems = list(dict.fromkeys([*findings.sentences, *empty_classes(listing)]))
     for count in counts:

@@ -13,7 +13,7 @@ from fedkeel.data import rules
 from fedkeel.data.listing import Findings, Listing, Parts, assemble, images_in, visible_folders
 from fedkeel.data.published import Published, publish, scanned
 from fedkeel.data.source import DATASETS, Source, find_root, names
-from fedkeel.data.split_lists import read_lists
+from fedkeel.data.split_lists import class_of, read_lists
 from fedkeel.data.trees import scan_tree
 from fedkeel.errors import DataError, nearest
 
@@ -33,10 +33,9 @@ def scan(root: Path, findings: Findings, classes: str | Sequence[str] = "fedbn")
     chosen = choose(classes, present, folders)
 
     def lists(domain: str, position: Mapping[str, int], _: Sequence[int]) -> Parts | None:
-        # The authors' lists lie beside the domains; those in splits/, such as FedBN's, go before them. Both may name
-        # classes that are not read.
+        # The authors' lists lie beside the domains or in splits/, and name all 345 classes.
         place = "splits" if (root / "splits" / f"{domain}_train.txt").is_file() else "."
-        return read_lists(root, domain, position, folder=place, others=set(present) - set(chosen))
+        return read_lists(root, domain, position, folder=place, classes=set(chosen))
 
     return scan_tree("domainnet", root, DOMAINS, chosen, findings, lists=lists, all_classes=present)
 
@@ -64,16 +63,23 @@ def choose(classes: str | Sequence[str], present: list[str], folders: Mapping[st
     return given
 
 
+def is_of_fedbn(file: Path) -> bool:
+    """FedBN's lists name its ten classes and no other; the authors' lists go by the same names."""
+    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    named = {class_of(line) for line in lines if line.strip()}
+    return bool(named) and named <= set(FEDBN)
+
+
 DOMAINNET = publish(
     Published(
         name="domainnet",
         what="Objects in six styles; by default FedBN's ten classes of the 345.",
-        home="https://ai.bu.edu/M3SDA/",
+        home="http://ai.bu.edu/M3SDA/",
         licence="fair use, for non-commercial research",
         layout="domainnet/<domain>/<class>/*.jpg   "
         "with the domains clipart, infograph, painting, quickdraw, real, sketch\n"
         "domainnet/<domain>_{train,test}.txt   the authors' lists, if you have them\n"
-        "domainnet/splits/<domain>_{train,test}.txt   FedBN's lists as text, if you have them: they go first",
+        "domainnet/splits/<domain>_{train,test}.txt   these lists, or FedBN's as text: they go first",
         folders=("domainnet", "DomainNet", "domain_net"),
         classes=10,
         sizes={
@@ -118,7 +124,7 @@ def read_domainnet(
     listing = scanned(DOMAINNET, find_root("domainnet", root, DOMAINNET.folders), classes=classes)
     domains = listing.domains
     if subset in ("fedbn", "greg"):
-        if not (listing.root / "splits").is_dir():
+        if not all(is_of_fedbn(listing.root / "splits" / f"{domain}_train.txt") for domain in domains):
             domains = rules.unsplit(domains)
         rules.without_lists("domainnet", domains)
         shares = (0.05, 0.05) if subset == "fedbn" else (0.3, 0.1)

@@ -46,7 +46,7 @@ def idx(file: Path, dimensions: int) -> Bytes:
             f"00 00 08 0{dimensions}: download it again."
         )
     shape = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions)]
-    data = np.frombuffer(raw, np.uint8, offset=4 + 4 * dimensions)
+    data = np.frombuffer(raw[4 + 4 * dimensions :], np.uint8)
     if len(data) != math.prod(shape):
         raise DataError(
             f"'{file}' announces {' x '.join(map(str, shape))} bytes and has {len(data)}: download it again."
@@ -100,7 +100,8 @@ def from_mat(file: Path, function: str, **options: Any) -> Any:
 def libsvm_items(name: str, file: Path, side: int = 16) -> Items:
     """Lines `label index:value ...` with labels and indices from 1 and values x in [-1, 1]: (x + 1) / 2 * 255 here."""
     lines = [line.split() for line in content(file).decode("ascii", "replace").splitlines() if line.strip()]
-    values = np.zeros((len(lines), side * side))
+    # In float32, as torchvision and FedBN do: rounding down must give their bytes.
+    values = np.zeros((len(lines), side * side), np.float32)
     labels = np.zeros(len(lines), np.int64)
     for row, (label, *pairs) in enumerate(lines):
         try:

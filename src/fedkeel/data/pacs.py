@@ -28,7 +28,7 @@ TRAIN += "+grayscale(p=0.1)+normalise(like=imagenet)"
 
 
 def scan(root: Path, findings: Findings, crossval: str = "validation") -> Listing:
-    images = step_into(root, "kfold")
+    images = step_into(root, "kfold", "images")
     places = (images, root, root / "splits", root / LISTS)
 
     def lists(domain: str, position: Mapping[str, int], labels: Sequence[int]) -> Parts | None:
@@ -38,7 +38,7 @@ def scan(root: Path, findings: Findings, crossval: str = "validation") -> Listin
         empty = np.empty(0, np.int64)
         return (kfold[0], kfold[1], empty) if crossval == "validation" else (kfold[0], empty, kfold[1])
 
-    return scan_tree("pacs", images, DOMAINS, CLASSES, findings, lists=lists, beside=(LISTS,))
+    return scan_tree("pacs", images, DOMAINS, CLASSES, findings, lists=lists, beside=("kfold", LISTS))
 
 
 PACS = publish(

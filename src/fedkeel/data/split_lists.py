@@ -20,12 +20,12 @@ def read_lists(
     position: Mapping[str, int],
     *,
     folder: str = "splits",
-    others: Collection[str] = (),
+    classes: Collection[str] | None = None,
 ) -> tuple[IntArray, IntArray, IntArray] | None:
     """Positions for training, validation and testing in the lists' order, or None if there are no lists.
 
-    `position` has the domain's images by their path below the root. Images in no list are not used. Lines that name an
-    image of a class in `others`, which is not read, are passed over.
+    `position` has the domain's images by their path below the root. Images in no list are not used. Where only some
+    `classes` are read, lines that name an image of another one are passed over.
     """
     files = {part: root / folder / f"{domain}_{part}.txt" for part in ("train", "validation", "test")}
     present = {part: file.is_file() for part, file in files.items()}
@@ -42,7 +42,7 @@ def read_lists(
             if not line.strip():
                 continue
             place = find(line.strip(), position)
-            if place is None and class_of(line) in others:
+            if place is None and classes is not None and class_of(line) not in classes:
                 continue
             if place is None:
                 raise DataError(f"Line {number} of '{file}', '{line.strip()}', is no image of the domain '{domain}'.")
