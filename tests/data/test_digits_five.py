@@ -167,7 +167,7 @@ def test_fedcoda_leaves_usps_out_and_takes_equally_many_of_each_digit(tmp_path: 
     [
         ("train-images-idx3-ubyte", b"\x00\x00\x08\x01" + bytes(20), "begins with 00 00 08 01, but an idx file of 3"),
         ("train-images-idx3-ubyte", b"", "begins with nothing"),
-        ("train-images-idx3-ubyte", bytes([0, 0, 8, 3]), "20 images|40 labels"),
+        ("train-images-idx3-ubyte", bytes([0, 0, 8, 3]), "has 0 images, but .* 40 labels"),
         ("train-images-idx3-ubyte", bytes([0, 0, 8, 3]) + struct.pack(">iii", 40, 28, 28) + bytes(9), "and has 9"),
         (
             "train-labels-idx1-ubyte",

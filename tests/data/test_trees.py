@@ -144,6 +144,10 @@ def test_a_tree_of_another_data_set_is_told_apart(tmp_path: Path) -> None:
         DATASETS.build("office-caltech-10", root=root)
     with pytest.raises(DataError, match=r"is not a folder: give the root of pacs"):
         DATASETS.build("pacs", root=root / "photo" / "dog" / "000.png")
+    with pytest.raises(DataError, match="size in pacs is 0"):
+        DATASETS.build("pacs", root=root, size=0)
+    with pytest.raises(DataError, match="crossval is 'tests'"):
+        DATASETS.build("pacs", root=root, crossval="tests")
     with pytest.raises(DataError, match=r"pacs has no subset 'fedcod': did you mean 'fedcoda'\?"):
         DATASETS.build("pacs", root=root, subset="fedcod")
 

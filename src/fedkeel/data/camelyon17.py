@@ -116,4 +116,5 @@ def read_camelyon17(
         parts = rules.equal_shares(listing.domains, 0.4, 0.4, 0.3, split_seed)
     else:
         parts = rules.by_shares(listing.domains, validation, test, split_seed)
-    return assemble(listing, parts, size or (256 if subset else 96), train="flip+rotation(degrees=30)", test="")
+    side = (256 if subset else 96) if size is None else size
+    return assemble(listing, parts, side, train="flip+rotation(degrees=30)", test="")

@@ -44,19 +44,9 @@ def read_npz(
     for domain in domains:
         x, y = images_and_labels(arrays, domain)
         own = {use: f"{domain}_{use}" in stored for use in ("validation", "test")}
-        cuts = dict(
-            zip(
-                ("train", "validation", "test"),
-                stratified_split(
-                    y,
-                    validation=0 if own["validation"] else validation,
-                    test=0 if own["test"] else test,
-                    seed=split_seed,
-                    purpose=domain,
-                ),
-                strict=True,
-            )
-        )
+        shares = {"validation": 0 if own["validation"] else validation, "test": 0 if own["test"] else test}
+        train, held, tested = stratified_split(y, **shares, seed=split_seed, purpose=domain)
+        cuts = {"train": train, "validation": held, "test": tested}
         for use in (use for use, there in own.items() if there):
             x_more, y_more = images_and_labels(arrays, f"{domain}_{use}")
             same_shape(f"x_{domain}", x, f"x_{domain}_{use}", x_more)

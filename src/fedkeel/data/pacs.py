@@ -84,9 +84,9 @@ def read_pacs(
     listing = scanned(PACS, find_root("pacs", root, PACS.folders), crossval=crossval)
     if subset == "greg":
         parts = rules.equal_shares(rules.unsplit(listing.domains), 0.5, 0.2, 0.3, split_seed)
-        return assemble(listing, parts, size or 256, train="flip+rotation(degrees=30)", test="")
+        return assemble(listing, parts, 256 if size is None else size, train="flip+rotation(degrees=30)", test="")
     if subset == "fedcoda":
         parts = rules.by_shares(listing.domains, 0, 0.2, split_seed, official=False)
     else:
         parts = rules.by_shares(listing.domains, validation, test, split_seed)
-    return assemble(listing, parts, size or 224, train=TRAIN, test="normalise(like=imagenet)")
+    return assemble(listing, parts, 224 if size is None else size, train=TRAIN, test="normalise(like=imagenet)")
