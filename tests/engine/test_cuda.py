@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -41,6 +42,18 @@ def uneven_federation() -> Federation:
         parse_transforms("crop(padding=2)+flip+normalise(mean=0.5, std=0.25)"),
         parse_transforms("normalise(mean=0.5, std=0.25)"),
     )
+
+
+def large_federation(clients: int, samples: int, pixels: int) -> Federation:
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randint(0, 256, (clients * samples, 3, pixels, pixels), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, 4, (len(images),), generator=generator)
+    sites = [
+        Client(f"c{i}", "one", torch.arange(i * samples, (i + 1) * samples), no_indices(), torch.arange(64))
+        for i in range(clients)
+    ]
+    transform = parse_transforms("normalise(mean=0.5, std=0.25)")
+    return Federation("large", images, labels, ("a", "b", "c", "d"), tuple(sites), transform, transform)
 
 
 @needs_gpu
@@ -97,6 +110,32 @@ def test_schedules_and_optimisers_act_in_captured_steps(optimizer: str, tmp_path
     for name, tensor in models["serial"].items():
         difference = (tensor.double() - models["cuda"][name].double()).abs().max()
         assert difference <= 1e-3 * tensor.double().abs().max().clamp(min=1e-3), name
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_a_gpu_with_little_memory_left_runs_fewer_clients_at_once(tmp_path: Path, caplog: Any) -> None:
+    """Both where too many slots are asked for, and where a trial finds out how many there may be."""
+    settings: dict[str, Any] = {"rounds": 2, "batch_size": 64, "model": "resnet18", "executor": "cuda"}
+    settings |= {"device": "cuda", "precision": "float32"}
+    federation = large_federation(clients=8, samples=704, pixels=64)
+    models = [simulate(**settings, federation=federation, directory=tmp_path / "plenty")]
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    for workers in (8, 0):
+        # room for about three slots of a gigabyte or so
+        torch.cuda.set_per_process_memory_fraction((total - free + 3 * 2**30) / total)
+        try:
+            directory = tmp_path / f"little-{workers}"
+            models.append(simulate(**settings, workers=workers, federation=federation, directory=directory))
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+            torch.cuda.empty_cache()
+    assert "fewer clients at once" in caplog.text
+    expected, *others = [load_file(run.directory / "model.safetensors") for run in models]
+    for other in others:
+        for name, tensor in expected.items():
+            torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=1e-4)
 
 
 def test_tensors_are_copied_to_where_a_captured_step_looks_for_them() -> None:

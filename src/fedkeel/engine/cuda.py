@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -21,12 +22,18 @@ from fedkeel.engine.execution import EXECUTORS, ClientMemory
 from fedkeel.engine.local import ClientFailure, Stopped, Worker
 from fedkeel.engine.serial import SerialExecutor
 from fedkeel.engine.slot import Changed, Job, Slot, copy_into
+from fedkeel.errors import TrainingError
 from fedkeel.messages import Answer, Broadcast, Missing, Update, size
 from fedkeel.state import Tensors
 
 log = logging.getLogger("fedkeel")
 AHEAD = 3  # graphs launched for a client before the host turns to the next
-MOST_SLOTS = 32
+MOST_SLOTS, FEWEST_SLOTS = 32, 4
+TRIAL_STEPS = 10
+AT_ONCE = (
+    20e-3  # seconds of steps, each taken alone, that are in flight together: what small kernels leave idle is small
+)
+MEMORY_SHARE = 0.9  # of the free memory that slots may take
 
 
 @EXECUTORS.register("cuda")
@@ -35,7 +42,7 @@ class CudaExecutor(SerialExecutor):
 
     def __init__(self, worker: Worker, memory: ClientMemory, workers: int = 0) -> None:
         super().__init__(worker, memory)
-        self._wanted = workers or MOST_SLOTS
+        self._wanted = workers  # 0: what a trial says
         self._slots: list[Slot] = []
         self._static: Broadcast | None = None
         self._evaluation: Slot | None = None
@@ -49,18 +56,59 @@ class CudaExecutor(SerialExecutor):
             return
         broadcast = self._hold(broadcast)
         try:
+            if not self._wanted and len(clients) > 1:
+                self._wanted = self._try(clients, broadcast)
             results = self._train(clients, broadcast)
         except torch.OutOfMemoryError:
-            if len(self._slots) <= 1:
-                raise
-            self._wanted = max(1, len(self._slots) // 2)
-            log.warning("The GPU's memory holds fewer clients at once than tried: going on with %d.", self._wanted)
-            self._slots = []
-            torch.cuda.empty_cache()
+            self._make_room()
             yield from self.train(clients, broadcast)
             return
         for client in clients:
             yield results[client]
+
+    def _try(self, clients: Sequence[str], broadcast: Broadcast) -> int:
+        """How many slots: one is tried on the largest client, for the time of its step and the memory that it takes.
+
+        The client starts anew afterwards; nothing of the trial stays but the slot and its graphs.
+        """
+        device = self.worker.device
+        jobs = [Job(name, self.worker.plan(name, broadcast.round)) for name in clients]
+        job = max(jobs, key=lambda job: len(job.plan.bounds))
+        if len(job.plan.bounds) < TRIAL_STEPS:
+            return MOST_SLOTS
+        before = torch.cuda.memory_reserved(device)
+        self._open(1)
+        with torch.cuda.stream(self._slots[0].stream):
+            slot = self._slots[0]
+            slot.start(job, broadcast, self.memory.of(job.name))
+            while job.position < TRIAL_STEPS - 2:
+                slot.advance(job)
+            torch.cuda.synchronize(device)
+            began, position = time.perf_counter(), job.position
+            slot.advance(job)
+            torch.cuda.synchronize(device)
+        seconds = (time.perf_counter() - began) / (job.position - position)
+        taken = max(torch.cuda.memory_reserved(device) - before, 1)
+        fitting = 1 + int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[0] / taken)
+        useful = max(FEWEST_SLOTS, min(MOST_SLOTS, round(AT_ONCE / seconds)))
+        log.info(
+            "%d clients at once: a step alone takes %.2f ms, a client %.1f GiB.",
+            min(fitting, useful), 1000 * seconds, taken / 2**30,
+        )  # fmt: skip
+        return min(fitting, useful)
+
+    def _make_room(self) -> None:
+        """Out of memory: half as many slots, or none, or a word about what else to do."""
+        if len(self._slots) <= 1:
+            raise TrainingError(
+                "The GPU's memory does not hold a single client: give a smaller --batch-size or a smaller model, or "
+                "stop what else runs on it."
+            )
+        self._wanted = len(self._slots) // 2
+        log.warning("The GPU's memory holds fewer clients at once than tried: going on with %d.", self._wanted)
+        self._slots = []
+        torch.cuda.synchronize(self.worker.device)
+        torch.cuda.empty_cache()
 
     def _train(self, clients: Sequence[str], broadcast: Broadcast) -> dict[str, Update | Missing]:
         device = self.worker.device
@@ -96,13 +144,18 @@ class CudaExecutor(SerialExecutor):
         return self._read(ended)
 
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
-        """Side by side, in the slots."""
-        self._open(len(clients))
+        """Side by side, in the slots that training has opened."""
+        self._open(1)
         answers: list[Answer | Missing] = []
-        for i, client in enumerate(clients):
-            slot = self._slots[i % len(self._slots)]
-            with torch.cuda.stream(slot.stream):
-                answers += SerialExecutor(slot.worker, self.memory).ask([client], broadcast, question)
+        try:
+            for i, client in enumerate(clients):
+                slot = self._slots[i % len(self._slots)]
+                with torch.cuda.stream(slot.stream):
+                    answers += SerialExecutor(slot.worker, self.memory).ask([client], broadcast, question)
+        except torch.OutOfMemoryError:
+            self._make_room()
+            yield from self.ask(clients, broadcast, question)
+            return
         self._join()
         yield from answers
 
@@ -114,14 +167,19 @@ class CudaExecutor(SerialExecutor):
             self._evaluation = Slot(self.worker)
         stream = self._evaluation.stream
         stream.wait_stream(torch.cuda.current_stream(self.worker.device))
-        with torch.cuda.stream(stream):
-            results = list(super().evaluate(clients, broadcast, splits))
+        try:
+            with torch.cuda.stream(stream):
+                results = list(super().evaluate(clients, broadcast, splits))
+        except torch.OutOfMemoryError:
+            self._make_room()
+            yield from self.evaluate(clients, broadcast, splits)
+            return
         torch.cuda.current_stream(self.worker.device).wait_stream(stream)
         yield from results
 
     def _open(self, clients: int) -> None:
         """As many slots as there is work for, ready for what lies on the GPU now."""
-        while len(self._slots) < min(self._wanted, clients):
+        while len(self._slots) < min(self._wanted or 1, clients):
             self._slots.append(Slot(self.worker.twin()))
         ready = torch.cuda.current_stream(self.worker.device).record_event()
         for slot in self._slots:

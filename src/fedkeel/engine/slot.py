@@ -180,6 +180,8 @@ class Slot:
             finally:
                 graph.capture_end()
         except RuntimeError as error:
+            if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__context__, torch.OutOfMemoryError):
+                raise torch.OutOfMemoryError(str(error)) from error  # not a matter of the step: fewer slots will do
             self.eager = str(error).partition("\n")[0]
             torch.cuda.synchronize(self.worker.device)
             return None
