@@ -5,6 +5,7 @@
 | `consistency_kl` | GReg, Eq. 5 | predictions under batch and under global statistics agree |
 | `loss_gap`, `loss_gap_bound` | GReg, Sec. 3 and Proposition 1 | what that agreement bounds (a diagnostic) |
 | `proximal` | FedProx (Li et al., 2020), Eq. 2 | weights stay near the global ones |
+| `model_contrast` | MOON (Li et al., 2021), Eq. 3 | features nearer to the global model's than to the previous one's |
 | `classifier_variance` | UniVarFL, Eqs. 1-2 | predictions of a batch do not collapse onto few classes |
 | `hyperspherical_energy` | UniVarFL, Eq. 3 | features spread over the sphere |
 | `feature_alignment` | FedCoda, Eq. 23 | features near their class's global prototype, far from the others |
@@ -140,6 +141,34 @@ def proximal(weights: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
         return torch.zeros(())
     differences = torch._foreach_sub([_precise(w) for w in weights], [_precise(a) for a in anchors])
     return torch.stack(torch._foreach_norm(differences)).square().sum() / 2
+
+
+def model_contrast(features: Tensor, positives: Tensor, negatives: Tensor, temperature: float = 0.5) -> Tensor:
+    """Contrast of each feature's similarity to the same image's feature in two other models, batch mean.
+
+        l_con = -log( exp(sim(z, z_glob) / tau) / (exp(sim(z, z_glob) / tau) + exp(sim(z, z_prev) / tau)) )
+
+    with the cosine similarity sim, which is 0 to a zero vector.
+
+    Args:
+        features: z, (B, d).
+        positives: z_glob, (B, d), of the model to be near to.
+        negatives: z_prev, (B, d), of the model to be far from.
+        temperature: tau.
+
+    Returns:
+        Scalar, at least 0, and log 2 where both models give the same features.
+
+    Reference: MOON (Li et al., CVPR 2021), Eq. 3.
+
+    >>> z = torch.tensor([[2.0, 0.0]])
+    >>> round(model_contrast(z, z, -z, temperature=1.0).item(), 4)  # log(1 + e^-2)
+    0.1269
+    """
+    z = _directions(features)
+    towards = (z * _directions(positives)).sum(dim=1)
+    away = (z * _directions(negatives)).sum(dim=1)
+    return F.softplus((away - towards) / temperature).mean()
 
 
 def classifier_variance(probabilities: Tensor, threshold: float | None = None) -> Tensor:

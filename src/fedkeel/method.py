@@ -29,7 +29,8 @@ class Method:
     - `needs_memory`: the client must keep state between rounds; a stateless federation refuses it.
     - `needs_batch_norm`: without batch norm in the model there is nothing to act on.
     - `personal`: a client is evaluated with the tensors that it keeps to itself.
-    - `replaces`: server rules ("weights", "statistics") that ignore what earlier parts made of the mean.
+    - `replaces`: what ignores that which earlier parts made of it: server rules ("weights", "statistics") that do not
+      start from the mean they are given, or "gradients" that are computed anew.
     - `surgery_order`: parts with a lower number change the model first.
     - `capturable`: the hooks of a step (`inputs`, `forward`, `loss`, `gradients`) ask the host nothing and read their
       tensors from the model, the broadcast, `extras` or `scratch`: a CUDA graph of them can be replayed. If they
@@ -168,7 +169,7 @@ class Composition(Method):
                 raise MethodError(f"A method cannot be called '{name}', which the engine uses: give it another name.")
             if names.count(name) > 1:
                 raise MethodError(f"'{self.name}' names '{name}' twice: keep one.")
-        for rule in ("weights", "statistics", "forward"):
+        for rule in ("weights", "statistics", "gradients", "forward"):
             acting = [part for part in self.parts if part.overrides(rule)]
             for earlier, later in itertools.pairwise(acting):
                 if rule == "forward":
@@ -182,8 +183,9 @@ class Composition(Method):
                         if rule in earlier.replaces
                         else f"write '{later.name}' before '{earlier.name}'."
                     )
+                    made = "change the gradients" if rule == "gradients" else f"make the global {rule}"
                     raise MethodError(
-                        f"'{earlier.name}' and '{later.name}' both make the global {rule}, and '{later.name}' would "
+                        f"'{earlier.name}' and '{later.name}' both {made}, and '{later.name}' would "
                         f"discard what '{earlier.name}' made: {advice}"
                     )
         if self.is_pooled and self.is_personal:

@@ -1,0 +1,136 @@
+"""SCAFFOLD: Karimireddy et al., "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning", ICML 2020,
+Algorithm 1 and Eqs. 3-5.
+
+Local steps drift to the optimum of the client's own data. Each client keeps an estimate c_i of its gradient (its
+control variate), the server keeps the mean c of them all, and every local step is corrected by the difference:
+
+    y_i <- y_i - lr (g_i(y_i) - c_i + c)                                                                 (Eq. 3)
+    c_i+ = g_i(x)                                       option I: the gradient at the broadcast weights  (Eq. 4)
+         = c_i - c + (x - y_i) / (K lr)                 option II: the mean gradient of the K steps      (Eq. 4)
+    x <- x + lr_g mean_i (y_i - x),    c <- c + 1/N sum_{i in S} (c_i+ - c_i)                            (Eq. 5)
+
+Everything starts from zero, and only weights are corrected: a running mean has no gradient.
+
+Option II divides by how far K steps of a constant gradient would have gone. With momentum m that is not K lr but
+lr sum_k b_k with b_k = m b_{k-1} + 1, and then c_i+ is again a (weighted) mean of the gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedkeel import state
+from fedkeel.errors import FedkeelError, MethodError, nearest
+from fedkeel.messages import Update
+from fedkeel.method import Method
+from fedkeel.methods import register
+from fedkeel.nn.surgery import frozen_statistics
+from fedkeel.parties import LocalClient, Server
+from fedkeel.state import Tensors
+
+OPTIONS = ("I", "II")
+SUM, SHARE = "sum/", "share/"  # in the server's memory: of all clients' control variates, and each one's weight in it
+
+
+@register("scaffold")
+class Scaffold(Method):
+    """Corrects every local step by the difference between the mean gradient of all clients and the client's own."""
+
+    paper = "Karimireddy et al. 2020"
+    needs_memory = True
+    capturable = True
+
+    def __init__(self, option: str = "II", server_lr: float = 1.0) -> None:
+        """`option`: of Eq. 4; "II" is free, "I" costs one more pass over the data. `server_lr`: lr_g of Eq. 5."""
+        if option not in OPTIONS:
+            raise FedkeelError(f"The 'option' of scaffold is '{option}': {nearest(str(option), OPTIONS)}")
+        if server_lr <= 0:
+            raise FedkeelError(f"The 'server_lr' of scaffold is {server_lr}: give a number above 0.")
+        self.option, self.server_lr = option, server_lr
+
+    def before_training(self, server: Server) -> None:
+        if self.option == "II" and server.config.optimizer != "sgd":
+            raise MethodError(
+                f"Option II of 'scaffold' reads the gradient off the steps of SGD, and the optimiser is "
+                f"'{server.config.optimizer}': choose sgd, or write 'scaffold(option=I)'."
+            )
+
+    # -- on the client ---------------------------------------------------------------------------------------
+    def start(self, client: LocalClient) -> None:
+        parameters = dict(client.model.named_parameters())
+        names = [name for name in client.broadcast.weights if name in parameters and parameters[name].requires_grad]
+        weights = [parameters[name] for name in names]
+        zeros = [torch.zeros_like(weight, requires_grad=False) for weight in weights]
+        own = [client.memory.get(name, zero) for name, zero in zip(names, zeros, strict=True)]
+        mean = [client.extras.get(name, zero) for name, zero in zip(names, zeros, strict=True)]
+        client.scratch["names"], client.scratch["weights"] = names, weights
+        client.scratch["correction"] = list(torch._foreach_sub(mean, own))  # c - c_i
+        # b_k and its sum, as tensors: the number of steps is counted where they are taken
+        client.scratch["step"], client.scratch["steps"] = torch.zeros(2, device=client.device).unbind()
+        if self.option == "I":
+            client.scratch["gradient"] = full_gradient(client, weights)
+
+    def gradients(self, client: LocalClient, recompute: Callable[[], Tensor]) -> None:
+        """Eq. 3."""
+        pairs = zip(client.scratch["weights"], client.scratch["correction"], strict=True)
+        used = [(weight.grad, correction) for weight, correction in pairs if weight.grad is not None]
+        torch._foreach_add_([gradient for gradient, _ in used], [correction for _, correction in used])
+        client.scratch["step"].mul_(client.config.momentum if client.config.optimizer == "sgd" else 0).add_(1)
+        client.scratch["steps"].add_(client.scratch["step"])
+
+    @torch.no_grad()
+    def finish(self, client: LocalClient) -> Tensors:
+        """Eq. 4. What goes up is how the control variate changed."""
+        names = client.scratch["names"]
+        if self.option == "I":
+            new = [gradient.clone() for gradient in client.scratch["gradient"]]
+        else:
+            moved = torch._foreach_sub([client.broadcast.weights[name] for name in names], client.scratch["weights"])
+            torch._foreach_div_(moved, client.scratch["steps"] * client.learning_rate)
+            new = list(torch._foreach_sub(moved, client.scratch["correction"]))
+        old, client.memory = client.memory, dict(zip(names, new, strict=True))
+        return {name: tensor - old[name] if name in old else tensor for name, tensor in client.memory.items()}
+
+    # -- on the server ---------------------------------------------------------------------------------------
+    def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
+        if self.server_lr == 1:
+            return mean
+        return state.add(server.weights, state.subtract(mean, server.weights), self.server_lr)
+
+    def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
+        """Eq. 5: the mean over all N clients, weighted as the weights are; those never seen count with zero."""
+        memory = dict(server.memory)
+        for update in updates:
+            share = server.share(update)
+            memory[f"{SHARE}{update.client}"] = torch.tensor(share, dtype=torch.float64)
+            for name, change in update.extras.items():
+                memory[f"{SUM}{name}"] = memory.get(f"{SUM}{name}", 0) + share * change
+        server.memory = memory
+        shares = [float(tensor) for name, tensor in memory.items() if name.startswith(SHARE)]
+        # How many samples clients have that never came is not known: as many as those that did, on average.
+        total = server.num_clients * sum(shares) / len(shares)
+        return {name[len(SUM) :]: t / total for name, t in memory.items() if name.startswith(SUM)}
+
+
+def full_gradient(client: LocalClient, weights: Sequence[nn.Parameter]) -> list[Tensor]:
+    """The gradient of the mean cross-entropy over all local samples at the present weights, in batches as in training.
+
+    It leaves no trace: running statistics are put back.
+    """
+    buffers = list(client.model.buffers())
+    before = [buffer.clone() for buffer in buffers]
+    gradient = [torch.zeros_like(weight, requires_grad=False) for weight in weights]
+    for batch in client.data.passes(shuffle=True):
+        with frozen_statistics({} if len(batch.y) > 1 else client.model):
+            loss = F.cross_entropy(client.model(batch.x).logits, batch.y, reduction="sum") / client.samples
+        parts = torch.autograd.grad(loss, list(weights), allow_unused=True)
+        for total, part in zip(gradient, parts, strict=True):
+            if part is not None:
+                total.add_(part)
+    for buffer, value in zip(buffers, before, strict=True):
+        buffer.copy_(value)
+    return gradient
