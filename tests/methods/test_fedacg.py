@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedkeel import methods
+from fedkeel.errors import FedkeelError
+from fedkeel.messages import Broadcast
+from tests import tiny
+from tests.methods import together
+from tests.methods.small import started
+
+CLIENTS = {"client0": 24, "client1": 16, "client2": 32}
+
+
+def test_clients_start_ahead_by_the_momentum_and_the_model_moves_by_it(tmp_path: Path) -> None:
+    """Algorithm 1 in float64: m <- lambda m + mean (theta_i - (w + lambda m)), w <- mean theta_i."""
+    lambda_ = 0.6
+    run = started(f"fedacg(lambda_={lambda_})", tmp_path)
+    sent: list[Broadcast] = []
+    train = run.executor.train
+
+    def watched(clients, message):  # type: ignore[no-untyped-def]
+        sent.append(message)
+        return train(clients, message)
+
+    run.executor.train = watched  # type: ignore[method-assign]
+    momentum = {name: torch.zeros_like(t).double() for name, t in run.server.weights.items()}
+    for round in range(3):
+        before, statistics = run.server.weights, run.server.statistics
+        tested = run.round(round)
+        updates = list(train(list(CLIENTS), sent[-1]))
+        assert sent[-1].statistics is statistics  # only weights look ahead
+        for name, old in before.items():
+            ahead = old.double() + lambda_ * momentum[name]
+            torch.testing.assert_close(sent[-1].weights[name].double(), ahead, rtol=1e-5, atol=1e-7)
+            mean = sum(u.weights[name].double() * CLIENTS[u.client] / 72 for u in updates)
+            momentum[name] = lambda_ * momentum[name] + mean - ahead
+            torch.testing.assert_close(run.server.weights[name].double(), mean, rtol=1e-5, atol=1e-6)
+            torch.testing.assert_close(
+                run.server.weights[name].double(), old.double() + momentum[name], rtol=1e-5, atol=1e-6
+            )
+            assert torch.equal(tested.weights[name], run.server.weights[name])
+    assert not torch.equal(sent[-1].weights["head.weight"], before["head.weight"])
+
+
+def test_the_second_step_is_pulled_to_the_broadcast_weights_by_twice_beta() -> None:
+    """The gradient of beta |theta - theta_0|^2 is 2 beta (theta - theta_0); without the 1/2 of FedProx."""
+
+    def step(method: str, epochs: int) -> dict[str, torch.Tensor]:
+        on = tiny.federation(augment="")
+        worker = tiny.setup(method, on=on, batch_size=14, learning_rate=0.1, local_epochs=epochs, momentum=0.0).worker
+        return worker.train("ward", tiny.broadcast(worker), {})[0].weights
+
+    start = dict(tiny.model().named_parameters())
+    first, plain, pulled = step("fedavg", 1), step("fedavg", 2), step("fedacg(beta=0.25)", 2)
+    together.assert_close(step("fedacg(beta=0.25)", 1), first)
+    for name, tensor in plain.items():
+        expected = tensor - 0.1 * 2 * 0.25 * (first[name] - start[name].detach())
+        torch.testing.assert_close(pulled[name], expected, rtol=1e-4, atol=1e-7)
+    assert not torch.allclose(pulled["head.weight"], plain["head.weight"], atol=1e-5)
+
+
+def test_statistics_and_counters_of_a_round_are_those_of_fedavg(tmp_path: Path) -> None:
+    runs = [started(text, tmp_path / text) for text in ("fedavg", "fedacg(beta=0)")]
+    for run in runs:
+        run.round(0)
+    together.assert_close(runs[1].server.statistics, runs[0].server.statistics, atol=0)
+    assert runs[1].server.memory.keys() == {f"fedacg/{name}" for name in runs[1].server.weights}
+
+
+def test_it_resumes(tmp_path: Path) -> None:
+    together.assert_it_resumes(tmp_path, "fedacg")
+
+
+def test_executors_agree(tmp_path: Path) -> None:
+    together.assert_executors_agree(tmp_path, "fedacg", participation=0.7)
+
+
+def test_it_composes(tmp_path: Path) -> None:
+    together.assert_it_composes(tmp_path, "fedacg", ("greg", "hbn", "gn", "fedbn"))
+
+
+@pytest.mark.parametrize("method", ["fedacg", "fedacg+hbn", "fedacg+greg"])
+def test_a_captured_step_serves_one_client_after_another(method: str) -> None:
+    worker = tiny.setup(method, local_epochs=2).worker
+    together.assert_a_slot_serves_all(worker, tiny.broadcast(worker, 1), {name: {} for name in tiny.SIZES})
+
+
+@pytest.mark.parametrize("text", ["lambda_=1", "beta=-0.1"])
+def test_wrong_options_are_refused(text: str) -> None:
+    with pytest.raises(FedkeelError, match="of fedacg is"):
+        methods.build(f"fedacg({text})")
