@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import copy
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedkeel import methods, models
+from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.losses import model_contrast
+from fedkeel.models.output import Classifier
+from fedkeel.state import Tensors
+from tests import tiny
+from tests.methods import together
+from tests.methods.small import started
+
+RATE = 0.1
+
+
+def previous_model() -> Classifier:
+    """A model that is neither the broadcast one nor near it; its running statistics are no one's default either."""
+    model = tiny.model(seed=5)
+    model.encoder[1].running_mean.fill_(0.2)
+    model.encoder[1].running_var.fill_(0.3)
+    return model
+
+
+def memory_of(model: nn.Module) -> Tensors:
+    return {f"moon/{name}": t.clone() for name, t in model.state_dict().items() if t.is_floating_point()}
+
+
+def cosine(a: list[float], b: list[float]) -> float:
+    dot = sum(p * q for p, q in zip(a, b, strict=True))
+    return dot / math.sqrt(sum(p * p for p in a)) / math.sqrt(sum(q * q for q in b))
+
+
+def test_the_loss_is_equation_3() -> None:
+    torch.manual_seed(0)
+    z, glob, prev = torch.randn(3, 5, 4, dtype=torch.float64)
+    expected = 0.0
+    for a, b, c in zip(z.tolist(), glob.tolist(), prev.tolist(), strict=True):
+        towards, away = math.exp(cosine(a, b) / 0.3), math.exp(cosine(a, c) / 0.3)
+        expected -= math.log(towards / (towards + away)) / 5
+    assert model_contrast(z, glob, prev, temperature=0.3).item() == pytest.approx(expected, rel=1e-9)
+    assert model_contrast(z, glob, glob).item() == pytest.approx(math.log(2))
+    zero = torch.zeros(2, 4, requires_grad=True)
+    model_contrast(zero, glob[:2].float(), prev[:2].float()).backward()
+    assert torch.equal(zero.grad, torch.zeros(2, 4))
+
+
+def test_a_step_is_that_of_equation_4() -> None:
+    """By plain torch in float64: both other networks in evaluation mode, without gradients."""
+    mu, tau = 3.0, 0.4
+    on = tiny.federation(augment="")
+    worker = tiny.setup(
+        f"moon(mu={mu}, temperature={tau})", on=on, batch_size=14, learning_rate=RATE, momentum=0.0
+    ).worker
+    previous = previous_model()
+    update, _ = worker.train("ward", tiny.broadcast(worker, 2), memory_of(previous))
+
+    indices = on["ward"].train
+    x, y = on.images[indices].double() / 255, on.labels[indices]
+    model = tiny.model().double().train()
+    with torch.no_grad():
+        z_glob = copy.deepcopy(model).eval()(x).features
+        z_prev = previous.double().eval()(x).features
+    output = model(x)
+    pairs = [F.cosine_similarity(output.features, z) / tau for z in (z_glob, z_prev)]
+    contrast = F.cross_entropy(torch.stack(pairs, dim=1), torch.zeros(14, dtype=torch.int64))
+    loss = F.cross_entropy(output.logits, y) + mu * contrast
+    loss.backward()
+    assert update.metrics["loss"] == pytest.approx(loss.item(), rel=1e-5)
+    for name, parameter in model.named_parameters():
+        expected = parameter.detach() - RATE * parameter.grad
+        torch.testing.assert_close(update.weights[name].double(), expected, rtol=1e-4, atol=1e-6)
+    for name, buffer in model.named_buffers():  # only the model itself has seen a batch
+        torch.testing.assert_close(update.statistics[name].double(), buffer.double(), rtol=1e-5, atol=1e-6)
+
+
+def test_it_draws_features_to_the_global_model_and_away_from_the_previous_one() -> None:
+    on = tiny.federation(augment="")
+    previous, x = previous_model(), on.images[on["ward"].train].float() / 255
+
+    def distances(mu: float) -> tuple[float, float]:
+        worker = tiny.setup(f"moon(mu={mu})", on=on, batch_size=14, learning_rate=0.05, local_epochs=10).worker
+        message = tiny.broadcast(worker, 2)
+        update, _ = worker.train("ward", message, memory_of(previous))
+        trained = tiny.model()
+        trained.load_state_dict({**update.weights, **update.statistics})
+        with torch.no_grad():
+            z, z_glob, z_prev = (m.eval()(x).features for m in (trained, tiny.model(), previous))
+        return F.cosine_similarity(z, z_glob).mean().item(), F.cosine_similarity(z, z_prev).mean().item()
+
+    plain, moon = distances(0), distances(5)
+    assert moon[0] - moon[1] > plain[0] - plain[1] + 0.01
+
+
+def test_a_client_that_comes_for_the_first_time_trains_as_fedavg(tmp_path: Path) -> None:
+    """In round 0 as in round 7: it has no last model to be away from."""
+    for round in (0, 7):
+        results = []
+        for method in ("moon", "fedavg"):
+            worker = tiny.setup(method).worker
+            results.append(worker.train("ward", tiny.broadcast(worker, round, 10), {})[0])
+        together.assert_close(results[0].weights, results[1].weights, atol=0)
+        assert results[0].metrics == results[1].metrics
+
+
+def test_the_previous_model_is_the_client_s_own_last_one_whenever_that_was(tmp_path: Path) -> None:
+    run = started("moon", tmp_path, participation=0.34, rounds=8)
+    last: dict[str, dict[str, Tensor]] = {}
+    train = run.executor.train
+
+    def watched(clients, message):  # type: ignore[no-untyped-def]
+        for update in train(clients, message):
+            last[update.client] = {**update.weights, **update.statistics}
+            yield update
+
+    run.executor.train = watched  # type: ignore[method-assign]
+    came = []
+    for round in range(8):
+        run.round(round)
+        came += run.server.participants
+        for client, trained in last.items():
+            memory = run.executor.memory.of(client)
+            for name, tensor in trained.items():
+                assert not tensor.is_floating_point() or torch.equal(memory[f"moon/{name}"], tensor)
+    assert len(came) == 8
+    assert 1 < len(set(came))
+    assert run.traffic.questions == 0
+
+
+def test_the_previous_network_of_a_client_with_hbn_has_its_own_factors() -> None:
+    worker = tiny.setup("hbn+moon").worker
+    message = tiny.broadcast(worker, 1)
+    _, memory = worker.train("ward", message, {})
+    client = worker.begin("ward", message, memory)
+    with_global, with_previous = client.scratch["views"]["moon"].scratch["others"]
+    factor = memory["local/encoder.1.alpha"]
+    assert factor.abs().max() > 0
+    assert torch.equal(with_global.encoder[1].alpha, factor)
+    assert torch.equal(with_previous.encoder[1].alpha, factor)
+    assert torch.equal(with_global.head.weight, message.weights["head.weight"])
+    assert torch.equal(with_previous.head.weight, memory["moon/head.weight"])
+    assert not any(p.requires_grad for net in (with_global, with_previous) for p in net.parameters())
+    assert not with_global.training
+
+
+def test_the_paper_s_projector_can_be_put_in(tmp_path: Path) -> None:
+    model = models.build("simple_cnn", num_classes=4, image_size=32, width=2)
+    methods.build("moon(projector=16)").prepare(model)
+    kinds = [type(layer) for layer in model.encoder.projector]
+    assert kinds == [nn.Linear, nn.ReLU, nn.Linear]
+    output = model.eval()(torch.rand(2, 3, 32, 32))
+    assert (output.features.shape, output.logits.shape) == ((2, 16), (2, 4))
+    assert model.feature_dim == 16
+    with pytest.raises(MethodError, match="has one already"):
+        methods.build("moon(projector=16)").prepare(model)
+    with pytest.raises(MethodError, match="none of this package's"):
+        methods.build("moon(projector=16)").prepare(tiny.model())
+
+
+def test_executors_agree_and_it_resumes(tmp_path: Path) -> None:
+    together.assert_executors_agree(tmp_path / "a", "moon", participation=0.7)
+    together.assert_it_resumes(tmp_path / "b", "moon", participation=0.7)
+
+
+def test_it_composes(tmp_path: Path) -> None:
+    together.assert_it_composes(tmp_path, "moon", ("greg", "hbn", "fedbn"))
+
+
+@pytest.mark.parametrize("method", ["moon", "moon+hbn", "moon+greg"])
+def test_a_captured_step_serves_one_client_after_another(method: str) -> None:
+    worker = tiny.setup(method).worker
+    message = tiny.broadcast(worker, 1)
+    memories = {name: worker.train(name, message, {})[1] for name in ("hospital", "ward", "clinic")}
+    together.assert_a_slot_serves_all(worker, message, memories)
+
+
+def test_a_step_without_a_previous_model_is_another_one() -> None:
+    worker = tiny.setup("moon").worker
+    message = tiny.broadcast(worker, 1)
+    _, memory = worker.train("ward", message, {})
+    variants = [worker.method.step_variant(worker.begin("ward", message, given)) for given in ({}, memory)]
+    assert variants[0] != variants[1]
+
+
+def test_clients_that_forget_are_refused() -> None:
+    with pytest.raises(MethodError, match="remember"):
+        tiny.setup("moon", stateless=True)
+
+
+@pytest.mark.parametrize("text", ["mu=-1", "temperature=0", "projector=0"])
+def test_wrong_options_are_refused(text: str) -> None:
+    with pytest.raises(FedkeelError, match="of moon is"):
+        methods.build(f"moon({text})")
