@@ -170,6 +170,7 @@ class TestLooking:
         assert "75.0" in text
         assert "average 50.0 %" in text
         assert "mean of the last ten" in text
+        assert "sent    10 B up, 10 B down, 1 B a round" in text
         assert main(["show", str(tmp_path / "a"), "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["summary"]["accuracy"] == 0.5
 

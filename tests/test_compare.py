@@ -269,6 +269,24 @@ class TestResults:
         assert first.startswith("fedavg,2,0.55,")
         json.dumps(comparison.to_dict())
 
+    def test_what_a_round_costs_stands_beside_the_accuracy(self, tmp_path: Path) -> None:
+        for name, up, down, questions in (("fedavg", 3e6, 3e6, 0), ("hbn", 3.2e6, 250e6, 8)):
+            for seed in range(2):
+                finish(tmp_path / name / f"{seed}", Config(method=name, seed=seed, rounds=4), {"scan": 0.5})
+                path = tmp_path / name / f"{seed}" / "summary.json"
+                counted = {"rounds": 4, "bytes_up": up, "bytes_down": down * (1 + seed), "questions": questions}
+                path.write_text(json.dumps(json.loads(path.read_text()) | counted))
+        both, alone = gather([tmp_path]), gather([tmp_path / "fedavg"])
+        assert both.results.headings == ["method", "scan", "average", "MB/round", "exchanges/round"]
+        assert [both.results.traffic(row) for row in both.results.rows] == [["1.88", "1"], ["94.5", "3"]]
+        assert "| hbn | 50.0 ±0.0 | 50.0 ±0.0 | 94.5 | 3 |".replace("50.0 ±0.0", "**50.0 ±0.0**") in both.markdown()
+        assert alone.results.headings == ["method", "scan", "average", "MB/round"]
+        assert alone.table().splitlines()[2].endswith("1.88")
+        assert both.csv().splitlines()[0].endswith("bytes_up_per_round,bytes_down_per_round,extra_exchanges_per_round")
+        assert both.csv().splitlines()[2].endswith(",800000.0,93750000.0,2.0")
+        cost = {"bytes_up": 8e5, "bytes_down": 93.75e6, "extra_exchanges": 2.0}
+        assert both.rows()[1]["traffic_per_round"] == pytest.approx(cost)
+
     def test_an_unseen_domain_is_named_and_stays_out_of_the_average(self, tmp_path: Path) -> None:
         finish(tmp_path / "a", Config(unseen="scan"), {"scan": 0.2, "street": 0.8}, unseen=("scan",))
         results = gather([tmp_path / "a"]).results

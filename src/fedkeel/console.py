@@ -39,7 +39,7 @@ def results_table(results: Results) -> Table:
         table.add_column(heading, justify="left" if heading == "method" else "right")
     for row in results.rows:
         cells = [Text(str(cell or ""), style="bold" if best else "") for cell, best in results.marked(row)]
-        table.add_row(Text(results.name(row)), *cells)
+        table.add_row(Text(results.name(row)), *cells, *(Text(entry) for entry in results.traffic(row)))
     return table
 
 

@@ -42,6 +42,10 @@ class LocalData(Protocol):
         joins the batch before it."""
         ...
 
+    def first_batch(self) -> Batch:
+        """The batch that this round's training begins with, as training sees it."""
+        ...
+
 
 Repeat = Callable[[Hashable, Callable[[Batch], None], Iterable[Batch]], None]
 

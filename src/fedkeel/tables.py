@@ -38,6 +38,41 @@ class Cell:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """What a round costs on the network, on average over rounds and seeds.
+
+    Bytes from and to all of its clients together, everything that a method sends or asks included, and exchanges with
+    them beside the training itself. Sending the model out to be tested is not counted.
+    """
+
+    up: float
+    down: float
+    questions: float
+
+    @staticmethod
+    def of(summaries: Sequence[Mapping[str, Any]]) -> Traffic | None:
+        """None where a run has not counted it."""
+        keys = ("bytes_up", "bytes_down", "questions")
+        if any(key not in summary for summary in summaries for key in (*keys, "rounds")):
+            return None
+        rounds = sum(summary["rounds"] for summary in summaries)
+        return Traffic(*(sum(summary[key] for summary in summaries) / rounds for key in keys))
+
+    @property
+    def megabytes(self) -> str:
+        count = (self.up + self.down) / 1e6
+        return f"{count:.3g}" if count < 100 else f"{count:.0f}"
+
+    @property
+    def exchanges(self) -> str:
+        """The training itself is one."""
+        return f"{1 + self.questions:.3g}"
+
+    def to_dict(self) -> dict[str, float]:
+        return {"bytes_up": self.up, "bytes_down": self.down, "extra_exchanges": self.questions}
+
+
+@dataclass(frozen=True)
 class Row:
     """One method's results over its seeds."""
 
@@ -45,6 +80,7 @@ class Row:
     seeds: list[int]
     domains: dict[str, Cell]
     average: Cell
+    traffic: Traffic | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -52,6 +88,7 @@ class Row:
             "seeds": self.seeds,
             "domains": {name: cell.to_dict() for name, cell in self.domains.items()},
             "average": self.average.to_dict(),
+            "traffic_per_round": self.traffic.to_dict() if self.traffic else None,
         }
 
 
@@ -90,7 +127,20 @@ class Results:
 
     @property
     def headings(self) -> list[str]:
-        return ["method", *(f"{name} (unseen)" if name in self.unseen else name for name in self.domains), "average"]
+        columns = (f"{name} (unseen)" if name in self.unseen else name for name in self.domains)
+        return ["method", *columns, "average", *self.costs]
+
+    @property
+    def costs(self) -> list[str]:
+        """The columns of what a round costs, as far as the runs have something to say there."""
+        counted = [row.traffic for row in self.rows if row.traffic]
+        exchanges = ["exchanges/round"] if any(traffic.questions for traffic in counted) else []
+        return ["MB/round", *exchanges] if counted else []
+
+    def traffic(self, row: Row) -> list[str]:
+        """A row's entries in `costs`."""
+        entries = [row.traffic.megabytes, row.traffic.exchanges] if row.traffic else ["", ""]
+        return entries[: len(self.costs)]
 
     def cells(self, row: Row) -> list[Cell | None]:
         """A row's cells, in the order of the columns."""
@@ -130,7 +180,8 @@ class Results:
         """Plain text, the best of each column with a star."""
         lines = [self.headings]
         for row in self.rows:
-            lines.append([self.name(row), *(f"{cell or ''}{'*' if best else ' '}" for cell, best in self.marked(row))])
+            cells = (f"{cell or ''}{'*' if best else ' '}" for cell, best in self.marked(row))
+            lines.append([self.name(row), *cells, *self.traffic(row)])
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.headings))]
         rendered = ["  ".join(entry.ljust(width) for entry, width in zip(line, widths, strict=True)) for line in lines]
         rendered.insert(1, "  ".join("-" * width for width in widths))
@@ -140,24 +191,26 @@ class Results:
         """A table for a README or a paper's notes, the best of each column in bold."""
         lines = [self.headings, ["---"] * len(self.headings)]
         for row in self.rows:
-            lines.append(
-                [self.name(row), *(f"**{cell}**" if best else str(cell or "") for cell, best in self.marked(row))]
-            )
+            cells = (f"**{cell}**" if best else str(cell or "") for cell, best in self.marked(row))
+            lines.append([self.name(row), *cells, *self.traffic(row)])
         return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{self.caption}"
 
     def csv(self) -> str:
-        """A line for each method: mean and std of each domain and of the average, as fractions."""
+        """A line for each method: mean and std of each domain and of the average, as fractions, and what it sends."""
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         columns = [*self.domains, "average"]
-        writer.writerow(["method", "seeds", *(f"{name}_{part}" for name in columns for part in ("mean", "std"))])
+        traffic = [f"{part}_per_round" for part in ("bytes_up", "bytes_down", "extra_exchanges")]
+        numbers_of = (f"{name}_{part}" for name in columns for part in ("mean", "std"))
+        writer.writerow(["method", "seeds", *numbers_of, *(traffic if self.costs else [])])
         for row in self.rows:
             numbers = [
                 number if number is not None else ""
                 for cell in self.cells(row)
                 for number in ((cell.mean, cell.std) if cell else (None, None))
             ]
-            writer.writerow([row.method, len(row.seeds), *numbers])
+            cost = list(row.traffic.to_dict().values()) if row.traffic else [""] * len(traffic)
+            writer.writerow([row.method, len(row.seeds), *numbers, *(cost if self.costs else [])])
         return buffer.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
@@ -180,6 +233,7 @@ def _row(label: str, by_seed: Mapping[int, Mapping[str, Any]]) -> Row:
             for name in domains
         },
         average=Cell.of([summary["accuracy"] for summary in summaries]),
+        traffic=Traffic.of(summaries),
     )
 
 

@@ -55,7 +55,8 @@ def test_bounds_cover_everything_without_gaps(samples: int, size: int) -> None:
 
 
 def passes(round: int = 0) -> TrainingPasses:
-    return TrainingPasses(ImageStore(FEDERATION, torch.device("cpu")), CLIENT, seed=0, round=round, batch_size=4)
+    store = ImageStore(FEDERATION, torch.device("cpu"))
+    return TrainingPasses(store, CLIENT, lambda: plan(round=round, epochs=2), seed=0, round=round, batch_size=4)
 
 
 def test_a_pass_sees_every_sample_and_so_every_class() -> None:
@@ -87,3 +88,13 @@ def test_a_pass_may_shuffle_and_augment() -> None:
     assert any(flipped)
     assert any(kept)
     assert all(f or k for f, k in zip(flipped, kept, strict=True))
+
+
+def test_the_first_batch_is_the_one_that_training_begins_with() -> None:
+    worker = tiny.setup(local_epochs=3).worker
+    client = worker.begin("ward", tiny.broadcast(worker, 2), {})
+    first = next(iter(worker.store.batches(worker.plan("ward", 2), FEDERATION.train_transform)))
+    given = client.data.first_batch()
+    assert torch.equal(given.x, first.x)
+    assert torch.equal(given.y, first.y)
+    assert not torch.equal(given.x, passes(1).first_batch().x)

@@ -40,7 +40,9 @@ def test_the_body_steps_as_it_does_above_a_head_that_is_not_moved() -> None:
     assert not torch.allclose(body("freeze", 3), body("fedavg", 3), atol=1e-5)
 
 
-@pytest.mark.parametrize("method", ["fedprox+freeze", "freeze+fedsam", "moon+freeze", "freeze+fedadam", "fedacg+freeze"])
+@pytest.mark.parametrize(
+    "method", ["fedprox+freeze", "freeze+fedsam", "moon+freeze", "freeze+fedadam", "fedacg+freeze"]
+)
 def test_no_other_part_moves_the_head(tmp_path: Path, method: str) -> None:
     run = started(method, tmp_path)
     for round in range(2):

@@ -125,7 +125,7 @@ def test_option_i_is_the_gradient_of_all_local_data_at_the_broadcast_weights() -
         torch.testing.assert_close(weights[name].double(), by_hand(3, c, c_i)[0][name], rtol=1e-4, atol=1e-6)
 
 
-def test_the_pass_of_option_i_leaves_no_trace(tmp_path: Path) -> None:
+def test_the_pass_of_option_i_leaves_no_trace() -> None:
     sizes = {"a": 9, "b": 5}  # with batches of 4, a rest of one sample
     updates = []
     for method in ("fedavg", "scaffold(option=I)"):

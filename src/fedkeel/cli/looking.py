@@ -155,7 +155,11 @@ def print_run(run: Run) -> None:
         say(f"rounds  {sparkline(averages)}  {percent(averages[0])} to {percent(averages[-1])} %")
     if summary:
         traffic = f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down"
-        say(f"took    {duration(summary['seconds'])} ({summary['executor']}), {traffic}")
+        if summary.get("questions"):
+            traffic += f", {summary['questions']} exchanges beside the training"
+        say(f"took    {duration(summary['seconds'])} ({summary['executor']})")
+        per_round = (summary["bytes_up"] + summary["bytes_down"]) / config.rounds
+        say(f"sent    {traffic}, {size(per_round)} a round")
         say(f"run     {run.directory}")
     else:
         done = curve[-1]["round"] + 1 if curve else 0

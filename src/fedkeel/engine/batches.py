@@ -6,7 +6,7 @@ from a generator for (seed, client, round). Training is then a function of the p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -84,8 +84,10 @@ class ImageStore:
 class TrainingPasses:
     """Passes over a client's training data beside the training itself (statistics, prototypes)."""
 
-    def __init__(self, store: ImageStore, client: Client, *, seed: int, round: int, batch_size: int) -> None:
-        self._store, self._client = store, client
+    def __init__(
+        self, store: ImageStore, client: Client, plan: Callable[[], Plan], *, seed: int, round: int, batch_size: int
+    ) -> None:
+        self._store, self._client, self._plan = store, client, plan
         self._seed, self._round, self._batch_size = seed, round, batch_size
 
     def passes(
@@ -113,3 +115,7 @@ class TrainingPasses:
         uniforms = torch.rand(len(indices), transform.draws, generator=generator)
         bounds = batch_bounds(len(indices), size, least=least)
         yield from self._store.batches(Plan(indices, uniforms, bounds), transform)
+
+    def first_batch(self) -> Batch:
+        """The batch that this round's training begins with, as training sees it."""
+        return next(self._store.batches(self._plan(), self._store.federation.train_transform))

@@ -208,7 +208,12 @@ class Worker:
             model=self.model,
             broadcast=broadcast,
             data=TrainingPasses(
-                self.store, site, seed=config.seed, round=broadcast.round, batch_size=config.batch_size
+                self.store,
+                site,
+                lambda: self.plan(name, broadcast.round),
+                seed=config.seed,
+                round=broadcast.round,
+                batch_size=config.batch_size,
             ),
             config=config,
             num_classes=self.federation.num_classes,
