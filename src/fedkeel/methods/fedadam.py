@@ -32,7 +32,7 @@ class FedAdam(Method):
 
     paper = "Reddi et al. 2021"
 
-    def __init__(self, server_lr: float = 0.1, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
+    def __init__(self, server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
         """`server_lr`: no weight moves much further than this in a round. `beta1`, `beta2`: of the moments.
         `tau`: the degree of adaptivity; changes well below it are taken in proportion.
         """
