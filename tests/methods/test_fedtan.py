@@ -128,7 +128,7 @@ def test_the_reported_loss_is_that_of_the_batch(tmp_path: Path) -> None:
     x = torch.cat([pixels(on, name) for name in CLIENTS])
     y = torch.cat([on.labels[on[name].train] for name in CLIENTS])
     loss = F.cross_entropy(model(x).logits, y, reduction="none").split([24, 16, 32])
-    assert losses == pytest.approx([float(part.mean()) for part in loss], rel=1e-4)
+    assert losses == pytest.approx([part.mean().item() for part in loss], rel=1e-4)
 
 
 def test_models_that_it_cannot_go_through_are_refused(tmp_path: Path) -> None:
