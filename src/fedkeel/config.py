@@ -90,6 +90,7 @@ class Config:
         False, "compile the network with torch.compile: faster steps on a GPU after a minute or so", "machine"
     )
     checkpoint_every: int = option(1, "rounds between checkpoints", "machine", least=1)
+    profile: bool = option(False, "write where the time went, phase by phase, to profile.json", "machine")
 
     def __post_init__(self) -> None:
         hints = get_type_hints(type(self))

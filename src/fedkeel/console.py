@@ -47,7 +47,7 @@ def plain_table(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, capti
     """A table of anything; numbers to the right."""
     table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", pad_edge=False)
     for column, heading in enumerate(headings):
-        numbers = bool(rows) and all(str(row[column]).replace(".", "").isdigit() for row in rows)
+        numbers = bool(rows) and all(str(row[column]).replace(".", "").replace("-", "0").isdigit() for row in rows)
         table.add_column(heading, justify="right" if numbers else "left")
     for row in rows:
         table.add_row(*(Text(str(entry)) for entry in row))

@@ -21,6 +21,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.method import Method
 from fedkeel.models.output import Classifier
 from fedkeel.observer import Observer
+from fedkeel.profile import FILE as PROFILE
 from fedkeel.store import Store, read_config
 
 PYTHON_OBJECT = "(given in Python)"
@@ -104,6 +105,7 @@ def _run(store: Store, setup: Any, observer: Observer | None) -> Run:
         if executor is not None:
             executor.close()
         store.close()
+        setup.profile.save(store.directory)
     return Run(store.directory)
 
 
@@ -149,6 +151,12 @@ class Run:
     @property
     def summary(self) -> dict[str, Any] | None:
         path = self.directory / "summary.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+    @property
+    def profile(self) -> dict[str, Any] | None:
+        """Where the time went, see `fedkeel.profile`; None for a run without `profile`."""
+        path = self.directory / PROFILE
         return json.loads(path.read_text()) if path.exists() else None
 
     @property

@@ -3,6 +3,7 @@
 config.toml      every option; running it again repeats the run
 metrics.jsonl    a line per round, client and evaluation; no times, so two equal runs have equal files
 timing.jsonl     seconds per phase and round
+profile.json     with `--profile`: more of them, and what the clients did in them
 checkpoints/     the last good two, written aside and renamed, each with checksums
 summary.json     the result, once the run is finished
 model.safetensors  the global model that the result speaks of
@@ -33,7 +34,7 @@ from fedkeel.messages import BadMessage, pack, unpack
 from fedkeel.state import Tensors
 
 KEPT_CHECKPOINTS = 2
-MACHINE_OPTIONS = ("executor", "workers", "device", "checkpoint_every")  # may change when a run is resumed
+MACHINE_OPTIONS = ("executor", "workers", "device", "checkpoint_every", "profile")  # may change when a run is resumed
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ from fedkeel.cli.parsing import add_options, add_sources, examples, given_option
 from fedkeel.config import Config, from_dict
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from fedkeel.compare import Comparison
     from fedkeel.registry import Entry, Registry
     from fedkeel.run import Run
@@ -123,6 +125,7 @@ def run_document(run: Run) -> dict[str, Any]:
         "config": run.config.to_dict(),
         "summary": run.summary,
         "curve": [{"round": entry["round"], "accuracy": entry["average"]} for entry in run.scores()],
+        **({"profile": run.profile} if run.profile else {}),
     }
 
 
@@ -164,6 +167,22 @@ def print_run(run: Run) -> None:
     else:
         done = curve[-1]["round"] + 1 if curve else 0
         say(f"not finished: {done} of {config.rounds} rounds; continue with: fedkeel resume {run.directory}")
+    if run.profile:
+        print_profile(run.profile, out)
+
+
+def print_profile(document: dict[str, Any], out: Console) -> None:
+    from fedkeel.console import plain_table
+    from fedkeel.profile import client_caption, client_rows, phase_rows
+
+    on_gpu = ["waited for the GPU"] if document["device"] != "cpu" else []
+    rounds, total = len(document["rounds"]), document["total"]
+    out.print(f"Where {total['seconds']:.1f} s went, {rounds} rounds and what came before them (profile.json):")
+    headings = ["phase", "seconds", "share %", "ms a round", "calls", *on_gpu]
+    out.print(plain_table(headings, phase_rows(document)))
+    if total["clients"]:
+        out.print(f"On the clients. {client_caption(document)}")
+        out.print(plain_table(["part", "seconds", "share %", "calls", *on_gpu], client_rows(document)))
 
 
 def is_worth_telling(name: str, value: Any) -> bool:

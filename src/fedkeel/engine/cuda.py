@@ -202,7 +202,8 @@ class CudaExecutor(SerialExecutor):
 
     def _read(self, ended: list[tuple[Job, Tensor, Update, Tensors]]) -> dict[str, Update | Missing]:
         """One look at all losses and norms; only now does the host wait for the GPU."""
-        numbers = torch.stack([pair for _, pair, _, _ in ended]).tolist()
+        with self.worker.waiting():
+            numbers = torch.stack([pair for _, pair, _, _ in ended]).tolist()
         results: dict[str, Update | Missing] = {}
         for (job, _, update, memory), (loss, sound) in zip(ended, numbers, strict=True):
             try:

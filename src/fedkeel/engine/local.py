@@ -10,7 +10,7 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Hashable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -187,6 +187,10 @@ class Worker:
             results = evaluate(self.model, self.store, site, splits, ["batch"], self.config, self._totals, self.replays)
             return [replace(result, statistics=kind) for kind in statistics for result in results]
         return evaluate(self.model, self.store, site, splits, statistics, self.config, self._totals, self.replays)
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Around what only waits for the GPU."""
+        return nullcontext()
 
     # -- the parts of a round --------------------------------------------------------------------------------
     def _load(self, broadcast: Broadcast, local: Tensors) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from fedkeel import seeds, state
+from fedkeel import profile, seeds, state
 from fedkeel.engine.evaluation import Evaluation, Scores, split_indices, summarise
 from fedkeel.engine.execution import Executor
 from fedkeel.engine.local import LOCAL, QUESTION
@@ -22,6 +22,7 @@ from fedkeel.errors import StoreError, TrainingError
 from fedkeel.messages import Answer, BadMessage, Broadcast, Missing, Update, check, check_finite
 from fedkeel.observer import Observer
 from fedkeel.parties import Server, prefixed, select
+from fedkeel.profile import phase
 from fedkeel.state import Tensors
 from fedkeel.store import Checkpoint, Store
 
@@ -52,6 +53,7 @@ class Federated:
         config, worker = self.setup.config, self.setup.worker
         self.config, self.method, self.federation = config, worker.method, worker.federation
         self.clients = [client.name for client in self.federation.clients]
+        self.profile = self.setup.profile
         self.server = Server(
             round=0,
             rounds=config.rounds,
@@ -70,9 +72,12 @@ class Federated:
         """Run the rounds that are left and return the server whose model is the result."""
         first = self._restore()
         self.observer.started(self.config, first)
+        self.profile.go_on(self.store.directory, first)
         result = self.server
         for round in range(first, self.config.rounds):
-            result = self.round(round)
+            with self.profile.round(round):
+                result = self.round(round)
+            self.profile.save(self.store.directory, now=False)
         return result
 
     def round(self, round: int) -> Server:
@@ -80,8 +85,9 @@ class Federated:
         server, config = self.server, self.config
         self.traffic = Traffic()
         server.round, server.participants = round, self._sample(round)
-        self.method.before_training(server)
-        broadcast = self._broadcast(server, self.method.send(server, server.weights))
+        with self.profile(profile.BROADCAST):
+            self.method.before_training(server)
+            broadcast = self._broadcast(server, self.method.send(server, server.weights))
         updates, dropped = self._collect(broadcast)
         trained = time.perf_counter()
         if len(updates) >= config.min_clients:
@@ -95,13 +101,10 @@ class Federated:
         last = round == config.rounds - 1
         tested, scores = server, None
         if last or (round + 1) % config.evaluate_every == 0:
-            tested = replace(server, statistics=dict(server.statistics), weights=dict(server.weights))
-            self.method.before_evaluation(tested)
-            tested.statistics = state.keep_variances_positive(tested.statistics)
-            server.memory = tested.memory
+            tested = self._before_evaluation(server)
             scores = self._evaluate(tested)
         loss = _mean_loss(updates)
-        self.store.append(
+        self._record(
             {
                 "kind": "round",
                 "round": round,
@@ -127,6 +130,7 @@ class Federated:
         self.observer.round_done(round, config.rounds, scores, loss)
         return tested
 
+    @phase(profile.SAMPLING)
     def _sample(self, round: int) -> list[str]:
         """The clients of this round, in the federation's order."""
         count = clients_per_round(self.config, len(self.clients))
@@ -139,13 +143,15 @@ class Federated:
     def _broadcast(self, server: Server, weights: Tensors) -> Broadcast:
         return Broadcast(server.round, server.rounds, weights, server.statistics, server.extras)
 
+    @phase(profile.COLLECTION)
     def _collect(self, broadcast: Broadcast) -> tuple[list[Update], list[Missing]]:
         """Train the round's clients; keep the updates that pass the check, in the clients' order."""
         participants = self.server.participants
         self.traffic.down += broadcast.nbytes * len(participants)
         updates: list[Update] = []
         dropped: list[Missing] = []
-        for client, result in zip(participants, self.executor.train(participants, broadcast), strict=True):
+        results = self.profile.over(profile.TRAINING, self.executor.train(participants, broadcast))
+        for client, result in zip(participants, results, strict=True):
             problem = result.reason if isinstance(result, Missing) else ""
             if isinstance(result, Update):
                 self.traffic.up += result.nbytes
@@ -156,10 +162,10 @@ class Federated:
                 else:
                     updates.append(result)
                     record = {"kind": "client", "round": broadcast.round, "client": client, "samples": result.samples}
-                    self.store.append(record | result.metrics | record)  # a metric cannot pose as something else
+                    self._record(record | result.metrics | record)  # a metric cannot pose as something else
             if problem:
                 dropped.append(Missing(client, problem))
-                self.store.append({"kind": "dropped", "round": broadcast.round, "client": client, "reason": problem})
+                self._record({"kind": "dropped", "round": broadcast.round, "client": client, "reason": problem})
                 self.observer.note(f"Round {broadcast.round}: the update of '{client}' is dropped, {problem}.")
             self.observer.client_done(broadcast.round, len(updates) + len(dropped), len(participants))
         if not updates:
@@ -169,6 +175,7 @@ class Federated:
             )
         return updates, dropped
 
+    @phase(profile.AGGREGATION)
     def _aggregate(self, updates: Sequence[Update]) -> None:
         server, shares = self.server, [self.server.share(update) for update in updates]
         weights = state.mean([update.weights for update in updates], shares)
@@ -180,6 +187,7 @@ class Federated:
         server.extras = extras
 
     # -- questions of methods --------------------------------------------------------------------------------
+    @phase(profile.QUESTIONS)
     def _ask(self, server: Server, clients: Sequence[str], question: str, tensors: Tensors) -> dict[str, Answer]:
         extras = self.server.extras | prefixed(tensors, QUESTION)
         broadcast = Broadcast(server.round, server.rounds, server.weights, server.statistics, extras)
@@ -201,6 +209,16 @@ class Federated:
         return answers
 
     # -- evaluation ------------------------------------------------------------------------------------------
+    @phase(profile.EVALUATION, calls=0)
+    def _before_evaluation(self, server: Server) -> Server:
+        """A copy of the server whose model is the one to be tested."""
+        tested = replace(server, statistics=dict(server.statistics), weights=dict(server.weights))
+        self.method.before_evaluation(tested)
+        tested.statistics = state.keep_variances_positive(tested.statistics)
+        server.memory = tested.memory
+        return tested
+
+    @phase(profile.EVALUATION)
     def _evaluate(self, server: Server) -> Scores | None:
         broadcast = self._broadcast(server, server.weights)
         evaluations = self._evaluations(broadcast)
@@ -211,8 +229,8 @@ class Federated:
             chosen = [e for e in evaluations if (e.split, e.statistics) == (split, statistics)]
             scores = summarise(chosen, self.setup.held_out)
             for e in chosen:
-                self.store.append({"kind": "evaluation", "round": server.round} | _evaluation_record(e))
-            self.store.append(
+                self._record({"kind": "evaluation", "round": server.round} | _evaluation_record(e))
+            self._record(
                 {"kind": "scores", "round": server.round, "split": split, "statistics": statistics} | vars(scores)
             )
             if split == "test" and statistics == reported:
@@ -242,7 +260,12 @@ class Federated:
                 evaluations += group
         return evaluations
 
+    @phase(profile.RECORDING)
+    def _record(self, record: dict[str, Any]) -> None:
+        self.store.append(record)
+
     # -- stopping and going on -------------------------------------------------------------------------------
+    @phase(profile.CHECKPOINT)
     def _checkpoint(self, server: Server, round: int) -> None:
         groups = {
             "weights": server.weights,

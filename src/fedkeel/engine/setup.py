@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -15,10 +16,12 @@ from fedkeel.config import Config
 from fedkeel.data.federation import Federation
 from fedkeel.engine.execution import EXECUTORS, ClientMemory, Executor
 from fedkeel.engine.local import Worker
+from fedkeel.engine.profiled import ProfiledWorker
 from fedkeel.errors import DataError, FedkeelError, MethodError, nearest
 from fedkeel.method import Composition, Method
 from fedkeel.models.output import Classifier, Output
 from fedkeel.nn.surgery import batch_norms
+from fedkeel.profile import READING, SET_UP, Profile, Unprofiled
 from fedkeel.spec import parse
 
 log = logging.getLogger("fedkeel")
@@ -32,12 +35,14 @@ class Setup:
         worker: the prepared model, method and data on the device.
         held_out: domains that are evaluated and never trained on.
         executor_name: which executor `auto` came to.
+        profile: the clock of a run with `profile`.
     """
 
     config: Config
     worker: Worker
     held_out: list[str]
     executor_name: str
+    profile: Unprofiled = field(default_factory=Unprofiled)
 
     @property
     def federation(self) -> Federation:
@@ -45,7 +50,8 @@ class Setup:
 
     def executor(self) -> Executor:
         memory = ClientMemory(self.config.stateless)
-        return EXECUTORS.build(self.executor_name, self.worker, memory, workers=self.config.workers)
+        with self.profile(SET_UP, calls=0):
+            return EXECUTORS.build(self.executor_name, self.worker, memory, workers=self.config.workers)
 
 
 def prepare(
@@ -65,20 +71,39 @@ def prepare(
             f"'{composed.stateful_parts[0]}' needs clients that remember their last round, and this federation is "
             "stateless: choose another method or leave 'stateless' out."
         )
-    federation = federation or load_federation(config)
+    profile = start_profile(config, executor_name, device)
+    with profile(READING):
+        federation = federation or load_federation(config)
     held_out = list(dict.fromkeys(client.domain for client in federation.unseen))
     check_clients(federation, config)
     if composed.is_pooled:
         federation = federation.pooled()
     check_rounds(federation, config)
-    network = build_model(config, federation, composed, model)
-    worker = Worker(config, federation, composed, network, device)
+    with profile(SET_UP):
+        network = build_model(config, federation, composed, model)
+        if config.profile:
+            worker: Worker = ProfiledWorker(config, federation, composed, network, device, clock=profile.clients)
+        else:
+            worker = Worker(config, federation, composed, network, device)
     if config.batch_size == 1 and batch_norms(network):
         log.warning(
             "The batch size is 1, and a single sample has no batch statistics: batch norm will use the global ones. "
             "'gn', 'ln' or 'fedwon' suit such batches."
         )
-    return Setup(config, worker, held_out, executor_name)
+    return Setup(config, worker, held_out, executor_name, profile)
+
+
+def start_profile(config: Config, executor_name: str, device: torch.device) -> Unprofiled:
+    if not config.profile:
+        return Unprofiled()
+    settle = functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
+    workers = config.workers or os.cpu_count() or 1
+    return Profile(
+        executor=executor_name,
+        device=str(device),
+        workers=workers if executor_name == "processes" else 1,
+        settle=settle,
+    )
 
 
 def load_federation(config: Config) -> Federation:
