@@ -2,9 +2,9 @@
 
     python benchmarks/account.py [row ...] [--methods fedavg greg] [--set workers=8] [--json FILE]
 
-For each row of `slots.py`: the wall clock of a warm round without a profiler; then one warm round under it: the sum of
-all kernel times, how much of the round some kernel was running (busy), how many ran at once on average (the sum over
-the union of their intervals), the share of each class of kernels, and the kernels that took most.
+For each of these GPU rows of `fedkeel bench`: the wall clock of a warm round without a profiler; then one warm round
+under it: the sum of all kernel times, how much of the round some kernel was running (busy), how many ran at once on
+average (the sum over the union of their intervals), the share of each class of kernels, and the kernels that took most.
 
 Two floors stand beside it. *Arithmetic*: the FLOPs of the convolutions and matrix products of one step, counted as it
 runs eagerly, over the card's peak. *Memory*: what every operation of that step reads and writes, each tensor once per
@@ -24,7 +24,6 @@ import re
 import statistics
 import sys
 import tempfile
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -36,17 +35,18 @@ os.environ.setdefault("DISABLE_CUPTI_LAZY_REINIT", "1")
 os.environ.setdefault("TEARDOWN_CUPTI", "0")
 
 import torch
-from slots import ROWS, Row, made_up
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedkeel.config import Config
+from fedkeel.bench import ROWS, Executed, Row, made_up
+from fedkeel.bench.sides import configured
+from fedkeel.cli.benchmarking import read_options
 from fedkeel.data.federation import Federation
 from fedkeel.engine.setup import Setup, prepare
-from fedkeel.entries import typed
-from fedkeel.messages import Broadcast, Update
+from fedkeel.errors import unknown
+from fedkeel.messages import Broadcast
 
 # NVIDIA's figures for the H200 SXM, dense: TFLOP/s by `precision`, and TB/s of its memory.
 PEAK_TFLOPS = {"float32": 67.0, "tf32": 494.0, "bf16": 989.0}
@@ -259,7 +259,9 @@ def step_cost(setup: Setup, size: int) -> Cost:
     """FLOPs and bytes of one eager step on a batch of `size`, in a round where every part of the method is on."""
     worker = setup.worker
     name = setup.federation.clients[0].name
-    client = worker.begin(name, present(setup, round=1), {})
+    layout, model = worker.layout, worker.model
+    weights, running = layout.extract(model, layout.weights), layout.extract(model, layout.statistics)
+    client = worker.begin(name, Broadcast(1, 100, weights, running), {})
     plan = worker.plan(name, 1)
     whole = [batch for batch in worker.store.batches(plan, setup.federation.train_transform) if len(batch.y) == size]
     worker.step(client, whole[0])  # what is made on the first step is no part of the others
@@ -271,64 +273,18 @@ def step_cost(setup: Setup, size: int) -> Cost:
 
 
 # -- on the card ---------------------------------------------------------------------------------------------------
-def present(setup: Setup, round: int) -> Broadcast:
-    layout, model = setup.worker.layout, setup.worker.model
-    weights, running = layout.extract(model, layout.weights), layout.extract(model, layout.statistics)
-    return Broadcast(round, 100, weights, running)
-
-
-def configured(row: Row, executor: str, options: dict[str, Any]) -> Config:
-    return Config(
-        **{
-            "model": row.model,
-            "method": row.method,
-            "batch_size": row.batch,
-            "momentum": 0.9,
-            "learning_rate": 1e-4,  # random labels: nothing can be learned, and nothing shall explode
-            "executor": executor,
-            "precision": row.precision,
-            "rounds": 100,
-            **options,
-        }
-    )
-
-
-class Rounds:
-    """Warm rounds of one row, one after another."""
-
-    def __init__(self, config: Config, federation: Federation) -> None:
-        self.setup = prepare(config, federation=federation)
-        self.executor = self.setup.executor()
-        self._broadcast = present(self.setup, 0)
-        self._names = [client.name for client in federation.clients]
-        self._next = 0
-        for _ in range(3):  # round 0 may be special, the first of the others captures
-            self.one()
-
-    def one(self) -> float:
-        """Train one round; returns its wall clock in milliseconds."""
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        broadcast = replace(self._broadcast, round=self._next)
-        updates = list(self.executor.train(self._names, broadcast))
-        torch.cuda.synchronize()
-        self._next += 1
-        for update in updates:
-            if not isinstance(update, Update):
-                raise SystemExit(f"'{update.client}' has no update: {update.reason}.")
-        return 1000 * (time.perf_counter() - began)
-
-    def close(self) -> None:
-        self.executor.close()
-        del self.executor, self.setup
-        torch.cuda.empty_cache()
+def warm(row: Row, federation: Federation, executor: str, options: dict[str, Any]) -> Executed:
+    """A row whose next round is like all others: in round 0 methods may do less, and the first after it captures."""
+    side = Executed(row, federation, executor, **options)
+    side.round()
+    return side
 
 
 def recorded(one_round: Callable[[], float]) -> tuple[list[Kernel], float]:
-    """The kernels of one round, and its wall clock in milliseconds, under the profiler."""
+    """The kernels of one round that says how many seconds it took, and that in milliseconds, under the profiler."""
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profiler:
-        wall = one_round()
+        wall = 1000 * one_round()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
@@ -373,12 +329,6 @@ def lines(
     return [*text, ""]
 
 
-def read_options(texts: Sequence[str]) -> dict[str, Any]:
-    """`workers=8` as an option of the run."""
-    pairs = [text.partition("=") for text in texts]
-    return {name.replace("-", "_"): typed(name.replace("-", "_"), value) for name, _, value in pairs}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("rows", nargs="*", default=["small10", "resnet32", "epoch"], metavar="row")
@@ -390,9 +340,10 @@ def main() -> None:
     parser.add_argument("--bandwidth", type=float, default=BANDWIDTH_TB, help="TB/s (default: %(default)s)")
     parser.add_argument("--json", metavar="FILE", help="also write everything to this file")
     options = parser.parse_args()
-    unknown = [name for name in options.rows if name not in ROWS]
-    if unknown:
-        sys.exit(f"There is no row named '{unknown[0]}': choose from {', '.join(ROWS)}.")
+    on_gpu = [name for name, row in ROWS.items() if row.group == "gpu"]
+    for name in options.rows:
+        if name not in on_gpu:
+            sys.exit(unknown("GPU row", name, on_gpu))
     if not torch.cuda.is_available():
         sys.exit("An account is of a GPU, and torch sees none on this machine.")
     others = read_options(options.set)
@@ -404,10 +355,10 @@ def main() -> None:
         federation = made_up(ROWS[name])
         for method in options.methods:
             row = replace(ROWS[name], method=method, precision=others.get("precision", ROWS[name].precision))
-            rounds = Rounds(configured(row, options.executor, others), federation)
-            wall = statistics.median(rounds.one() for _ in range(options.rounds))
-            rounds.close()
-            counted = prepare(configured(row, "serial", {}), federation=federation)
+            side = warm(row, federation, options.executor, others)
+            wall = 1000 * statistics.median(side.round() for _ in range(options.rounds))
+            side.close()
+            counted = prepare(configured(row, "serial"), federation=federation)
             cost = step_cost(counted, row.batch)
             del counted
             torch.cuda.empty_cache()
@@ -418,10 +369,10 @@ def main() -> None:
     recorded(lambda: float(torch.ones(1, device="cuda").sum()))  # attach before the graphs are captured
     documents = []
     for name, row, federation, wall, cost in cases:
-        rounds = Rounds(configured(row, options.executor, others), federation)
-        recorded(rounds.one)  # the profiler has a first time of its own
-        kernels, profiled = recorded(rounds.one)
-        rounds.close()
+        side = warm(row, federation, options.executor, others)
+        recorded(side.round)  # the profiler has a first time of its own
+        kernels, profiled = recorded(side.round)
+        side.close()
         if not kernels:
             print(f"== {name}, {row.method}: the profiler recorded no kernels\n", flush=True)
             continue

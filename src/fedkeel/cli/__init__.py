@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import fedkeel
-from fedkeel.cli import looking, training
+from fedkeel.cli import benchmarking, looking, training
 from fedkeel.cli.parsing import Parser, examples
 from fedkeel.errors import FedkeelError
 
@@ -37,6 +37,7 @@ def build_parser() -> Parser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     training.add_commands(commands)
     looking.add_commands(commands)
+    benchmarking.add_commands(commands)
     return parser
 
 
