@@ -56,8 +56,9 @@ class TestOptions:
         assert "(default: 30)" in text
         assert "local training:" in text
         assert "examples:" in text
-        for command in (["compare"], ["resume"], ["show"], ["demo"], ["list"], ["data"], ["data", "describe"]):
-            assert main([*command, "--help"]) == 0
+        commands = ["compare", "resume", "show", "demo", "list", "data", "data describe", "bench"]
+        for command in commands:
+            assert main([*command.split(), "--help"]) == 0
             assert "examples:" in capsys.readouterr().out
 
 
