@@ -73,7 +73,10 @@ ELEMENTWISE, OTHER = "elementwise, activation", "other"
 CLASSES = [
     (MATRIX, r"cutlass|xmma|nvjet|sgemm|splitkreduce|triton_tem|winograd|implicit_conv"),
     (NORMALISATION, r"batch_?norm|bn_fw|bn_bw|welford|layer_?norm|group_?norm|rowwisemoments"),
-    (NORMALISATION, r"hybrid_(for|back)ward|standardise_|paired_"),  # of Fedkeel's own Triton kernels
+    (
+        NORMALISATION,
+        r"hybrid_(for|back)ward|standardise_|paired_|(partial|combine)_(moments|products)",
+    ),  # of Fedkeel's own Triton kernels
     (POOLING, r"pool"),
     (ELEMENTWISE, r"triton_poi"),
     (REDUCTION, r"triton_red|triton_per"),

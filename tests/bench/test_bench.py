@@ -110,7 +110,7 @@ def test_what_this_machine_cannot_do_is_skipped_with_the_reason() -> None:
     reasons = {result.row: result.skipped for result in report.results}
     assert "benchmarks/cpu.py" in reasons.pop("pfl")
     assert "benchmarks/cpu.py" in reasons.pop("flower")
-    assert len(reasons) == 11
+    assert len(reasons) == 12
     assert set(reasons.values()) == {"torch sees no GPU on this machine"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,13 @@ RELU = "void at::native::vectorized_elementwise_kernel<4, at::native::launch_cla
 )
 def test_a_kernel_is_classified_by_its_name(name: str, kind: str) -> None:
     assert kernel_class(name) == kind
+
+
+def test_every_kernel_of_our_own_has_a_class() -> None:
+    sources = (Path(__file__).parents[2] / "src" / "fedkeel" / "nn").glob("_*kernels.py")
+    names = [name for path in sources for name in re.findall(r"^def ([a-z]\w*)\(", path.read_text(), re.MULTILINE)]
+    assert len(names) > 4
+    assert [name for name in names if kernel_class(name) not in (account.NORMALISATION, account.POOLING)] == []
 
 
 def test_the_union_counts_a_moment_once_however_many_kernels_run_in_it() -> None:
