@@ -10,6 +10,7 @@
 | `hyperspherical_energy` | UniVarFL, Eq. 3 | features spread over the sphere |
 | `feature_alignment` | FedCoda, Eq. 23 | features near their class's global prototype, far from the others |
 | `prototype_calibration` | FedCoda, Eqs. 21-22 | class means of a batch point apart |
+| `prototype_contrast` | FPL (Huang et al., 2023), FedPLVM (Wang et al., 2024) | features near any of their class's prototypes |
 
 Symbols: B samples in a batch (n in UniVarFL), C classes (D in GReg and UniVarFL), d feature dimensions.
 
@@ -31,6 +32,8 @@ from fedkeel.errors import FedkeelError
 
 _SHORTEST = 1e-8
 """A feature vector shorter than this has no direction."""
+_LEAST_SIMILARITY = 1e-6
+"""Where a power below 1 of a similarity stops growing steeper."""
 
 
 def consistency_kl(logits_a: Tensor, logits_b: Tensor) -> Tensor:
@@ -313,6 +316,51 @@ def prototype_calibration(
     others = pairs.sum(dim=1)
     row = (total.where(others > 0, 1) / others.clamp_min(1)).log()
     return row.sum() / known.sum().clamp_min(1)
+
+
+def prototype_contrast(
+    features: Tensor, labels: Tensor, prototypes: Tensor, classes: Tensor, temperature: float, alpha: float = 1.0
+) -> Tensor:
+    """Contrast of each feature's similarities to the prototypes of its class with those to all, batch mean.
+
+        L = -log( sum_{k: c_k = y} exp(sim(z, p_k)^alpha / tau) / sum_k exp(sim(z, p_k)^alpha / tau) )
+
+    sim is the cosine similarity. A class may have any number of prototypes; samples of a class that has none are left
+    out of the mean, and the loss is 0 when no sample is left.
+
+    With alpha below 1 (FedPLVM's alpha-sparsity) similarities count by their power, which is not defined below 0 and
+    infinitely steep at 0: those below 1e-6 are taken as 1e-6, without gradient. After a ReLU none is negative.
+
+    Args:
+        features: (B, d).
+        labels: (B,), int64.
+        prototypes: (P, d). Rows of no class may hold anything, NaN included.
+        classes: (P,), int64: the class of each prototype, -1 for rows that are none.
+        temperature: tau.
+        alpha: above 0.
+
+    Returns:
+        Scalar, at least 0.
+
+    Reference: FPL (Huang et al., CVPR 2023), cluster prototypes contrastive learning, with alpha = 1; FedPLVM (Wang et
+    al., NeurIPS 2024), alpha-sparsity prototype loss.
+
+    >>> prototypes, classes = torch.tensor([[1.0, 0.0], [0.0, 2.0], [9.0, 9.0]]), torch.tensor([0, 1, -1])
+    >>> loss = prototype_contrast(torch.tensor([[5.0, 0.0]]), torch.tensor([0]), prototypes, classes, temperature=1.0)
+    >>> round(loss.item(), 4)  # log(1 + 1/e)
+    0.3133
+    """
+    present = classes >= 0
+    similarity = _cosines(features, prototypes.where(present[:, None], 0))
+    if alpha != 1:
+        similarity = similarity.clamp_min(_LEAST_SIMILARITY).pow(alpha)
+    similarity = similarity / temperature
+    lowest = torch.finfo(similarity.dtype).min
+    own = labels[:, None] == classes
+    of_class = similarity.masked_fill(~own, lowest).logsumexp(dim=1)
+    of_all = similarity.masked_fill(~present, lowest).logsumexp(dim=1)
+    counts = own.any(dim=1)
+    return (of_all - of_class).where(counts, 0).sum() / counts.sum().clamp_min(1)
 
 
 def _symmetrised_kl(logits_a: Tensor, logits_b: Tensor) -> Tensor:

@@ -1,11 +1,13 @@
-"""Prototypes: a class as one point in feature space, of one client and of the federation.
+"""Prototypes: a class as one point in feature space, or as several, of one client and of the federation.
 
 | function | paper | what |
 |---|---|---|
 | `local_prototypes` | FedCoda, Eq. 4 | class means of a client's features |
 | `global_prototypes` | FedCoda, Eqs. 5, 25-26 | one prototype for each class from those of the clients |
+| `clustered`, `regrouped` | FPL, FedPLVM | several prototypes for each class by FINCH, of a client and of all |
+| `padded`, `class_means` | | several prototypes a class as tensors whose shape seldom changes; their mean |
 
-Symbols: K clients, C classes, d feature dimensions.
+Symbols: K clients, C classes, d feature dimensions, P prototypes of all classes together.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedkeel.finch import cluster_means
 from fedkeel.parties import Batch
 
 
@@ -68,3 +71,60 @@ def global_prototypes(
     for c in having.any(dim=0).nonzero().flatten().tolist():
         result[c] = rule(stacked[having[:, c], c])
     return result, known
+
+
+def clustered(points: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    """The points of each class by the means of their clusters: FINCH, last partition, cosine similarity.
+
+    Args:
+        points: (n, d).
+        classes: (n,), int64; points of class -1 are none.
+
+    Returns:
+        Prototypes (P, d), class by class, and the class of each, (P,).
+    """
+    points, classes = points.detach().cpu(), classes.cpu()
+    rows, names = [points[:0]], [classes[:0]]
+    for c in classes.unique().tolist():
+        if c >= 0:
+            means = cluster_means(points[classes == c])
+            rows.append(means)
+            names.append(classes.new_full((len(means),), c))
+    return torch.cat(rows), torch.cat(names)
+
+
+def padded(prototypes: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
+    """The same with rows of zeros of class -1 behind, up to a power of two.
+
+    A step that is captured as a CUDA graph is captured anew when a shape changes: so it seldom does.
+    """
+    missing = (1 << max(len(classes) - 1, 0).bit_length()) - len(classes)
+    return F.pad(prototypes, (0, 0, 0, missing)), F.pad(classes, (0, missing), value=-1)
+
+
+def class_means(prototypes: Tensor, classes: Tensor, num_classes: int) -> tuple[Tensor, Tensor]:
+    """The plain mean of each class's prototypes, (C, d), zero where it has none, and which classes have any, (C,)."""
+    membership = (torch.arange(num_classes, device=classes.device)[:, None] == classes).to(prototypes.dtype)
+    count = membership.sum(dim=1)
+    return membership @ prototypes / count.clamp_min(1)[:, None], count > 0
+
+
+def regrouped(
+    updates: Sequence[tuple[Tensor, Tensor]], previous: tuple[Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
+    """The server's side: all clients' prototypes of a class, clustered, and padded.
+
+    A class that no client of this round has keeps its previous prototypes.
+
+    Args:
+        updates: prototypes (P_k, d) and their classes (P_k,), of each client.
+        previous: what this function returned in the round before.
+    """
+    device = updates[0][0].device
+    rows, classes = clustered(torch.cat([p for p, _ in updates]), torch.cat([c for _, c in updates]))
+    if previous is not None:
+        old_rows, old_classes = previous[0].cpu(), previous[1].cpu()
+        kept = (old_classes >= 0) & ~torch.isin(old_classes, classes)
+        rows, classes = torch.cat([rows, old_rows[kept]]), torch.cat([classes, old_classes[kept]])
+    rows, classes = padded(rows, classes)
+    return rows.to(device), classes.to(device)
