@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -51,7 +53,7 @@ def test_clusters_of_a_partition_are_unions_of_those_before_and_none_is_single()
     points = np.random.default_rng(3).normal(size=(200, 8))
     partitions = finch(points)
     assert len(partitions) > 2
-    for fine, coarse in zip(partitions, partitions[1:], strict=False):
+    for fine, coarse in itertools.pairwise(partitions):
         assert fine.max() > coarse.max() > 0
         for k in range(fine.max() + 1):
             assert len(set(coarse[fine == k].tolist())) == 1

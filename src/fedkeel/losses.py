@@ -10,7 +10,9 @@
 | `hyperspherical_energy` | UniVarFL, Eq. 3 | features spread over the sphere |
 | `feature_alignment` | FedCoda, Eq. 23 | features near their class's global prototype, far from the others |
 | `prototype_calibration` | FedCoda, Eqs. 21-22 | class means of a batch point apart |
-| `prototype_contrast` | FPL (Huang et al., 2023), FedPLVM (Wang et al., 2024) | features near any of their class's prototypes |
+| `prototype_contrast` | FPL (Huang et al., 2023), FedPLVM | features near any of their class's prototypes |
+| `cosine_pull` | FedPLVM (Wang et al., 2024) | features point as their class's mean prototype does |
+| `direction_distance` | FedFM (Ye et al., 2023) | the same by the distance of directions |
 
 Symbols: B samples in a batch (n in UniVarFL), C classes (D in GReg and UniVarFL), d feature dimensions.
 
@@ -361,6 +363,58 @@ def prototype_contrast(
     of_all = similarity.masked_fill(~present, lowest).logsumexp(dim=1)
     counts = own.any(dim=1)
     return (of_all - of_class).where(counts, 0).sum() / counts.sum().clamp_min(1)
+
+
+def cosine_pull(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor | None = None) -> Tensor:
+    """How far the direction of each feature is from that of its class's prototype, batch mean.
+
+        L_c = 2 (1 - cos(z, p_y))^2
+
+    Args:
+        features: (B, d).
+        labels: (B,), int64.
+        prototypes: (C, d). Rows of absent classes may hold anything, NaN included.
+        present: (C,), bool, the classes that have a prototype; None when all have. Samples of others do not count.
+
+    Returns:
+        Scalar, between 0 and 8.
+
+    Reference: FedPLVM (Wang et al., NeurIPS 2024), the correction term; the factor is that of its code.
+
+    >>> features, prototypes = torch.tensor([[0.0, 3.0], [2.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    >>> cosine_pull(features, torch.tensor([0, 1]), prototypes)
+    tensor(1.)
+    """
+    own, counts = _own_prototypes(labels, prototypes, present)
+    cosine = (_directions(features) * _directions(own)).sum(dim=1)
+    return (2 * (1 - cosine).square()).where(counts, 0).sum() / counts.sum().clamp_min(1)
+
+
+def direction_distance(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor | None = None) -> Tensor:
+    """Mean squared difference between the directions of each feature and of its class's prototype, batch mean.
+
+        1/d || z/||z|| - p_y/||p_y|| ||^2
+
+    Args and missing classes: as in `cosine_pull`.
+
+    Returns:
+        Scalar, between 0 and 4/d.
+
+    Reference: FedFM (Ye et al., IEEE TSP 2023), l2 matching, as in its code.
+
+    >>> direction_distance(torch.tensor([[0.0, 3.0]]), torch.tensor([0]), torch.tensor([[5.0, 0.0]]))
+    tensor(1.)
+    """
+    own, counts = _own_prototypes(labels, prototypes, present)
+    distance = (_directions(features) - _directions(own)).square().mean(dim=1)
+    return distance.where(counts, 0).sum() / counts.sum().clamp_min(1)
+
+
+def _own_prototypes(labels: Tensor, prototypes: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Each sample's prototype, (B, d), zero where its class has none, and which samples have one, (B,)."""
+    if present is None:
+        present = torch.ones(len(prototypes), dtype=torch.bool, device=prototypes.device)
+    return prototypes.where(present[:, None], 0).index_select(0, labels), present.index_select(0, labels)
 
 
 def _symmetrised_kl(logits_a: Tensor, logits_b: Tensor) -> Tensor:

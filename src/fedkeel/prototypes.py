@@ -2,7 +2,7 @@
 
 | function | paper | what |
 |---|---|---|
-| `local_prototypes` | FedCoda, Eq. 4 | class means of a client's features |
+| `local_prototypes`, `counted_prototypes` | FedCoda, Eq. 4 | class means of a client's features |
 | `global_prototypes` | FedCoda, Eqs. 5, 25-26 | one prototype for each class from those of the clients |
 | `clustered`, `regrouped` | FPL, FedPLVM | several prototypes for each class by FINCH, of a client and of all |
 | `padded`, `class_means` | | several prototypes a class as tensors whose shape seldom changes; their mean |
@@ -22,7 +22,6 @@ from fedkeel.finch import cluster_means
 from fedkeel.parties import Batch
 
 
-@torch.no_grad()
 def local_prototypes(model: nn.Module, batches: Iterable[Batch], num_classes: int) -> tuple[Tensor, Tensor]:
     """The mean feature of each class over the batches, with the model in evaluation mode.
 
@@ -31,6 +30,13 @@ def local_prototypes(model: nn.Module, batches: Iterable[Batch], num_classes: in
     Returns:
         Prototypes (C, d), zero for a class that is not there, and which classes are there, (C,), bool.
     """
+    means, counts = counted_prototypes(model, batches, num_classes)
+    return means, counts > 0
+
+
+@torch.no_grad()
+def counted_prototypes(model: nn.Module, batches: Iterable[Batch], num_classes: int) -> tuple[Tensor, Tensor]:
+    """`local_prototypes` with the number of samples of each class, (C,), float32."""
     training = model.training
     model.eval()
     sums, counts = [], []
@@ -43,7 +49,7 @@ def local_prototypes(model: nn.Module, batches: Iterable[Batch], num_classes: in
     model.train(training)
     count = torch.stack(counts).sum(dim=0)
     means = torch.stack(sums).sum(dim=0) / count.clamp_min(1)[:, None]
-    return means.float(), count > 0
+    return means.float(), count.float()
 
 
 def global_prototypes(
@@ -85,7 +91,7 @@ def clustered(points: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
     """
     points, classes = points.detach().cpu(), classes.cpu()
     rows, names = [points[:0]], [classes[:0]]
-    for c in classes.unique().tolist():
+    for c in sorted(set(classes.tolist())):
         if c >= 0:
             means = cluster_means(points[classes == c])
             rows.append(means)

@@ -39,14 +39,16 @@ def uniform(key: Tensor, counter: Tensor, count: int) -> Tensor:
     """
     stream = _mixed(_mixed(key & _WORD) ^ ((counter * _GOLDEN) & _WORD))
     bits = _mixed(stream ^ _mixed(torch.arange(1, count + 1, device=key.device)))
-    return ((bits >> (32 - _BITS)).float() + 0.5) / 2**_BITS
+    numbers: Tensor = ((bits >> (32 - _BITS)).float() + 0.5) / 2**_BITS
+    return numbers
 
 
 def normal(key: Tensor, counter: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Standard normal numbers by Box and Muller's formula: float32, equal on all devices up to rounding."""
     count = torch.Size(shape).numel()
     first, second = uniform(key, counter, 2 * count).view(2, *shape)
-    return (-2 * first.log()).sqrt() * (2 * pi * second).cos()
+    numbers: Tensor = (-2 * first.log()).sqrt() * (2 * pi * second).cos()
+    return numbers
 
 
 def _mixed(x: Tensor) -> Tensor:

@@ -1,0 +1,172 @@
+"""FedFA's layer: feature maps with channel statistics drawn around their own (Zhou and Konukoglu, ICLR 2023), and where
+in a network it goes.
+
+    mu, sigma            mean and deviation over the pixels, of each sample and channel
+    V_mu = Var_b mu,  V_sigma = Var_b sigma                                     over the batch
+    mu^ ~ N(mu, (1 + gamma_mu) V_mu),  sigma^ ~ N(sigma, (1 + gamma_sigma) V_sigma)
+    x <- sigma^ (x - mu) / sigma + mu^                                          with probability p, in training
+
+gamma is larger for channels in which the clients differ: with s the variance over the clients of their mean statistics,
+
+    gamma_c = C g_c / sum_c' g_c',    g_c = 1 / (1 + 1 / s_c)
+
+A layer takes its draws from `nn.draws`, once a step: every forward of a step (GReg's second one, that of a
+sharpness-aware step) sees the same ones. Its buffers are not in `state_dict()`: what travels is the method's to say.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedkeel.errors import MethodError
+from fedkeel.models.output import Classifier
+from fedkeel.nn.draws import normal, uniform
+
+_CONSUMERS = (nn.Linear, nn.Flatten, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)  # what follows the last block
+
+
+class FeatureAugmentation(nn.Module):
+    """Maps (N, C, ...), or flattened (N, C * pixels), with their channel statistics drawn anew; in training only.
+
+    Buffers: `running_mean`, `running_std` (C,), moving averages of the batches' mean statistics, in which the old has
+    the share `keep`; `mean_variance`, `std_variance` (C,), the variances of these over the clients; `key`, `counter` of
+    the draws; `due`, whether this step's batch is not in the moving averages yet.
+    """
+
+    running_mean: Tensor
+    running_std: Tensor
+    mean_variance: Tensor
+    std_variance: Tensor
+    keep: Tensor
+    due: Tensor
+    key: Tensor
+    counter: Tensor
+
+    def __init__(self, channels: int, p: float = 0.5, momentum: float = 0.99, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.channels, self.p, self.momentum, self.eps = channels, p, momentum, eps
+        for name in ("running_mean", "running_std", "mean_variance", "std_variance"):
+            initial = torch.zeros if name == "running_mean" else torch.ones
+            self.register_buffer(name, initial(channels), persistent=False)
+        for name in ("keep", "due"):
+            self.register_buffer(name, torch.zeros(()), persistent=False)
+        for name in ("key", "counter"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
+
+    def extra_repr(self) -> str:
+        return f"{self.channels}, p={self.p}"
+
+    def next_step(self) -> None:
+        """New draws, and a batch that the moving averages have not seen."""
+        self.counter += 1
+        self.due.fill_(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = x.reshape(len(x), self.channels, -1) if x.ndim == 2 and x.shape[1] % self.channels == 0 else x
+        if maps.ndim < 3 or maps.shape[1] != self.channels:
+            raise MethodError(
+                f"'fedfa' expected maps of {self.channels} channels and met a tensor of shape {tuple(x.shape)}: "
+                "its rule for where convolution blocks end does not fit this network."
+            )
+        if not self.training:
+            return x
+        wide = maps.float() if maps.dtype in (torch.float16, torch.bfloat16) else maps
+        var, mean = torch.var_mean(wide, list(range(2, maps.ndim)), correction=0)
+        std = (var + self.eps).sqrt()
+        self._record(mean, std)
+        if len(x) == 1:  # a single sample has no variance to draw from
+            return x
+        drawn_mean, drawn_std = self._drawn(mean, std)
+        # On the few statistics and not on the maps; a scale of 1 and a shift of 0 leave the maps bit-identical.
+        on = uniform(self.key, 2 * self.counter, 1) < self.p
+        scale = (drawn_std / std).where(on, 1)
+        shift = (drawn_mean - scale * mean).where(on, 0)
+        ones = [1] * (maps.ndim - 2)
+        drawn = maps * scale.view(*scale.shape, *ones) + shift.view(*shift.shape, *ones)
+        return drawn.to(x.dtype).view_as(x) if x.ndim == 2 else drawn.to(x.dtype)
+
+    def _drawn(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+        noise = normal(self.key, 2 * self.counter + 1, (2, *mean.shape)).to(mean.dtype)
+        results = []
+        for own, over_clients, z in zip((mean, std), (self.mean_variance, self.std_variance), noise, strict=True):
+            variance = (1 + emphasis(over_clients, self.eps)) * (own.var(dim=0, correction=0) + self.eps)
+            results.append(own + variance.sqrt() * z)
+        return results[0], results[1]
+
+    @torch.no_grad()
+    def _record(self, mean: Tensor, std: Tensor) -> None:
+        share = (1 - self.keep) * self.due
+        self.running_mean.lerp_(mean.mean(dim=0).to(self.running_mean.dtype), share)
+        self.running_std.lerp_(std.mean(dim=0).to(self.running_std.dtype), share)
+        self.keep.fill_(self.momentum)
+        self.due.zero_()
+
+    # As hooks: the names in `state_dict()` stay those of the network.
+    def on_input(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return self(args[0]), *args[1:]
+
+    def on_output(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
+        augmented: Tensor = self(output)
+        return augmented
+
+
+def emphasis(variance: Tensor, eps: float = 1e-6) -> Tensor:
+    """gamma: how much more the channels are augmented in which clients differ more. (C,) -> (C,), of mean 1.
+
+    >>> emphasis(torch.tensor([1.0, 1.0, 0.0]), eps=0.0)
+    tensor([1.5000, 1.5000, 0.0000])
+    """
+    weight = 1 / (1 + 1 / (variance + eps))
+    return len(variance) * weight / weight.sum()
+
+
+def augment_features(model: nn.Module, p: float = 0.5, momentum: float = 0.99) -> nn.ModuleList:
+    """Put a layer after each block of convolutions of the network; they are its `feature_augmentation` then.
+
+    The blocks are the parts, one after another, of the outermost module that has several with convolutions in them:
+    stem and stages of a ResNet, single convolutions of the CNNs with what belongs to them (normalisation, activation,
+    pooling), inverted residuals of a MobileNet. A layer acts where the next block begins, and for the last one at its
+    output, or before the pooling or the fully connected layer that follows.
+    """
+    layers = nn.ModuleList()
+    for module, at_input, channels in _block_ends(model):
+        layer = FeatureAugmentation(channels, p, momentum)
+        if at_input:
+            module.register_forward_pre_hook(layer.on_input)
+        else:
+            module.register_forward_hook(layer.on_output)
+        layers.append(layer)
+    model.add_module("feature_augmentation", layers)
+    return layers
+
+
+def _block_ends(model: nn.Module) -> list[tuple[nn.Module, bool, int]]:
+    """Where blocks end: at the input (or else at the output) of which module, with how many channels."""
+    parent = model.encoder if isinstance(model, Classifier) else model
+    blocks = _with_convolutions(parent)
+    while len(blocks) == 1 and not isinstance(blocks[0], nn.Conv2d):
+        parent, blocks = blocks[0], _with_convolutions(blocks[0])
+    if not blocks:
+        raise MethodError(
+            f"'fedfa' augments the feature maps of convolutions, and {type(model).__name__} has none: choose a "
+            "convolutional model."
+        )
+    ends = [(block, True, _convolutions(block)[0].in_channels) for block in blocks[1:]]
+    last, channels = blocks[-1], _convolutions(blocks[-1])[-1].out_channels
+    if not isinstance(last, nn.Conv2d):
+        return [*ends, (last, False, channels)]
+    siblings = list(parent.children())
+    following = siblings[siblings.index(last) + 1 :]
+    consumer = next((module for module in following if isinstance(module, _CONSUMERS)), None)
+    return [*ends, (parent, False, channels) if consumer is None else (consumer, True, channels)]
+
+
+def _with_convolutions(module: nn.Module) -> list[nn.Module]:
+    return [child for child in module.children() if _convolutions(child)]
+
+
+def _convolutions(module: nn.Module) -> list[nn.Conv2d]:
+    return [part for part in module.modules() if isinstance(part, nn.Conv2d)]
