@@ -79,22 +79,22 @@ class FeatureAugmentation(nn.Module):
         self._record(mean, std)
         if len(x) == 1:  # a single sample has no variance to draw from
             return x
-        drawn_mean, drawn_std = self._drawn(mean, std)
-        # On the few statistics and not on the maps; a scale of 1 and a shift of 0 leave the maps bit-identical.
-        on = uniform(self.key, 2 * self.counter, 1) < self.p
-        scale = (drawn_std / std).where(on, 1)
-        shift = (drawn_mean - scale * mean).where(on, 0)
-        ones = [1] * (maps.ndim - 2)
-        drawn = maps * scale.view(*scale.shape, *ones) + shift.view(*shift.shape, *ones)
-        return drawn.to(x.dtype).view_as(x) if x.ndim == 2 else drawn.to(x.dtype)
+        # sigma^ (x - mu) / sigma + mu^  =  x + (x - mu) (sigma^ - sigma) / sigma + (mu^ - mu): nothing large cancels where
+        # sigma is tiny, and where the layer is off, both changes are 0 and x stays as it is, bit for bit.
+        change_of_mean, change_of_std = self._changes(mean, std)
+        each = (*mean.shape, *[1] * (maps.ndim - 2))
+        drawn = maps + (wide - mean.view(each)) * (change_of_std / std).view(each) + change_of_mean.view(each)
+        return drawn.to(x.dtype).view_as(x)
 
-    def _drawn(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
-        noise = normal(self.key, 2 * self.counter + 1, (2, *mean.shape)).to(mean.dtype)
-        results = []
-        for own, over_clients, z in zip((mean, std), (self.mean_variance, self.std_variance), noise, strict=True):
-            variance = (1 + emphasis(over_clients, self.eps)) * (own.var(dim=0, correction=0) + self.eps)
-            results.append(own + variance.sqrt() * z)
-        return results[0], results[1]
+    def _changes(self, mean: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+        """mu^ - mu and sigma^ - sigma, or zeros in the steps in which the layer is off: (N, C) each."""
+        on = uniform(self.key, 2 * self.counter, 1) < self.p
+        noise = normal(self.key, 2 * self.counter + 1, (2, *mean.shape)).to(mean.dtype).where(on, 0)
+        scopes = [
+            ((1 + emphasis(over_clients, self.eps)) * (own.var(dim=0, correction=0) + self.eps)).sqrt()
+            for own, over_clients in ((mean, self.mean_variance), (std, self.std_variance))
+        ]
+        return scopes[0] * noise[0], scopes[1] * noise[1]
 
     @torch.no_grad()
     def _record(self, mean: Tensor, std: Tensor) -> None:

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from fedkeel import methods
+from fedkeel.engine.rounds import Federated
+from fedkeel.errors import FedkeelError
+from fedkeel.finch import cluster_means
+from fedkeel.messages import check
+from tests.methods.small import broadcast, pixels, small_federation, started
+from tests.methods.steps import (
+    assert_descends,
+    assert_executors_agree,
+    assert_replayable,
+    cosine,
+    cross_entropy,
+    global_output,
+    rounds,
+    train,
+    watched,
+)
+
+UNEVEN = [[0, 1, 2] * 4, [0, 0, 0, 1], [0, 2, 2]]  # class 3 is nowhere, class 2 not on client1
+
+
+def expected_loss(run: Federated, name: str, lambda_: float, alpha: float = 0.25, tau: float = 0.07) -> float:
+    """CE + lambda (L_alpha + L_c) by loops; all of the client's data are one batch."""
+    labels = run.federation.labels[run.federation[name].train].tolist()
+    output = global_output(run, pixels(run.federation, name))
+    extras = run.server.extras
+    pairs = list(zip(extras["fedplvm/prototypes"].double().tolist(), extras["fedplvm/classes"].tolist(), strict=True))
+    pairs = [(p, c) for p, c in pairs if c >= 0]
+    terms = []
+    for z, y in zip(output.features.double().tolist(), labels, strict=True):
+        own = [p for p, c in pairs if c == y]
+        if not own:
+            continue
+        above = sum(math.exp(cosine(z, p) ** alpha / tau) for p in own)
+        below = sum(math.exp(cosine(z, p) ** alpha / tau) for p, _ in pairs)
+        mean = [sum(values) / len(own) for values in zip(*own, strict=True)]
+        terms.append(-math.log(above / below) + 2 * (cosine(z, mean) - 1) ** 2)
+    return cross_entropy(output.logits, labels) + lambda_ * sum(terms) / len(terms)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("fedplvm", {"lambda_": 100}),
+        ("fedplvm(lambda_=1, alpha=0.5, temperature=0.5)", {"lambda_": 1, "alpha": 0.5, "tau": 0.5}),
+        ("fedplvm(lambda_=2, alpha=1)", {"lambda_": 2, "alpha": 1}),
+    ],
+)
+def test_the_loss_of_a_real_step_is_that_of_the_paper(tmp_path, text, options):
+    federation = small_federation([[0, 1, 2, 3] * 5] * 3)
+    run = started(text, tmp_path, federation, batch_size=64)
+    assert train(run).metrics["loss"] == pytest.approx(
+        cross_entropy(global_output(run, pixels(federation, "client0")).logits, [0, 1, 2, 3] * 5), rel=1e-5
+    )
+    run.round(0)
+    wanted = expected_loss(run, "client0", **options)
+    assert wanted - expected_loss(run, "client0", 0) > 0.1
+    assert train(run, round=1).metrics["loss"] == pytest.approx(wanted, rel=1e-4)
+
+
+def test_training_moves_along_the_gradient_of_that_loss(tmp_path):
+    run = started("fedplvm(lambda_=1)", tmp_path, batch_size=64, learning_rate=1e-3, momentum=0.0)
+    run.round(0)
+    assert_descends(run, lambda: expected_loss(run, "client0", 1))
+
+
+def test_a_client_sends_the_clusters_of_its_features_class_by_class(tmp_path):
+    federation = small_federation([[1, 0, 1, 1, 0, 1, 1, 1, 1, 0], [0, 3]])
+    run = started("fedplvm", tmp_path, federation)
+    update = train(run)
+    check(update, broadcast(run))
+    model = run.setup.worker.model
+    model.load_state_dict({**update.weights, **update.statistics})
+    features = model.eval()(pixels(federation, "client0")).features.detach()
+    labels = federation.labels[federation["client0"].train]
+    expected = [cluster_means(features[labels == c]) for c in (0, 1)]
+    torch.testing.assert_close(update.extras["fedplvm/prototypes"], torch.cat(expected))
+    assert update.extras["fedplvm/classes"].tolist() == [0] * len(expected[0]) + [1] * len(expected[1])
+    assert len(expected[1]) > 1
+
+
+def test_the_server_clusters_all_of_them_once_more(tmp_path):
+    federation = small_federation([[0, 1] * 12] * 4)
+    run = started("fedplvm", tmp_path, federation)
+    sent = [train(run, f"client{k}").extras for k in range(4)]
+    run.round(0)
+    extras = run.server.extras
+    for c in (0, 1):
+        local = torch.cat([e["fedplvm/prototypes"][e["fedplvm/classes"] == c] for e in sent])
+        own = extras["fedplvm/prototypes"][extras["fedplvm/classes"] == c]
+        torch.testing.assert_close(own, cluster_means(local))
+        assert len(own) < len(local)
+    size = len(extras["fedplvm/classes"])
+    assert size & (size - 1) == 0
+
+
+def test_features_that_point_away_from_a_prototype_do_no_harm(tmp_path):
+    """Without a ReLU before the head cosines are negative, and have no fourth root."""
+    model = started("fedavg", tmp_path / "model").setup.worker.model
+    del model.encoder[7]
+    run = started("fedplvm(lambda_=1)", tmp_path / "run", model=model)
+    run.round(0)
+    features = global_output(run, pixels(run.federation, "client0")).features
+    prototypes = run.server.extras["fedplvm/prototypes"]
+    assert (features @ prototypes.T).min() < 0
+    run.round(1)
+    assert all(torch.isfinite(tensor).all() for tensor in run.server.weights.values())
+
+
+@pytest.mark.parametrize("batch_size", [8, 1])
+def test_missing_classes_and_single_samples(tmp_path, batch_size):
+    run = started("fedplvm(lambda_=1)", tmp_path, small_federation(UNEVEN), batch_size=batch_size, learning_rate=0.01)
+    after = rounds(run, 3)
+    assert set(run.server.extras["fedplvm/classes"].tolist()) - {-1} == {0, 1, 2}
+    assert all(torch.isfinite(tensor).all() for tensor in after.values())
+
+
+def test_processes_agree_with_serial(tmp_path):
+    assert_executors_agree("fedplvm(lambda_=1)", tmp_path, small_federation(UNEVEN))
+
+
+def test_a_graph_of_its_steps_can_be_replayed(tmp_path):
+    run = started(watched(methods.build("fedplvm(lambda_=1)")), tmp_path, small_federation(UNEVEN))
+    for round in range(2):
+        assert_replayable(run, round)
+        run.round(round)
+
+
+@pytest.mark.parametrize("other", ["greg", "hbn"])
+def test_it_acts_together_with(tmp_path, other):
+    own = "fedplvm(lambda_=1)"
+    results = {
+        method: rounds(started(method, tmp_path / str(i)), 2)["encoder.0.weight"]
+        for i, method in enumerate((own, other, f"{own}+{other}"))
+    }
+    assert torch.isfinite(results[f"{own}+{other}"]).all()
+    assert not torch.allclose(results[f"{own}+{other}"], results[own], rtol=1e-3)
+    assert not torch.allclose(results[f"{own}+{other}"], results[other], rtol=1e-3)
+
+
+def test_wrong_options_are_refused():
+    for text in ("lambda_=-1", "alpha=0", "alpha=2", "temperature=0"):
+        with pytest.raises(FedkeelError, match="of fedplvm is"):
+            methods.build(f"fedplvm({text})")

@@ -1,0 +1,167 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedkeel import methods
+from fedkeel.engine.rounds import Federated
+from fedkeel.errors import FedkeelError
+from fedkeel.messages import check
+from fedkeel.method import Method
+from fedkeel.prototypes import clustered, padded, regrouped
+from tests.methods.small import broadcast, pixels, small_federation, started
+from tests.methods.steps import (
+    assert_descends,
+    assert_executors_agree,
+    assert_replayable,
+    cosine,
+    cross_entropy,
+    global_output,
+    rounds,
+    train,
+    watched,
+)
+
+UNEVEN = [[0, 1, 2] * 4, [0, 0, 0, 1], [0, 2, 2]]  # class 3 is nowhere, class 2 not on client1
+BOTH = ["fpl", "fpl(prototypes=seen)"]
+
+
+def expected_loss(run: Federated, name: str, temperature: float) -> tuple[float, float]:
+    """The cross-entropy, and CPCL + UPCR by loops; all of the client's data are one batch."""
+    labels = run.federation.labels[run.federation[name].train].tolist()
+    output = global_output(run, pixels(run.federation, name))
+    points = run.server.extras["fpl/prototypes"].double().tolist()
+    classes = run.server.extras["fpl/classes"].tolist()
+    terms = []
+    for z, y in zip(output.features.double().tolist(), labels, strict=True):
+        weights = [
+            math.exp(cosine(z, p) / temperature) if c >= 0 else 0.0 for p, c in zip(points, classes, strict=True)
+        ]
+        own = [p for p, c in zip(points, classes, strict=True) if c == y]
+        contrast = -math.log(sum(w for w, c in zip(weights, classes, strict=True) if c == y) / sum(weights))
+        mean = [sum(values) / len(own) for values in zip(*own, strict=True)]
+        terms.append(contrast + sum((a - b) ** 2 for a, b in zip(z, mean, strict=True)) / len(z))
+    return cross_entropy(output.logits, labels), sum(terms) / len(terms)
+
+
+@pytest.mark.parametrize("temperature", [0.02, 0.2])
+def test_the_loss_of_a_real_step_is_that_of_the_paper(tmp_path, temperature):
+    federation = small_federation([[0, 1, 2, 3] * 4] * 4)
+    run = started(f"fpl(temperature={temperature})", tmp_path, federation, batch_size=64)
+    first = train(run, round=0).metrics["loss"]
+    assert first == pytest.approx(
+        cross_entropy(global_output(run, pixels(federation, "client0")).logits, [0, 1, 2, 3] * 4)
+    )
+    run.round(0)
+    entropy, terms = expected_loss(run, "client0", temperature)
+    assert terms > 0.1
+    assert train(run, round=1).metrics["loss"] == pytest.approx(entropy + terms, rel=1e-4)
+
+
+def test_training_moves_along_the_gradient_of_that_loss(tmp_path):
+    run = started("fpl(temperature=0.2)", tmp_path, batch_size=64, learning_rate=1e-3, momentum=0.0)
+    run.round(0)
+    assert_descends(run, lambda: sum(expected_loss(run, "client0", 0.2)))
+
+
+def test_a_client_sends_class_means_of_its_trained_model(tmp_path):
+    federation = small_federation(UNEVEN)
+    run = started("fpl", tmp_path, federation)
+    update = train(run, "client1")
+    check(update, broadcast(run))
+    model = run.setup.worker.model
+    model.load_state_dict({**update.weights, **update.statistics})
+    features = model.eval()(pixels(federation, "client1")).features.detach()
+    torch.testing.assert_close(update.extras["fpl/prototypes"][0], features[:3].mean(dim=0))
+    assert update.extras["fpl/present"].tolist() == [True, True, False, False]
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_or_the_means_of_what_its_last_epoch_saw(tmp_path, epochs, drop_last):
+    seen: list[tuple[Tensor, Tensor]] = []
+
+    class Look(Method):
+        name = "look"
+
+        def loss(self, client, batch, output):
+            seen.append((output.features.detach().clone(), batch.y))
+            return 0.0
+
+    run = started(
+        [methods.build("fpl(prototypes=seen)"), Look()], tmp_path, small_federation([[0, 1, 2] * 7]),
+        local_epochs=epochs, drop_last=drop_last,
+    )  # fmt: skip
+    sent = train(run).extras
+    steps = 2 if drop_last else 3  # of 21 samples in eights
+    assert len(seen) == epochs * steps
+    features, labels = (torch.cat(parts) for parts in zip(*seen[-steps:], strict=True))
+    for c in range(3):
+        torch.testing.assert_close(sent["fpl/prototypes"][c], features[labels == c].mean(dim=0))
+    assert sent["fpl/present"].tolist() == [True, True, True, False]
+
+
+def test_the_server_keeps_a_prototype_for_each_cluster_of_clients():
+    east, north = torch.tensor([[1.0, 0.1], [1.0, 0.0], [0.9, 0.1]]), torch.tensor([[0.1, 1.0], [0.0, 1.0]])
+    sent = [(row[None], torch.tensor([2])) for row in (*east, *north)]
+    points, classes = regrouped(sent)
+    assert classes.tolist() == [2, 2]
+    torch.testing.assert_close(points, torch.stack([east.mean(dim=0), north.mean(dim=0)]))
+
+
+def test_a_class_that_no_client_of_a_round_has_keeps_its_prototypes():
+    first = regrouped([(torch.eye(3), torch.tensor([0, 1, -1])), (torch.eye(3), torch.tensor([0, -1, -1]))])
+    second = regrouped([(5 * torch.ones(1, 3), torch.tensor([0]))], first)
+    kept = {int(c): row.tolist() for row, c in zip(*second, strict=True) if c >= 0}
+    assert kept == {0: [5.0, 5.0, 5.0], 1: [0.0, 1.0, 0.0]}
+
+
+def test_rows_are_padded_to_a_power_of_two_with_rows_of_no_class():
+    for n, size in ((0, 1), (1, 1), (2, 2), (3, 4), (5, 8), (8, 8)):
+        points, classes = padded(torch.ones(n, 2), torch.zeros(n, dtype=torch.int64))
+        assert classes.tolist() == [0] * n + [-1] * (size - n)
+        assert points.shape == (size, 2)
+    points, classes = clustered(torch.ones(3, 2), torch.tensor([-1, -1, -1]))
+    assert points.shape == (0, 2)
+
+
+@pytest.mark.parametrize("method", BOTH)
+@pytest.mark.parametrize("batch_size", [8, 1])
+def test_missing_classes_and_single_samples(tmp_path, method, batch_size):
+    run = started(method, tmp_path, small_federation(UNEVEN), batch_size=batch_size, learning_rate=0.01)
+    after = rounds(run, 3)
+    assert set(run.server.extras["fpl/classes"].tolist()) == {0, 1, 2, -1}
+    assert all(torch.isfinite(tensor).all() for tensor in after.values())
+
+
+@pytest.mark.parametrize("method", BOTH)
+def test_processes_agree_with_serial(tmp_path, method):
+    assert_executors_agree(method, tmp_path, small_federation(UNEVEN))
+
+
+@pytest.mark.parametrize("method", BOTH)
+def test_a_graph_of_its_steps_can_be_replayed(tmp_path, method):
+    run = started(watched(methods.build(method)), tmp_path, small_federation(UNEVEN))
+    for round in range(2):
+        assert_replayable(run, round)
+        run.round(round)
+
+
+@pytest.mark.parametrize("other", ["greg", "hbn"])
+def test_it_acts_together_with(tmp_path, other):
+    results = {
+        method: rounds(started(method, tmp_path / method), 2)["encoder.0.weight"]
+        for method in ("fpl", other, f"fpl+{other}")
+    }
+    assert torch.isfinite(results[f"fpl+{other}"]).all()
+    assert not torch.allclose(results[f"fpl+{other}"], results["fpl"], rtol=1e-3)
+    assert not torch.allclose(results[f"fpl+{other}"], results[other], rtol=1e-3)
+
+
+def test_wrong_options_are_refused():
+    for text in ("temperature=0", "prototypes=guessed"):
+        with pytest.raises(FedkeelError, match="of fpl is"):
+            methods.build(f"fpl({text})")
