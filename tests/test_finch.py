@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import doctest
 import itertools
 
 import numpy as np
@@ -109,3 +110,9 @@ def test_the_means_are_of_the_points_and_not_of_the_means():
 def test_what_are_no_points_is_refused(points):
     with pytest.raises(FedkeelError, match="FINCH got points"):
         finch(points)
+
+
+def test_the_examples_in_the_docstrings_hold():
+    results = doctest.testmod(module)
+    assert results.attempted > 0
+    assert results.failed == 0

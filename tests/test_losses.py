@@ -78,7 +78,17 @@ EVERY_LOSS: dict[str, Loss] = {
     "hyperspherical_energy": lambda e: losses.hyperspherical_energy(e.x),
     "feature_alignment": lambda e: losses.feature_alignment(e.x, e.labels, e.prototypes, present=e.present),
     "prototype_calibration": lambda e: losses.prototype_calibration(e.x, e.labels, e.prototypes, e.present),
+    "prototype_contrast": lambda e: losses.prototype_contrast(e.x, e.labels, e.prototypes, classes_of(e), 0.5),
+    "alpha-sparsity": lambda e: losses.prototype_contrast(e.x, e.labels, e.prototypes, classes_of(e), 0.5, alpha=0.25),
+    "cosine_pull": lambda e: losses.cosine_pull(e.x, e.labels, e.prototypes, e.present),
+    "direction_distance": lambda e: losses.direction_distance(e.x, e.labels, e.prototypes, e.present),
 }
+TO_PROTOTYPES = ["prototype_contrast", "alpha-sparsity", "cosine_pull", "direction_distance"]
+
+
+def classes_of(e: Example) -> Tensor:
+    """One prototype for each present class."""
+    return torch.arange(len(e.present), device=e.present.device).where(e.present, -1)
 
 
 @pytest.fixture(params=list(EVERY_LOSS))
@@ -411,7 +421,7 @@ def test_alignment_counts_all_prototypes_as_present_unless_told() -> None:
     assert losses.feature_alignment(x, y, p).item() == pytest.approx(alignment_by_loops(x, y, p, 0.1, [True] * CLASSES))
 
 
-@pytest.mark.parametrize("name", ["feature_alignment", "prototype_calibration"])
+@pytest.mark.parametrize("name", ["feature_alignment", "prototype_calibration", *TO_PROTOTYPES])
 @pytest.mark.parametrize("content", [torch.nan, torch.inf, 1e30])
 def test_whatever_an_absent_prototype_holds_changes_nothing(name: str, content: float) -> None:
     loss, zeros = EVERY_LOSS[name], example()
@@ -430,7 +440,7 @@ def test_samples_of_a_class_without_prototype_get_no_gradient_from_alignment() -
     assert (grad[[0, 2]].abs().sum(1) > 0).all()
 
 
-@pytest.mark.parametrize("name", ["feature_alignment", "prototype_calibration"])
+@pytest.mark.parametrize("name", ["feature_alignment", "prototype_calibration", *TO_PROTOTYPES])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_without_any_prototype_and_one_class_in_the_batch_the_loss_is_zero_with_zero_gradient(
     name: str, dtype: torch.dtype
@@ -497,3 +507,54 @@ def test_calibration_of_a_batch_whose_class_mean_is_zero_is_finite() -> None:
     y, p = torch.tensor([0, 0, 1]), torch.eye(2, dtype=torch.float64)
     assert losses.prototype_calibration(x, y, p) == 0  # cosine 0 between the two classes, log exp(0)
     assert gradient(lambda x: losses.prototype_calibration(x, y, p), x).isfinite().all()
+
+
+# ------------------------------------------------------------------------------------------ FPL, FedPLVM, FedFM
+
+
+@quick
+@given(seeds, st.sampled_from([0.02, 0.07, 1.0]), st.lists(st.integers(-1, CLASSES - 1), min_size=1, max_size=9))
+def test_contrast_sums_over_all_prototypes_of_the_class(seed: int, tau: float, classes: list[int]) -> None:
+    x, y, p = normal(BATCH, WIDTH, seed=seed), some_labels(seed=seed), normal(len(classes), WIDTH, seed=seed + 1)
+    terms = []
+    for z, label in zip(x.numpy(), y.tolist(), strict=True):
+        e = [(np.exp(cosine(z, row) / tau), c) for row, c in zip(p.numpy(), classes, strict=True) if c >= 0]
+        if label in classes:
+            terms.append(-np.log(sum(v for v, c in e if c == label) / sum(v for v, _ in e)))
+    value = losses.prototype_contrast(x, y, p, torch.tensor(classes), tau)
+    assert value.item() == pytest.approx(float(np.mean(terms)) if terms else 0.0, rel=1e-9, abs=1e-12)
+
+
+@quick
+@given(seeds, st.floats(0.1, 1.0))
+def test_alpha_is_a_power_of_the_similarity(seed: int, alpha: float) -> None:
+    x, y, p = normal(BATCH, WIDTH, seed=seed).abs(), some_labels(seed=seed), normal(6, WIDTH, seed=seed + 1).abs()
+    classes = [0, 1, 2, 3, 0, 2]
+    terms = []
+    for z, label in zip(x.numpy(), y.tolist(), strict=True):
+        e = [np.exp(cosine(z, row) ** alpha / 0.07) for row in p.numpy()]
+        terms.append(-np.log(sum(v for v, c in zip(e, classes, strict=True) if c == label) / sum(e)))
+    value = losses.prototype_contrast(x, y, p, torch.tensor(classes), 0.07, alpha)
+    assert value.item() == pytest.approx(float(np.mean(terms)), rel=1e-8)
+
+
+def test_a_feature_across_or_against_a_prototype_has_a_finite_alpha_sparse_gradient() -> None:
+    x, p = torch.tensor([[0.0, 1.0], [-1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    grad = gradient(lambda x: losses.prototype_contrast(x, torch.tensor([0, 0]), p, torch.arange(2), 0.07, 0.25), x)
+    assert grad.isfinite().all()
+
+
+@quick
+@given(seeds, st.lists(st.booleans(), min_size=CLASSES, max_size=CLASSES))
+def test_pull_and_distance_are_of_the_direction_of_the_own_prototype(seed: int, present: list[bool]) -> None:
+    x, y, p = normal(BATCH, WIDTH, seed=seed), some_labels(seed=seed), normal(CLASSES, WIDTH, seed=seed + 1)
+    pulls, distances = [], []
+    for z, c in zip(x.numpy(), y.tolist(), strict=True):
+        if present[c]:
+            a = p[c].numpy()
+            pulls.append(2 * (cosine(z, a) - 1) ** 2)
+            distances.append(np.mean((z / np.linalg.norm(z) - a / np.linalg.norm(a)) ** 2))
+    for loss, terms in ((losses.cosine_pull, pulls), (losses.direction_distance, distances)):
+        value = loss(x, y, p, torch.tensor(present)).item()
+        assert value == pytest.approx(float(np.mean(terms)) if terms else 0.0, rel=1e-9, abs=1e-12)
+    assert losses.cosine_pull(x, y, p) == losses.cosine_pull(x, y, p, torch.ones(CLASSES, dtype=torch.bool))

@@ -19,6 +19,7 @@ from fedkeel.methods import METHODS
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 EXTRA = ["fedprox+greg", "fedwon+hbn", "fedprox+hbn", "greg(mode=mix-learned)", "fedcoda(calibrate_from=0)"]
 EXTRA += ["scaffold(option=I)", "scaffold+hbn", "moon+greg", "moon+hbn", "fedsam+greg", "fedsam+hbn", "fedacg+hbn"]
+EXTRA += ["fedfm(from_round=1)", "fpl(prototypes=seen)", "fedrdn(draw=batch)", "fedrdn+hbn", "fedplvm(lambda_=1)+greg"]
 SAMPLES = (1, 3, 37, 120, 200)
 
 

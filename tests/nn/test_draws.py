@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import doctest
 import math
 
 import pytest
@@ -59,7 +60,6 @@ def test_normal_numbers_have_the_moments_of_the_normal_distribution():
 
 def test_no_integer_overflows():
     """The largest key and a counter of many rounds give what exact integers give."""
-    from fedkeel.nn import draws
 
     def mixed(x: int) -> int:
         for _ in range(2):
@@ -70,3 +70,9 @@ def test_no_integer_overflows():
     stream = mixed(mixed(k) ^ (counter * draws._GOLDEN % 2**32))
     wanted = [((mixed(stream ^ mixed(i)) >> 9) + 0.5) / 2**23 for i in range(1, 9)]
     assert uniform(torch.tensor(k), torch.tensor(counter), 8).tolist() == wanted
+
+
+def test_the_examples_in_the_docstrings_hold():
+    results = doctest.testmod(draws)
+    assert results.attempted > 0
+    assert results.failed == 0

@@ -1,0 +1,215 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeel import methods
+from fedkeel.errors import FedkeelError
+from fedkeel.messages import check
+from fedkeel.method import Method
+from fedkeel.nn.draws import normal
+from fedkeel.nn.feature_augmentation import emphasis
+from tests.methods.small import broadcast, pixels, small_federation, small_model, started
+from tests.methods.steps import assert_executors_agree, assert_replayable, rounds, train, watched
+
+UNEVEN = [[0, 1, 2] * 4, [0, 0, 0, 1], [0, 2, 2]]
+CLIENTS = ["client0", "client1", "client2"]
+CHANNELS = [6, 8]
+
+
+def test_training_is_augmented_and_testing_is_not(tmp_path):
+    results = {p: rounds(started(f"fedfa(p={p})", tmp_path / str(p)), 1)["encoder.0.weight"] for p in (0.0, 1.0)}
+    plain = rounds(started("fedavg", tmp_path / "plain"), 1)["encoder.0.weight"]
+    assert torch.equal(results[0.0], plain)
+    assert not torch.allclose(results[1.0], plain, atol=1e-3)
+    run = started("fedfa(p=1)", tmp_path / "test")
+    model, bare = run.setup.worker.model.eval(), small_model().eval()
+    x = pixels(run.federation, "client0")
+    torch.testing.assert_close(model(x).logits, bare(x).logits)
+
+
+def test_a_step_is_one_of_the_network_with_the_layers_formula_put_in(tmp_path):
+    """One plain step against a network that computes x^ by the paper's formula where the layers are."""
+    noise: list[Tensor] = []
+
+    class Look(Method):
+        name = "look"
+
+        def gradients(self, client, recompute):
+            for layer in client.model.feature_augmentation:
+                noise.append(normal(layer.key, 2 * layer.counter + 1, (2, client.samples, layer.channels)).double())
+
+    run = started(
+        [methods.build("fedfa(p=1)"), Look()], tmp_path / "look", batch_size=64, learning_rate=0.1, momentum=0.0
+    )
+    update = train(run, "client1")
+    order = run.setup.worker.plan("client1", 0).order
+    x, y = run.federation.images[order].double() / 255, run.federation.labels[order]
+
+    def drawn(x: Tensor, z: Tensor) -> Tensor:
+        mu, sigma = x.mean(dim=(2, 3)), (x.var(dim=(2, 3), correction=0) + 1e-6).sqrt()
+        # No round before this one: the clients' variances are equal, and gamma is 1.
+        new_mu = mu + (2 * (mu.var(dim=0, correction=0) + 1e-6)).sqrt() * z[0]
+        new_sigma = sigma + (2 * (sigma.var(dim=0, correction=0) + 1e-6)).sqrt() * z[1]
+        each = (..., None, None)
+        return new_sigma[each] * (x - mu[each]) / sigma[each] + new_mu[each]
+
+    net = small_model().double().train()
+    parts = list(net.encoder)
+    hidden = drawn(nn.Sequential(*parts[:5])(x), noise[0])
+    features = nn.Sequential(*parts[8:])(drawn(nn.Sequential(*parts[5:8])(hidden), noise[1]))
+    nn.functional.cross_entropy(net.head(features), y).backward()
+    for name, parameter in net.named_parameters():
+        torch.testing.assert_close(
+            update.weights[name].double(), parameter.detach() - 0.1 * parameter.grad, rtol=1e-3, atol=1e-5
+        )
+
+
+def test_a_client_sends_the_mean_statistics_of_its_maps(tmp_path):
+    """All data are one batch, which meets the broadcast model."""
+    run = started("fedfa(p=0)", tmp_path, batch_size=64)
+    update = train(run)
+    check(update, broadcast(run))
+    hidden = small_model().train().encoder[:5](pixels(run.federation, "client0")).detach()
+    torch.testing.assert_close(update.extras["fedfa/mean"][:6], hidden.mean(dim=(0, 2, 3)))
+    deviations = (hidden.var(dim=(2, 3), correction=0) + 1e-6).sqrt().mean(dim=0)
+    torch.testing.assert_close(update.extras["fedfa/std"][:6], deviations)
+    assert update.extras["fedfa/mean"].shape == (sum(CHANNELS),)
+
+
+def test_the_server_sends_back_the_variance_over_the_clients(tmp_path):
+    for variance in ("channel", "scalar"):
+        run = started(f"fedfa(variance={variance})", tmp_path / variance)
+        sent = np.stack([train(run, name).extras["fedfa/mean"].double().numpy() for name in CLIENTS])
+        run.round(0)
+        found = run.server.extras["fedfa/mean_variance"].double().numpy()
+        if variance == "channel":
+            wanted = [sum((v - sum(column) / 3) ** 2 for v in column) / 3 for column in sent.T]
+        else:
+            wanted = [((part - part.mean()) ** 2).mean() for part in (sent[:, :6], sent[:, 6:])]
+            wanted = [wanted[0]] * 6 + [wanted[1]] * 8
+        np.testing.assert_allclose(found, wanted, rtol=1e-4)
+        assert found.max() > 1e-4
+
+
+def test_one_variance_for_all_channels_emphasises_none_of_them(tmp_path):
+    run = started("fedfa(variance=scalar)", tmp_path)
+    run.round(0)
+    variance = run.server.extras["fedfa/mean_variance"]
+    torch.testing.assert_close(emphasis(variance[:6]), torch.ones(6))
+
+
+def test_the_servers_variance_reaches_the_layers(tmp_path):
+    seen: list[Tensor] = []
+
+    class Look(Method):
+        name = "look"
+
+        def start(self, client):
+            layers = client.model.feature_augmentation
+            seen.append(torch.cat([layer.mean_variance for layer in layers]))
+            seen.append(torch.cat([layer.std_variance for layer in layers]))
+
+    run = started([methods.build("fedfa"), Look()], tmp_path)
+    train(run)
+    assert torch.equal(torch.cat(seen), torch.ones(28))  # the reference's start: every channel alike
+    run.round(0)
+    seen.clear()
+    train(run, round=1)
+    assert torch.equal(seen[0], run.server.extras["fedfa/mean_variance"])
+    assert torch.equal(seen[1], run.server.extras["fedfa/std_variance"])
+    assert not torch.equal(seen[0], seen[1])
+
+
+def test_a_client_goes_on_from_its_own_averages_and_a_new_one_from_the_mean_of_the_others(tmp_path):
+    started_from: list[Tensor] = []
+
+    class Look(Method):
+        name = "look"
+
+        def start(self, client):
+            started_from.append(torch.cat([layer.running_mean for layer in client.model.feature_augmentation]))
+
+    run = started([methods.build("fedfa"), Look()], tmp_path)
+    run.round(0)
+    started_from.clear()
+    run.round(1)
+    run.setup.worker.train("client0", broadcast(run, 2), {})
+    memories = [run.executor.memory.of(name)["fedfa/mean"] for name in CLIENTS]
+    assert not torch.equal(started_from[0], started_from[1])
+    assert torch.equal(started_from[3], run.server.extras["fedfa/mean"])
+    torch.testing.assert_close(started_from[3], torch.stack(memories).mean(dim=0))
+
+
+def test_nothing_of_it_is_in_the_model_that_travels(tmp_path):
+    run = started("fedfa", tmp_path)
+    assert {**run.server.weights, **run.server.statistics}.keys() == small_model().state_dict().keys()
+
+
+def test_clients_rounds_and_layers_draw_differently(tmp_path):
+    keys: list[int] = []
+
+    class Look(Method):
+        name = "look"
+
+        def start(self, client):
+            keys.extend(int(layer.key) for layer in client.model.feature_augmentation)
+
+    run = started([methods.build("fedfa"), Look()], tmp_path)
+    for round in range(2):
+        run.round(round)
+    assert len(set(keys)) == len(keys) == 12
+
+
+@pytest.mark.parametrize("batch_size", [8, 1])
+def test_missing_classes_and_single_samples(tmp_path, batch_size):
+    after = rounds(started("fedfa", tmp_path, small_federation(UNEVEN), batch_size=batch_size), 3)
+    assert all(torch.isfinite(tensor).all() for tensor in after.values())
+
+
+def test_processes_agree_with_serial(tmp_path):
+    assert_executors_agree("fedfa", tmp_path, small_federation())
+
+
+def test_a_graph_of_its_steps_can_be_replayed(tmp_path):
+    run = started(watched(methods.build("fedfa")), tmp_path, small_federation(UNEVEN))
+    for round in range(2):
+        assert_replayable(run, round)
+        run.round(round)
+
+
+@pytest.mark.parametrize("other", ["greg", "hbn", "fedwon", "gn"])
+@pytest.mark.parametrize("order", ["fedfa+{}", "{}+fedfa"])
+def test_it_acts_together_with(tmp_path, other, order):
+    both = order.format(other)
+    results = {
+        i: rounds(started(method, tmp_path / str(i)), 2)["encoder.0.weight"]
+        for i, method in enumerate(("fedfa", other, both))
+    }
+    assert torch.isfinite(results[2]).all()
+    assert not torch.allclose(results[2], results[0], rtol=1e-3)
+    assert not torch.allclose(results[2], results[1], rtol=1e-3)
+
+
+def test_a_second_forward_as_gregs_draws_nothing_new(tmp_path):
+    counts: list[int] = []
+
+    class Look(Method):
+        name = "look"
+
+        def gradients(self, client, recompute):
+            counts.append(int(client.model.feature_augmentation[0].counter))
+
+    run = started([methods.build("fedfa(p=1)"), methods.build("greg"), Look()], tmp_path)
+    for round in range(2):
+        run.round(round)
+    steps = [3, 2, 4]
+    assert counts == [step for _ in range(2) for n in steps for step in range(1, n + 1)]
+
+
+def test_wrong_options_are_refused():
+    for text in ("p=2", "momentum=-1", "variance=vector"):
+        with pytest.raises(FedkeelError, match="of fedfa is"):
+            methods.build(f"fedfa({text})")
