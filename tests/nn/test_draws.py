@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedkeel.nn import draws
 from fedkeel.nn.draws import new_key, normal, uniform
 
 
