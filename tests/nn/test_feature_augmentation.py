@@ -182,6 +182,25 @@ def test_mobilenets_blocks_are_its_inverted_residuals():
     assert len(augment_features(model)) == 19
 
 
+class Staged(nn.Module):
+    """A stem, and stages in a list of their own, as in ConvNeXt."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU())
+        self.stages = nn.Sequential(*(nn.Sequential(nn.Conv2d(c, 2 * c, 3), nn.ReLU()) for c in (4, 8, 16)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        features: Tensor = self.stages(self.stem(x)).mean(dim=(2, 3))
+        return features
+
+
+def test_stages_in_a_list_of_their_own_count_one_by_one():
+    model = Classifier(Staged(), nn.Linear(32, 2), 32, 2)
+    assert [made.channels for made in augment_features(model)] == [4, 8, 16, 32]
+    assert model(torch.rand(2, 3, 12, 12)).logits.shape == (2, 2)
+
+
 def test_layers_act_after_activation_and_pooling():
     model = models.build("simple_cnn", num_classes=3, image_size=32)
     seen: list[Tensor] = []

@@ -79,8 +79,8 @@ class FeatureAugmentation(nn.Module):
         self._record(mean, std)
         if len(x) == 1:  # a single sample has no variance to draw from
             return x
-        # sigma^ (x - mu) / sigma + mu^  =  x + (x - mu) (sigma^ - sigma) / sigma + (mu^ - mu): nothing large cancels where
-        # sigma is tiny, and where the layer is off, both changes are 0 and x stays as it is, bit for bit.
+        # sigma^ (x - mu) / sigma + mu^  =  x + (x - mu) (sigma^ - sigma) / sigma + (mu^ - mu): nothing large cancels
+        # where sigma is tiny, and where the layer is off, both changes are 0 and x stays as it is, bit for bit.
         change_of_mean, change_of_std = self._changes(mean, std)
         each = (*mean.shape, *[1] * (maps.ndim - 2))
         drawn = maps + (wide - mean.view(each)) * (change_of_std / std).view(each) + change_of_mean.view(each)
@@ -128,7 +128,7 @@ def augment_features(model: nn.Module, p: float = 0.5, momentum: float = 0.99) -
 
     The blocks are the parts, one after another, of the outermost module that has several with convolutions in them:
     stem and stages of a ResNet, single convolutions of the CNNs with what belongs to them (normalisation, activation,
-    pooling), inverted residuals of a MobileNet. A layer acts where the next block begins, and for the last one at its
+    pooling), inverted residuals of a MobileNet. Stages that lie in a list of their own count one by one. A layer acts where the next block begins, and for the last one at its
     output, or before the pooling or the fully connected layer that follows.
     """
     layers = nn.ModuleList()
@@ -154,6 +154,9 @@ def _block_ends(model: nn.Module) -> list[tuple[nn.Module, bool, int]]:
             f"'fedfa' augments the feature maps of convolutions, and {type(model).__name__} has none: choose a "
             "convolutional model."
         )
+    lists = [block for block in blocks if _is_list_of_blocks(block)]
+    if len(lists) == 1:  # several such lists are stages: blocks themselves
+        blocks = [part for block in blocks for part in (_with_convolutions(block) if block is lists[0] else [block])]
     ends = [(block, True, _convolutions(block)[0].in_channels) for block in blocks[1:]]
     last, channels = blocks[-1], _convolutions(blocks[-1])[-1].out_channels
     if not isinstance(last, nn.Conv2d):
@@ -166,6 +169,11 @@ def _block_ends(model: nn.Module) -> list[tuple[nn.Module, bool, int]]:
 
 def _with_convolutions(module: nn.Module) -> list[nn.Module]:
     return [child for child in module.children() if _convolutions(child)]
+
+
+def _is_list_of_blocks(module: nn.Module) -> bool:
+    parts = _with_convolutions(module)
+    return isinstance(module, nn.Sequential) and len(parts) > 1 and not any(isinstance(p, nn.Conv2d) for p in parts)
 
 
 def _convolutions(module: nn.Module) -> list[nn.Conv2d]:
