@@ -128,8 +128,9 @@ def augment_features(model: nn.Module, p: float = 0.5, momentum: float = 0.99) -
 
     The blocks are the parts, one after another, of the outermost module that has several with convolutions in them:
     stem and stages of a ResNet, single convolutions of the CNNs with what belongs to them (normalisation, activation,
-    pooling), inverted residuals of a MobileNet. Stages that lie in a list of their own count one by one. A layer acts where the next block begins, and for the last one at its
-    output, or before the pooling or the fully connected layer that follows.
+    pooling), inverted residuals of a MobileNet. Stages that lie in a list of their own count one by one. A layer acts
+    where the next block begins, and for the last one at its output, or before the pooling or the fully connected layer
+    that follows.
     """
     layers = nn.ModuleList()
     for module, at_input, channels in _block_ends(model):
