@@ -11,18 +11,14 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeel import state
 from fedkeel.data.federation import Federation
 from fedkeel.engine.rounds import Federated
-from fedkeel.engine.slot import copy_into, same_tensors, take_place
-from fedkeel.messages import Broadcast, Update
-from fedkeel.method import Method
+from fedkeel.messages import Update
 from fedkeel.models.output import Output
 from tests.methods.small import broadcast, started
-
-Rows = list[list[float]]
+from tests.methods.together import assert_a_slot_serves_all
 
 
 def global_output(run: Federated, x: Tensor) -> Output:
@@ -85,60 +81,7 @@ def assert_executors_agree(method: str, directory: Path, federation: Federation,
         torch.testing.assert_close(results[1][name], tensor, rtol=1e-4, atol=1e-5, msg=name)
 
 
-class NoWaiting(TorchDispatchMode):
-    """Fails on every operation that would make the host wait for the device."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func.overloadpacket not in (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero), func
-        return func(*args, **(kwargs or {}))
-
-
-def watched(method: Method, also: Callable[[], None] = lambda: None) -> Method:
-    """The same method, which fails if a hook of its steps waits for the device."""
-
-    class Watched(type(method)):  # type: ignore[misc]
-        def inputs(self, client: Any, x: Any) -> Any:
-            with NoWaiting():
-                return super().inputs(client, x)
-
-        def forward(self, client: Any, x: Any) -> Any:
-            with NoWaiting():
-                return super().forward(client, x)
-
-        def loss(self, client: Any, batch: Any, output: Any) -> Any:
-            also()
-            with NoWaiting():
-                return super().loss(client, batch, output)
-
-    method.__class__ = Watched
-    return method
-
-
-def trained_in_the_place_of(run: Federated, first: str, second: str, sent: Broadcast) -> Update:
-    """`second` trains with the objects of `first`, as in a slot whose graphs were captured for `first`: only tensors
-    are copied to where those of `first` are."""
-    worker = run.setup.worker
-    captured = worker.begin(first, sent, {})
-    for batch in worker.store.batches(worker.plan(first, sent.round), worker.federation.train_transform):
-        worker.step(captured, batch)
-    client = worker.begin(second, sent, {})
-    views = captured.scratch["views"]
-    for name, view in client.scratch["views"].items():
-        copy_into(views[name].scratch, view.scratch)  # raises if the new client's cannot take their place
-        same_tensors(views[name].extras, view.extras)
-        take_place(views[name], view)
-    take_place(captured, client)
-    captured.optimizer = client.optimizer
-    for batch in worker.store.batches(worker.plan(second, sent.round), worker.federation.train_transform):
-        worker.step(captured, batch)
-    return worker.leave(captured, 0.0)[0]
-
-
 def assert_replayable(run: Federated, round: int) -> None:
-    sent = broadcast(run, round)
-    for first, second in (("client0", "client1"), ("client1", "client0")):
-        replayed = trained_in_the_place_of(run, first, second, sent)
-        direct = run.setup.worker.train(second, sent, {})[0]
-        for group in ("weights", "statistics", "extras"):
-            for name, tensor in getattr(direct, group).items():
-                assert torch.equal(getattr(replayed, group)[name], tensor), name
+    """Clients can share a slot of the executor `cuda`, whose graphs were captured for the first of them."""
+    worker = run.setup.worker
+    assert_a_slot_serves_all(worker, broadcast(run, round), {client.name: {} for client in run.federation.clients})

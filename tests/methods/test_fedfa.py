@@ -12,7 +12,8 @@ from fedkeel.method import Method
 from fedkeel.nn.draws import normal
 from fedkeel.nn.feature_augmentation import emphasis
 from tests.methods.small import broadcast, pixels, small_federation, small_model, started
-from tests.methods.steps import assert_executors_agree, assert_replayable, rounds, train, watched
+from tests.methods.steps import assert_executors_agree, assert_replayable, rounds, train
+from tests.methods.together import assert_it_resumes
 
 UNEVEN = [[0, 1, 2] * 4, [0, 0, 0, 1], [0, 2, 2]]
 CLIENTS = ["client0", "client1", "client2"]
@@ -169,12 +170,16 @@ def test_missing_classes_and_single_samples(tmp_path, batch_size):
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
 
 
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
+    assert_it_resumes(tmp_path, "fedfa")
+
+
 def test_processes_agree_with_serial(tmp_path):
     assert_executors_agree("fedfa", tmp_path, small_federation())
 
 
 def test_a_graph_of_its_steps_can_be_replayed(tmp_path):
-    run = started(watched(methods.build("fedfa")), tmp_path, small_federation(UNEVEN))
+    run = started("fedfa", tmp_path, small_federation(UNEVEN))
     for round in range(2):
         assert_replayable(run, round)
         run.round(round)

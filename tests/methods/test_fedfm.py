@@ -19,8 +19,8 @@ from tests.methods.steps import (
     global_output,
     rounds,
     train,
-    watched,
 )
+from tests.methods.together import assert_it_resumes
 
 UNEVEN = [[0, 1, 2] * 4, [0, 0, 0, 1], [0, 2, 2]]  # class 3 is nowhere, class 2 not on client1
 CLIENTS = ["client0", "client1", "client2"]
@@ -148,6 +148,10 @@ def test_missing_classes_and_single_samples(tmp_path, batch_size):
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
 
 
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
+    assert_it_resumes(tmp_path, "fedfm(from_round=1, momentum=0.5)")
+
+
 @pytest.mark.parametrize("anchors", ["asked", "update"])
 def test_processes_agree_with_serial(tmp_path, anchors):
     text = f"fedfm(from_round=1, lambda_=1, anchors={anchors})"
@@ -156,7 +160,7 @@ def test_processes_agree_with_serial(tmp_path, anchors):
 
 @pytest.mark.parametrize("matching", ["contrastive", "l2"])
 def test_a_graph_of_its_steps_can_be_replayed(tmp_path, matching):
-    method = watched(methods.build(f"fedfm(from_round=1, matching={matching})"))
+    method = methods.build(f"fedfm(from_round=1, matching={matching})")
     run = started(method, tmp_path, small_federation(UNEVEN))
     assert_replayable(run, 0)
     ready(run)

@@ -16,7 +16,8 @@ from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.method import Method
 from fedkeel.models.output import Classifier
 from tests.methods.small import broadcast, pixels, small_federation, small_model, started
-from tests.methods.steps import assert_executors_agree, assert_replayable, rounds, train, watched
+from tests.methods.steps import assert_executors_agree, assert_replayable, rounds, train
+from tests.methods.together import assert_it_resumes
 
 CLIENTS = ["client0", "client1", "client2"]
 BOTH = ["fedrdn", "fedrdn(draw=batch)"]
@@ -201,6 +202,10 @@ def test_missing_classes_and_single_samples(tmp_path, method, batch_size):
     assert all(torch.isfinite(tensor).all() for tensor in rounds(run, 2).values())
 
 
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
+    assert_it_resumes(tmp_path, "fedrdn")
+
+
 @pytest.mark.parametrize("method", BOTH)
 def test_processes_agree_with_serial(tmp_path, method):
     assert_executors_agree(method, tmp_path, small_federation())
@@ -208,7 +213,7 @@ def test_processes_agree_with_serial(tmp_path, method):
 
 @pytest.mark.parametrize("method", BOTH)
 def test_a_graph_of_its_steps_can_be_replayed(tmp_path, method):
-    run = started(watched(methods.build(method)), tmp_path, small_federation([[0, 1, 2, 3] * 4, [0, 1, 2]]))
+    run = started(method, tmp_path, small_federation([[0, 1, 2, 3] * 4, [0, 1, 2]]))
     ask(run)
     assert_replayable(run, 0)
 

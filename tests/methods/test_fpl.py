@@ -22,8 +22,8 @@ from tests.methods.steps import (
     global_output,
     rounds,
     train,
-    watched,
 )
+from tests.methods.together import assert_it_resumes
 
 UNEVEN = [[0, 1, 2] * 4, [0, 0, 0, 1], [0, 2, 2]]  # class 3 is nowhere, class 2 not on client1
 BOTH = ["fpl", "fpl(prototypes=seen)"]
@@ -137,6 +137,10 @@ def test_missing_classes_and_single_samples(tmp_path, method, batch_size):
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
 
 
+def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
+    assert_it_resumes(tmp_path, "fpl(prototypes=seen)")
+
+
 @pytest.mark.parametrize("method", BOTH)
 def test_processes_agree_with_serial(tmp_path, method):
     assert_executors_agree(method, tmp_path, small_federation(UNEVEN))
@@ -144,7 +148,7 @@ def test_processes_agree_with_serial(tmp_path, method):
 
 @pytest.mark.parametrize("method", BOTH)
 def test_a_graph_of_its_steps_can_be_replayed(tmp_path, method):
-    run = started(watched(methods.build(method)), tmp_path, small_federation(UNEVEN))
+    run = started(method, tmp_path, small_federation(UNEVEN))
     for round in range(2):
         assert_replayable(run, round)
         run.round(round)
