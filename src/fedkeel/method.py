@@ -29,8 +29,8 @@ class Method:
     - `needs_memory`: the client must keep state between rounds; a stateless federation refuses it.
     - `needs_batch_norm`: without batch norm in the model there is nothing to act on.
     - `personal`: a client is evaluated with the tensors that it keeps to itself.
-    - `replaces`: what ignores that which earlier parts made of it: server rules ("weights", "statistics") that do not
-      start from the mean they are given, or "gradients" that are computed anew.
+    - `replaces`: what ignores that which earlier parts made of it: server rules ("shares", "weights", "statistics") that
+      do not start from what they are given, or "gradients" that are computed anew.
     - `surgery_order`: parts with a lower number change the model first.
     - `capturable`: the hooks of a step (`inputs`, `forward`, `loss`, `gradients`) ask the host nothing and read their
       tensors from the model, the broadcast, `extras` or `scratch`: a CUDA graph of them can be replayed. If they
@@ -96,6 +96,10 @@ class Method:
         raise MethodError(f"'{self.name}' was asked '{question}', which it does not know.")
 
     # -- on the server, each receives what the rules before it made ------------------------------------------
+    def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
+        """What each update counts for in the mean of weights and statistics, if not by the run's weighting."""
+        return shares
+
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         """The new global weights."""
         return mean
@@ -169,8 +173,8 @@ class Composition(Method):
                 raise MethodError(f"A method cannot be called '{name}', which the engine uses: give it another name.")
             if names.count(name) > 1:
                 raise MethodError(f"'{self.name}' names '{name}' twice: keep one.")
-        for rule in ("weights", "statistics", "gradients", "forward"):
-            acting = [part for part in self.parts if part.overrides(rule)]
+        for rule in ("shares", "weights", "statistics", "gradients", "forward"):
+            acting = [part for part in self.parts if part.overrides(rule) or rule in part.replaces]
             for earlier, later in itertools.pairwise(acting):
                 if rule == "forward":
                     raise MethodError(
@@ -183,9 +187,10 @@ class Composition(Method):
                         if rule in earlier.replaces
                         else f"write '{later.name}' before '{earlier.name}'."
                     )
-                    made = "change the gradients" if rule == "gradients" else f"make the global {rule}"
+                    made = {"gradients": "change the gradients", "shares": "make the clients' shares"}
                     raise MethodError(
-                        f"'{earlier.name}' and '{later.name}' both {made}, and '{later.name}' would "
+                        f"'{earlier.name}' and '{later.name}' both {made.get(rule, f'make the global {rule}')}, and "
+                        f"'{later.name}' would "
                         f"discard what '{earlier.name}' made: {advice}"
                     )
         if self.is_pooled and self.is_personal:
@@ -201,7 +206,7 @@ class Composition(Method):
         alone = next((part for part in self.parts if part.is_local("")), None)
         if alone is None:
             return
-        hooks = ("start", "loss", "weights", "statistics", "extras", "finish", "send", "before_evaluation")
+        hooks = ("start", "loss", "shares", "weights", "statistics", "extras", "finish", "send", "before_evaluation")
         for part in self.parts:
             if part is not alone and any(part.overrides(hook) for hook in hooks):
                 raise MethodError(
@@ -282,6 +287,14 @@ class Composition(Method):
         reply = part.answer(view, rest, tensors)
         self._keep(client, part, view)
         return reply
+
+    def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
+        for part in self.parts:
+            if part.overrides("shares"):
+                view = server.scoped(part.name)
+                shares = part.shares(view, scoped_updates(updates, part.name), shares)
+                self._keep(server, part, view)
+        return shares
 
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         for part in self.parts:

@@ -27,7 +27,7 @@ class Batch(NamedTuple):
 
 
 class LocalData(Protocol):
-    """The client's own training data, for passes beside the training itself."""
+    """The client's own training and validation data, for passes beside the training itself."""
 
     def passes(
         self,
@@ -44,6 +44,10 @@ class LocalData(Protocol):
 
     def first_batch(self) -> Batch:
         """The batch that this round's training begins with, as training sees it."""
+        ...
+
+    def validation(self, batch_size: int | None = None) -> Iterator[Batch]:
+        """One pass over the validation samples; over nothing where the client has none."""
         ...
 
 

@@ -82,7 +82,7 @@ class ImageStore:
 
 
 class TrainingPasses:
-    """Passes over a client's training data beside the training itself (statistics, prototypes)."""
+    """Passes over a client's own data beside the training itself (statistics, prototypes, validation)."""
 
     def __init__(
         self, store: ImageStore, client: Client, plan: Callable[[], Plan], *, seed: int, round: int, batch_size: int
@@ -119,3 +119,8 @@ class TrainingPasses:
     def first_batch(self) -> Batch:
         """The batch that this round's training begins with, as training sees it."""
         return next(self._store.batches(self._plan(), self._store.federation.train_transform))
+
+    def validation(self, batch_size: int | None = None) -> Iterator[Batch]:
+        """One pass over the validation samples, in order, with the test transform."""
+        size = batch_size or self._batch_size
+        yield from self._store.in_order(self._client.validation, size, self._store.federation.test_transform)

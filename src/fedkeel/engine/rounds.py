@@ -177,7 +177,8 @@ class Federated:
 
     @phase(profile.AGGREGATION)
     def _aggregate(self, updates: Sequence[Update]) -> None:
-        server, shares = self.server, [self.server.share(update) for update in updates]
+        server = self.server
+        shares = self.method.shares(server, updates, [server.share(update) for update in updates])
         weights = state.mean([update.weights for update in updates], shares)
         statistics = state.mean([update.statistics for update in updates], shares)
         weights = self.method.weights(server, updates, weights)

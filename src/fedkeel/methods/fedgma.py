@@ -1,0 +1,57 @@
+"""FedGMA: Tenison et al., "Gradient Masked Averaging for Federated Learning", TMLR 2023 (arXiv:2201.11986).
+
+An entry of the weights that clients push in opposite directions holds what only some of them have. So the server takes
+whole only those steps on which the signs of the clients' updates agree, and damps the others by how much they do:
+
+    A = |1/K sum_k sign(w_k - w)|                agreement of an entry over the K clients of the round
+    m = 1 where A >= tau, else A
+    w <- w + eta m (mean_k w_k - w)              eta: learning rate of the server
+
+Signs count alike, whatever a client's number of samples. The mean is what the run, or the parts written before this
+one, make of the updates; statistics keep their own rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedkeel.errors import FedkeelError
+from fedkeel.messages import Update
+from fedkeel.method import Method
+from fedkeel.methods import register
+from fedkeel.parties import Server
+from fedkeel.state import Tensors
+
+
+def agreement_mask(differences: Tensor, threshold: float) -> Tensor:
+    """m of each entry from the clients' differences: (K, ...) -> (...)."""
+    agreement = differences.sign().sum(dim=0).abs() / len(differences)  # a sum of signs is exact, so K/K is 1
+    return torch.where(agreement >= threshold, torch.ones_like(agreement), agreement)
+
+
+@register("fedgma")
+class FedGMA(Method):
+    """Takes whole the steps on whose sign the clients agree, and damps the others."""
+
+    paper = "Tenison et al. 2023"
+
+    def __init__(self, tau: float = 0.4, server_learning_rate: float = 1.0) -> None:
+        """`tau`: agreement from which a step is taken whole. `server_learning_rate`: eta."""
+        if not 0 <= tau <= 1:
+            raise FedkeelError(f"The 'tau' of fedgma is {tau}: give a number from 0 to 1.")
+        if server_learning_rate <= 0:
+            raise FedkeelError(
+                f"The 'server_learning_rate' of fedgma is {server_learning_rate}: give a number above 0."
+            )
+        self.tau, self.server_learning_rate = tau, server_learning_rate
+
+    def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
+        new: Tensors = {}
+        for name, old in server.weights.items():
+            differences = torch.stack([update.weights[name] - old for update in updates])
+            mask = agreement_mask(differences, self.tau)
+            new[name] = torch.lerp(old, mean[name], self.server_learning_rate * mask)
+        return new

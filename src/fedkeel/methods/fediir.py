@@ -1,0 +1,102 @@
+"""FedIIR: Guo et al., "Out-of-Distribution Generalization of Federated Learning via Implicit Invariant Relationships",
+ICML 2023.
+
+A classifier whose gradient is the same on every client relies on what holds on all of them. So each client keeps the
+gradient of its classifier near the mean one of all. Before training, the round's clients compute the gradient of the
+cross-entropy with respect to the classifier's parameters phi at the global model, batch by batch, and
+
+    G <- ema G + (1 - ema) * mean over all batches of the round's clients of grad_phi CE        G = 0 at first
+    L = CE + gamma ||grad_phi CE - G||^2
+
+The penalty is differentiated through grad_phi CE, so it reaches the encoder too (a second-order term). The extra pass
+normalises as training does and draws the training's augmentation.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.method import Method
+from fedkeel.methods import register
+from fedkeel.models.output import Classifier, Output
+from fedkeel.nn.surgery import frozen_statistics
+from fedkeel.parties import Batch, LocalClient, Server
+from fedkeel.state import Tensors
+
+
+@register("fediir")
+class FedIIR(Method):
+    """Keeps the gradient of each client's classifier near the mean over the clients."""
+
+    paper = "Guo et al. 2023"
+    capturable = True
+    surgery_order = 1  # last: to see what head the other parts have left
+
+    def __init__(self, gamma: float = 1e-3, ema: float = 0.95) -> None:
+        """`gamma`: weight of the penalty. `ema`: share of the old in the server's mean gradient."""
+        if gamma < 0:
+            raise FedkeelError(f"The 'gamma' of fediir is {gamma}: give at least 0.")
+        if not 0 <= ema < 1:
+            raise FedkeelError(f"The 'ema' of fediir is {ema}: give at least 0 and less than 1.")
+        self.gamma, self.ema = gamma, ema
+
+    def prepare(self, model: nn.Module) -> None:
+        if not isinstance(model, Classifier):
+            raise MethodError(f"'fediir' needs to know the head of {type(model).__name__}: wrap it by `models.wrap`.")
+        if not trained(model):
+            raise MethodError("'fediir' acts on the gradient of the classifier, and none of its parameters trains.")
+
+    # -- before training -------------------------------------------------------------------------------------
+    def before_training(self, server: Server) -> None:
+        answers = [answer.tensors for answer in server.ask(server.participants, "gradient").values()]
+        answers = [tensors for tensors in answers if tensors.get("batches", torch.zeros(())) > 0]
+        if not answers:
+            return
+        batches = sum(float(tensors["batches"]) for tensors in answers)
+        new: Tensors = {}
+        for name in [name for name in answers[0] if name != "batches"]:
+            mean = torch.stack([tensors[name] for tensors in answers]).sum(dim=0) / batches
+            new[name] = self.ema * server.extras.get(name, torch.zeros_like(mean)) + (1 - self.ema) * mean
+        server.extras = new
+
+    def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
+        """The sum of the batches' gradients of the classifier, and how many batches there are."""
+        if question != "gradient":
+            return super().answer(client, question, tensors)
+        model, parameters = client.model.train(), trained(client.model)
+        total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
+        batches = torch.zeros((), dtype=torch.float64, device=client.device)
+        for batch in client.data.passes(client.config.batch_size, augment=True, shuffle=True):
+            with frozen_statistics(model) if len(batch.y) == 1 else nullcontext():
+                loss = F.cross_entropy(model(batch.x).logits, batch.y)
+            gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+            for name, gradient in zip(total, gradients, strict=True):
+                total[name] += gradient
+            batches += 1
+        return total | {"batches": batches}
+
+    # -- training --------------------------------------------------------------------------------------------
+    def start(self, client: LocalClient) -> None:
+        parameters = trained(client.model)
+        client.scratch["parameters"] = list(parameters.values())
+        client.scratch["mean"] = [client.extras.get(name, torch.zeros_like(p)) for name, p in parameters.items()]
+
+    def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor:
+        entropy = F.cross_entropy(output.logits, batch.y)
+        gradients = torch.autograd.grad(
+            entropy, client.scratch["parameters"], create_graph=True, materialize_grads=True
+        )
+        differences = zip(gradients, client.scratch["mean"], strict=True)
+        return self.gamma * torch.stack([(own - mean).square().sum() for own, mean in differences]).sum()
+
+
+def trained(model: nn.Module) -> Tensors:
+    """The classifier's parameters that train, by name."""
+    head = model.head
+    assert isinstance(head, nn.Module)
+    return {name: parameter for name, parameter in head.named_parameters() if parameter.requires_grad}
