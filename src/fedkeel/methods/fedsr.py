@@ -26,7 +26,7 @@ from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.models.output import Classifier, Output
-from fedkeel.nn.noise import normal_noise
+from fedkeel.nn.draws import new_key, normal
 from fedkeel.nn.surgery import replace_modules
 from fedkeel.parties import Batch, LocalClient
 
@@ -39,16 +39,16 @@ class StochasticHead(nn.Module):
 
     def __init__(self, feature_dim: int, z_dim: int, num_classes: int, samples: int) -> None:
         super().__init__()
-        self.z_dim = z_dim
         self.moments = nn.Linear(feature_dim, 2 * z_dim)
         self.classifier = nn.Linear(z_dim, num_classes)
         self.r_mean = nn.Parameter(torch.zeros(num_classes, z_dim))
         self.r_spread = nn.Parameter(torch.ones(num_classes, z_dim))
         self.scale = nn.Parameter(torch.ones(()))
-        self.seed: Tensor
+        # On the device and in the model: a captured step finds them where they were, and draws anew at every replay.
+        self.key: Tensor
         self.step: Tensor
         self.draws: Tensor
-        self.register_buffer("seed", torch.zeros((), dtype=torch.int64), persistent=False)
+        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
         self.register_buffer("step", torch.zeros((), dtype=torch.int64), persistent=False)
         draws = torch.randn(samples, 1, z_dim, generator=seeds.generator(0, "fedsr", samples, z_dim))
         self.register_buffer("draws", draws, persistent=False)
@@ -61,7 +61,7 @@ class StochasticHead(nn.Module):
 
     def sample(self, mean: Tensor, deviation: Tensor) -> Tensor:
         """z of this step: the same for the same step, however often it is asked for."""
-        return mean + deviation * normal_noise(self.seed, self.step, len(mean), self.z_dim).to(mean.dtype)
+        return mean + deviation * normal(self.key, self.step, tuple(mean.shape)).to(mean.dtype)
 
     def forward(self, features: Tensor) -> Tensor:
         mean, deviation = self.distribution(features)
@@ -117,7 +117,7 @@ class FedSR(Method):
 
     def start(self, client: LocalClient) -> None:
         head = stochastic_head(client)
-        head.seed.fill_(seeds.derive(client.config.seed, "fedsr", client.round, client.name))
+        head.key.copy_(new_key(client.generator("fedsr")))
         head.step.zero_()
 
     def inputs(self, client: LocalClient, x: Tensor) -> Tensor:
