@@ -80,8 +80,11 @@ def test_it_masks_what_the_part_before_it_made():
             return {name: server.weights[name] + 2 * (t - server.weights[name]) for name, t in mean.items()}
 
     server = type("Server", (), {"memory": {}, "extras": {}, "weights": {"w": torch.zeros(2)}})()
-    server.scoped = lambda part: server
-    updates = [Update("a", 1, {"w": torch.tensor([1.0, 1.0])}, {}), Update("b", 1, {"w": torch.tensor([3.0, -3.0])}, {})]
+    server.scoped = lambda _: server
+    updates = [
+        Update("a", 1, {"w": torch.tensor([1.0, 1.0])}, {}),
+        Update("b", 1, {"w": torch.tensor([3.0, -3.0])}, {}),
+    ]
     mean = {"w": torch.tensor([2.0, -1.0])}
     both = Composition([Doubled(), methods.build("fedgma")])
     assert both.weights(server, updates, mean)["w"].tolist() == [4.0, 0.0]

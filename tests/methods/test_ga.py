@@ -28,7 +28,8 @@ def with_validation(seed: int = 0) -> Federation:
     labels = torch.randint(0, 4, (24,), generator=generator)
     start = len(on.images)
     clients = [
-        replace(client, validation=torch.arange(start + 8 * k, start + 8 * k + 8)) for k, client in enumerate(on.clients)
+        replace(client, validation=torch.arange(start + 8 * k, start + 8 * k + 8))
+        for k, client in enumerate(on.clients)
     ]
     return replace(
         on, images=torch.cat([on.images, images]), labels=torch.cat([on.labels, labels]), clients=tuple(clients)
@@ -111,7 +112,7 @@ def test_weights_follow_the_gaps_measured_image_by_image(tmp_path, measure, vali
 def test_the_step_shrinks_from_round_to_round(tmp_path, monkeypatch):
     steps = []
 
-    def remember(weights, gaps, step, centred):
+    def remember(weights, _gaps, step, _centred):
         steps.append(step)
         return weights
 
@@ -174,7 +175,7 @@ def test_absent_clients_keep_their_weight_and_the_sum_stays(tmp_path):
         before = after
 
 
-def test_a_client_that_does_not_answer_keeps_its_weight(tmp_path, monkeypatch):
+def test_a_client_that_does_not_answer_keeps_its_weight(tmp_path):
     run = started("ga(measure=loss)", tmp_path)
     run.round(0)
     ask = run.server.asker

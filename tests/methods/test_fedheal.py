@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+from fedkeel import methods
+from fedkeel.engine.rounds import Federated
+from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.messages import Update
+from fedkeel.method import Composition
+from fedkeel.parties import Server, select
+from fedkeel.state import Tensors
+from tests import tiny
+from tests.methods import together
+from tests.methods.small import broadcast, started
+
+
+class ByHand:
+    """Both rules in float64, entry by entry, for one flat vector of weights and a few clients."""
+
+    def __init__(self, tau: float, beta: float) -> None:
+        self.tau, self.beta = tau, beta
+        self.falls: dict[str, list[list[bool]]] = {}  # of each client and round, for each entry
+        self.share: dict[str, float] = {}
+        self.delta: dict[str, float] = {}
+        self.dropped = 0
+
+    def mask(self, client: str, u: np.ndarray) -> np.ndarray:
+        past = self.falls.setdefault(client, [])
+        kept = []
+        for i, value in enumerate(u):
+            same = [round[i] == (value >= 0) for round in past]
+            kept.append(not past or sum(same) / len(past) > self.tau)
+        past.append([bool(value >= 0) for value in u])
+        self.dropped += len(kept) - sum(kept)
+        return np.array(kept, dtype=float)
+
+    def step(self, old: dict[str, np.ndarray], trained: dict[str, dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        updates = {client: {n: old[n] - w[n] for n in old} for client, w in trained.items()}
+        masks: dict[str, dict[str, np.ndarray]] = {}
+        for client, u in updates.items():
+            flat = self.mask(client, np.concatenate([u[n].ravel() for n in old]))
+            cuts = np.split(flat, np.cumsum([old[n].size for n in old])[:-1])
+            masks[client] = {n: cut.reshape(old[n].shape) for n, cut in zip(old, cuts, strict=True)}
+        d = {c: sum(np.sqrt(np.sum((masks[c][n] * u[n]) ** 2)) for n in old) for c, u in updates.items()}
+        for c in updates:
+            self.delta[c] = (1 - self.beta) * self.delta.get(c, 0) + self.beta * d[c] / sum(d.values())
+            self.share[c] = self.share.get(c, 1 / len(updates)) + self.delta[c]
+        p = {c: self.share[c] / sum(self.share[j] for j in updates) for c in updates}
+        new = {}
+        for n in old:
+            weight = sum(p[c] * masks[c][n] for c in updates)
+            move = sum(p[c] * masks[c][n] * updates[c][n] for c in updates)
+            new[n] = old[n] - np.divide(move, weight, out=np.zeros_like(move), where=weight > 0)
+        return new
+
+
+def arrays(tensors: Tensors) -> dict[str, np.ndarray]:
+    return {name: tensor.double().numpy() for name, tensor in tensors.items()}
+
+
+def memory_of(run: Federated, client: str) -> Tensors:
+    return select(run.executor.memory.of(client), "fedheal")
+
+
+@pytest.mark.parametrize(("tau", "beta", "participation"), [(0.3, 0.4, 1.0), (0.6, 0.9, 1.0), (0.5, 0.5, 0.67)])
+def test_every_round_is_that_of_the_formulas(tmp_path, tau, beta, participation):
+    run = started(f"fedheal(tau={tau}, beta={beta})", tmp_path, participation=participation, rounds=5)
+    expected = ByHand(tau, beta)
+    for round in range(5):
+        old = arrays(run.server.weights)
+        trained = {}
+        for name in run._sample(round):
+            update, _ = run.setup.worker.train(name, broadcast(run, round), run.executor.memory.of(name))
+            trained[name] = arrays(update.weights)
+        run.round(round)
+        wanted = expected.step(old, trained)
+        for name, tensor in run.server.weights.items():
+            np.testing.assert_allclose(tensor.double().numpy(), wanted[name], rtol=1e-4, atol=1e-6, err_msg=name)
+        shares = {n: float(a) for n, a in select(run.server.memory, "fedheal/share").items()}
+        assert shares == pytest.approx(expected.share, rel=1e-4)
+    assert expected.dropped > 0
+
+
+def test_a_client_far_from_the_global_model_gains_weight():
+    method = methods.build("fedheal")
+    server = fake_server({"w": torch.zeros(3)})
+    updates = [fake_update("near", [1.0, 0, 0]), fake_update("far", [0, 3.0, 0])]
+    new = method.weights(server, updates, {})
+    assert float(server.memory["share/far"]) == pytest.approx(0.5 + 0.4 * 3 / 4)
+    assert float(server.memory["share/near"]) == pytest.approx(0.5 + 0.4 * 1 / 4)
+    far = 0.8 / 1.4
+    torch.testing.assert_close(new["w"], torch.tensor([1 - far, 3 * far, 0]))
+
+
+def test_an_entry_that_nobody_counts_stays_and_one_that_one_counts_is_taken_whole():
+    method = methods.build("fedheal")
+    server = fake_server({"w": torch.tensor([5.0, 5.0, 5.0])})
+    updates = [fake_update("a", [1, 2, 3], [True, False, False]), fake_update("b", [7, 8, 9], [True, True, False])]
+    new = method.weights(server, updates, {})["w"]
+    assert new[1:].tolist() == [8, 5]
+    assert 1 < float(new[0]) < 7
+
+
+def test_the_mean_of_identical_clients_is_that_client():
+    method, worker = methods.build("fedheal"), tiny.setup("fedheal").worker
+    message = tiny.broadcast(worker)
+    update, _ = worker.train("ward", message, {})
+    masks = select(update.extras, "fedheal")
+    server = fake_server(message.weights)
+    updates = [Update(client, 1, update.weights, {}, masks) for client in "abcdefg"]
+    new = method.weights(server, updates, {})
+    assert all(torch.equal(new[name], tensor) for name, tensor in update.weights.items())
+
+
+def test_clients_that_do_not_move_are_no_division_by_zero():
+    server = fake_server({"w": torch.tensor([5.0])})
+    new = methods.build("fedheal").weights(server, [fake_update("a", [5.0]), fake_update("b", [5.0])], {})
+    assert new["w"].tolist() == [5]
+    assert all(torch.isfinite(tensor) for tensor in server.memory.values())
+
+
+def test_the_history_stays_on_the_client_and_counts_its_own_rounds(tmp_path):
+    run = started("fedheal", tmp_path, participation=0.34, rounds=6)
+    trained = dict.fromkeys(run.clients, 0)
+    for round in range(6):
+        run.round(round)
+        for name in run.server.participants:
+            trained[name] += 1
+    assert sorted(trained.values())[0] < 6
+    for name, rounds in trained.items():
+        kept = memory_of(run, name)
+        assert (int(kept["rounds"]) if kept else 0) == rounds
+        assert all(int(t.min()) >= 0 and int(t.max()) <= rounds for n, t in kept.items() if n.startswith("falls/"))
+    server = {name for name, tensor in run.server.memory.items() if tensor.numel() > 1}
+    assert server == set()  # two numbers for each client, no history
+
+
+def test_an_update_has_a_byte_more_for_each_weight(tmp_path: Path) -> None:
+    def sent(method: str) -> int:
+        return int(tiny.run(tmp_path / method, method, rounds=1).records("round")[0]["bytes_up"])
+
+    weights = sum(p.numel() for p in tiny.model().parameters())
+    assert sent("fedheal") == sent("fedavg") + 3 * weights
+
+
+def test_statistics_and_counters_keep_their_own_rule(tmp_path: Path) -> None:
+    plain, healed = (
+        safetensors.torch.load_file(tiny.run(tmp_path / m, m, rounds=1).directory / "model.safetensors")
+        for m in ("fedavg", "fedheal")
+    )
+    for name in plain:
+        is_weight = "running" not in name and "num_" not in name
+        assert torch.equal(plain[name], healed[name]) is not is_weight, name
+
+
+@pytest.mark.parametrize("options", [{"participation": 0.7, "rounds": 4}, {"batch_size": 1, "rounds": 2}])
+def test_executors_agree(tmp_path: Path, options: dict[str, float]) -> None:
+    together.assert_executors_agree(tmp_path, "fedheal", **options)
+
+
+def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None:
+    together.assert_it_resumes(tmp_path, "fedheal", participation=0.7)
+
+
+@pytest.mark.parametrize("other", ["greg", "hbn"])
+def test_it_composes_and_both_parts_act(tmp_path: Path, other: str) -> None:
+    together.assert_it_composes(tmp_path, "fedheal", [other])
+    alone, both = (
+        safetensors.torch.load_file(tiny.run(tmp_path / f"2{m}", m, rounds=3).directory / "model.safetensors")
+        for m in ("fedheal", f"fedheal+{other}")
+    )
+    assert not torch.equal(alone["encoder.1.running_mean"], both["encoder.1.running_mean"])
+    assert not torch.equal(alone["head.weight"], both["head.weight"])
+
+
+def test_it_leaves_alone_what_fedbn_keeps(tmp_path):
+    run = started("fedheal+fedbn", tmp_path)
+    run.round(0)
+    falls = {name for name in memory_of(run, "client0") if name.startswith("falls/")}
+    assert falls == {f"falls/{name}" for name in run.server.weights}
+    assert len(falls) == 6  # two convolutions and the head
+
+
+def test_the_mean_that_others_made_is_not_discarded_in_silence():
+    for text in ("fedgma+fedheal", "ga+fedheal"):
+        with pytest.raises(MethodError, match="would discard"):
+            methods.build(text)
+    methods.build("fedheal+fedgma")
+
+
+def test_stateless_clients_are_refused(tmp_path):
+    with pytest.raises(MethodError, match="'fedheal' needs clients that remember"):
+        started("fedheal", tmp_path, stateless=True)
+
+
+def test_its_steps_are_those_of_fedavg():
+    assert Composition.of(methods.build("fedheal")).uncapturable == []
+
+
+@pytest.mark.parametrize("option", ["tau=-0.1", "beta=1.5"])
+def test_wrong_options_are_refused_by_name(option):
+    with pytest.raises(FedkeelError, match=f"'{option.partition('=')[0]}' of fedheal"):
+        methods.build(f"fedheal({option})")
+
+
+def fake_server(weights: Tensors) -> Server:
+    setup = tiny.setup("fedheal")
+    return Server(0, 1, weights, {}, [], 2, setup.worker.layout, setup.config)
+
+
+def fake_update(client: str, weights: list[float], mask: list[bool] | None = None) -> Update:
+    w = torch.tensor(weights, dtype=torch.float32)
+    return Update(client, 1, {"w": w}, {}, {"w": torch.tensor(mask) if mask else torch.ones_like(w, dtype=torch.bool)})

@@ -1,0 +1,290 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+import fedkeel
+from fedkeel import methods, models
+from fedkeel.engine.evaluation import evaluate
+from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.method import Method
+from fedkeel.methods.fedsr import StochasticHead
+from fedkeel.nn.draws import normal
+from fedkeel.parties import LocalClient
+from fedkeel.state import Role, roles
+from tests import tiny
+from tests.methods import together
+from tests.methods.small import broadcast, small_model, started
+
+SMALL = "fedsr(z_dim=5)"
+LOCAL = ("head.r_mean", "head.r_spread", "head.scale")
+
+
+def softplus(x: float) -> float:
+    return math.log1p(math.exp(x))
+
+
+def some_head(seed: int = 0, **options: Any) -> StochasticHead:
+    """A head of three features, z of two dimensions and three classes, with nothing at its initial value."""
+    torch.manual_seed(seed)
+    head = StochasticHead(3, options.get("z_dim", 2), 3, options.get("samples", 20)).double()
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.add_(0.5 * torch.randn_like(parameter))
+    return head
+
+
+# -- the terms ---------------------------------------------------------------------------------------------------
+def test_the_divergence_is_that_of_two_normal_distributions_by_integration():
+    head = some_head().requires_grad_(False)
+    labels = torch.tensor([2, 0])
+    mean, deviation = head.distribution(torch.randn(2, 3).double())
+    total = 0.0
+    for i, label in enumerate(labels.tolist()):
+        for j in range(2):
+            c = float(head.scale)
+            m, s = c * float(mean[i, j]), abs(c) * float(deviation[i, j])
+            r, q = float(head.r_mean[label, j]), softplus(float(head.r_spread[label, j]))
+            x = torch.linspace(m - 12 * s, m + 12 * s, 200_001, dtype=torch.float64)
+            p = torch.exp(-(((x - m) / s) ** 2) / 2) / (s * math.sqrt(2 * math.pi))
+            logs = -(((x - m) / s) ** 2) / 2 - math.log(s) + ((x - r) / q) ** 2 / 2 + math.log(q)
+            total += float(torch.trapezoid(p * logs, x)) / 2
+    assert float(head.divergence(mean, deviation, labels)) == pytest.approx(total, rel=1e-6)
+
+
+def test_the_divergence_stays_finite_where_scale_and_deviation_vanish():
+    head = some_head().float()
+    with torch.no_grad():
+        head.scale.fill_(-1.0)  # a scale below zero has no logarithm
+        head.moments.weight.zero_()
+        head.moments.bias.fill_(-1e4)  # softplus is 0
+    mean, deviation = head.distribution(torch.randn(2, 3))
+    loss = head.divergence(mean, deviation, torch.tensor([0, 1]))
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert all(torch.isfinite(p.grad).all() for p in head.parameters() if p.grad is not None)
+
+
+class Look(Method):
+    """What the head sees and draws in each step."""
+
+    name = "look"
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[Tensor, Tensor]] = []  # noise and features
+
+    def loss(self, client: LocalClient, batch: Any, output: Any) -> float:
+        head = client.model.head
+        mean, deviation = head.distribution(output.features.detach())
+        noise = (head.sample(mean, deviation) - mean) / deviation
+        self.seen.append((noise.detach(), output.features.detach().double()))
+        return 0.0
+
+
+def test_the_loss_of_a_real_step_is_that_of_the_paper(tmp_path):
+    """By loops in float64, with the noise that the step drew."""
+    look = Look()
+    method = methods.build("fedsr(z_dim=5, lambda_l2r=0.3, lambda_cmi=0.2)")
+    run = started([method, look], tmp_path, batch_size=64)
+    worker = run.setup.worker
+    with torch.no_grad():
+        worker.entries["head.r_mean"].normal_()
+        worker.initial_local = {name: worker.entries[name].detach().clone() for name in LOCAL}
+    start = {name: tensor.detach().double() for name, tensor in worker.entries.items()}  # copies: they are float32
+    update, _ = worker.train("client0", broadcast(run), {})
+    noise, features = look.seen[0]
+    indices = run.federation["client0"].train
+    order = worker.plan("client0", 0).order
+    assert sorted(order.tolist()) == indices.tolist()
+    entropy = length = divergence = 0.0
+    for row, label in enumerate(run.federation.labels[order].tolist()):
+        both = start["head.moments.weight"] @ features[row] + start["head.moments.bias"]
+        mu, sigma = both[:5].tolist(), [softplus(s) for s in both[5:].tolist()]
+        z = [m + s * float(e) for m, s, e in zip(mu, sigma, noise[row], strict=True)]
+        logits = start["head.classifier.weight"] @ torch.tensor(z).double() + start["head.classifier.bias"]
+        entropy -= float(logits.log_softmax(0)[label])
+        length += math.sqrt(sum(value**2 for value in z))
+        for m, s, r, q in zip(mu, sigma, start["head.r_mean"][label], start["head.r_spread"][label], strict=True):
+            q = softplus(float(q))
+            divergence += math.log(q / s) + (s**2 + (m - float(r)) ** 2) / (2 * q**2) - 0.5
+    expected = (entropy + 0.3 * length + 0.2 * divergence) / len(order)
+    assert update.metrics["loss"] == pytest.approx(expected, rel=1e-4)
+    assert 0.3 * length > 0.01 * len(order)
+    assert 0.2 * divergence > 0.01 * len(order)
+
+
+# -- noise -------------------------------------------------------------------------------------------------------
+def test_every_step_round_and_client_draws_other_noise_and_the_same_when_repeated(tmp_path):
+    draws = []
+    for attempt in range(2):
+        look = Look()
+        run = started([methods.build(SMALL), look], tmp_path / str(attempt), batch_size=8)
+        for round in range(2):
+            for name in ("client0", "client1"):
+                run.setup.worker.train(name, broadcast(run, round), {})
+        draws.append([noise for noise, _ in look.seen if len(noise) == 8])
+    first, second = draws
+    assert all(torch.allclose(a, b, atol=1e-4) for a, b in zip(first, second, strict=True))
+    assert len(first) == 10  # three steps of client0, two of client1, twice
+    for i, one in enumerate(first):
+        for other in first[:i]:
+            assert (one - other).abs().max() > 0.1
+    everything = torch.cat([noise.flatten() for noise in first])
+    assert abs(float(everything.mean())) < 5 / math.sqrt(len(everything))
+    assert float(everything.std()) == pytest.approx(1, abs=5 / math.sqrt(2 * len(everything)))
+
+
+def test_a_second_pass_of_the_same_step_sees_the_same_noise():
+    """So GReg compares predictions under two statistics and not under two samples."""
+    worker = tiny.setup(SMALL).worker
+    client = worker.begin("ward", tiny.broadcast(worker), {})
+    x = torch.rand(6, 3, 8, 8)
+    with torch.no_grad():
+        one, two = client.model(x).logits, client.model(x).logits
+        worker.method.inputs(client, x)
+        three = client.model(x).logits
+    assert torch.equal(one, two)
+    assert not torch.allclose(one, three, atol=1e-3)
+
+
+# -- testing -----------------------------------------------------------------------------------------------------
+def test_evaluation_averages_the_probabilities_of_twenty_fixed_draws():
+    head = some_head().eval()
+    features = torch.randn(4, 3).double()
+    mean, deviation = head.distribution(features)
+    assert head.draws.shape == (20, 1, 2)
+    total = torch.zeros(4, 3).double()
+    for draw in head.draws[:, 0]:
+        total += (head.classifier(mean + deviation * draw)).softmax(1)
+    torch.testing.assert_close(head(features).exp(), total / 20)
+    torch.testing.assert_close(head(features)[:1], head(features[:1]))  # whatever else is in the batch
+    assert not torch.allclose(head(features), head.classifier(mean).log_softmax(1), atol=1e-3)
+    many = some_head(samples=4000).eval()
+    assert abs(float(many.draws.mean())) < 5 / math.sqrt(8000)
+    assert float(many.draws.std()) == pytest.approx(1, abs=5 / math.sqrt(16000))
+
+
+def test_evaluation_does_not_depend_on_the_batch_or_on_what_ran_before(tmp_path):
+    run = started(SMALL, tmp_path)
+    run.round(0)
+    worker, results = run.setup.worker, []
+    site = run.federation["client0"]
+    for size in (1, 3, 256):
+        run.setup.worker.train("client1", broadcast(run), {})
+        worker._load(broadcast(run), {})
+        config = worker.config.replace(evaluation_batch=size)
+        results.append(evaluate(worker.model, worker.store, site, ["test"], ["global"], config)[0])
+    assert len({result.correct for result in results}) == 1
+    assert all(result.loss == pytest.approx(results[0].loss, rel=1e-5) for result in results)
+
+
+# -- what travels ------------------------------------------------------------------------------------------------
+def test_reference_distributions_stay_on_the_client_and_are_kept(tmp_path):
+    run = started("fedsr(z_dim=5, lambda_cmi=0.1)", tmp_path)
+    role_of = roles(run.setup.worker.model, run.method)
+    assert {name for name, role in role_of.items() if role is Role.LOCAL} == set(LOCAL)
+    assert not any("draws" in name or "key" in name or name.endswith("step") for name in role_of)
+    run.round(0)
+    assert not any(name in run.server.weights for name in LOCAL)
+    kept = {name: run.executor.memory.of(name)["local/head.r_mean"] for name in run.clients}
+    assert all(tensor.abs().max() > 0 for tensor in kept.values())
+    assert not torch.equal(kept["client0"], kept["client1"])
+    client = run.setup.worker.begin("client0", broadcast(run, 1), run.executor.memory.of("client0"))
+    assert torch.equal(client.model.head.r_mean, kept["client0"])
+    stranger = run.setup.worker.begin("client0", broadcast(run, 1), {})
+    assert stranger.model.head.r_mean.abs().max() == 0
+
+
+def test_the_distribution_and_the_classifier_train_and_are_averaged(tmp_path):
+    run = started(SMALL, tmp_path)
+    before = run.server.weights
+    run.round(0)
+    for name in ("head.moments.weight", "head.classifier.weight", "encoder.0.weight"):
+        assert not torch.equal(before[name], run.server.weights[name])
+
+
+def test_a_wrapped_network_gets_the_head_in_its_place(tmp_path):
+    network = nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.ReLU(), nn.Linear(6, 4))
+    run = started(SMALL, tmp_path, model=models.wrap(network, head="3", example=(3, 8, 8)))
+    run.round(0)
+    assert run.server.weights["network.3.moments.weight"].shape == (10, 6)
+    assert "network.3.r_mean" not in run.server.weights
+
+
+def test_a_trained_model_comes_back_with_the_same_predictions(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"rounds": 1, "subsample": 20, "batch_size": 8, "device": "cpu", "executor": "serial"}
+    options |= {"model": "simple_cnn(width=2)", "method": SMALL, "directory": tmp_path / "r"}
+    run = fedkeel.simulate(**options)
+    stored = load_file(run.directory / "model.safetensors")
+    one, other = run.model(), run.model()
+    assert all(torch.equal(t, stored[name]) for name, t in one.state_dict().items())
+    federation = fedkeel.data.load("digits-shift")
+    x = federation.test_transform(federation.images[:3], torch.full((3, federation.test_transform.draws), 0.5))
+    with torch.no_grad():
+        assert torch.equal(one(x).logits, other(x).logits)
+
+
+# -- everywhere --------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("options", [{"participation": 0.7, "rounds": 3}, {"batch_size": 1, "rounds": 2}])
+def test_executors_agree(tmp_path: Path, options: dict[str, float]) -> None:
+    together.assert_executors_agree(tmp_path, SMALL, **options)
+
+
+def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None:
+    together.assert_it_resumes(tmp_path, SMALL, participation=0.7)
+
+
+@pytest.mark.parametrize("other", ["greg", "hbn", "fediir(gamma=0.5)", "fedgma(tau=1)"])
+def test_it_composes_and_both_parts_act(tmp_path: Path, other: str) -> None:
+    alone = load_file(tiny.run(tmp_path / "alone", SMALL, rounds=2).directory / "model.safetensors")
+    for number, text in enumerate((f"{SMALL}+{other}", f"{other}+{SMALL}")):
+        run = tiny.run(tmp_path / str(number), text, rounds=2)
+        both = load_file(run.directory / "model.safetensors")
+        assert "head.moments.weight" in both
+        assert not torch.equal(both["encoder.0.weight"], alone["encoder.0.weight"])
+        assert all(torch.isfinite(tensor).all() for tensor in both.values())
+
+
+@pytest.mark.parametrize("method", [SMALL, f"{SMALL}+greg", f"hbn+{SMALL}"])
+def test_a_slot_serves_one_client_after_another_and_asks_the_host_nothing(method: str) -> None:
+    worker = tiny.setup(method, momentum=0.9).worker
+    together.assert_a_slot_serves_all(worker, tiny.broadcast(worker, round=1), {name: {} for name in tiny.SIZES})
+
+
+def test_the_noise_of_a_step_reads_tensors_of_the_model_alone():
+    """A captured graph that advances the counter in place draws what the eager step draws."""
+    head = some_head(z_dim=4).float().train()
+    head.key.fill_(77)
+    address = head.step.data_ptr()
+    mean, deviation = torch.zeros(3, 4), torch.ones(3, 4)
+    for step in range(1, 4):
+        head.step.add_(1)
+        assert head.step.data_ptr() == address
+        expected = normal(torch.tensor(77), torch.tensor(step), (3, 4))
+        assert torch.equal(head.sample(mean, deviation), expected)
+
+
+def test_stateless_clients_and_models_without_a_known_head_are_refused(tmp_path):
+    with pytest.raises(MethodError, match="'fedsr' needs clients that remember"):
+        started("fedsr", tmp_path, stateless=True)
+    with pytest.raises(MethodError, match=r"models\.wrap"):
+        methods.build("fedsr").prepare(nn.Linear(2, 2))
+
+
+def test_the_default_representation_has_512_dimensions():
+    model = small_model()
+    methods.build("fedsr").prepare(model)
+    assert model.head.moments.weight.shape == (1024, 8)
+    assert model.head.classifier.weight.shape == (4, 512)
+
+
+@pytest.mark.parametrize("option", ["lambda_l2r=-1", "lambda_cmi=-1", "z_dim=0", "samples=0"])
+def test_wrong_options_are_refused_by_name(option):
+    with pytest.raises(FedkeelError, match=f"'{option.partition('=')[0]}' of fedsr"):
+        methods.build(f"fedsr({option})")
