@@ -65,8 +65,14 @@ class Tracing(Method):
         self.say("finish")
         return {"rounds": client.memory["rounds"]}
 
+    def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
+        self.say("shares")
+        server.memory["shares"] = torch.tensor(shares)
+        return [share + 1 for share in shares]
+
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         self.say("weights")
+        assert server.memory["shares"].item() == {"b": 4, "a": 5}[self.name]  # of its one client with 4 samples
         server.memory["seen"] = server.memory.get("seen", torch.zeros(())) + 1
         return mean
 
@@ -86,7 +92,7 @@ class Tracing(Method):
 
 HOOKS = [
     *("before_training", "send", "start", "inputs", "loss", "gradients", "finish"),
-    *("weights", "statistics", "extras", "before_evaluation"),
+    *("shares", "weights", "statistics", "extras", "before_evaluation"),
 ]
 
 
@@ -131,6 +137,17 @@ class ReplacesWeights(MakesWeights):
     replaces = frozenset({"weights"})
 
 
+class ReplacesShares(Named):
+    replaces = frozenset({"shares"})
+
+    def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
+        return [1.0] * len(updates)
+
+
+class DiscardsShares(ReplacesWeights):
+    replaces = frozenset({"shares", "weights"})
+
+
 class OwnForward(Named):
     def forward(self, client: LocalClient, x: Tensor) -> Output:
         return super().forward(client, x)
@@ -144,6 +161,8 @@ class OwnForward(Named):
         ([ReplacesWeights("a"), ReplacesWeights("b")], "keep one of them"),
         ([ReplacesWeights("a"), MakesWeights("c"), ReplacesWeights("b")], "'b' would discard what 'c' made"),
         ([OwnForward("a"), OwnForward("b")], "both replace the forward pass"),
+        ([ReplacesShares("a"), ReplacesShares("b")], "both make the clients' shares"),
+        ([ReplacesShares("a"), DiscardsShares("b")], "'b' would discard what 'a' made"),
         ([Named("local")], "cannot be called 'local'"),
     ],
 )

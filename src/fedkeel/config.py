@@ -40,6 +40,7 @@ class Config:
     unseen: str = option("", "domains that are only evaluated, never trained on, separated by commas", "what")
     subsample: int = option(0, "equal number of training samples per client; 0 keeps all", "what", least=0)
     model: str = option("simple_cnn", "network, with options: 'resnet18(stem=small)'", "what")
+    weights: str = option("", "file that the model starts from, e.g. of ImageNet: .safetensors, .pth or .pt", "what")
 
     # rounds
     rounds: int = option(30, "communication rounds", "rounds", least=1)

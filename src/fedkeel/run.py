@@ -204,7 +204,8 @@ class Run:
             raise FedkeelError(
                 f"'{self.directory}' was made with objects given in Python: load its model.safetensors into your own."
             )
-        network = prepare(self.config.replace(device="cpu", executor="serial")).worker.model
+        # What it started from is no longer needed: every tensor of the result is stored.
+        network = prepare(self.config.replace(device="cpu", executor="serial", weights="")).worker.model
         state.load(network, safetensors.torch.load_file(self.directory / "model.safetensors"))
         return network.eval()
 

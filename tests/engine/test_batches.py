@@ -78,6 +78,13 @@ def test_a_pass_over_some_samples_draws_them_at_random() -> None:
     assert seen(0) != seen(1)
 
 
+def test_a_pass_over_the_validation_samples_sees_them_and_no_others() -> None:
+    batches = list(passes().validation(3))
+    assert [len(batch.y) for batch in batches] == [3, 1]
+    assert torch.equal(torch.cat([batch.x for batch in batches]), FEDERATION.images[CLIENT.validation] / 255)
+    assert torch.equal(torch.cat([batch.y for batch in batches]), FEDERATION.labels[CLIENT.validation])
+
+
 def test_a_pass_may_shuffle_and_augment() -> None:
     shuffled = torch.cat([batch.y for batch in passes().passes(shuffle=True)])
     assert sorted(shuffled.tolist()) == sorted(FEDERATION.labels[CLIENT.train].tolist())

@@ -178,6 +178,8 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
                 f"The model is a {type(network).__name__}, which gives no features: "
                 "wrap it with fedkeel.models.wrap(model, head='name of its last layer')."
             )
+        if config.weights:
+            log.warning("%s", models.load_weights(network, config.weights))
         method.prepare(network)
     network.eval()
     try:

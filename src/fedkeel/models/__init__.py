@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fedkeel.models import alexnet, digits_cnn, mobilenet, resnet, simple_cnn, small_cnn, vgg  # noqa: F401 (register)
 from fedkeel.models.catalogue import MODELS, build, build_spec, names, network
+from fedkeel.models.checkpoint import load_weights
 from fedkeel.models.encoder import Encoder, ImageSize, Projector
 from fedkeel.models.output import Classifier, Output
 from fedkeel.models.wrapped import Wrapped, wrap
@@ -18,6 +19,7 @@ __all__ = [
     "Wrapped",
     "build",
     "build_spec",
+    "load_weights",
     "names",
     "network",
     "wrap",
