@@ -124,6 +124,15 @@ def test_clients_that_do_not_move_are_no_division_by_zero():
     assert all(torch.isfinite(tensor) for tensor in server.memory.values())
 
 
+def test_an_entry_that_does_not_move_counts_as_one_that_fell(tmp_path):
+    """u >= 0, as in the released code: it has been so in every round, and so it is consistent."""
+    run = started("fedheal", tmp_path)
+    run.setup.worker.model.encoder[0].weight.requires_grad_(False)
+    for round in range(3):
+        run.round(round)
+    assert (memory_of(run, "client0")["falls/encoder.0.weight"] == 3).all()
+
+
 def test_the_history_stays_on_the_client_and_counts_its_own_rounds(tmp_path):
     run = started("fedheal", tmp_path, participation=0.34, rounds=6)
     trained = dict.fromkeys(run.clients, 0)

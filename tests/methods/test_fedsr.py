@@ -41,15 +41,16 @@ def some_head(seed: int = 0, **options: Any) -> StochasticHead:
 
 
 # -- the terms ---------------------------------------------------------------------------------------------------
-def test_the_divergence_is_that_of_two_normal_distributions_by_integration():
+@pytest.mark.parametrize("scale", [1.3, -0.7])
+def test_the_divergence_is_that_of_two_normal_distributions_by_integration(scale):
     head = some_head().requires_grad_(False)
+    head.scale.fill_(scale)  # one below zero has no logarithm
     labels = torch.tensor([2, 0])
     mean, deviation = head.distribution(torch.randn(2, 3).double())
     total = 0.0
     for i, label in enumerate(labels.tolist()):
         for j in range(2):
-            c = float(head.scale)
-            m, s = c * float(mean[i, j]), abs(c) * float(deviation[i, j])
+            m, s = scale * float(mean[i, j]), abs(scale) * float(deviation[i, j])
             r, q = float(head.r_mean[label, j]), softplus(float(head.r_spread[label, j]))
             x = torch.linspace(m - 12 * s, m + 12 * s, 200_001, dtype=torch.float64)
             p = torch.exp(-(((x - m) / s) ** 2) / 2) / (s * math.sqrt(2 * math.pi))
@@ -61,7 +62,7 @@ def test_the_divergence_is_that_of_two_normal_distributions_by_integration():
 def test_the_divergence_stays_finite_where_scale_and_deviation_vanish():
     head = some_head().float()
     with torch.no_grad():
-        head.scale.fill_(-1.0)  # a scale below zero has no logarithm
+        head.scale.zero_()
         head.moments.weight.zero_()
         head.moments.bias.fill_(-1e4)  # softplus is 0
     mean, deviation = head.distribution(torch.randn(2, 3))
