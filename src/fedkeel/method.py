@@ -29,8 +29,8 @@ class Method:
     - `needs_memory`: the client must keep state between rounds; a stateless federation refuses it.
     - `needs_batch_norm`: without batch norm in the model there is nothing to act on.
     - `personal`: a client is evaluated with the tensors that it keeps to itself.
-    - `replaces`: what ignores that which earlier parts made of it: server rules ("shares", "weights", "statistics") that
-      do not start from what they are given, or "gradients" that are computed anew.
+    - `replaces`: what ignores that which earlier parts made of it: server rules ("shares", "weights", "statistics")
+      that do not start from what they are given, or "gradients" that are computed anew.
     - `surgery_order`: parts with a lower number change the model first.
     - `capturable`: the hooks of a step (`inputs`, `forward`, `loss`, `gradients`) ask the host nothing and read their
       tensors from the model, the broadcast, `extras` or `scratch`: a CUDA graph of them can be replayed. If they
@@ -187,10 +187,10 @@ class Composition(Method):
                         if rule in earlier.replaces
                         else f"write '{later.name}' before '{earlier.name}'."
                     )
-                    made = {"gradients": "change the gradients", "shares": "make the clients' shares"}
+                    others = {"gradients": "change the gradients", "shares": "make the clients' shares"}
+                    made = others.get(rule, f"make the global {rule}")
                     raise MethodError(
-                        f"'{earlier.name}' and '{later.name}' both {made.get(rule, f'make the global {rule}')}, and "
-                        f"'{later.name}' would "
+                        f"'{earlier.name}' and '{later.name}' both {made}, and '{later.name}' would "
                         f"discard what '{earlier.name}' made: {advice}"
                     )
         if self.is_pooled and self.is_personal:

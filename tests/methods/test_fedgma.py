@@ -33,7 +33,7 @@ def test_the_mask_is_one_from_the_threshold_on_and_the_agreement_below_it():
 @pytest.mark.parametrize(("tau", "eta"), [(0.4, 1.0), (1.0, 0.5), (0.0, 1.5)])
 def test_the_new_weights_are_those_of_the_formula(tmp_path, tau, eta):
     """By loops over entries in float64, from the updates that the clients really send."""
-    run = started(f"fedgma(tau={tau}, server_learning_rate={eta})", tmp_path)
+    run = started(f"fedgma(tau={tau}, server_lr={eta})", tmp_path)
     old = run.server.weights
     updates = [run.setup.worker.train(name, broadcast(run), {})[0] for name in run.clients]
     run.round(0)
@@ -107,7 +107,7 @@ def test_its_steps_are_those_of_fedavg():
     assert Composition.of(methods.build("fedgma")).uncapturable == []
 
 
-@pytest.mark.parametrize("option", ["tau=-0.1", "tau=1.1", "server_learning_rate=0"])
+@pytest.mark.parametrize("option", ["tau=-0.1", "tau=1.1", "server_lr=0"])
 def test_wrong_options_are_refused_by_name(option):
     with pytest.raises(FedkeelError, match=f"'{option.partition('=')[0]}' of fedgma"):
         methods.build(f"fedgma({option})")

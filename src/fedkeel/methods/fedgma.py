@@ -38,20 +38,18 @@ class FedGMA(Method):
 
     paper = "Tenison et al. 2023"
 
-    def __init__(self, tau: float = 0.4, server_learning_rate: float = 1.0) -> None:
-        """`tau`: agreement from which a step is taken whole. `server_learning_rate`: eta."""
+    def __init__(self, tau: float = 0.4, server_lr: float = 1.0) -> None:
+        """`tau`: agreement from which a step is taken whole. `server_lr`: eta."""
         if not 0 <= tau <= 1:
             raise FedkeelError(f"The 'tau' of fedgma is {tau}: give a number from 0 to 1.")
-        if server_learning_rate <= 0:
-            raise FedkeelError(
-                f"The 'server_learning_rate' of fedgma is {server_learning_rate}: give a number above 0."
-            )
-        self.tau, self.server_learning_rate = tau, server_learning_rate
+        if server_lr <= 0:
+            raise FedkeelError(f"The 'server_lr' of fedgma is {server_lr}: give a number above 0.")
+        self.tau, self.server_lr = tau, server_lr
 
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         new: Tensors = {}
         for name, old in server.weights.items():
             differences = torch.stack([update.weights[name] - old for update in updates])
             mask = agreement_mask(differences, self.tau)
-            new[name] = torch.lerp(old, mean[name], self.server_learning_rate * mask)
+            new[name] = torch.lerp(old, mean[name], self.server_lr * mask)
         return new
