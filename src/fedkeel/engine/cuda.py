@@ -7,10 +7,12 @@ by side, and clients stream through them, long ones first.
 
 from __future__ import annotations
 
+import gc
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -27,6 +29,7 @@ from fedkeel.messages import Answer, Broadcast, Missing, Update, size
 from fedkeel.state import Tensors
 
 log = logging.getLogger("fedkeel")
+T = TypeVar("T")
 AHEAD = 3  # graphs launched for a client before the host turns to the next
 MOST_SLOTS, FEWEST_SLOTS = 32, 4
 TRIAL_STEPS = 10
@@ -55,14 +58,13 @@ class CudaExecutor(SerialExecutor):
             yield from super().train(clients, broadcast)
             return
         broadcast = self._hold(broadcast)
-        try:
+
+        def attempt() -> dict[str, Update | Missing]:
             if not self._wanted and len(clients) > 1:
                 self._wanted = self._try(clients, broadcast)
-            results = self._train(clients, broadcast)
-        except torch.OutOfMemoryError:
-            self._make_room()
-            yield from self.train(clients, broadcast)
-            return
+            return self._train(clients, broadcast)
+
+        results = self._in_memory(attempt)
         for client in clients:
             yield results[client]
 
@@ -97,18 +99,24 @@ class CudaExecutor(SerialExecutor):
         )  # fmt: skip
         return min(fitting, useful)
 
-    def _make_room(self) -> None:
-        """Out of memory: half as many slots, or none, or a word about what else to do."""
-        if len(self._slots) <= 1:
-            raise TrainingError(
-                "The GPU's memory does not hold a single client: give a smaller --batch-size or a smaller model, or "
-                "stop what else runs on it."
-            )
-        self._wanted = len(self._slots) // 2
-        log.warning("The GPU's memory holds fewer clients at once than tried: going on with %d.", self._wanted)
-        self._slots = []
-        torch.cuda.synchronize(self.worker.device)
-        torch.cuda.empty_cache()
+    def _in_memory(self, attempt: Callable[[], T]) -> T:
+        """Out of memory: half as many slots, until there is one, and then a word about what else to do."""
+        while True:
+            try:
+                return attempt()
+            except torch.OutOfMemoryError:
+                if len(self._slots) <= 1:
+                    raise TrainingError(
+                        "The GPU's memory does not hold a single client: give a smaller --batch-size or "
+                        "a smaller model, or stop what else runs on it."
+                    ) from None
+            # Only now: the exception held on to everything that its functions had in their hands.
+            self._wanted = len(self._slots) // 2
+            log.warning("The GPU's memory holds fewer clients at once than tried: going on with %d.", self._wanted)
+            self._slots = []
+            gc.collect()
+            torch.cuda.synchronize(self.worker.device)
+            torch.cuda.empty_cache()
 
     def _train(self, clients: Sequence[str], broadcast: Broadcast) -> dict[str, Update | Missing]:
         device = self.worker.device
@@ -145,19 +153,18 @@ class CudaExecutor(SerialExecutor):
 
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
         """Side by side, in the slots that training has opened."""
-        self._open(1)
-        answers: list[Answer | Missing] = []
-        try:
+
+        def attempt() -> list[Answer | Missing]:
+            self._open(1)
+            answers: list[Answer | Missing] = []
             for i, client in enumerate(clients):
                 slot = self._slots[i % len(self._slots)]
                 with torch.cuda.stream(slot.stream):
                     answers += SerialExecutor(slot.worker, self.memory).ask([client], broadcast, question)
-        except torch.OutOfMemoryError:
-            self._make_room()
-            yield from self.ask(clients, broadcast, question)
-            return
-        self._join()
-        yield from answers
+            self._join()
+            return answers
+
+        yield from self._in_memory(attempt)
 
     def evaluate(
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
@@ -165,17 +172,16 @@ class CudaExecutor(SerialExecutor):
         """In a slot of its own, since only there can a pass be captured."""
         if self._evaluation is None:
             self._evaluation = Slot(self.worker)
-        stream = self._evaluation.stream
-        stream.wait_stream(torch.cuda.current_stream(self.worker.device))
-        try:
+        stream, plain = self._evaluation.stream, super().evaluate
+
+        def attempt() -> list[list[Evaluation]]:
+            stream.wait_stream(torch.cuda.current_stream(self.worker.device))
             with torch.cuda.stream(stream):
-                results = list(super().evaluate(clients, broadcast, splits))
-        except torch.OutOfMemoryError:
-            self._make_room()
-            yield from self.evaluate(clients, broadcast, splits)
-            return
-        torch.cuda.current_stream(self.worker.device).wait_stream(stream)
-        yield from results
+                results = list(plain(clients, broadcast, splits))
+            torch.cuda.current_stream(self.worker.device).wait_stream(stream)
+            return results
+
+        yield from self._in_memory(attempt)
 
     def _open(self, clients: int) -> None:
         """As many slots as there is work for, ready for what lies on the GPU now."""
