@@ -210,9 +210,9 @@ class Run:
         return network.eval()
 
 
-def summarise_run(run: Run, held_out: list[str]) -> dict[str, Any]:
-    """The result by the configured rule, with what it cost."""
-    scores, rule = run.scores(), run.config.result
+def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) -> dict[str, Any]:
+    """The result by the configured rule, with what it cost; under the given statistics where both were evaluated."""
+    scores, rule = run.scores(statistics=statistics), run.config.result
     if rule == "best-validation":
         validation = run.scores("validation")
         best = max(validation, key=lambda entry: (entry["average"], -entry["round"]))["round"]

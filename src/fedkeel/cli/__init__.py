@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import fedkeel
-from fedkeel.cli import benchmarking, looking, training
+from fedkeel.cli import benchmarking, looking, reproducing, training
 from fedkeel.cli.parsing import Parser, examples
 from fedkeel.errors import FedkeelError
 
@@ -28,6 +28,7 @@ def build_parser() -> Parser:
                 "fedkeel demo                                    compare the methods on built-in digits",
                 "fedkeel run --method fedbn --rounds 20          train one federation",
                 "fedkeel compare fedavg fedbn gn --seeds 3       train several, get a table",
+                "fedkeel reproduce hbn/table1 --root ./data      a table of a paper, ours beside it",
                 "fedkeel run --data folder --root ./images       your own images: ./images/DOMAIN/CLASS/*.png",
                 "fedkeel list methods                            what there is to choose from",
             ]
@@ -36,6 +37,7 @@ def build_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"fedkeel {fedkeel.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
     training.add_commands(commands)
+    reproducing.add_commands(commands)
     looking.add_commands(commands)
     benchmarking.add_commands(commands)
     return parser

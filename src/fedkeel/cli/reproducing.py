@@ -1,0 +1,135 @@
+"""The command that runs the papers' tables and figures: reproduce."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from typing import TYPE_CHECKING, Any
+
+from fedkeel.cli.interrupts import interruptible
+from fedkeel.cli.parsing import add_options, examples, given_options
+from fedkeel.cli.training import add_jobs, add_place, stopped, whole_jobs
+from fedkeel.errors import FedkeelError
+
+if TYPE_CHECKING:
+    from fedkeel.side_by_side import Reproduction
+
+CHANGEABLE = ("rounds", "model", "executor", "workers", "device", "precision", "checkpoint_every")
+
+
+def add_commands(commands: Any) -> None:
+    parser = commands.add_parser(
+        "reproduce",
+        usage="%(prog)s NAME [options]",
+        help="run a table or figure of a paper and print ours beside it",
+        description="Run the cells of a paper's table or figure and print ours / paper / difference.\n"
+        "The same command again continues: a cell that is done is never run again.",
+        epilog=examples(
+            [
+                "fedkeel reproduce --list",
+                "fedkeel reproduce hbn/table1 --root ./data --only CIFAR-10",
+                "fedkeel reproduce fedwon/table1 --only FedBN FedWon Office-Caltech-10 --seeds 1",
+                "fedkeel reproduce hbn/table6 --root ./data --scale 0.1       a quick look",
+            ]
+        ),
+    )
+    parser.add_argument("recipe", nargs="?", metavar="NAME", help="a recipe, see --list, or a TOML file of your own")
+    parser.add_argument("--list", action="store_true", help="every recipe with its paper, table and caption")
+    parser.add_argument("--root", metavar="DIR", help="folder that has the data sets in it (default: $FEDKEEL_DATA)")
+    parser.add_argument("--only", nargs="+", default=[], metavar="LABEL", help="rows, groups or columns; * is anything")
+    parser.add_argument("--seeds", metavar="N", help="how many, or which, like 0,1,5 (default: the recipe's)")
+    parser.add_argument("--scale", metavar="X", help="share of the rounds, e.g. 0.1, for a quick look (default: 1)")
+    parser.add_argument("--markdown", action="store_true", help="print Markdown")
+    add_jobs(parser)
+    add_place(parser, "where the run directories go (default: runs/reproduce)")
+    add_options(parser, only=CHANGEABLE)
+    parser.set_defaults(act=reproduce_one)
+
+
+def reproduce_one(arguments: argparse.Namespace) -> int:
+    if arguments.list:
+        return list_recipes(arguments)
+    if arguments.recipe is None:
+        raise FedkeelError("'fedkeel reproduce' lacks NAME: 'fedkeel reproduce --list' shows what there is.")
+    from fedkeel.recipes import load
+
+    recipe = load(arguments.recipe)
+    scale, jobs = share(arguments.scale), whole_jobs(arguments)
+    root, arguments.root = arguments.root, None  # here it is the folder above the data sets, not that of one of them
+    changes = given_options(arguments)
+
+    from fedkeel.console import ComparisonProgress
+    from fedkeel.engine.local import Stopped
+    from fedkeel.reproduce import PLACE, reproduce
+
+    try:
+        with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
+            result = reproduce(
+                recipe,
+                root=root,
+                only=arguments.only,
+                seeds=arguments.seeds,
+                scale=scale,
+                directory=arguments.out or PLACE,
+                jobs=jobs,
+                observer=progress,
+                **changes,
+            )
+    except Stopped:
+        return stopped(shlex.join(["fedkeel", *arguments.typed]))
+    if arguments.json:
+        print(json.dumps(result.to_dict(), indent=1))
+    elif arguments.markdown:
+        print(result.markdown())
+    else:
+        print_reproduction(result)
+    return 1 if result.missing else 0
+
+
+def share(text: str | None) -> float:
+    try:
+        return 1.0 if text is None else float(text)
+    except ValueError:
+        raise FedkeelError(f"'scale' is '{text}': give a share of the rounds, like 0.1.") from None
+
+
+def print_reproduction(result: Reproduction) -> None:
+    from fedkeel.console import console, plain_table
+
+    out = console(sys.stdout)
+
+    def say(text: str) -> None:
+        out.print(text, markup=False)
+
+    say(result.title)
+    for mark in result.marks:
+        say(f"*** {mark} ***")
+    say(result.legend)
+    for group, headings, rows in result.tables():
+        if group:
+            say(f"\n{group}")
+        out.print(plain_table(headings, rows))
+    for sentence in [*result.sentences(), *(f"The paper: {claim}" for claim in result.recipe.claims)]:
+        say(f"- {sentence}")
+    for mark in result.marks:
+        say(f"*** {mark} ***")
+    for sentence in [*result.skipped, *(f"{name} failed: {why}" for name, why in (result.failures or {}).items())]:
+        print(f"fedkeel: {sentence}", file=sys.stderr)
+    say(f"The run directories are in {result.directory}/")
+
+
+def list_recipes(arguments: argparse.Namespace) -> int:
+    from fedkeel.recipes import load, names
+
+    recipes = [load(name) for name in names()]
+    if arguments.json:
+        keys = ("name", "paper", "table", "caption", "protocol", "substitute")
+        print(json.dumps([{key: getattr(recipe, key) for key in keys} for recipe in recipes], indent=1))
+        return 0
+    from fedkeel.console import console, plain_table
+
+    rows = [(recipe.name, recipe.paper, recipe.table, recipe.caption) for recipe in recipes]
+    console(sys.stdout).print(plain_table(["name", "paper", "table", "caption"], rows))
+    return 0

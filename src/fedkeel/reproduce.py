@@ -1,0 +1,326 @@
+"""Run a table or figure of a paper, and put our numbers beside the published ones.
+
+    reproduce("hbn/table1", root="./data", only=["HBN", "BN", "CIFAR-10"])
+
+A run is kept under its configuration, `runs/reproduce/<method>-<data>-<fingerprint>/seed<k>`. So a cell that is done is
+never run again, also where another column or another table asks for the same one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
+from importlib.util import find_spec
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedkeel.compare import choose_jobs, has_finished
+from fedkeel.config import Config
+from fedkeel.data import DATASETS
+from fedkeel.engine.setup import load_federation
+from fedkeel.entries import read_seeds, slug
+from fedkeel.errors import FedkeelError, nearest
+from fedkeel.jobs import Job, JobsObserver, run_all
+from fedkeel.methods import METHODS
+from fedkeel.recipes import DIAGNOSTICS, Column, Recipe, Row, load
+from fedkeel.run import Run, summarise_run
+from fedkeel.side_by_side import Entry, Reproduction
+from fedkeel.spec import parse, parse_sum
+from fedkeel.store import MACHINE_OPTIONS, fingerprint
+
+PLACE = "runs/reproduce"
+Key = tuple[str, str]  # a row's label and a column's name
+
+
+@dataclass
+class Plan:
+    """The runs behind the cells that were asked for.
+
+    Attributes:
+        runs: the directory of each cell's run, without the seed.
+        jobs: every run once, though several cells may read it.
+        skipped: why a cell is not run.
+    """
+
+    runs: dict[Key, Path] = field(default_factory=dict)
+    jobs: list[Job] = field(default_factory=list)
+    skipped: dict[Key, str] = field(default_factory=dict)
+
+
+def reproduce(
+    name: str | Recipe,
+    *,
+    root: str | Path | None = None,
+    only: Sequence[str] = (),
+    seeds: int | str | Sequence[int] | None = None,
+    scale: float = 1.0,
+    directory: str | Path = PLACE,
+    jobs: int | None = None,
+    observer: JobsObserver | None = None,
+    **changes: Any,
+) -> Reproduction:
+    """Run what is not done yet of a recipe, and gather ours beside the paper's.
+
+    Args:
+        name: of a recipe, "hbn/table1", or the path of a TOML file of one's own.
+        root: the folder that has the data sets in it, in place of $FEDKEEL_DATA.
+        only: rows, groups or columns by their labels, with `*` for anything; without any, all.
+        seeds: how many of the recipe's, or which; by default all of the recipe's.
+        scale: share of the rounds to run, for a quick look.
+        directory: of the run directories.
+        jobs: runs at the same time, as in `compare`.
+        observer: is told how it is going.
+        changes: options of all runs in place of the recipe's, as in `Config`.
+
+    Raises `fedkeel.engine.local.Stopped` when it was asked to stop; the same call then continues it.
+    """
+    recipe = name if isinstance(name, Recipe) else load(name)
+    if not 0 < scale <= 1:
+        raise FedkeelError(f"'scale' is {scale:g}: give a share of the rounds, above 0 and at most 1.")
+    chosen = choose_seeds(recipe, seeds)
+    rows, columns = select(recipe, only)
+    with data_at(root):
+        plan = make_plan(recipe, rows, columns, chosen, Path(directory), scaled(scale, changes))
+        failures = run_missing(plan, jobs, observer or JobsObserver())
+    entries = gather(recipe, rows, columns, plan, chosen)
+    return Reproduction(
+        recipe=recipe,
+        rows=rows,
+        columns=columns,
+        entries=entries,
+        seeds=chosen,
+        directory=Path(directory),
+        marks=marks(recipe, scale, changes),
+        skipped=[*dict.fromkeys(plan.skipped.values()), *missing_diagnostics(recipe, rows, columns)],
+        failures=failures,
+    )
+
+
+# -- what is asked for ------------------------------------------------------------------------------------------
+def choose_seeds(recipe: Recipe, seeds: int | str | Sequence[int] | None) -> list[int]:
+    """The recipe's seeds, the first of them, or those given; when more are asked for, it goes on with 0, 1, ..."""
+    if seeds is None:
+        return list(recipe.seeds)
+    if isinstance(seeds, str) and "," not in seeds:
+        seeds = len(read_seeds(seeds))
+    if isinstance(seeds, int):
+        others = [seed for seed in read_seeds(seeds) if seed not in recipe.seeds]
+        return [*recipe.seeds, *others][:seeds]
+    return read_seeds(seeds)
+
+
+def select(recipe: Recipe, only: Sequence[str]) -> tuple[list[Row], list[Column]]:
+    """The rows and columns that the patterns name. Where none names a row, every row; likewise for columns."""
+    rows: list[Row] = []
+    columns: list[Column] = []
+    for pattern in only:
+        some_rows = [row for row in recipe.rows if _matches(pattern, row.label)]
+        some_columns = [c for c in recipe.columns if _matches(pattern, c.name, c.group, c.label)]
+        if not some_rows and not some_columns:
+            known = {row.label for row in recipe.rows} | {n for c in recipe.columns for n in (c.name, c.group, c.label)}
+            raise FedkeelError(
+                f"'{pattern}' is no row and no column of '{recipe.name}': {nearest(pattern, known - {''})}"
+            )
+        rows += some_rows
+        columns += some_columns
+    return (
+        [row for row in recipe.rows if row in rows or not rows],
+        [column for column in recipe.columns if column in columns or not columns],
+    )
+
+
+def _matches(pattern: str, *labels: str) -> bool:
+    return any(label and fnmatchcase(label.lower(), pattern.lower()) for label in labels)
+
+
+@contextmanager
+def data_at(root: str | Path | None) -> Iterator[None]:
+    """While inside, data sets are looked for in `root`. A run's configuration does not say where they lie."""
+    if root is None:
+        yield
+        return
+    if not Path(root).is_dir():
+        raise FedkeelError(f"The root '{root}' is not a folder: give the one that has the data sets in it.")
+    before = os.environ.get("FEDKEEL_DATA")
+    os.environ["FEDKEEL_DATA"] = str(Path(root).absolute())
+    try:
+        yield
+    finally:
+        del os.environ["FEDKEEL_DATA"]
+        if before is not None:
+            os.environ["FEDKEEL_DATA"] = before
+
+
+def scaled(scale: float, changes: Mapping[str, Any]) -> Callable[[Config], Config]:
+    """What becomes of a cell's configuration."""
+
+    def change(config: Config) -> Config:
+        config = config.replace(**changes)
+        return config.replace(rounds=max(1, round(config.rounds * scale)))
+
+    return change
+
+
+def marks(recipe: Recipe, scale: float, changes: Mapping[str, Any]) -> list[str]:
+    """Whatever makes the numbers something else than the paper's."""
+    found = []
+    if recipe.substitute:
+        found.append(f"SUBSTITUTE: {recipe.substitute}")
+    if scale != 1:
+        found.append(f"QUICK LOOK: every run has {scale:g} of its rounds, so these are not reproduced numbers.")
+    changed = [f"{name}={value}" for name, value in changes.items() if name not in MACHINE_OPTIONS]
+    if changed:
+        found.append(f"CHANGED: {', '.join(changed)}, where the paper's setting is another.")
+    return found
+
+
+# -- from cells to runs -----------------------------------------------------------------------------------------
+def make_plan(
+    recipe: Recipe,
+    rows: Sequence[Row],
+    columns: Sequence[Column],
+    seeds: Sequence[int],
+    place: Path,
+    change: Callable[[Config], Config],
+) -> Plan:
+    """Which runs the cells need. A cell that cannot be run here is left out, with a sentence that says why."""
+    plan = Plan()
+    problems: dict[str, str] = {}  # what is wrong with a data set is found out once
+    needed = {c.name for c in columns} | {part.name for c in columns if c.average for part in recipe.parts(c)}
+    planned: set[Path] = set()
+    for row, column in recipe.cells():
+        if row not in rows or column.name not in needed:
+            continue
+        config = change(recipe.config(row, column))
+        directory = place / directory_name(config)
+        plan.runs[row.label, column.name] = directory
+        if directory in planned:
+            continue
+        finished = all(has_finished(directory / f"seed{seed}") for seed in seeds)
+        problem = "" if finished else unregistered(config) or _unreadable(config, seeds[0], problems)
+        if problem:
+            plan.skipped[row.label, column.name] = problem
+            continue
+        planned.add(directory)
+        label = f"{row.label}, {column.name}"
+        plan.jobs += [Job(label, seed, config.replace(seed=seed), directory / f"seed{seed}") for seed in seeds]
+    return plan
+
+
+def directory_name(config: Config) -> str:
+    """The same for equal configurations, whatever their seed."""
+    return f"{slug(config.method)[:60]}-{parse(config.data).name}-{fingerprint(config.replace(seed=0))}"
+
+
+def unregistered(config: Config) -> str:
+    """One sentence if this version lacks the method or the data set."""
+    for part in parse_sum(config.method):
+        if part.name not in METHODS:
+            return f"The method '{part.name}' is not available yet: its cells are skipped."
+    name = parse(config.data).name
+    return "" if name in DATASETS else f"The data set '{name}' is not available yet: its cells are skipped."
+
+
+def _unreadable(config: Config, seed: int, problems: dict[str, str]) -> str:
+    if config.data not in problems:
+        try:
+            load_federation(config.replace(seed=seed))
+            problems[config.data] = ""
+        except FedkeelError as error:
+            problems[config.data] = f"Skipped: {error}"
+    return problems[config.data]
+
+
+def run_missing(plan: Plan, jobs: int | None, observer: JobsObserver) -> dict[str, str]:
+    """Run what is not finished; returns why a run failed, by its name."""
+    finished = [job for job in plan.jobs if has_finished(job.directory)]
+    todo = [job for job in plan.jobs if job not in finished]
+    processes = choose_jobs(jobs, {str(job): job.config for job in todo})
+    if not todo:
+        return {}
+    observer.planned(plan.jobs, finished)
+    if processes > 1:
+        todo = [replace(job, config=job.config.replace(executor="serial")) for job in todo]
+    failures = run_all(todo, min(processes, len(todo)), observer)
+    return {str(job): problem for job, problem in failures.items()}
+
+
+# -- from runs to numbers ---------------------------------------------------------------------------------------
+def gather(
+    recipe: Recipe, rows: Sequence[Row], columns: Sequence[Column], plan: Plan, seeds: Sequence[int]
+) -> dict[Key, Entry]:
+    """Every cell that was asked for, in the order of the table."""
+
+    def ours(row: Row, column: Column) -> dict[int, float]:
+        if column.average:
+            parts = [ours(row, part) for part in recipe.parts(column)]
+            return {seed: fmean(part[seed] for part in parts) for seed in seeds if all(seed in part for part in parts)}
+        directory = plan.runs.get((row.label, column.name))
+        if directory is None:
+            return {}
+        runs = {seed: directory / f"seed{seed}" for seed in seeds if has_finished(directory / f"seed{seed}")}
+        found = {}
+        for seed, run in runs.items():
+            try:
+                value = read(Run(run), recipe.reading(row, column))
+            except FedkeelError as error:
+                plan.skipped[row.label, column.name] = str(error)
+                continue
+            if value is not None:
+                found[seed] = value
+        if not column.relative_to:
+            return found
+        reference = ours(
+            next(other for other in recipe.rows if other.label == column.relative_to), replace(column, relative_to="")
+        )
+        return {seed: value / reference[seed] for seed, value in found.items() if seed in reference}
+
+    return {
+        (row.label, column.name): Entry(ours(row, column), recipe.published.get((row.label, column.name)))
+        for row in rows
+        for column in columns
+    }
+
+
+def read(run: Run, reading: Mapping[str, str]) -> float | None:
+    """The number of a finished run that a cell shows: accuracies in %, times in seconds."""
+    kind = reading.get("read", "accuracy")
+    if kind in DIAGNOSTICS:
+        return None
+    if kind == "seconds":
+        return epoch_seconds(run)
+    summary: dict[str, Any] = run.summary or {}
+    if "statistics" in reading:
+        summary = summarise_run(run, summary["unseen_domains"], reading["statistics"])
+    if "domain" in reading:
+        domain, there = reading["domain"], summary["domains"]
+        if domain not in there:
+            raise FedkeelError(f"The data '{run.config.data}' has no domain '{domain}': {nearest(domain, there)}")
+        value = there[domain]
+    else:
+        value = summary[{"accuracy": "accuracy", "samples": "samples_accuracy", "unseen": "unseen"}[kind]]
+    return None if value is None else 100 * float(value)
+
+
+def epoch_seconds(run: Run) -> float | None:
+    """Mean time of one client's local epoch. The first round is left out: it also prepares the device."""
+    path = run.directory / "timing.jsonl"
+    times = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    clients = {record["round"]: record["clients"] for record in run.records("round")}
+    return fmean(t["train"] / clients[t["round"]] for t in times[1:]) / run.config.local_epochs if times[1:] else None
+
+
+def missing_diagnostics(recipe: Recipe, rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    """One sentence for each diagnostic of the recipe that this version does not have."""
+    read_here = [recipe.reading(row, column).get("read", "") for row in rows for column in columns]
+    wanted = dict.fromkeys([*recipe.diagnostics, *(name for name in read_here if name in DIAGNOSTICS)])
+    return [
+        f"The diagnostic '{name}' ({DIAGNOSTICS[name]}) is not available yet: it is neither recorded nor shown."
+        for name in wanted
+        if find_spec("fedkeel.analysis") is None or find_spec(f"fedkeel.analysis.{name.replace('-', '_')}") is None
+    ]
