@@ -11,6 +11,7 @@ import json
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -94,7 +95,7 @@ class Config:
     profile: bool = option(False, "write where the time went, phase by phase, to profile.json", "machine")
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
+        hints = _hints(type(self))
         for entry in fields(self):
             object.__setattr__(self, entry.name, _checked(entry, hints[entry.name], getattr(self, entry.name)))
 
@@ -155,6 +156,9 @@ def read(path: str | Path) -> dict[str, Any]:
     table = {name.replace("-", "_"): value for name, value in table.items()}
     refuse_unknown(table)
     return table
+
+
+_hints = cache(get_type_hints)  # made anew they would take most of the time that a configuration takes
 
 
 def _checked(entry: dataclasses.Field[Any], hint: Any, value: Any) -> Any:

@@ -33,9 +33,10 @@ class TrainingError(FedkeelError):
 def nearest(given: str, choices: Iterable[str]) -> str:
     """The end of an error sentence: the nearest valid choice, or all of them when none is near."""
     choices = sorted(choices)
-    close = get_close_matches(given.lower(), choices, n=1, cutoff=0.5)
+    in_lower_case = {choice.lower(): choice for choice in choices}
+    close = get_close_matches(given.lower(), in_lower_case, n=1, cutoff=0.5)
     if close:
-        return f"did you mean '{close[0]}'?"
+        return f"did you mean '{in_lower_case[close[0]]}'?"
     return f"choose from {', '.join(choices)}." if choices else "there is nothing to choose from."
 
 

@@ -191,10 +191,11 @@ def make_plan(
     """Which runs the cells need. A cell that cannot be run here is left out, with a sentence that says why."""
     plan = Plan()
     problems: dict[str, str] = {}  # what is wrong with a data set is found out once
-    needed = {c.name for c in columns} | {part.name for c in columns if c.average for part in recipe.parts(c)}
+    parts = {part.name for column in columns if column.average for part in recipe.parts(column)}
     planned: set[Path] = set()
     for row, column in recipe.cells():
-        if row not in rows or column.name not in needed:
+        is_reference = column.relative_to == row.label
+        if not (row in rows or is_reference) or not (column in columns or column.name in parts):
             continue
         config = change(recipe.config(row, column))
         directory = place / directory_name(config)
