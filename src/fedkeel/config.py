@@ -95,7 +95,7 @@ class Config:
     profile: bool = option(False, "write where the time went, phase by phase, to profile.json", "machine")
 
     def __post_init__(self) -> None:
-        hints = _hints(type(self))
+        hints = _hints()
         for entry in fields(self):
             object.__setattr__(self, entry.name, _checked(entry, hints[entry.name], getattr(self, entry.name)))
 
@@ -158,7 +158,10 @@ def read(path: str | Path) -> dict[str, Any]:
     return table
 
 
-_hints = cache(get_type_hints)  # made anew they would take most of the time that a configuration takes
+@cache
+def _hints() -> dict[str, Any]:
+    """Made anew for every configuration they would take most of the time that making one takes."""
+    return get_type_hints(Config)
 
 
 def _checked(entry: dataclasses.Field[Any], hint: Any, value: Any) -> Any:

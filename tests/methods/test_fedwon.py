@@ -33,6 +33,14 @@ def test_normalisation_goes_and_convolutions_standardise(tmp_path, norm):
     assert run.server.statistics == {}
 
 
+def test_without_standardisation_only_the_normalisation_goes(tmp_path):
+    run = started("fedwon(standardise=false)", tmp_path)
+    model = run.setup.worker.model
+    assert not batch_norms(model)
+    assert [type(module) for module in model.modules() if isinstance(module, nn.Conv2d)] == [nn.Conv2d] * 2
+    assert not any(name.endswith("gain") for name, _ in model.named_parameters())
+
+
 def test_a_folded_network_equals_the_unfolded_one_after_training(tmp_path):
     run = started("fedwon", tmp_path)
     for round in range(2):

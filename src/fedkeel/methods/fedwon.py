@@ -36,10 +36,12 @@ class FedWon(Method):
         clip_head: bool = True,
         skip: str | Sequence[str] = (),
         init: str = "xavier",
+        standardise: bool = True,
     ) -> None:
         """`clipping`: lambda of Eq. 4, 1.28 for Office-Caltech-10 and DomainNet; Digits-Five has 0.64.
         `agc`: true, false, or "auto": for batch sizes of `agc_from_batch` and more. `clip_head`: the classifier too.
         `skip`: names of convolutions that stay plain. `init`: "xavier" (Listing 1) or "keep", for pretrained weights.
+        `standardise`: false leaves every convolution as it is (Tables 5 and 12).
         """
         if clipping <= 0:
             raise FedkeelError(f"The 'clipping' of fedwon is {clipping}: give a number above 0.")
@@ -49,9 +51,11 @@ class FedWon(Method):
             raise FedkeelError(f"The 'agc_from_batch' of fedwon is {agc_from_batch}: give at least 1.")
         self.clipping, self.agc, self.agc_from_batch, self.clip_head = clipping, agc, agc_from_batch, clip_head
         self.skip, self.init = (skip,) if isinstance(skip, str) else tuple(skip), init
+        self.standardise = standardise
 
     def prepare(self, model: nn.Module) -> None:
-        to_scaled_ws(model, skip=self.skip, init=self.init)  # first: it refuses a model without convolutions
+        if self.standardise:
+            to_scaled_ws(model, skip=self.skip, init=self.init)  # first: it refuses a model without convolutions
         remove_normalisation(model)
 
     def start(self, client: LocalClient) -> None:
