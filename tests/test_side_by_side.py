@@ -116,7 +116,9 @@ class TestReproduction:
 
     def test_the_sentences_say_where_the_order_is_the_papers(self) -> None:
         first, *others = reproduction(self.OURS).sentences()
-        assert first == "The order of methods is the paper's in 1 of 2, and the best one in 1 of 2: digits B."
+        assert first == (
+            "The order of methods is the paper's in 1 of 2 columns (digits B); the best one is the paper's in 1 of 2."
+        )
         assert len(others) == 1
         assert others[0].startswith("digits A: another order")
         assert "the paper has two > three > one, ours is three > two > one" in others[0]

@@ -191,10 +191,11 @@ class Reproduction:
             return ["No two methods have both a published number and one of ours yet, so there is no order to compare."]
         same = [order for order in orders if order.same]
         best = sum(order.paper[0] == order.ours[0] for order in orders)
-        what = "methods" if self.recipe.order == "rows" else "columns"
+        what, places = ("methods", "columns") if self.recipe.order == "rows" else ("columns", "rows")
+        where = f" ({', '.join(order.where for order in same)})" if same else ""
         summary = (
-            f"The order of {what} is the paper's in {len(same)} of {len(orders)}, and the best one in {best} of "
-            f"{len(orders)}{': ' if same else ''}{', '.join(order.where for order in same)}."
+            f"The order of {what} is the paper's in {len(same)} of {len(orders)} {places}{where}; "
+            f"the best one is the paper's in {best} of {len(orders)}."
         )
         return [summary, *(str(order) for order in orders if not order.same)]
 
