@@ -154,6 +154,14 @@ class TestRunning:
         assert "batch norm" in (result.failures or {})["GN, digits scan seed 3"]
         assert result.entries["FedAvg", "digits scan"].mean is not None
 
+    def test_a_partition_that_fails_leaves_the_other_columns_alone(self, tmp_path: Path) -> None:
+        impossible = RECIPE.replace('label = "bigger"', 'label = "bigger", partition = "even(clients=900)"')
+        result = reproduce(
+            parse("small", impossible), only=["GN", "bigger", "scan"], seeds=1, directory=tmp_path, jobs=1
+        )
+        assert list(result.failures or {}) == ["GN, more bigger seed 3"]
+        assert result.entries["GN", "digits scan"].mean is not None
+
     def test_a_domain_that_the_data_lacks_is_told(self, tmp_path: Path) -> None:
         wrong = parse("small", RECIPE.replace('domain = "scan"', 'domain = "scam"'))
         by_hand(wrong, tmp_path, "GN", "digits scan", 3, scan=0.5, paper=0.7)

@@ -203,7 +203,7 @@ def make_plan(
         if directory in planned:
             continue
         finished = all(has_finished(directory / f"seed{seed}") for seed in seeds)
-        problem = "" if finished else unregistered(config) or _unreadable(config, seeds[0], problems)
+        problem = "" if finished else unregistered(config) or _unreadable(config, problems)
         if problem:
             plan.skipped[row.label, column.name] = problem
             continue
@@ -227,10 +227,11 @@ def unregistered(config: Config) -> str:
     return "" if name in DATASETS else f"The data set '{name}' is not available yet: its cells are skipped."
 
 
-def _unreadable(config: Config, seed: int, problems: dict[str, str]) -> str:
+def _unreadable(config: Config, problems: dict[str, str]) -> str:
     if config.data not in problems:
         try:
-            load_federation(config.replace(seed=seed))
+            # Whether it can be read at all: a partition that fails is the failure of that cell alone.
+            load_federation(config.replace(partition="domains", unseen="", subsample=0))
             problems[config.data] = ""
         except FedkeelError as error:
             problems[config.data] = f"Skipped: {error}"
