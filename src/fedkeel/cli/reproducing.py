@@ -16,7 +16,7 @@ from fedkeel.errors import FedkeelError
 if TYPE_CHECKING:
     from fedkeel.side_by_side import Reproduction
 
-CHANGEABLE = ("rounds", "model", "executor", "workers", "device", "precision", "checkpoint_every")
+CHANGEABLE = ("rounds", "model", "weights", "executor", "workers", "device", "precision", "checkpoint_every")
 
 
 def add_commands(commands: Any) -> None:
