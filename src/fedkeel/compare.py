@@ -20,6 +20,7 @@ from fedkeel import methods as registered
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
 from fedkeel.engine.setup import choose_device, choose_executor, load_federation, prepare
+from fedkeel.engine.threads import available_cores
 from fedkeel.entries import read_entries, read_seeds, slug
 from fedkeel.errors import FedkeelError
 from fedkeel.jobs import Job, JobsObserver, run_all
@@ -150,11 +151,6 @@ def choose_jobs(jobs: int | None, entries: Mapping[str, Config]) -> int:
         raise FedkeelError(f"'jobs' is {jobs}, which is for CPU cores: give --device cpu, or --jobs 1 on the GPU.")
     can_fork = hasattr(os, "fork")
     return jobs or (1 if on_gpu or not can_fork else available_cores())
-
-
-def available_cores() -> int:
-    """Those that this process may use, which in a container are fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def choose_directory(directory: str | Path | None, entries: Mapping[str, Config], seeds: Sequence[int]) -> Path:

@@ -84,6 +84,9 @@ class Config:
     workers: int = option(
         0, "worker processes (0: one per core) or clients at once on a GPU (0: as it holds)", "machine", least=0
     )
+    threads: int = option(
+        0, "threads of a local step on the CPU (0: what is faster, 1 in each process or all in one)", "machine", least=0
+    )
     device: str = option("auto", "auto, cpu, cuda or cuda:N", "machine")
     precision: Literal["float32", "tf32", "bf16"] = option(
         "tf32", "arithmetic on a GPU: fewer bits are faster; bf16 pays for large networks", "machine"

@@ -57,7 +57,8 @@ def simulate(
     given = {"data": federation, "model": model, "method": method}
     settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
     setup = prepare(settings, federation=federation, model=model, method=method)
-    store = Store.create(directory or free_directory(settings), settings)
+    setup = setup.with_threads()
+    store = Store.create(directory or free_directory(settings), setup.config)
     return _run(store, setup, observer)
 
 

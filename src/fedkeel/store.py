@@ -34,7 +34,8 @@ from fedkeel.messages import BadMessage, pack, unpack
 from fedkeel.state import Tensors
 
 KEPT_CHECKPOINTS = 2
-MACHINE_OPTIONS = ("executor", "workers", "device", "checkpoint_every", "profile")  # may change when a run is resumed
+# may change when a run is resumed
+MACHINE_OPTIONS = ("executor", "workers", "threads", "device", "checkpoint_every", "profile")
 
 
 @dataclass(frozen=True)

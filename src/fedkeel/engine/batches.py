@@ -16,6 +16,8 @@ from fedkeel import seeds
 from fedkeel.data.federation import Client, Federation, Transform
 from fedkeel.parties import Batch
 
+SAMPLES_AT_ONCE = 64  # gathered and transformed together: more of them no longer fit the cache of a core
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -62,6 +64,7 @@ class ImageStore:
         self.federation = federation
         self.device = device
         # Batches that come out with channels last need no conversion before the convolutions that want them so.
+        self.channels_last = channels_last
         layout = torch.channels_last if channels_last else torch.contiguous_format
         self.images = federation.images.to(device).contiguous(memory_format=layout)
         self.labels = federation.labels.to(device)
@@ -71,8 +74,23 @@ class ImageStore:
 
     def batches(self, plan: Plan, transform: Transform) -> Iterator[Batch]:
         plan = plan.to(self.device)
-        for start, stop in plan.bounds:
-            yield self.batch(plan.order[start:stop], plan.uniforms[start:stop], transform)
+        for bounds in self._together(plan.bounds):
+            first, last = bounds[0][0], bounds[-1][1]
+            several = self.batch(plan.order[first:last], plan.uniforms[first:last], transform)
+            x = several.x.contiguous(memory_format=torch.channels_last) if self.channels_last else several.x
+            for start, stop in bounds:
+                yield Batch(x[start - first : stop - first], several.y[start - first : stop - first])
+
+    def _together(self, bounds: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+        """Neighbouring batches that are gathered and transformed in one go, which for small ones takes half the time."""
+        together: list[tuple[int, int]] = []
+        for start, stop in bounds:
+            if together and stop - together[0][0] > SAMPLES_AT_ONCE:
+                yield together
+                together = []
+            together.append((start, stop))
+        if together:
+            yield together
 
     def in_order(self, indices: Tensor, batch_size: int, transform: Transform, least: int = 1) -> Iterator[Batch]:
         """One pass without randomness, e.g. for evaluation. A transform that draws gets the middle of each range."""

@@ -139,7 +139,7 @@ class Worker:
         self._train_mode()
         self.method.start(client)
         self._train_mode()  # a method may have run a pass of its own
-        client.optimizer = optimizer or self._optimizer(client.learning_rate)
+        client.optimizer = optimizer or self.optimizer(client.learning_rate)
         for view in client.scratch["views"].values():
             view.optimizer = client.optimizer
         return client
@@ -258,6 +258,8 @@ class Worker:
         if self.config.clip_norm:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm, foreach=True)
         assert client.optimizer is not None
+        if self.device.type == "cpu":
+            lay_out_gradients(client.optimizer)
         client.optimizer.step()
         return loss
 
@@ -284,13 +286,16 @@ class Worker:
         return torch.autocast("cuda", dtype=torch.bfloat16) if self._half else nullcontext()
 
     @property
+    def _parameters(self) -> list[nn.Parameter]:
+        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+
+    @property
     def _half(self) -> bool:
         return self.device.type == "cuda" and self.config.precision == "bf16"
 
     def resident_optimizer(self, learning_rate: Tensor) -> torch.optim.Optimizer:
         """An optimiser that a CUDA graph can hold: its learning rate is a tensor, its state is made beforehand."""
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        config = self.config
+        parameters, config = self._parameters, self.config
         if config.optimizer == "adamw":
             return torch.optim.AdamW(
                 parameters, lr=learning_rate, weight_decay=config.weight_decay, fused=True, capturable=True
@@ -311,20 +316,29 @@ class Worker:
         if tensors:
             torch._foreach_zero_(tensors)
 
-    def _optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
+    def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
+        """A new local optimiser."""
         if self.device.type == "cuda":
             return self.resident_optimizer(torch.tensor(learning_rate, device=self.device))
-        parameters = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        config = self.config
+        parameters, config = self._parameters, self.config
         if config.optimizer == "adamw":
-            return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=config.weight_decay, foreach=True)
+            return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=config.weight_decay, fused=True)
         return torch.optim.SGD(
             parameters,
             lr=learning_rate,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
-            foreach=True,
+            fused=True,
         )
+
+
+def lay_out_gradients(optimizer: torch.optim.Optimizer) -> None:
+    """Fused optimisers on the CPU walk straight through memory, so a gradient must lie as its parameter does. Autograd
+    sees to that; a method that puts another gradient in its place may not."""
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        gradient = parameter.grad
+        if gradient is not None and gradient.stride() != parameter.stride():
+            parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
 def check_loss(loss: float) -> None:

@@ -1,15 +1,16 @@
 """All CPU cores: one worker process per core, one thread each; the images are shared, not copied.
 
 Workers are forked from the process that holds the federation, so they see its images, models and methods
-without any copying or pickling; messages travel as safetensors over pipes. A worker that dies takes only the
-client it was running with it: that client's update is missing, a new worker takes its place.
+without any copying or pickling. Tensors travel through memory that is shared too: a broadcast is written once and
+read by all, and each worker has a segment of its own for the rest; a line of JSON over a pipe says what is where.
+A worker that dies takes only the client it was running with it: that client's update is missing, a new worker takes
+its place.
 """
 
 from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -24,31 +25,24 @@ from fedkeel.engine import local
 from fedkeel.engine.evaluation import Evaluation
 from fedkeel.engine.execution import EXECUTORS, ClientMemory
 from fedkeel.engine.local import ClientFailure, Stopped, Worker
+from fedkeel.engine.segment import Segment
+from fedkeel.engine.threads import available_cores
 from fedkeel.errors import FedkeelError, TrainingError
-from fedkeel.messages import (
-    Answer,
-    Broadcast,
-    Missing,
-    Update,
-    broadcast_from_bytes,
-    broadcast_to_bytes,
-    pack,
-    unpack,
-    update_from_bytes,
-    update_to_bytes,
-)
+from fedkeel.messages import Answer, Broadcast, Missing, Update
 from fedkeel.state import Tensors
 
 T = TypeVar("T")
-Reply = tuple[dict[str, Any], bytes, bytes]
+Header = dict[str, Any]
+Groups = dict[str, Tensors]
 
 
 @dataclass
 class _Seat:
-    """A worker process and the pipe to it."""
+    """A worker process, the pipe to it, and the memory that the two share."""
 
     process: BaseProcess
     pipe: Connection
+    segment: Segment
     client: str | None = None  # whom it is running
     broadcast: int = -1  # the one it has
 
@@ -64,22 +58,23 @@ class ProcessesExecutor:
         self._context = multiprocessing.get_context("fork")
         # The first optimiser makes torch import its compiler, which takes seconds: once here, not in every worker.
         torch.optim.SGD([torch.zeros(1)])
-        self._seats = [self._open_seat() for _ in range(workers or os.cpu_count() or 1)]
+        self._shared = Segment()  # before the workers, which inherit it
         self._broadcasts = 0
+        self._seats = [self._open_seat(Segment()) for _ in range(workers or available_cores())]
 
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
-        def read(client: str, reply: Reply) -> Update:
-            _, update, memory = reply
-            self.memory.keep(client, unpack(memory)[1].get("memory", {}))
-            return update_from_bytes(update)
+        def read(client: str, header: Header, groups: Groups) -> Update:
+            self.memory.keep(client, groups.get("memory", {}))
+            kinds = {kind: groups.get(kind, {}) for kind in ("weights", "statistics", "extras")}
+            return Update(client, header["samples"], round=header["round"], metrics=header["metrics"], **kinds)
 
         yield from self._in_order(clients, broadcast, {"do": "train"}, read, Missing)
 
     def evaluate(
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
     ) -> Iterator[list[Evaluation]]:
-        def read(_: str, reply: Reply) -> list[Evaluation]:
-            return [Evaluation(**fields) for fields in reply[0]["evaluations"]]
+        def read(_: str, header: Header, groups: Groups) -> list[Evaluation]:
+            return [Evaluation(**fields) for fields in header["evaluations"]]
 
         def lost(client: str, reason: str) -> list[Evaluation]:
             raise TrainingError(f"The evaluation of '{client}' failed twice, the second time because {reason}.")
@@ -88,10 +83,9 @@ class ProcessesExecutor:
         yield from self._in_order(clients, broadcast, job, read, lost, attempts=2)
 
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
-        def read(client: str, reply: Reply) -> Answer:
-            header, answer, memory = reply
-            self.memory.keep(client, unpack(memory)[1].get("memory", {}))
-            return Answer(client, header["samples"], unpack(answer)[1].get("tensors", {}))
+        def read(client: str, header: Header, groups: Groups) -> Answer:
+            self.memory.keep(client, groups.get("memory", {}))
+            return Answer(client, header["samples"], groups.get("answer", {}))
 
         yield from self._in_order(clients, broadcast, {"do": "ask", "question": question}, read, Missing)
 
@@ -108,15 +102,18 @@ class ProcessesExecutor:
         self,
         clients: Sequence[str],
         broadcast: Broadcast,
-        job: dict[str, Any],
-        read: Callable[[str, Reply], T],
+        job: Header,
+        read: Callable[[str, Header, Groups], T],
         lost: Callable[[str, str], Any],
         attempts: int = 1,
     ) -> Iterator[Any]:
         """Run `job` for every client, long ones first, and yield the results in the order of `clients`."""
         attempts_left = dict.fromkeys(clients, attempts)
-        self._broadcasts += 1
-        message = broadcast_to_bytes(broadcast)
+        for seat in self._seats:
+            if seat.client is not None:  # of a round that was given up: it still reads the last broadcast
+                seat.process.kill()
+                self._replace(seat)
+        message = self._write(broadcast)
         sizes = {client.name: client.samples for client in self.worker.federation}
         waiting = sorted(clients, key=lambda name: -sizes[name])
         results: dict[str, Any] = {}
@@ -131,7 +128,7 @@ class ProcessesExecutor:
                 client = seat.client
                 assert client is not None
                 try:
-                    reply = self._receive(seat)
+                    header = json.loads(seat.pipe.recv_bytes())
                 except (EOFError, OSError):
                     reason = self._replace(seat)
                     attempts_left[client] -= 1
@@ -141,42 +138,47 @@ class ProcessesExecutor:
                         results[client] = lost(client, reason)
                 else:
                     seat.client = None
-                    header = reply[0]
                     if "error" in header:
                         raise RuntimeError(f"Client '{client}' failed in its worker process:\n{header['error']}")
                     if "mistake" in header:
                         raise FedkeelError(header["mistake"])
                     failure = header.get("failure")
-                    results[client] = lost(client, failure) if failure else read(client, reply)
+                    if failure:
+                        results[client] = lost(client, failure)
+                    else:
+                        results[client] = read(client, header, seat.segment.read(header.pop("tensors", [])))
             if local.stop_requested.is_set():
                 raise Stopped
             while turn < len(clients) and clients[turn] in results:
                 yield results.pop(clients[turn])
                 turn += 1
 
-    def _send(self, seat: _Seat, client: str, message: bytes, job: dict[str, Any]) -> None:
+    def _write(self, broadcast: Broadcast) -> Header:
+        """Put the broadcast where all workers can read it."""
+        self._broadcasts += 1
+        groups = {"weights": broadcast.weights, "statistics": broadcast.statistics, "extras": broadcast.extras}
+        return {"round": broadcast.round, "rounds": broadcast.rounds, "tensors": self._shared.write(groups)}
+
+    def _send(self, seat: _Seat, client: str, message: Header, job: Header) -> None:
+        if not seat.process.is_alive():
+            self._replace(seat)  # it died while it had nothing to do: nobody's loss
         seat.client = client
         fresh = seat.broadcast != self._broadcasts
+        memory = seat.segment.write({"memory": self.memory.of(client)})
+        parts = {"client": client, "broadcast": message if fresh else None, "memory": memory}
         try:
-            seat.pipe.send_bytes(json.dumps({**job, "client": client, "fresh": fresh}).encode())
-            if fresh:
-                seat.pipe.send_bytes(message)
-                seat.broadcast = self._broadcasts
-            seat.pipe.send_bytes(pack({}, memory=self.memory.of(client)))
+            seat.pipe.send_bytes(json.dumps({**job, **parts}).encode())
+            seat.broadcast = self._broadcasts
         except OSError:
             pass  # the worker is dead: reading from it says so, and why
 
-    @staticmethod
-    def _receive(seat: _Seat) -> Reply:
-        header = json.loads(seat.pipe.recv_bytes())
-        return header, seat.pipe.recv_bytes(), seat.pipe.recv_bytes()
-
-    def _open_seat(self) -> _Seat:
+    def _open_seat(self, segment: Segment) -> _Seat:
         here, there = self._context.Pipe()
-        process = self._context.Process(target=_work, args=(self.worker, there, here), daemon=True)
+        arguments = (self.worker, there, here, self._shared, segment)
+        process = self._context.Process(target=_work, args=arguments, daemon=True)
         process.start()
         there.close()
-        return _Seat(process, here)
+        return _Seat(process, here, segment)
 
     def _replace(self, seat: _Seat) -> str:
         """Put a new worker in a dead one's seat; returns what became of the old one."""
@@ -184,12 +186,12 @@ class ProcessesExecutor:
         code = seat.process.exitcode
         cause = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
         seat.pipe.close()
-        fresh = self._open_seat()
+        fresh = self._open_seat(seat.segment)
         seat.process, seat.pipe, seat.client, seat.broadcast = fresh.process, fresh.pipe, None, -1
         return f"its worker process died ({cause})"
 
 
-def _work(worker: Worker, pipe: Connection, parents_end: Connection) -> None:
+def _work(worker: Worker, pipe: Connection, parents_end: Connection, shared: Segment, own: Segment) -> None:
     """The life of a worker process: jobs in, replies out, until the pipe closes."""
     parents_end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
@@ -199,32 +201,35 @@ def _work(worker: Worker, pipe: Connection, parents_end: Connection) -> None:
     while True:
         try:
             job = json.loads(pipe.recv_bytes())
-            if job["fresh"]:
-                broadcast = broadcast_from_bytes(pipe.recv_bytes())
-            memory = unpack(pipe.recv_bytes())[1].get("memory", {})
         except (EOFError, OSError):
             return
+        if message := job["broadcast"]:
+            groups = shared.look(message["tensors"])
+            kinds = {kind: groups.get(kind, {}) for kind in ("weights", "statistics", "extras")}
+            broadcast = Broadcast(message["round"], message["rounds"], **kinds)
         assert broadcast is not None
-        for part in _reply(worker, job, broadcast, memory):
-            pipe.send_bytes(part)
+        memory = own.read(job["memory"]).get("memory", {})
+        header, reply = _reply(worker, job, broadcast, memory)
+        pipe.send_bytes(json.dumps({**header, "tensors": own.write(reply)}).encode())
 
 
-def _reply(worker: Worker, job: dict[str, Any], broadcast: Broadcast, memory: Tensors) -> tuple[bytes, bytes, bytes]:
+def _reply(worker: Worker, job: Header, broadcast: Broadcast, memory: Tensors) -> tuple[Header, Groups]:
     client = job["client"]
     try:
         if job["do"] == "train":
             update, memory = worker.train(client, broadcast, memory)
-            return b"{}", update_to_bytes(update), pack({}, memory=memory)
+            header = {"samples": update.samples, "round": update.round, "metrics": update.metrics}
+            groups = {"weights": update.weights, "statistics": update.statistics, "extras": update.extras}
+            return header, {**groups, "memory": memory}
         if job["do"] == "ask":
             answer, memory = worker.answer(client, broadcast, memory, job["question"])
-            header = json.dumps({"samples": answer.samples}).encode()
-            return header, pack({}, tensors=answer.tensors), pack({}, memory=memory)
+            return {"samples": answer.samples}, {"answer": answer.tensors, "memory": memory}
         evaluations = worker.evaluate(client, broadcast, memory, job["splits"])
-        return json.dumps({"evaluations": [asdict(e) for e in evaluations]}).encode(), b"", b""
+        return {"evaluations": [asdict(evaluation) for evaluation in evaluations]}, {}
     except ClientFailure as failure:
-        return json.dumps({"failure": str(failure)}).encode(), b"", b""
+        return {"failure": str(failure)}, {}
     # A mistake in a method stops the run here as it does in one process; the parent tells of it.
     except FedkeelError as mistake:
-        return json.dumps({"mistake": str(mistake)}).encode(), b"", b""
+        return {"mistake": str(mistake)}, {}
     except Exception:
-        return json.dumps({"error": traceback.format_exc()}).encode(), b"", b""
+        return {"error": traceback.format_exc()}, {}

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import torch
+
 from fedkeel.engine.evaluation import Evaluation
 from fedkeel.engine.execution import EXECUTORS, ClientMemory
 from fedkeel.engine.local import ClientFailure, Worker
@@ -17,6 +19,9 @@ class SerialExecutor:
     def __init__(self, worker: Worker, memory: ClientMemory, workers: int = 1) -> None:
         self.worker = worker
         self.memory = memory
+        self._threads = torch.get_num_threads()
+        if worker.config.threads:
+            torch.set_num_threads(worker.config.threads)
 
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
         for client in clients:
@@ -45,4 +50,4 @@ class SerialExecutor:
                 yield answer
 
     def close(self) -> None:
-        pass
+        torch.set_num_threads(self._threads)

@@ -6,7 +6,7 @@ import copy
 import functools
 import logging
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -17,6 +17,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.engine.execution import EXECUTORS, ClientMemory, Executor
 from fedkeel.engine.local import Worker
 from fedkeel.engine.profiled import ProfiledWorker
+from fedkeel.engine.threads import available_cores, choose_threads
 from fedkeel.errors import DataError, FedkeelError, MethodError, nearest
 from fedkeel.method import Composition, Method
 from fedkeel.models.output import Classifier, Output
@@ -47,6 +48,16 @@ class Setup:
     @property
     def federation(self) -> Federation:
         return self.worker.federation
+
+    def with_threads(self) -> Setup:
+        """The same with the number of threads settled: it decides the last bits, so a resumed run needs to know it."""
+        config = self.config
+        if self.executor_name != "processes" or config.threads:
+            return self
+        count = clients_per_round(config, len(self.federation.clients))
+        config = config.replace(threads=1 if config.workers else choose_threads(self.worker, count))
+        self.worker.config = config
+        return replace(self, config=config, executor_name=choose_executor(config, self.worker.device))
 
     def executor(self) -> Executor:
         memory = ClientMemory(self.config.stateless)
@@ -228,8 +239,9 @@ def choose_executor(config: Config, device: torch.device) -> str:
     if config.executor == "auto":
         if device.type == "cuda":
             return "cuda"
-        several_cores = config.workers != 1 and (os.cpu_count() or 1) > 1
-        return "processes" if several_cores and hasattr(os, "fork") else "serial"
+        several_cores = config.workers != 1 and available_cores() > 1
+        side_by_side = several_cores and hasattr(os, "fork") and config.threads <= 1
+        return "processes" if side_by_side else "serial"
     EXECUTORS.entry(config.executor)
     if config.executor == "cuda" and device.type != "cuda":
         raise FedkeelError("The executor 'cuda' needs a GPU: choose 'processes' or 'serial'.")
@@ -237,4 +249,6 @@ def choose_executor(config: Config, device: torch.device) -> str:
         raise FedkeelError("The executor 'processes' uses CPU cores: give '--device cpu', or the executor 'serial'.")
     if config.executor == "processes" and not hasattr(os, "fork"):
         raise FedkeelError("The executor 'processes' needs a system that can fork: choose 'serial'.")
+    if config.executor == "processes" and config.threads > 1:
+        return "serial"  # what the trial of threads against processes came to
     return config.executor
