@@ -57,7 +57,7 @@ def simulate(
     given = {"data": federation, "model": model, "method": method}
     settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
     setup = prepare(settings, federation=federation, model=model, method=method)
-    setup = setup.with_threads()
+    setup = setup.with_threads((observer or Observer()).note)
     store = Store.create(directory or free_directory(settings), setup.config)
     return _run(store, setup, observer)
 

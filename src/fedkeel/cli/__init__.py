@@ -87,6 +87,5 @@ def notes_to_stderr() -> None:
 
     log = logging.getLogger("fedkeel")
     log.handlers = [Notes()]
-    log.setLevel(logging.INFO)
     # pytest and programs that embed the command have handlers of their own above.
     log.propagate = False

@@ -82,7 +82,7 @@ class ImageStore:
                 yield Batch(x[start - first : stop - first], several.y[start - first : stop - first])
 
     def _together(self, bounds: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-        """Neighbouring batches that are gathered and transformed in one go, which for small ones takes half the time."""
+        """Neighbouring batches that are gathered and transformed in one go: for small ones that takes less time."""
         together: list[tuple[int, int]] = []
         for start, stop in bounds:
             if together and stop - together[0][0] > SAMPLES_AT_ONCE:

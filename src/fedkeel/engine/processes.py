@@ -73,7 +73,7 @@ class ProcessesExecutor:
     def evaluate(
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
     ) -> Iterator[list[Evaluation]]:
-        def read(_: str, header: Header, groups: Groups) -> list[Evaluation]:
+        def read(_: str, header: Header, __: Groups) -> list[Evaluation]:
             return [Evaluation(**fields) for fields in header["evaluations"]]
 
         def lost(client: str, reason: str) -> list[Evaluation]:

@@ -6,6 +6,7 @@ import copy
 import functools
 import logging
 import os
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -49,13 +50,13 @@ class Setup:
     def federation(self) -> Federation:
         return self.worker.federation
 
-    def with_threads(self) -> Setup:
+    def with_threads(self, note: Callable[[str], None]) -> Setup:
         """The same with the number of threads settled: it decides the last bits, so a resumed run needs to know it."""
         config = self.config
         if self.executor_name != "processes" or config.threads:
             return self
         count = clients_per_round(config, len(self.federation.clients))
-        config = config.replace(threads=1 if config.workers else choose_threads(self.worker, count))
+        config = config.replace(threads=1 if config.workers else choose_threads(self.worker, count, note))
         self.worker.config = config
         return replace(self, config=config, executor_name=choose_executor(config, self.worker.device))
 

@@ -7,12 +7,11 @@ one, and is faster where a round has fewer clients than there are cores.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing.connection import Connection
 
 import torch
@@ -21,11 +20,9 @@ import torch.nn.functional as F
 from fedkeel import seeds
 from fedkeel.engine.local import Worker
 
-log = logging.getLogger("fedkeel")
-
 WORTH_TRYING = 400  # steps of a run on one core: fewer are over before a trial pays
 SECONDS = 0.2  # of trying each way, once warm
-FEWEST_STEPS = 3
+FEWEST_STEPS = 2
 # Equal runs shall choose alike, so that they are equal to the last bit: threads must be clearly faster.
 MARGIN = 1.15
 PATIENCE = 300.0  # seconds for a trial process to answer
@@ -36,7 +33,7 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def choose_threads(worker: Worker, clients_a_round: int) -> int:
+def choose_threads(worker: Worker, clients_a_round: int, note: Callable[[str], None]) -> int:
     """Threads of a local step: 1 for clients side by side in processes, or all for one client after another.
 
     Nothing that a run depends on is changed: the steps are of a copy of the model, in random states of their own.
@@ -52,14 +49,13 @@ def choose_threads(worker: Worker, clients_a_round: int) -> int:
     try:
         side_by_side, alone = _side_by_side(worker, workers), _alone(worker)
     except Exception as error:  # whatever is wrong with a step is the run's to tell
-        log.info("Threads were not tried against processes: %s.", str(error).partition("\n")[0].rstrip("."))
+        note(f"Threads were not tried against processes: {str(error).partition(chr(10))[0].rstrip('.')}.")
         return 1
     by_processes, by_threads = busiest(steps, workers) * side_by_side, sum(steps) * alone
     chosen = threads if by_threads * MARGIN < by_processes else 1
-    log.info(
-        "A round takes about %.2f s with %d processes and %.2f s with %d threads: %s.",
-        *(by_processes, workers, by_threads, threads),
-        "one client after another" if chosen > 1 else "clients side by side",
+    note(
+        f"A round takes about {by_processes:.2f} s in {workers} processes and {by_threads:.2f} s with {threads} "
+        f"threads: {'one client after another' if chosen > 1 else 'clients side by side'}."
     )
     return chosen
 
@@ -107,8 +103,9 @@ def _try_with_one_thread(worker: Worker, pipe: Connection) -> None:
 
 
 def _alone(worker: Worker) -> float:
-    """Seconds of a plain local step in this process; the median of a few. Methods' own hooks stay out of it: they may
-    have side effects."""
+    """Seconds of a plain local step in this process: the least of a few, which other programs disturb least.
+
+    Methods' own hooks stay out of it: they may have side effects."""
     twin, config = worker.twin(), worker.config
     site = max(worker.federation.clients, key=lambda client: client.samples)
     plan = worker.plan(site.name, 0)
@@ -123,7 +120,7 @@ def _alone(worker: Worker) -> float:
                 plan.order[start:stop], plan.uniforms[start:stop], worker.federation.train_transform
             )
             twin.model.zero_grad(set_to_none=True)
-            F.cross_entropy(twin.model(batch.x).logits, batch.y).backward()
+            F.cross_entropy(twin.model(batch.x).logits, batch.y).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             seconds.append(time.perf_counter() - began)
-    return statistics.median(seconds[1:])  # the first one readies what the others find
+    return min(seconds[1:])  # the first one readies what the others find
