@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from fedkeel.engine.evaluation import Evaluation
 from fedkeel.engine.local import Worker
 from fedkeel.engine.processes import ProcessesExecutor
 from fedkeel.errors import TrainingError
+from fedkeel.messages import Update
 from fedkeel.method import Method
-from fedkeel.parties import LocalClient
+from fedkeel.parties import LocalClient, Server
 from fedkeel.run import Run
 from tests import tiny
 from tests.engine.test_serial import METHODS
@@ -136,10 +137,99 @@ def test_an_idle_worker_that_died_is_noticed_and_replaced(executor: ProcessesExe
         assert seat.process.pid is not None
         os.kill(seat.process.pid, signal.SIGKILL)
         seat.process.join()
+    updates = list(executor.train(["ward", "clinic"], tiny.broadcast(executor.worker)))
+    assert [type(u).__name__ for u in updates] == ["Update", "Update"]
+
+
+def test_a_round_that_was_given_up_does_not_reach_into_the_next(executor: ProcessesExecutor) -> None:
+    first, second = tiny.broadcast(executor.worker), tiny.broadcast(executor.worker, round=1)
+    started = executor.train(["hospital", "ward", "clinic"], first)
+    next(started)
+    started.close()  # type: ignore[attr-defined]
+    updates = list(executor.train(["ward", "clinic"], second))
+    assert [(u.client, u.round) for u in updates if isinstance(u, Update)] == [("ward", 1), ("clinic", 1)]
+
+
+def test_an_update_has_the_same_bits_as_one_that_never_left_the_process(executor: ProcessesExecutor) -> None:
     message = tiny.broadcast(executor.worker)
-    list(executor.train(["ward", "clinic"], message))
-    again = list(executor.train(["ward", "clinic"], message))
-    assert [type(u).__name__ for u in again] == ["Update", "Update"]
+    update = next(executor.train(["hospital"], message))
+    assert isinstance(update, Update)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    expected, memory = executor.worker.train("hospital", message, {})
+    torch.set_num_threads(threads)
+    assert (update.samples, update.round, update.metrics) == (21, 0, expected.metrics)
+    kept = executor.memory.of("hospital")
+    for got, wanted in (
+        (update.weights, expected.weights),
+        (update.statistics, expected.statistics),
+        (kept, memory),
+    ):
+        assert list(got) == list(wanted)
+        assert all(torch.equal(got[name], wanted[name]) for name in wanted)
+    assert memory
+
+
+class Scribbles(Method):
+    """Writes into what the server sent, which no method should."""
+
+    name = "scribbles"
+
+    def start(self, client: LocalClient) -> None:
+        for tensor in client.broadcast.weights.values():
+            tensor.fill_(7.0)
+
+
+def test_what_a_client_does_to_its_broadcast_stays_with_it() -> None:
+    made = tiny.setup(Scribbles(), executor="processes", workers=2).executor()
+    assert isinstance(made, ProcessesExecutor)
+    message = tiny.broadcast(made.worker)
+    before = {name: tensor.clone() for name, tensor in message.weights.items()}
+    list(made.train(["ward", "clinic"], message))
+    assert all(torch.equal(message.weights[name], tensor) for name, tensor in before.items())
+    made.close()
+
+
+class Grows(Method):
+    """Sends extras that are larger in every round, past whatever was reserved at first."""
+
+    name = "grows"
+
+    def finish(self, client: LocalClient) -> dict[str, torch.Tensor]:
+        return {"sum": torch.full((1000 * 4**client.round,), float(sum(t.sum() for t in client.extras.values())))}
+
+    def extras(self, server: Server, updates: Sequence[Update]) -> dict[str, torch.Tensor]:
+        return {"all": torch.cat([update.extras["sum"] + 1 for update in updates])}
+
+
+def test_messages_may_grow_from_round_to_round(tmp_path: Path) -> None:
+    serial = tiny.run(tmp_path / "s", Grows(), rounds=4)
+    parallel = tiny.run(tmp_path / "p", Grows(), rounds=4, executor="processes", workers=2)
+    up = [[record["bytes_up"] for record in run.records("round")] for run in (serial, parallel)]
+    assert up[0] == up[1]
+    assert up[0][3] - up[0][2] == 3 * 4 * 1000 * (64 - 16)
+
+
+def segments() -> set[str]:
+    """Shared memory that has a name, which somebody would have to clean up."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def test_no_shared_memory_is_left_behind_even_after_a_kill() -> None:
+    before = segments()
+    reading, writing = os.pipe()
+    parent = os.fork()
+    if parent == 0:
+        made = tiny.setup(executor="processes", workers=2).executor()
+        list(made.train(["ward", "clinic"], tiny.broadcast(made.worker)))  # type: ignore[attr-defined]
+        os.write(writing, b"done")
+        time.sleep(60)
+        os._exit(0)
+    assert os.read(reading, 4) == b"done"
+    during = segments()
+    os.kill(parent, signal.SIGKILL)
+    os.waitpid(parent, 0)
+    assert not {name for name in during | segments() if name not in before and "fedkeel" in name}
 
 
 def test_workers_are_quiet(executor: ProcessesExecutor, caplog: pytest.LogCaptureFixture) -> None:

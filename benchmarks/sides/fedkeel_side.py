@@ -1,0 +1,61 @@
+"""Fedkeel with its defaults for a CPU. Arguments: batch size, executor, norm."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import work
+
+from fedkeel import models, state
+from fedkeel.config import Config
+from fedkeel.data.federation import Client, Federation, no_indices
+from fedkeel.data.transforms import parse_transforms
+from fedkeel.engine.setup import prepare
+from fedkeel.messages import Broadcast, Update
+
+
+def main(batch_size: int, executor_name: str, norm: bool) -> None:
+    images, labels = work.images_and_labels()
+    everything = torch.arange(len(images))
+    clients = tuple(
+        Client(f"c{i}", "made-up", everything[work.of_client(i)], no_indices(), torch.arange(10))
+        for i in range(work.CLIENTS)
+    )
+    normalise = parse_transforms("normalise(like=cifar10)")
+    classes = tuple(str(i) for i in range(10))
+    federation = Federation("made-up", images, labels, classes, clients, normalise, normalise)
+    config = Config(
+        batch_size=batch_size,
+        learning_rate=work.LEARNING_RATE,
+        momentum=work.MOMENTUM,
+        executor=executor_name,
+        rounds=100_000,
+        device="cpu",
+    )
+    options: dict[str, Any] = {} if norm else {"model": models.wrap(work.SimpleCNN(norm=False), head="head")}
+    setup = prepare(config, federation=federation, **options).with_threads(lambda text: print(text, file=sys.stderr))
+    executor, layout, model = setup.executor(), setup.worker.layout, setup.worker.model
+    if norm:
+        assert model.state_dict().keys() == work.SimpleCNN().state_dict().keys()
+    weights, statistics = layout.extract(model, layout.weights), layout.extract(model, layout.statistics)
+    number = 0
+
+    def one_round() -> None:
+        nonlocal weights, statistics, number
+        updates: list[Update] = []
+        for update in executor.train([client.name for client in clients], Broadcast(number, 100, weights, statistics)):
+            assert isinstance(update, Update), update
+            updates.append(update)
+        shares = [float(update.samples) for update in updates]
+        weights = state.mean([update.weights for update in updates], shares)
+        statistics = state.mean([update.statistics for update in updates], shares)
+        number += 1
+
+    work.rounds_on_demand(one_round)
+    executor.close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3] == "norm")

@@ -1,0 +1,1 @@
+"""FedAvg in Flower, as its PyTorch quickstart writes it."""
