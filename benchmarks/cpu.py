@@ -60,7 +60,7 @@ class Side:
         assert self.process.stdin is not None
         self.process.stdin.close()
         try:
-            self.process.wait(timeout=10)
+            self.process.wait(timeout=2)
         except subprocess.TimeoutExpired:
             self.process.terminate()
             self.process.wait()
