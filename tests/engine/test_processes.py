@@ -100,6 +100,22 @@ def test_a_worker_that_dies_in_an_evaluation_is_replaced(tmp_path: Path, monkeyp
     assert tiny.result(run) == tiny.result(whole)
 
 
+@pytest.mark.parametrize("evaluate_with", ["global", "batch"])
+def test_a_test_set_of_many_batches_is_shared_out_and_counted_once(tmp_path: Path, evaluate_with: str) -> None:
+    on = tiny.federation({"ward": 8, "clinic": 5}, test=61, validation=9)  # 61 samples: 31 batches, the last of one
+    options: dict[str, Any] = {"on": on, "rounds": 2, "evaluation_batch": 2, "evaluate_with": evaluate_with}
+    serial = tiny.run(tmp_path / "serial", **options).records("evaluation")
+    parallel = [
+        tiny.run(tmp_path / f"{workers}", executor="processes", workers=workers, **options).records("evaluation")
+        for workers in (1, 3)
+    ]
+    assert parallel[0] == parallel[1]
+    assert [r["samples"] for r in serial] == [r["samples"] for r in parallel[0]]
+    for one, other in zip(serial, parallel[0], strict=True):
+        assert {k: v for k, v in one.items() if k != "loss"} == {k: v for k, v in other.items() if k != "loss"}
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+
+
 class Raises(Method):
     name = "raises"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
 
@@ -79,13 +79,15 @@ def evaluate(
     config: Config,
     totals: Totals | None = None,
     repeat: Repeat = one_by_one,
+    part: slice | None = None,
 ) -> list[Evaluation]:
-    """`totals`, where given, are used again and again: with `repeat`, an evaluation can then be replayed."""
+    """`totals`, where given, are used again and again: with `repeat`, an evaluation can then be replayed. `part` is
+    that of each split's samples which counts, if not all."""
     model.eval()
     totals = totals or Totals.on(store.device)
     results = []
     for split in splits:
-        indices = split_indices(client, split)
+        indices = split_indices(client, split)[part or slice(None)]
         if not len(indices):
             continue
         for kind in statistics:
@@ -95,6 +97,19 @@ def evaluate(
             counts = int(totals.correct), len(indices), float(totals.loss)
             results.append(Evaluation(client.name, client.domain, split, kind, *counts))
     return results
+
+
+def merged(parts: Iterable[Evaluation]) -> list[Evaluation]:
+    """One evaluation for each split and kind of statistics, from those of a client's parts."""
+    whole: dict[tuple[str, str], Evaluation] = {}
+    for part in parts:
+        key = (part.split, part.statistics)
+        if key in whole:
+            so_far = whole[key]
+            sums = {name: getattr(so_far, name) + getattr(part, name) for name in ("correct", "samples", "loss_sum")}
+            part = replace(so_far, **sums)
+        whole[key] = part
+    return list(whole.values())
 
 
 @dataclass(frozen=True)

@@ -176,17 +176,20 @@ class Worker:
         # Nothing was trained: the entries of the model that never travel stay as they were.
         return Answer(name, client.samples, tensors), self._remember(client, select(memory, LOCAL))
 
-    def evaluate(self, name: str, broadcast: Broadcast, memory: Tensors, splits: list[str]) -> list[Evaluation]:
-        """Accuracy and loss on one client's test and validation data."""
+    def evaluate(
+        self, name: str, broadcast: Broadcast, memory: Tensors, splits: list[str], part: slice | None = None
+    ) -> list[Evaluation]:
+        """Accuracy and loss on one client's test and validation data, or on a part of each."""
         local = select(memory, LOCAL) if self.method.is_personal else {}
         self._load(broadcast, local)
         statistics = {"both": ["global", "batch"]}.get(self.config.evaluate_with, [self.config.evaluate_with])
         site = self.federation[name]
+        how = (self.config, self._totals, self.replays, part)
         if self.method.is_personal and not local and self.method.unseen_statistics == "batch":
             # It has no layers of its own: its column is filled by the method's rule for such clients.
-            results = evaluate(self.model, self.store, site, splits, ["batch"], self.config, self._totals, self.replays)
+            results = evaluate(self.model, self.store, site, splits, ["batch"], *how)
             return [replace(result, statistics=kind) for kind in statistics for result in results]
-        return evaluate(self.model, self.store, site, splits, statistics, self.config, self._totals, self.replays)
+        return evaluate(self.model, self.store, site, splits, statistics, *how)
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around what only waits for the GPU."""

@@ -15,6 +15,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedkeel.engine import local
-from fedkeel.engine.evaluation import Evaluation
+from fedkeel.engine.evaluation import Evaluation, merged, split_indices
 from fedkeel.engine.execution import EXECUTORS, ClientMemory
 from fedkeel.engine.local import ClientFailure, Stopped, Worker
 from fedkeel.engine.segment import Segment
@@ -30,6 +31,8 @@ from fedkeel.engine.threads import available_cores
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.messages import Answer, Broadcast, Missing, Update
 from fedkeel.state import Tensors
+
+PART = 4  # batches of an evaluation that one worker does at a time
 
 T = TypeVar("T")
 Header = dict[str, Any]
@@ -43,7 +46,7 @@ class _Seat:
     process: BaseProcess
     pipe: Connection
     segment: Segment
-    client: str | None = None  # whom it is running
+    job: int | None = None  # what it is at, as a place in the list of jobs
     broadcast: int = -1  # the one it has
 
 
@@ -68,7 +71,7 @@ class ProcessesExecutor:
             kinds = {kind: groups.get(kind, {}) for kind in ("weights", "statistics", "extras")}
             return Update(client, header["samples"], round=header["round"], metrics=header["metrics"], **kinds)
 
-        yield from self._in_order(clients, broadcast, {"do": "train"}, read, Missing)
+        yield from self._in_order([(client, {"do": "train"}) for client in clients], broadcast, read, Missing)
 
     def evaluate(
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
@@ -79,15 +82,29 @@ class ProcessesExecutor:
         def lost(client: str, reason: str) -> list[Evaluation]:
             raise TrainingError(f"The evaluation of '{client}' failed twice, the second time because {reason}.")
 
-        job = {"do": "evaluate", "splits": list(splits)}
-        yield from self._in_order(clients, broadcast, job, read, lost, attempts=2)
+        # A test set that all clients share is one client's here: its parts keep every worker busy. They are whole
+        # batches, as many whatever the number of workers, so that the result does not depend on it.
+        at_once = PART * self.worker.config.evaluation_batch
+        jobs, parts = [], []
+        for client in clients:
+            site = self.worker.federation[client]
+            starts = range(0, max([len(split_indices(site, split)) for split in splits] + [1]), at_once)
+            jobs += [
+                (client, {"do": "evaluate", "splits": list(splits), "part": [start, start + at_once]})
+                for start in starts
+            ]
+            parts.append(len(starts))
+        results = self._in_order(jobs, broadcast, read, lost, attempts=2)
+        for count in parts:
+            yield merged(evaluation for group in islice(results, count) for evaluation in group)
 
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
         def read(client: str, header: Header, groups: Groups) -> Answer:
             self.memory.keep(client, groups.get("memory", {}))
             return Answer(client, header["samples"], groups.get("answer", {}))
 
-        yield from self._in_order(clients, broadcast, {"do": "ask", "question": question}, read, Missing)
+        job = {"do": "ask", "question": question}
+        yield from self._in_order([(client, job) for client in clients], broadcast, read, Missing)
 
     def close(self) -> None:
         for seat in self._seats:
@@ -100,57 +117,60 @@ class ProcessesExecutor:
     # -- the pool --------------------------------------------------------------------------------------------
     def _in_order(
         self,
-        clients: Sequence[str],
+        jobs: Sequence[tuple[str, Header]],
         broadcast: Broadcast,
-        job: Header,
         read: Callable[[str, Header, Groups], T],
         lost: Callable[[str, str], Any],
         attempts: int = 1,
     ) -> Iterator[Any]:
-        """Run `job` for every client, long ones first, and yield the results in the order of `clients`."""
-        attempts_left = dict.fromkeys(clients, attempts)
+        """Run every job, which is a client and what it has to do, and yield the results in their order.
+
+        Clients with the most samples go first, so that none of them is waited for at the end.
+        """
+        attempts_left = [attempts] * len(jobs)
         for seat in self._seats:
-            if seat.client is not None:  # of a round that was given up: it still reads the last broadcast
+            if seat.job is not None:  # of a round that was given up: it still reads the last broadcast
                 seat.process.kill()
                 self._replace(seat)
         message = self._write(broadcast)
         sizes = {client.name: client.samples for client in self.worker.federation}
-        waiting = sorted(clients, key=lambda name: -sizes[name])
-        results: dict[str, Any] = {}
+        waiting = sorted(range(len(jobs)), key=lambda job: -sizes[jobs[job][0]])
+        results: dict[int, Any] = {}
         turn = 0
-        while turn < len(clients):
+        while turn < len(jobs):
             for seat in self._seats:
-                if seat.client is None and waiting:
-                    self._send(seat, waiting.pop(0), message, job)
-            busy = {seat.pipe: seat for seat in self._seats if seat.client is not None}
+                if seat.job is None and waiting:
+                    job = waiting.pop(0)
+                    self._send(seat, job, *jobs[job], message)
+            busy = {seat.pipe: seat for seat in self._seats if seat.job is not None}
             for pipe in wait(list(busy), timeout=0.2):
                 seat = busy[pipe]  # type: ignore[index]
-                client = seat.client
-                assert client is not None
+                assert seat.job is not None
+                job, client = seat.job, jobs[seat.job][0]
                 try:
                     header = json.loads(seat.pipe.recv_bytes())
                 except (EOFError, OSError):
                     reason = self._replace(seat)
-                    attempts_left[client] -= 1
-                    if attempts_left[client]:
-                        waiting.append(client)
+                    attempts_left[job] -= 1
+                    if attempts_left[job]:
+                        waiting.append(job)
                     else:
-                        results[client] = lost(client, reason)
+                        results[job] = lost(client, reason)
                 else:
-                    seat.client = None
+                    seat.job = None
                     if "error" in header:
                         raise RuntimeError(f"Client '{client}' failed in its worker process:\n{header['error']}")
                     if "mistake" in header:
                         raise FedkeelError(header["mistake"])
                     failure = header.get("failure")
                     if failure:
-                        results[client] = lost(client, failure)
+                        results[job] = lost(client, failure)
                     else:
-                        results[client] = read(client, header, seat.segment.read(header.pop("tensors", [])))
+                        results[job] = read(client, header, seat.segment.read(header.pop("tensors", [])))
             if local.stop_requested.is_set():
                 raise Stopped
-            while turn < len(clients) and clients[turn] in results:
-                yield results.pop(clients[turn])
+            while turn in results:
+                yield results.pop(turn)
                 turn += 1
 
     def _write(self, broadcast: Broadcast) -> Header:
@@ -159,15 +179,15 @@ class ProcessesExecutor:
         groups = {"weights": broadcast.weights, "statistics": broadcast.statistics, "extras": broadcast.extras}
         return {"round": broadcast.round, "rounds": broadcast.rounds, "tensors": self._shared.write(groups)}
 
-    def _send(self, seat: _Seat, client: str, message: Header, job: Header) -> None:
+    def _send(self, seat: _Seat, job: int, client: str, what: Header, message: Header) -> None:
         if not seat.process.is_alive():
             self._replace(seat)  # it died while it had nothing to do: nobody's loss
-        seat.client = client
+        seat.job = job
         fresh = seat.broadcast != self._broadcasts
         memory = seat.segment.write({"memory": self.memory.of(client)})
         parts = {"client": client, "broadcast": message if fresh else None, "memory": memory}
         try:
-            seat.pipe.send_bytes(json.dumps({**job, **parts}).encode())
+            seat.pipe.send_bytes(json.dumps({**what, **parts}).encode())
             seat.broadcast = self._broadcasts
         except OSError:
             pass  # the worker is dead: reading from it says so, and why
@@ -187,7 +207,7 @@ class ProcessesExecutor:
         cause = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
         seat.pipe.close()
         fresh = self._open_seat(seat.segment)
-        seat.process, seat.pipe, seat.client, seat.broadcast = fresh.process, fresh.pipe, None, -1
+        seat.process, seat.pipe, seat.job, seat.broadcast = fresh.process, fresh.pipe, None, -1
         return f"its worker process died ({cause})"
 
 
@@ -224,7 +244,7 @@ def _reply(worker: Worker, job: Header, broadcast: Broadcast, memory: Tensors) -
         if job["do"] == "ask":
             answer, memory = worker.answer(client, broadcast, memory, job["question"])
             return {"samples": answer.samples}, {"answer": answer.tensors, "memory": memory}
-        evaluations = worker.evaluate(client, broadcast, memory, job["splits"])
+        evaluations = worker.evaluate(client, broadcast, memory, job["splits"], slice(*job["part"]))
         return {"evaluations": [asdict(evaluation) for evaluation in evaluations]}, {}
     except ClientFailure as failure:
         return {"failure": str(failure)}, {}
