@@ -3,9 +3,10 @@
     python benchmarks/cpu.py --make-environments          # once: virtual environments for pfl and Flower
     python benchmarks/cpu.py [row ...] [--batches 4 32] [--repeats 5] [--rounds 2]
 
-Rows: `serial` (the executor `processes` against `serial` on one thread and on all), `usual`, `pfl`, `flower`. All sides
-do the same work (`sides/work.py`): `simple_cnn`, ten clients of 500 images a round, one epoch of SGD with momentum, no
-augmentation, no evaluation; against pfl without batch norm, which it cannot average.
+Rows: `step` (CPU time of the usual loop and of `serial` on one thread: what a step costs, whatever else the machine
+does), `serial` (the executor `processes` against `serial` on one thread and on all), `usual`, `pfl`, `flower`. All
+sides do the same work (`sides/work.py`): `simple_cnn`, ten clients of 500 images a round, one epoch of SGD with
+momentum, no augmentation, no evaluation; against pfl without batch norm, which it cannot average.
 
 Both sides of a row are warm and take turns, A B A B: the figure is the median of the ratios of neighbouring turns,
 so that what else the machine does disturbs both alike. Flower runs whole commands, in turn with `fedkeel run`.
@@ -45,15 +46,15 @@ class Side:
         )
         self.seconds(1)  # warm
 
-    def seconds(self, rounds: int) -> float:
-        """Seconds of a round."""
+    def seconds(self, rounds: int, clock: str = "seconds") -> float:
+        """Seconds of a round, of the clock or of the CPU."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{rounds}\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith('{"seconds"'):
-                return float(json.loads(line)["seconds"]) / rounds
+                return float(json.loads(line)[clock]) / rounds
         raise SystemExit(f"A side ended early: {self.process.args}")
 
     def close(self) -> None:
@@ -66,13 +67,15 @@ class Side:
             self.process.wait()
 
 
-def in_turn(ours: Side, others: dict[str, Side], repeats: int, rounds: int) -> dict[str, dict[str, float]]:
+def in_turn(
+    ours: Side, others: dict[str, Side], options: argparse.Namespace, clock: str = "seconds"
+) -> dict[str, dict[str, float]]:
     """For each other side the seconds of a round, and how many times ours is faster: medians over the turns."""
     times: dict[str, list[float]] = {name: [] for name in ["fedkeel", *others]}
-    for _ in range(repeats):
-        times["fedkeel"].append(ours.seconds(rounds))
+    for _ in range(options.repeats):
+        times["fedkeel"].append(ours.seconds(options.rounds, clock))
         for name, side in others.items():
-            times[name].append(side.seconds(rounds))
+            times[name].append(side.seconds(options.rounds, clock))
     for side in [ours, *others.values()]:
         side.close()
     result = {"fedkeel": {"round_s": statistics.median(times["fedkeel"])}}
@@ -91,14 +94,18 @@ def fedkeel(batch: int, executor: str = "auto", norm: str = "norm", **environmen
     return Side([sys.executable, str(SIDES / "fedkeel_side.py"), str(batch), executor, norm], **environment)
 
 
+def usual_loop(batch: int, threads: int) -> Side:
+    return Side([sys.executable, str(SIDES / "usual_side.py"), str(batch), str(threads), "norm"])
+
+
+def step(batch: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    others = {"usual loop, 1 thread": usual_loop(batch, 1)}
+    return in_turn(fedkeel(batch, "serial", OMP_NUM_THREADS="1"), others, options, "cpu")
+
+
 def usual(batch: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    others = {
-        f"usual loop, {threads} threads": Side(
-            [sys.executable, str(SIDES / "usual_side.py"), str(batch), str(threads), "norm"]
-        )
-        for threads in (options.cores,)
-    }
-    return in_turn(fedkeel(batch), others, options.repeats, options.rounds)
+    others = {f"usual loop, {options.cores} threads": usual_loop(batch, options.cores)}
+    return in_turn(fedkeel(batch), others, options)
 
 
 def serial(batch: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -106,7 +113,7 @@ def serial(batch: int, options: argparse.Namespace) -> dict[str, dict[str, float
         "serial, 1 thread": fedkeel(batch, "serial", OMP_NUM_THREADS="1"),
         f"serial, {options.cores} threads": fedkeel(batch, "serial", OMP_NUM_THREADS=str(options.cores)),
     }
-    return in_turn(fedkeel(batch, "processes"), others, options.repeats, options.rounds)
+    return in_turn(fedkeel(batch, "processes"), others, options)
 
 
 def pfl(batch: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -118,24 +125,29 @@ def pfl(batch: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
             [str(binaries / several[0]), *several[1:], script, str(batch), "1"], OMP_NUM_THREADS="1"
         ),
     }
-    return in_turn(fedkeel(batch, norm="no norm"), others, options.repeats, options.rounds)
+    return in_turn(fedkeel(batch, norm="no norm"), others, options)
 
 
 # -- Flower: whole commands --------------------------------------------------------------------------------------
 def flower(batch: int, options: argparse.Namespace) -> dict[str, dict[str, float]]:
-    ours, theirs = [], []
+    """Against Flower with one core for each client, as many at once as there are cores; and with its default of two."""
+    runs: dict[str, list[dict[str, float]]] = {"fedkeel": []}
+    runs |= {f"flower, {cores} cores a client": [] for cores in (1, 2)}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         write_images(folder / "images.npz")
         for number in range(options.commands):
-            ours.append(fedkeel_command(batch, folder, number))
-            theirs.append(flower_command(batch, folder, number, options))
+            runs["fedkeel"].append(fedkeel_command(batch, folder, number))
+            for cores in (1, 2):
+                home = folder / f"home-{number}-{cores}"
+                runs[f"flower, {cores} cores a client"].append(flower_command(batch, home, cores, options))
     result = {}
-    for name, runs in (("fedkeel", ours), ("flower", theirs)):
-        result[name] = {key: statistics.median(run[key] for run in runs) for key in ("command_s", "round_s")}
-    pairs = list(zip(ours, theirs, strict=True))
-    result["flower"]["ratio_of_rounds"] = statistics.median(t["round_s"] / o["round_s"] for o, t in pairs)
-    result["flower"]["ratio_of_commands"] = statistics.median(t["command_s"] / o["command_s"] for o, t in pairs)
+    for name, taken in runs.items():
+        result[name] = {key: statistics.median(run[key] for run in taken) for key in ("command_s", "round_s")}
+        if name != "fedkeel":
+            pairs = list(zip(taken, runs["fedkeel"], strict=True))
+            for key in ("command_s", "round_s"):
+                result[name][f"ratio_of_{key}"] = statistics.median(theirs[key] / ours[key] for theirs, ours in pairs)
     return result
 
 
@@ -170,9 +182,8 @@ def fedkeel_command(batch: int, folder: Path, number: int) -> dict[str, float]:
     return {"command_s": seconds, "round_s": statistics.median(t["train"] + t["aggregate"] for t in timing[2:])}
 
 
-def flower_command(batch: int, folder: Path, number: int, options: argparse.Namespace) -> dict[str, float]:
-    """`flwr run` with one core for each of as many clients at once as there are cores."""
-    binaries, times, home = options.environments / "flwr" / "bin", folder / f"times-{number}", folder / f"home-{number}"
+def flower_command(batch: int, home: Path, cores: int, options: argparse.Namespace) -> dict[str, float]:
+    binaries, times = options.environments / "flwr" / "bin", home / "times"
     environment = os.environ | {
         "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": str(SIDES),
@@ -187,7 +198,7 @@ def flower_command(batch: int, folder: Path, number: int, options: argparse.Name
     command = [
         *("flwr", "run", str(SIDES / "flower"), "local", "--stream"),
         *("--run-config", f"rounds=20 batch-size={batch}"),
-        *("--federation-config", "num-supernodes=10 client-resources-num-cpus=1"),
+        *("--federation-config", f"num-supernodes=10 client-resources-num-cpus={cores}"),
     ]
     began = time.perf_counter()
     try:
@@ -222,7 +233,7 @@ def make_environments(folder: Path) -> None:
         subprocess.run([*install, package, TORCH], check=True)
 
 
-ROWS = {"serial": serial, "usual": usual, "pfl": pfl, "flower": flower}
+ROWS = {"step": step, "serial": serial, "usual": usual, "pfl": pfl, "flower": flower}
 
 
 def main() -> None:

@@ -56,9 +56,11 @@ def of_client(client: int) -> slice:
 
 
 def rounds_on_demand(one_round: Callable[[], None]) -> None:
-    """Read a number of rounds from each line of stdin, run them, and answer with the seconds they took."""
+    """Read a number of rounds from each line of stdin, run them, and answer with the seconds of the clock and of the
+    CPU that they took."""
     for line in sys.stdin:
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.process_time()
         for _ in range(int(line)):
             one_round()
-        print(json.dumps({"seconds": time.perf_counter() - began}), flush=True)
+        seconds, cpu = time.perf_counter() - began, time.process_time() - used
+        print(json.dumps({"seconds": seconds, "cpu": cpu}), flush=True)
