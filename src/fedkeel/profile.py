@@ -191,6 +191,9 @@ class Unprofiled(Unwatched):
 
     clients: Unwatched = Unwatched()
 
+    def settled(self, executor: str, workers: int) -> None:
+        """Which executor the run came to, where that is found out later."""
+
     def round(self, number: int) -> AbstractContextManager[None]:
         """What happens inside is this round."""
         return self._nothing
@@ -225,6 +228,9 @@ class Profile(Unprofiled):
         self._before: Times = {}
         self._rounds: list[dict[str, Any]] = []
         self._saved = 0.0
+
+    def settled(self, executor: str, workers: int) -> None:
+        self._about |= {"executor": executor, "workers": workers}
 
     def __call__(self, phase: str, calls: int = 1) -> AbstractContextManager[None]:
         return self._server(phase, calls)

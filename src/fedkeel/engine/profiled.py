@@ -47,9 +47,9 @@ class ProfiledWorker(Worker):
         with self.clock(profile.LOADING):
             return super()._arrive(name, broadcast, memory)
 
-    def _optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
+    def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
         with self.clock(profile.LOADING, calls=0):
-            return super()._optimizer(learning_rate)
+            return super().optimizer(learning_rate)
 
     def step(self, client: LocalClient, batch: Batch) -> Tensor:
         with self.clock(profile.STEP):
@@ -67,9 +67,11 @@ class ProfiledWorker(Worker):
         with self.clock(profile.ANSWERING):
             return super().answer(name, broadcast, memory, question)
 
-    def evaluate(self, name: str, broadcast: Broadcast, memory: Tensors, splits: list[str]) -> list[Evaluation]:
+    def evaluate(
+        self, name: str, broadcast: Broadcast, memory: Tensors, splits: list[str], part: slice | None = None
+    ) -> list[Evaluation]:
         with self.clock(profile.EVALUATING):
-            return super().evaluate(name, broadcast, memory, splits)
+            return super().evaluate(name, broadcast, memory, splits, part)
 
     def waiting(self) -> AbstractContextManager[None]:
         return self.clock(profile.WAITING)

@@ -58,7 +58,10 @@ class Setup:
         count = clients_per_round(config, len(self.federation.clients))
         config = config.replace(threads=1 if config.workers else choose_threads(self.worker, count, note))
         self.worker.config = config
-        return replace(self, config=config, executor_name=choose_executor(config, self.worker.device))
+        name = choose_executor(config, self.worker.device)
+        if name == "serial":
+            self.profile.settled(name, workers=1)
+        return replace(self, config=config, executor_name=name)
 
     def executor(self) -> Executor:
         memory = ClientMemory(self.config.stateless)
@@ -109,7 +112,7 @@ def start_profile(config: Config, executor_name: str, device: torch.device) -> U
     if not config.profile:
         return Unprofiled()
     settle = functools.partial(torch.cuda.synchronize, device) if device.type == "cuda" else None
-    workers = config.workers or os.cpu_count() or 1
+    workers = config.workers or available_cores()
     return Profile(
         executor=executor_name,
         device=str(device),

@@ -7,6 +7,7 @@ one, and is faster where a round has fewer clients than there are cores.
 
 from __future__ import annotations
 
+import copy
 import multiprocessing
 import os
 import statistics
@@ -106,9 +107,12 @@ def _alone(worker: Worker) -> float:
     """Seconds of a plain local step in this process: the least of a few, which other programs disturb least.
 
     Methods' own hooks stay out of it: they may have side effects."""
-    twin, config = worker.twin(), worker.config
+    config = worker.config
+    # Not `worker.twin()`: one under a clock would count these steps too.
+    model = copy.deepcopy(worker.model)
+    twin = Worker(config, worker.federation, worker.method, model, worker.device, worker.store)
     site = max(worker.federation.clients, key=lambda client: client.samples)
-    plan = worker.plan(site.name, 0)
+    plan = twin.plan(site.name, 0)
     start, stop = plan.bounds[0]
     seconds: list[float] = []
     with seeds.default_generator(config.seed, "trial"):
