@@ -19,6 +19,7 @@ import torch
 from fedkeel import methods as registered
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
+from fedkeel.durable import explained, write_atomically
 from fedkeel.engine.setup import choose_device, choose_executor, load_federation, prepare
 from fedkeel.engine.threads import available_cores
 from fedkeel.entries import read_entries, read_seeds, slug
@@ -26,7 +27,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.jobs import Job, JobsObserver, run_all
 from fedkeel.method import Composition
 from fedkeel.run import Run
-from fedkeel.store import MACHINE_OPTIONS, explained, fingerprint, write_atomically
+from fedkeel.store import MACHINE_OPTIONS, fingerprint
 from fedkeel.tables import Results
 
 FILE = "comparison.json"

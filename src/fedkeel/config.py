@@ -73,6 +73,9 @@ class Config:
     evaluate_with: Literal["global", "batch", "both"] = option(
         "global", "statistics that batch norm uses in evaluation", "evaluation"
     )
+    evaluate_clients: int = option(
+        1000, "most clients that a method with personal layers is tested on; 0 is all of them", "evaluation", least=0
+    )
     evaluation_batch: int = option(256, "samples in an evaluation step", "evaluation", least=1)
     result: Literal["last", "mean-last-10", "best-validation"] = option(
         "last", "round whose accuracy is the result", "evaluation"
@@ -94,6 +97,7 @@ class Config:
     compile: bool = option(
         False, "compile the network with torch.compile: faster steps on a GPU after a minute or so", "machine"
     )
+    memory_limit: int = option(1024, "MiB of clients' memories that are not moved to disk", "machine", least=0)
     checkpoint_every: int = option(1, "rounds between checkpoints", "machine", least=1)
     profile: bool = option(False, "write where the time went, phase by phase, to profile.json", "machine")
 

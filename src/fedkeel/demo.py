@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.compare import FILE, Comparison, compare, read_comparison
+from fedkeel.durable import explained
 from fedkeel.errors import FedkeelError
 from fedkeel.jobs import JobsObserver
 from fedkeel.methods import METHODS
-from fedkeel.store import explained
 from fedkeel.tables import Row, percent
 
 MARK = ".fedkeel-demo"  # in a directory that the demo made and may therefore replace

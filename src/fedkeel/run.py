@@ -88,7 +88,7 @@ def _run(store: Store, setup: Any, observer: Observer | None) -> Run:
     began = time.perf_counter()
     executor = None
     try:
-        executor = setup.executor()
+        executor = setup.executor(store.shelf)
         federated = Federated(setup, executor, store, observer or Observer())
         server = federated.run()
         run = Run(store.directory)
@@ -100,8 +100,8 @@ def _run(store: Store, setup: Any, observer: Observer | None) -> Run:
         }
         model = federated.best_model or {**server.weights, **server.statistics}
         initial = setup.worker.initial_local
-        personal = federated.local_tensors() if federated.method.is_personal else {}
-        store.finish(summary, {**initial, **model}, {name: t for name, t in personal.items() if t})
+        personal = federated.local_tensors() if federated.method.is_personal else ()
+        store.finish(summary, {**initial, **model}, personal)
     finally:
         if executor is not None:
             executor.close()

@@ -31,6 +31,24 @@ def numpy_generator(seed: int, *purpose: object) -> np.random.Generator:
     return np.random.default_rng(derive(seed, *purpose))
 
 
+def sample(count: int, chosen: int, generator: torch.Generator) -> list[int]:
+    """`chosen` different numbers below `count`, in the time that `chosen` takes.
+
+    They are the first entries of `torch.randperm(count, generator=generator)`: its shuffle settles one place after
+    another, each with the next 32 bits of the generator, so the places after these need no drawing. Only the entries
+    that were moved are remembered.
+    """
+    pairs = torch.empty((chosen + 1) // 2, dtype=torch.int64).random_(-(2**63), None, generator=generator)
+    bits = [half for pair in pairs.tolist() for half in ((pair >> 32) & 0xFFFFFFFF, pair & 0xFFFFFFFF)]
+    moved: dict[int, int] = {}
+    result = []
+    for place in range(chosen):
+        other = place + bits[place] % (count - place)
+        result.append(moved.get(other, other))
+        moved[other] = moved.get(place, place)
+    return result
+
+
 @contextmanager
 def default_generator(seed: int, *purpose: object, device: torch.device | None = None) -> Iterator[None]:
     """Seed torch's default generators inside the block and put them back as they were after it.

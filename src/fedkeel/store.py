@@ -5,6 +5,7 @@ metrics.jsonl    a line per round, client and evaluation; no times, so two equal
 timing.jsonl     seconds per phase and round
 profile.json     with `--profile`: more of them, and what the clients did in them
 checkpoints/     the last good two, written aside and renamed, each with checksums
+memory/          what clients remember; a checkpoint says which of it it means
 summary.json     the result, once the run is finished
 model.safetensors  the global model that the result speaks of
 """
@@ -18,8 +19,8 @@ import math
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -29,22 +30,23 @@ import safetensors.torch
 
 from fedkeel import config as configuration
 from fedkeel.config import Config
+from fedkeel.durable import explained, write_atomically, write_durably
 from fedkeel.errors import StoreError
 from fedkeel.messages import BadMessage, pack, unpack
+from fedkeel.shelf import Damaged, Reference, Shelf
 from fedkeel.state import Tensors
 
 KEPT_CHECKPOINTS = 2
-# may change when a run is resumed
-MACHINE_OPTIONS = ("executor", "workers", "threads", "device", "checkpoint_every", "profile")
+# What may change when a run is resumed.
+MACHINE_OPTIONS = ("executor", "workers", "threads", "device", "memory_limit", "checkpoint_every", "profile")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything that the rounds after `round` depend on."""
+    """Everything that the rounds after `round` depend on, but for what clients remember: that is on the shelf."""
 
     round: int
     groups: dict[str, Tensors]  # of the server
-    clients: dict[str, Tensors]  # what each client remembers
     best: dict[str, float] = field(default_factory=dict)
 
 
@@ -56,18 +58,6 @@ def fingerprint(config: Config) -> str:
     """The same for two configurations that give the same run."""
     options = {name: value for name, value in config.to_dict().items() if name not in MACHINE_OPTIONS}
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:16]
-
-
-@contextmanager
-def explained(path: Path) -> Iterator[None]:
-    """Turn what the operating system says about a file into one sentence."""
-    try:
-        yield
-    except OSError as error:
-        raise StoreError(
-            f"'{error.filename or path}' cannot be written: {error.strerror or error}; "
-            "make room or choose another directory with --out, then resume."
-        ) from error
 
 
 _held: weakref.WeakSet[Store] = weakref.WeakSet()
@@ -89,6 +79,7 @@ class Store:
     def __init__(self, directory: str | Path, config: Config) -> None:
         self.directory = Path(directory)
         self.config = config
+        self.shelf = Shelf(self.directory / "memory")
         self._metrics: IO[bytes] | None = None
         self._lock: IO[bytes] | None = None
 
@@ -156,7 +147,10 @@ class Store:
 
     # -- checkpoints -----------------------------------------------------------------------------------------
     def checkpoint(self, checkpoint: Checkpoint) -> None:
-        """Write aside, flush to disk, rename, then forget all but the last two."""
+        """Write aside, flush to disk, rename, then forget all but the last two.
+
+        What clients remember is what is on the shelf at this moment.
+        """
         folder = self.directory / "checkpoints"
         target = folder / f"round-{checkpoint.round:06d}"
         aside = folder / f".writing-{checkpoint.round:06d}"
@@ -165,21 +159,16 @@ class Store:
             shutil.rmtree(aside, ignore_errors=True)
             shutil.rmtree(target, ignore_errors=True)
             aside.mkdir(parents=True)
-            # Clients go by number: a client may be called anything.
-            numbered = {str(number): tensors for number, tensors in enumerate(checkpoint.clients.values())}
-            files = {
-                "server.safetensors": pack({}, **checkpoint.groups),
-                "clients.safetensors": pack({"clients": list(checkpoint.clients)}, **numbered),
-            }
-            for name, data in files.items():
-                write_durably(aside / name, data)
+            server = pack({}, **checkpoint.groups)
+            write_durably(aside / "server.safetensors", server)
             metrics = self.directory / "metrics.jsonl"
             header = {
                 "round": checkpoint.round,
                 "fingerprint": fingerprint(self.config),
                 "metrics_bytes": metrics.stat().st_size if metrics.exists() else 0,
                 "best": checkpoint.best,
-                "sha256": {name: hashlib.sha256(data).hexdigest() for name, data in files.items()},
+                "sha256": hashlib.sha256(server).hexdigest(),
+                "memory": self.shelf.commit(checkpoint.round),
             }
             header["checksum"] = _checksum(header)
             write_durably(aside / "checkpoint.json", json.dumps(header, indent=1).encode())
@@ -188,14 +177,16 @@ class Store:
             given_up = [folder for folder in self._checkpoints() if folder.name > target.name]
             for folder in given_up + self._checkpoints()[: -KEPT_CHECKPOINTS - len(given_up)]:
                 shutil.rmtree(folder, ignore_errors=True)
+            self.shelf.release(int(self._checkpoints()[0].name.removeprefix("round-")))
 
     def latest(self, note: Callable[[str], None]) -> Checkpoint | None:
-        """The newest checkpoint that is whole; damaged ones are passed over with a note."""
+        """The newest checkpoint that is whole; damaged ones are passed over with a note. The shelf follows it."""
         folders = self._checkpoints()
-        for folder in reversed(folders):
+        for place, folder in reversed(list(enumerate(folders))):
             try:
                 header, checkpoint = read_checkpoint(folder)
-            except DamagedCheckpoint as damage:
+                self.shelf.check(header["memory"])
+            except (DamagedCheckpoint, Damaged) as damage:
                 note(f"The checkpoint '{folder}' is damaged ({damage}): going back to the one before it.")
                 continue
             if header["fingerprint"] != fingerprint(self.config):
@@ -208,9 +199,11 @@ class Store:
                 note(f"'{metrics}' is shorter than the checkpoint '{folder}' says: going back to the one before it.")
                 continue
             self.truncate(header["metrics_bytes"])
+            self.shelf.restore(header["memory"], checkpoint.round, _references(folders[:place]))
             return checkpoint
         if folders:
             note("No checkpoint is usable: starting again from round 0.")
+        self.shelf.restore(None)
         return None
 
     def _checkpoints(self) -> list[Path]:
@@ -224,11 +217,11 @@ class Store:
                 os.fsync(self._metrics.fileno())
 
     # -- the end ---------------------------------------------------------------------------------------------
-    def finish(self, summary: dict[str, Any], model: Tensors, personal: dict[str, Tensors]) -> None:
+    def finish(self, summary: dict[str, Any], model: Tensors, personal: Iterable[tuple[str, Tensors]]) -> None:
         with explained(self.directory):
             self.flush()
             save_tensors(self.directory / "model.safetensors", model)
-            for client, tensors in personal.items():
+            for client, tensors in personal:
                 (self.directory / "personal").mkdir(exist_ok=True)
                 save_tensors(self.directory / "personal" / f"{quote(client, safe=' ')}.safetensors", tensors)
             write_atomically(self.directory / "summary.json", json.dumps(plain(summary), indent=1).encode() + b"\n")
@@ -257,35 +250,28 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
         header = json.loads((folder / "checkpoint.json").read_bytes())
         if header.pop("checksum") != _checksum(header):
             raise DamagedCheckpoint("the checksum of checkpoint.json does not match")
-        files = {}
-        for name in ("server.safetensors", "clients.safetensors"):
-            files[name] = (folder / name).read_bytes()
-            if hashlib.sha256(files[name]).hexdigest() != header["sha256"][name]:
-                raise DamagedCheckpoint(f"the checksum of {name} does not match")
-        _, groups = unpack(files["server.safetensors"])
-        names, numbered = unpack(files["clients.safetensors"])
-        clients = {name: numbered[str(number)] for number, name in enumerate(names["clients"])}
-        return header, Checkpoint(int(header["round"]), groups, clients, header["best"])
+        server = (folder / "server.safetensors").read_bytes()
+        if hashlib.sha256(server).hexdigest() != header["sha256"]:
+            raise DamagedCheckpoint("the checksum of server.safetensors does not match")
+        _, groups = unpack(server)
+        if "memory" not in header:
+            raise DamagedCheckpoint("it does not say what clients remember")
+        return header, Checkpoint(int(header["round"]), groups, header["best"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, BadMessage) as error:
         raise DamagedCheckpoint(str(error)) from error
 
 
+def _references(folders: Iterable[Path]) -> list[Reference]:
+    """What older checkpoints say of clients' memories, as far as they can be read."""
+    references = []
+    for folder in folders:
+        with suppress(DamagedCheckpoint):
+            references.append(read_checkpoint(folder)[0]["memory"])
+    return references
+
+
 def _checksum(header: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    with open(path, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """A reader sees the old file or the new one, never half of it."""
-    aside = path.with_name(f".{path.name}.writing")
-    write_durably(aside, data)
-    os.replace(aside, path)
 
 
 def save_tensors(path: Path, tensors: Tensors) -> None:

@@ -143,7 +143,7 @@ def test_images_are_shared_and_workers_leave(executor: ProcessesExecutor) -> Non
     processes = [seat.process for seat in executor._seats]
     assert len({p.pid for p in processes}) == 2
     assert [u.client for u in executor.train(["clinic", "ward"], tiny.broadcast(executor.worker))] == ["clinic", "ward"]
-    assert set(executor.memory.snapshot()) == {"clinic", "ward"}
+    assert set(executor.memory) == {"clinic", "ward"}
     executor.close()
     assert not any(p.is_alive() for p in processes)
 

@@ -21,6 +21,7 @@ from fedkeel.data import (  # noqa: F401
 from fedkeel.data.federation import Client, Federation, Transform
 from fedkeel.data.load import load, load_spec
 from fedkeel.data.partition import PARTITIONS, Partition
+from fedkeel.data.population import Population
 from fedkeel.data.show import ClientRow, contact_sheet, describe
 from fedkeel.data.source import DATASETS, Source, Split
 from fedkeel.data.transforms import TRANSFORMS, Pipeline, parse_transforms
@@ -34,6 +35,7 @@ __all__ = [
     "Federation",
     "Partition",
     "Pipeline",
+    "Population",
     "Source",
     "Split",
     "Transform",

@@ -1,11 +1,15 @@
 """A federation: one store of images, and clients that are lists of indices into it.
 
 However many clients share a data set, its pixels are in memory once, as uint8; a client costs three index
-tensors. Images become floats only when a batch is drawn, by the federation's transforms.
+tensors, and those that are made on demand (`fedkeel.data.population`) cost nothing until then. Images become floats
+only when a batch is drawn, by the federation's transforms.
 """
 
 from __future__ import annotations
 
+import itertools
+from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -15,6 +19,8 @@ import torch
 from torch import Tensor
 
 from fedkeel.errors import DataError, unknown
+
+MOST_NAMED = 100  # clients whose names an error goes through
 
 
 class Transform(Protocol):
@@ -57,6 +63,30 @@ def each_once(parts: Sequence[Tensor]) -> Tensor:
     return distinct
 
 
+class LazyClients(Sequence[Client]):
+    """Clients that are made when they are asked for, under names that differ, each with training samples.
+
+    It answers by itself what a look at every client would otherwise be needed for.
+    """
+
+    @abstractmethod
+    def number(self, name: str) -> int | None:
+        """The place of the client of this name; None if there is none."""
+
+    @abstractmethod
+    def one_of_each(self) -> Iterator[Client]:
+        """One client for each domain, validation set and test set: all that share them are like it."""
+
+    @property
+    @abstractmethod
+    def most_samples(self) -> int:
+        """The number of training samples of the largest client."""
+
+    @abstractmethod
+    def training_images(self) -> Tensor:
+        """The indices of all images that a client may train on, sorted."""
+
+
 @dataclass(frozen=True)
 class Federation:
     """Images, labels and the clients that hold them.
@@ -66,7 +96,7 @@ class Federation:
         images: uint8, (N, C, H, W): every image of every client and split, once.
         labels: int64, (N,).
         classes: names of the classes, in label order.
-        clients: those that train, in a fixed order.
+        clients: those that train, in a fixed order; a list, or a sequence that makes them on demand.
         unseen: those that are only evaluated, never trained on.
         train_transform, test_transform: uint8 batch -> float batch.
     """
@@ -88,9 +118,10 @@ class Federation:
             )
         if self.labels.shape != (len(self.images),):
             raise DataError(f"'{self.name}' has {len(self.images)} images but {len(self.labels)} labels.")
-        names = [client.name for client in self]
-        if len(set(names)) < len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+        counted = Counter(client.name for client in (self if self._lazy is None else self.unseen))
+        taken = (name for name in counted if self._lazy is not None and self._lazy.number(name) is not None)
+        twice = next(itertools.chain((name for name, count in counted.items() if count > 1), taken), None)
+        if twice is not None:
             raise DataError(f"Two clients of '{self.name}' are called '{twice}': give each a name of its own.")
 
     @property
@@ -106,33 +137,72 @@ class Federation:
     @property
     def domains(self) -> list[str]:
         """Domains of the training clients, then of the unseen ones, each once, in the clients' order."""
-        return list(dict.fromkeys(client.domain for client in self))
+        return list(dict.fromkeys(client.domain for client in self.one_of_each()))
 
     def __iter__(self) -> Iterator[Client]:
         yield from self.clients
         yield from self.unseen
 
     def __getitem__(self, name: str) -> Client:
-        if name not in self._by_name:
-            raise DataError(unknown("client", name, list(self._by_name)))
-        return self._by_name[name]
+        client = self._find(name)
+        if client is None:
+            raise DataError(self._no_such(name))
+        return client
+
+    def one_of_each(self, *, unseen: bool = True) -> Iterator[Client]:
+        """Clients enough to see every domain, validation set and test set; without `unseen`, of those that train.
+
+        Of clients that are made on demand, one stands for all that share these three.
+        """
+        yield from self.clients if self._lazy is None else self._lazy.one_of_each()
+        yield from self.unseen if unseen else ()
+
+    @property
+    def most_samples(self) -> int:
+        """The number of training samples of the largest client."""
+        if self._lazy is not None:
+            return self._lazy.most_samples
+        return max(client.samples for client in self.clients)
+
+    def training_images(self) -> Tensor:
+        """The indices of all images that clients train on, sorted, each once."""
+        if self._lazy is not None:
+            return self._lazy.training_images()
+        return each_once([client.train for client in self.clients])
+
+    @property
+    def _lazy(self) -> LazyClients | None:
+        return self.clients if isinstance(self.clients, LazyClients) else None
 
     @cached_property
     def _by_name(self) -> dict[str, Client]:
-        return {client.name: client for client in self}
+        return {client.name: client for client in (self if self._lazy is None else self.unseen)}
+
+    def _find(self, name: str) -> Client | None:
+        number = None if self._lazy is None else self._lazy.number(name)
+        return self._by_name.get(name) if number is None else self.clients[number]
+
+    def _no_such(self, name: str) -> str:
+        if len(self.clients) <= MOST_NAMED:
+            return unknown("client", name, [client.name for client in self])
+        first, last = self.clients[0].name, self.clients[-1].name
+        return (
+            f"There is no client named '{name}' among the {len(self.clients):,} of '{self.name}': they are called "
+            f"'{first}' to '{last}'."
+        )
 
     def pooled(self) -> Federation:
         """The same data with all training samples on one client: centralised training, the upper bound.
 
-        The clients of the federation stay as evaluation targets (in `unseen`, with their own names).
+        The clients of the federation stay as evaluation targets (in `unseen`, with their own names); of those that are
+        made on demand, one of each.
         """
-        taken = {client.name for client in self}
-        name = next(name for name in ("pooled", *(f"pooled-{i}" for i in range(len(taken) + 1))) if name not in taken)
+        names = itertools.chain(["pooled"], (f"pooled-{i}" for i in itertools.count()))
         everything = Client(
-            name=name,
+            name=next(name for name in names if self._find(name) is None),
             domain="pooled",
-            train=each_once([client.train for client in self.clients]),
+            train=self.training_images(),
             validation=no_indices(),
             test=no_indices(),
         )
-        return replace(self, clients=(everything,), unseen=tuple(self))
+        return replace(self, clients=(everything,), unseen=tuple(self.one_of_each()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,9 @@ import torch
 from fedkeel import seeds, spec
 from fedkeel.data import partition as partitions
 from fedkeel.data.federation import Client, Federation, each_once, no_indices
-from fedkeel.data.partition import Partition, apportion
-from fedkeel.data.source import DATASETS, IntArray, Source, Split, indices, names, whole
+from fedkeel.data.partition import Partition, Pool, apportion
+from fedkeel.data.population import Group, Population, Slices
+from fedkeel.data.source import DATASETS, IntArray, Source, Split, names, whole
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError, unknown
 
@@ -63,17 +65,13 @@ def load(
         raise DataError(f"Every domain of '{name}' is unseen: leave at least one to train on.")
     # A count for a domain that is held out is no mistake: the same partition serves every domain left out in turn.
     cutter.check(list(source.domains))
-    clients: list[Client] = []
-    for domain, split in seen.items():
-        clients.extend(cut_domain(source, domain, split, cutter, seed))
-    if subsample is not None:
-        clients = [subsampled(client, source, subsample, seed) for client in clients]
+    groups = [cut_domain(source, domain, split, cutter, seed, subsample) for domain, split in seen.items()]
     federation = Federation(
         name=source.name,
         images=source.images,
         labels=source.labels,
         classes=source.classes,
-        clients=tuple(clients),
+        clients=Population(groups),
         train_transform=training or source.train_transform,
         test_transform=testing or source.test_transform,
         unseen=tuple(unseen_client(domain, source.domains[domain], unseen_split) for domain in held_out),
@@ -100,54 +98,62 @@ def load_spec(
     return load(parsed.name, **options)
 
 
-def cut_domain(source: Source, domain: str, split: Split, cutter: Partition, seed: int) -> list[Client]:
+def cut_domain(source: Source, domain: str, split: Split, cutter: Partition, seed: int, subsample: int | None) -> Group:
     """The clients of one domain. They share its validation and test tensors, so that these are evaluated once."""
-    order = split.train.sort().values
-    labels: IntArray = source.labels[order].numpy()
-    parts = cutter.cut(domain, labels, seeds.numpy_generator(seed, "partition", domain))
-    digits = len(str(len(parts) - 1))
-    clients = []
-    for number, positions in enumerate(parts):
-        name = domain if len(parts) == 1 else f"{domain}-{number:0{digits}d}"
-        if len(positions) == 0:
-            raise DataError(
-                f"The client '{name}' gets none of the {len(labels)} training images of '{domain}': "
-                "ask for fewer clients or a more even partition."
-            )
-        clients.append(Client(name, domain, order[torch.from_numpy(positions)], split.validation, split.test))
-    return clients
+    train = split.train.sort().values
+    labels: IntArray = source.labels[train].numpy()
+    users = None if source.users is None else source.users[train.numpy()]
+    shares = cutter.shares(Pool(domain, labels, users, seed))
+    group = Group(domain, shares, train, split.validation, split.test)
+    empty = np.flatnonzero(shares.sizes == 0)
+    if len(empty):
+        raise DataError(
+            f"The client '{group.name(int(empty[0]))}' gets none of the {len(labels)} training images of '{domain}': "
+            "ask for fewer clients or a more even partition."
+        )
+    return group if subsample is None else subsampled(group, labels, subsample, seed)
 
 
 def unseen_client(domain: str, split: Split, which: str) -> Client:
     return Client(domain, domain, no_indices(), no_indices(), split.all() if which == "all" else split.test)
 
 
-def subsampled(client: Client, source: Source, samples: int, seed: int) -> Client:
-    """The client with `samples` of its training images, its classes in the same proportions as far as they go."""
-    if client.samples < samples:
+def subsampled(group: Group, labels: IntArray, samples: int, seed: int) -> Group:
+    """The clients with `samples` of their training images, their classes in the same proportions as far as they go."""
+    shares, sizes = group.shares, group.shares.sizes
+    if not isinstance(shares, Slices):
         raise DataError(
-            f"The client '{client.name}' has {client.samples} training images, fewer than subsample={samples}: "
-            "lower subsample or ask for fewer clients."
+            f"Every client of '{group.domain}' draws {sizes[0]} samples of its own, so subsample={samples} has nothing "
+            "to do: leave one of them out."
         )
-    generator = seeds.numpy_generator(seed, "subsample", client.name)
-    labels: IntArray = source.labels[client.train].numpy()
-    present, sizes = np.unique(labels, return_counts=True)
-    counts = apportion(sizes.astype(np.int64), samples)
-    chosen = [
-        generator.permutation(np.flatnonzero(labels == label))[:count]
-        for label, count in zip(present, counts, strict=True)
-    ]
-    kept = client.train[indices(np.sort(np.concatenate(chosen)))]
-    return Client(client.name, client.domain, kept, client.validation, client.test)
+    few = np.flatnonzero(sizes < samples)
+    if len(few):
+        raise DataError(
+            f"The client '{group.name(int(few[0]))}' has {sizes[few[0]]} training images, fewer than "
+            f"subsample={samples}: lower subsample or ask for fewer clients."
+        )
+
+    def kept(number: int) -> IntArray:
+        positions = shares.positions(number)
+        own = labels[positions]
+        generator = seeds.numpy_generator(seed, "subsample", group.name(number))
+        present, counts = np.unique(own, return_counts=True)
+        chosen = [
+            generator.permutation(np.flatnonzero(own == label))[:count]
+            for label, count in zip(present, apportion(counts.astype(np.int64), samples), strict=True)
+        ]
+        left: IntArray = positions[np.sort(np.concatenate(chosen))]
+        return left
+
+    return replace(group, shares=shares.fewer([kept(number) for number in range(len(group))]))
 
 
 def warn_of_untrained_classes(federation: Federation) -> None:
     def labels(parts: list[torch.Tensor]) -> set[int]:
         return set(each_once([federation.labels[part] for part in parts]).tolist())
 
-    trained = labels([client.train for client in federation.clients])
-    # Clients of one domain share the tensor: look at each once.
-    tested = labels(list({id(client.test): client.test for client in federation}.values()))
+    trained = labels([federation.training_images()])
+    tested = labels([client.test for client in federation.one_of_each()])
     for label in sorted(tested - trained):
         log.warning(
             "The class '%s' is in a test set of '%s', but no client trains on it.",

@@ -1,12 +1,14 @@
 """An .npz pack: arrays `x_<domain>` and `y_<domain>`, and if there are any those of `<domain>_validation` and `_test`.
 
-Images are uint8, (N, H, W, C), or (N, H, W) for grey ones, which keep one channel. `classes` names the labels.
+Images are uint8, (N, H, W, C), or (N, H, W) for grey ones, which keep one channel. `classes` names the labels. An array
+`users_<domain>` says whose each image of `x_<domain>` is, for the partition `by-user`.
 """
 
 from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,9 +42,11 @@ def read_npz(
         raise DataError(f"'{root}' has no array named x_<domain>: store images as x_<domain>, labels as y_<domain>.")
     images: list[npt.NDArray[np.uint8]] = []
     labels: list[IntArray] = []
+    users: list[npt.NDArray[Any]] = []
     splits, start = {}, 0
     for domain in domains:
         x, y = images_and_labels(arrays, domain)
+        owners = users_of(arrays, domain, len(y))
         own = {use: f"{domain}_{use}" in stored for use in ("validation", "test")}
         shares = {"validation": 0 if own["validation"] else validation, "test": 0 if own["test"] else test}
         train, held, tested = stratified_split(y, **shares, seed=split_seed, purpose=domain)
@@ -52,11 +56,14 @@ def read_npz(
             same_shape(f"x_{domain}", x, f"x_{domain}_{use}", x_more)
             cuts[use] = len(y) + np.arange(len(y_more))
             x, y = np.concatenate([x, x_more]), np.concatenate([y, y_more])
+            if owners is not None:  # nobody trains on these: whose they are does not matter
+                owners = np.concatenate([owners, np.repeat(owners[:1], len(y_more))])
         if images:
             same_shape(f"x_{domains[0]}", images[0], f"x_{domain}", x)
         splits[domain] = Split(**{use: indices(start + cut) for use, cut in cuts.items()})
         images.append(x)
         labels.append(y)
+        users += [] if owners is None else [owners]
         start += len(y)
     all_labels = np.concatenate(labels)
     return Source(
@@ -67,6 +74,7 @@ def read_npz(
         domains=splits,
         train_transform=parse_transforms("normalise"),
         test_transform=parse_transforms("normalise"),
+        users=all_users(domains, users),
     )
 
 
@@ -96,6 +104,28 @@ def images_and_labels(arrays: Arrays, name: str) -> tuple[npt.NDArray[np.uint8],
             "store one whole number from 0 for each."
         )
     return x if x.ndim == 4 else x[..., None], y.astype(np.int64)
+
+
+def users_of(arrays: Arrays, domain: str, samples: int) -> npt.NDArray[Any] | None:
+    """users_<domain>, whole numbers or text, if the pack has it."""
+    users = arrays.get(f"users_{domain}")
+    if users is not None and (users.shape != (samples,) or users.dtype.kind not in "iuU"):
+        raise DataError(
+            f"users_{domain} has dtype {users.dtype} and shape {users.shape} for {samples} images: "
+            "store one whole number or text for each."
+        )
+    return users
+
+
+def all_users(domains: Sequence[str], users: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
+    if not users:
+        return None
+    if len(users) < len(domains) or len({array.dtype.kind == "U" for array in users}) > 1:
+        raise DataError(
+            f"The pack has the domains {', '.join(domains)}: store users_<domain> for all of them or none, and all as "
+            "whole numbers or all as text."
+        )
+    return np.concatenate(users)
 
 
 def same_shape(first: str, one: npt.NDArray[np.uint8], second: str, other: npt.NDArray[np.uint8]) -> None:

@@ -1,18 +1,21 @@
 """Partitions: how a domain's training images are cut into clients.
 
 Every partition cuts each domain by itself, so a client has one domain, and `clients` counts the clients of each
-domain. The cut is exact: each training image goes to one client. It depends on the seed and the domain's name only.
+domain. The cut is exact: each training image goes to one client; only with `dirichlet(samples=...)`, for more clients
+than there are images for, do they share some. It depends on the seed and the domain's name only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from fedkeel import spec
+from fedkeel import seeds, spec
+from fedkeel.data.population import Numbered, Shares, Slices, UserSlices
 from fedkeel.data.source import IntArray, number, whole
 from fedkeel.errors import DataError, unknown
 from fedkeel.registry import Registry
@@ -20,11 +23,34 @@ from fedkeel.registry import Registry
 Positions = list[IntArray]
 
 
+@dataclass(frozen=True)
+class Pool:
+    """One domain's training samples, before they are cut.
+
+    Attributes:
+        labels: of each sample.
+        users: whose sample it is, whole numbers or text, where the data set says so.
+        seed: of the cut.
+    """
+
+    domain: str
+    labels: IntArray
+    users: npt.NDArray[Any] | None
+    seed: int
+
+
 class Partition:
-    """Cuts one domain's training samples into clients."""
+    """Cuts one domain's training samples into clients.
+
+    A new one overrides `cut`; or `shares`, if its clients are to be made on demand or are not called by numbers.
+    """
 
     def check(self, domains: Sequence[str]) -> None:
         """Refuse a federation that this partition cannot cut, before any work."""
+
+    def shares(self, pool: Pool) -> Shares:
+        """Who gets which of the samples."""
+        return Slices.of(self.cut(pool.domain, pool.labels, seeds.numpy_generator(pool.seed, "partition", pool.domain)))
 
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
         """For each client, the positions of its samples in `labels`."""
@@ -103,6 +129,9 @@ class Dirichlet(Partition):
 
     A draw that leaves a client below `minimum` samples is thrown away and drawn again, at most `redraws` times.
     `balanced` gives nothing more to a client that already has its even share, as MOON and FedUV do.
+
+    With `samples`, there may be any number of clients: each has proportions of the classes of its own, and draws that
+    many images by them, which others may have too (`Draws`). `minimum`, `redraws` and `balanced` are then not needed.
     """
 
     alpha: float = 0.5
@@ -110,18 +139,34 @@ class Dirichlet(Partition):
     minimum: int = 10
     redraws: int = 100
     balanced: bool = False
+    samples: int | None = None
 
     def __post_init__(self) -> None:
         number("alpha in dirichlet", self.alpha, 1e-6, 1e6)
         whole("clients in dirichlet", self.clients, 1)
         whole("minimum in dirichlet", self.minimum, 0)
         whole("redraws in dirichlet", self.redraws, 0)
+        if self.samples is not None:
+            whole("samples in dirichlet", self.samples, 1)
+            if self.balanced:
+                raise DataError("With samples in dirichlet every client has that many: leave balanced out.")
+
+    def shares(self, pool: Pool) -> Shares:
+        if self.samples is None:
+            return super().shares(pool)
+        if len(pool.labels) < self.samples:
+            raise DataError(
+                f"The domain '{pool.domain}' has {len(pool.labels)} training images, fewer than the {self.samples} "
+                "samples that each client is to have: ask for fewer samples."
+            )
+        return Draws(pool, self.alpha, self.clients, self.samples)
 
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
         if len(labels) < self.clients * max(self.minimum, 1):
             raise DataError(
                 f"The domain '{domain}' has {len(labels)} training images, too few for {self.clients} clients of at "
-                f"least {max(self.minimum, 1)} images each: ask for fewer clients or a lower minimum."
+                f"least {max(self.minimum, 1)} images each: ask for fewer clients or a lower minimum, or give samples, "
+                "the number of images that each client draws and may share with others."
             )
         members = [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
         best = 0
@@ -151,6 +196,72 @@ class Dirichlet(Partition):
             bounds = np.minimum((np.cumsum(p)[:-1] * size).astype(np.int64), size)
             counts[row] = np.diff(bounds, prepend=0, append=size)
         return counts
+
+
+class Draws(Numbered):
+    """Each client's own draw: proportions of the classes, and `samples` different images by them.
+
+    The proportions are q_c = n_c g_c / sum_k n_k g_k, with g from a symmetric Dirichlet distribution and n_c the number
+    of images of class c: what an exact cut tends to when it has many clients, since there too a client gets the share
+    g_c of each class. A class that is used up leaves what is missing to the others. Client 17 is the same whether
+    there are a hundred clients or a million.
+    """
+
+    def __init__(self, pool: Pool, alpha: float, clients: int, samples: int) -> None:
+        self.sizes = np.broadcast_to(np.int64(samples), clients)
+        self._seed, self._domain, self._alpha, self._samples = pool.seed, pool.domain, float(alpha), samples
+        self._by_class = np.argsort(pool.labels, kind="stable")
+        _, self._members = np.unique(pool.labels, return_counts=True)
+        self._first = np.cumsum(self._members) - self._members
+
+    def positions(self, number: int) -> IntArray:
+        generator = seeds.numpy_generator(self._seed, "partition", self._domain, number)
+        counts = self.counts(generator)
+        drawn = [
+            self._first[c] + generator.choice(self._members[c], counts[c], replace=False, shuffle=False)
+            for c in np.flatnonzero(counts)
+        ]
+        return np.sort(self._by_class[np.concatenate(drawn)])
+
+    def counts(self, generator: np.random.Generator) -> IntArray:
+        """How many images of each class a client has."""
+        shares = generator.dirichlet(np.full(len(self._members), self._alpha)) * self._members
+        counts = np.zeros(len(self._members), np.int64)
+        while missing := self._samples - int(counts.sum()):
+            room = self._members - counts
+            open_shares = np.where(room > 0, shares, 0.0)
+            # When alpha is tiny, the classes that are left may have drawn exactly 0.
+            p = open_shares if open_shares.sum() > 0 else room.astype(np.float64)
+            counts += np.minimum(generator.multinomial(missing, p / p.sum()), room)
+        return counts
+
+    def used(self) -> IntArray:
+        return np.arange(len(self._by_class))
+
+
+@PARTITIONS.register("by-user")
+@dataclass(frozen=True)
+class ByUser(Partition):
+    """One client per user, where the data set says whose each image is; users with fewer images than `minimum` are
+    left out."""
+
+    minimum: int = 1
+
+    def __post_init__(self) -> None:
+        whole("minimum in by-user", self.minimum, 1)
+
+    def shares(self, pool: Pool) -> Shares:
+        if pool.users is None:
+            raise DataError(
+                f"The data set does not say whose the images of '{pool.domain}' are, so 'by-user' cannot cut them: "
+                "choose another partition, or store the users with the images (an .npz pack can)."
+            )
+        shares = UserSlices(pool.users, self.minimum)
+        if not len(shares.sizes):
+            raise DataError(
+                f"No user of the domain '{pool.domain}' has {self.minimum} training images: lower minimum in by-user."
+            )
+        return shares
 
 
 @PARTITIONS.register("shards", paper="FedAvg (McMahan et al., AISTATS 2017)")

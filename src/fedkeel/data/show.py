@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import torch
 
 from fedkeel.data.federation import Federation, each_once
+from fedkeel.data.population import Population
 from fedkeel.data.source import whole
 from fedkeel.errors import DataError
 
@@ -26,8 +28,11 @@ class ClientRow:
     unseen: bool
 
 
-def describe(federation: Federation) -> list[ClientRow]:
-    """A row for each client, the unseen ones last; `classes` counts those it trains on (unseen: is tested on)."""
+def describe(federation: Federation, most: int | None = None) -> list[ClientRow]:
+    """A row for each client, the unseen ones last; `classes` counts those it trains on (unseen: is tested on).
+
+    With `most`, only the first that many of those that train, and all unseen ones.
+    """
     unseen = {client.name for client in federation.unseen}
     return [
         ClientRow(
@@ -39,7 +44,7 @@ def describe(federation: Federation) -> list[ClientRow]:
             classes=len(each_once([federation.labels[client.train if client.samples else client.test]])),
             unseen=client.name in unseen,
         )
-        for client in federation
+        for client in itertools.chain(itertools.islice(federation.clients, most), federation.unseen)
     ]
 
 
@@ -84,8 +89,11 @@ def contact_sheet(federation: Federation, path: str | os.PathLike[str], *, per_c
 
 def members_of(federation: Federation, domain: str) -> torch.Tensor:
     """Every image of a domain that any of its clients holds, each once."""
-    clients = [client for client in federation if client.domain == domain]
-    return each_once([part for client in clients for part in (client.train, client.validation, client.test)])
+    clients = [client for client in federation.one_of_each() if client.domain == domain]
+    parts = [part for client in clients for part in (client.train, client.validation, client.test)]
+    if isinstance(federation.clients, Population):
+        parts += [group.used() for group in federation.clients.groups if group.domain == domain]
+    return each_once(parts)
 
 
 def fitted(text: str, font: object, width: int) -> str:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,6 +50,7 @@ class Source:
     domains: Mapping[str, Split]
     train_transform: Transform
     test_transform: Transform
+    users: npt.NDArray[Any] | None = None  # whose each image is, whole numbers or text; for the partition by-user
 
     def __post_init__(self) -> None:
         if not self.domains:

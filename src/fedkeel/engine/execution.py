@@ -6,33 +6,9 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from fedkeel.engine.evaluation import Evaluation
+from fedkeel.engine.memory import ClientMemory
 from fedkeel.messages import Answer, Broadcast, Missing, Update
 from fedkeel.registry import Registry
-from fedkeel.state import Tensors
-
-
-class ClientMemory:
-    """What each client remembers between rounds. A federation of stateless clients remembers nothing."""
-
-    def __init__(self, stateless: bool = False) -> None:
-        self._tensors: dict[str, Tensors] = {}
-        self._stateless = stateless
-
-    def of(self, client: str) -> Tensors:
-        return self._tensors.get(client, {})
-
-    def keep(self, client: str, tensors: Tensors) -> None:
-        if self._stateless:
-            return
-        self._tensors.pop(client, None)
-        if tensors:
-            self._tensors[client] = tensors
-
-    def snapshot(self) -> dict[str, Tensors]:
-        return dict(self._tensors)
-
-    def restore(self, snapshot: dict[str, Tensors]) -> None:
-        self._tensors = dict(snapshot)
 
 
 class Executor(Protocol):
@@ -50,5 +26,7 @@ class Executor(Protocol):
 
     def close(self) -> None: ...
 
+
+__all__ = ["EXECUTORS", "ClientMemory", "Executor"]
 
 EXECUTORS: Registry[Executor] = Registry("executor")

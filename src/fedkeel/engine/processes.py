@@ -133,8 +133,7 @@ class ProcessesExecutor:
                 seat.process.kill()
                 self._replace(seat)
         message = self._write(broadcast)
-        sizes = {client.name: client.samples for client in self.worker.federation}
-        waiting = sorted(range(len(jobs)), key=lambda job: -sizes[jobs[job][0]])
+        waiting = sorted(range(len(jobs)), key=lambda job: -self.worker.federation[jobs[job][0]].samples)
         results: dict[int, Any] = {}
         turn = 0
         while turn < len(jobs):

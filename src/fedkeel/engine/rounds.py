@@ -6,14 +6,15 @@ sample clients -> broadcast -> train -> check -> weights, statistics, extras -> 
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
-import torch
-
 from fedkeel import profile, seeds, state
+from fedkeel.data.federation import Client
 from fedkeel.engine.evaluation import Evaluation, Scores, split_indices, summarise
 from fedkeel.engine.execution import Executor
 from fedkeel.engine.local import LOCAL, QUESTION
@@ -25,6 +26,8 @@ from fedkeel.parties import Server, prefixed, select
 from fedkeel.profile import phase
 from fedkeel.state import Tensors
 from fedkeel.store import Checkpoint, Store
+
+SPLITS = ("test", "validation")
 
 
 @dataclass
@@ -52,7 +55,6 @@ class Federated:
     def __post_init__(self) -> None:
         config, worker = self.setup.config, self.setup.worker
         self.config, self.method, self.federation = config, worker.method, worker.federation
-        self.clients = [client.name for client in self.federation.clients]
         self.profile = self.setup.profile
         self.server = Server(
             round=0,
@@ -60,7 +62,7 @@ class Federated:
             weights=worker.layout.extract(worker.model, worker.layout.weights),
             statistics=worker.layout.extract(worker.model, worker.layout.statistics),
             participants=[],
-            num_clients=len(self.clients),
+            num_clients=len(self.federation.clients),
             layout=worker.layout,
             config=config,
             asker=self._ask,
@@ -133,12 +135,12 @@ class Federated:
     @phase(profile.SAMPLING)
     def _sample(self, round: int) -> list[str]:
         """The clients of this round, in the federation's order."""
-        count = clients_per_round(self.config, len(self.clients))
-        if count >= len(self.clients):
-            return list(self.clients)
-        generator = seeds.generator(self.config.seed, "participation", round)
-        chosen = torch.randperm(len(self.clients), generator=generator)[:count].tolist()
-        return [self.clients[i] for i in sorted(chosen)]
+        clients = self.federation.clients
+        count = clients_per_round(self.config, len(clients))
+        if count >= len(clients):
+            return [client.name for client in clients]
+        chosen = seeds.sample(len(clients), count, seeds.generator(self.config.seed, "participation", round))
+        return [clients[i].name for i in sorted(chosen)]
 
     def _broadcast(self, server: Server, weights: Tensors) -> Broadcast:
         return Broadcast(server.round, server.rounds, weights, server.statistics, server.extras)
@@ -246,20 +248,54 @@ class Federated:
         """Test and validation accuracy: of every client that has layers of its own; under one global model, of every
         set of a domain once, however many of its clients share it."""
         if self.method.is_personal:
-            splits = ("test", "validation")
-            names = [site.name for site in self.federation if any(len(split_indices(site, split)) for split in splits)]
-            results = self.executor.evaluate(names, broadcast, splits)
-            return [evaluation for group in results for evaluation in group]
+            return self._personal_evaluations(broadcast)
         evaluations: list[Evaluation] = []
-        for split in ("test", "validation"):
+        for split in SPLITS:
             first_with: dict[tuple[str, int], str] = {}
-            for site in self.federation:
+            for site in self.federation.one_of_each():
                 indices = split_indices(site, split)
                 if len(indices):
                     first_with.setdefault((site.domain, id(indices)), site.name)
             for group in self.executor.evaluate(list(first_with.values()), broadcast, (split,)):
                 evaluations += group
         return evaluations
+
+    def _personal_evaluations(self, broadcast: Broadcast) -> list[Evaluation]:
+        names = list(self._tested)
+        if self._is_sampled:
+            # Of clients that never trained, all that share their sets get the same numbers: the first one's serve.
+            first_like: dict[Hashable, str] = {}
+            like = {name: first_like.setdefault(self._alike(name), name) for name in names}
+        else:
+            like = {name: name for name in names}
+        asked = list(dict.fromkeys(like.values()))
+        results = dict(zip(asked, self.executor.evaluate(asked, broadcast, SPLITS), strict=True))
+        return [replace(result, client=name) for name in names for result in results[like[name]]]
+
+    def _alike(self, name: str) -> Hashable:
+        if name in self.executor.memory:
+            return name
+        site = self.federation[name]
+        return site.domain, id(site.test), id(site.validation)
+
+    @property
+    def _is_sampled(self) -> bool:
+        return 0 < self.config.evaluate_clients < len(self.federation.clients)
+
+    @cached_property
+    def _tested(self) -> list[str]:
+        """Names of the clients that a personal method is tested on: all, or of very many a sample that stays."""
+        clients: Iterable[Client] = self.federation.clients
+        if self._is_sampled:
+            count, most = len(self.federation.clients), self.config.evaluate_clients
+            chosen = seeds.sample(count, most, seeds.generator(self.config.seed, "tested clients"))
+            clients = (self.federation.clients[i] for i in sorted(chosen))
+            self.observer.note(
+                f"'{self.method.name}' is tested on {most:,} of the {count:,} clients, drawn once for the whole run "
+                "(evaluate_clients)."
+            )
+        sites = itertools.chain(clients, self.federation.unseen)
+        return [site.name for site in sites if any(len(split_indices(site, split)) for split in SPLITS)]
 
     @phase(profile.RECORDING)
     def _record(self, record: dict[str, Any]) -> None:
@@ -276,7 +312,8 @@ class Federated:
             "best": self.best_model,
         }
         best = {"accuracy": self.best[0], "round": self.best[1]}
-        self.store.checkpoint(Checkpoint(round, groups, self.executor.memory.snapshot(), best))
+        self.executor.memory.shelve()
+        self.store.checkpoint(Checkpoint(round, groups, best))
 
     def _restore(self) -> int:
         """Load the last good checkpoint; returns the round to begin with."""
@@ -298,12 +335,13 @@ class Federated:
         self.server.memory = state.to_device(groups.get("memory", {}), device)
         self.best_model = groups.get("best", {})
         self.best = (checkpoint.best["accuracy"], int(checkpoint.best["round"]))
-        self.executor.memory.restore(checkpoint.clients)
         return checkpoint.round + 1
 
-    def local_tensors(self) -> dict[str, Tensors]:
-        """What each client keeps of the model, for saving personal models."""
-        return {name: select(memory, LOCAL) for name, memory in self.executor.memory.snapshot().items()}
+    def local_tensors(self) -> Iterator[tuple[str, Tensors]]:
+        """What each client keeps of the model, one client at a time, for saving personal models."""
+        for name, memory in self.executor.memory.items():
+            if local := select(memory, LOCAL):
+                yield name, local
 
 
 def _mean_loss(updates: Sequence[Update]) -> float:

@@ -24,6 +24,7 @@ from fedkeel.method import Composition, Method
 from fedkeel.models.output import Classifier, Output
 from fedkeel.nn.surgery import batch_norms
 from fedkeel.profile import READING, SET_UP, Profile, Unprofiled
+from fedkeel.shelf import Shelf
 from fedkeel.spec import parse
 
 log = logging.getLogger("fedkeel")
@@ -63,8 +64,10 @@ class Setup:
             self.profile.settled(name, workers=1)
         return replace(self, config=config, executor_name=name)
 
-    def executor(self) -> Executor:
-        memory = ClientMemory(self.config.stateless)
+    def executor(self, shelf: Shelf | None = None) -> Executor:
+        """`shelf` is where clients' memories go that do not fit; by default a temporary folder."""
+        limit = self.config.memory_limit * 2**20
+        memory = ClientMemory(self.config.stateless, limit=limit, shelf=shelf, device=self.worker.device)
         with self.profile(SET_UP, calls=0):
             return EXECUTORS.build(self.executor_name, self.worker, memory, workers=self.config.workers)
 
@@ -136,7 +139,7 @@ def load_federation(config: Config) -> Federation:
 def check_clients(federation: Federation, config: Config) -> None:
     if not federation.clients:
         raise DataError(f"'{federation.name}' has no client to train on: give at least one.")
-    for client in federation.clients:
+    for client in federation.one_of_each(unseen=False):
         if client.samples == 0:
             raise DataError(f"The client '{client.name}' has no training samples: leave it out or give it some.")
     outside = federation.labels[(federation.labels < 0) | (federation.labels >= federation.num_classes)]
@@ -145,16 +148,17 @@ def check_clients(federation: Federation, config: Config) -> None:
             f"'{federation.name}' has the label {int(outside[0])}, but {federation.num_classes} classes: "
             f"give labels from 0 to {federation.num_classes - 1}."
         )
-    training = {client.domain for client in federation.clients}
+    training = {client.domain for client in federation.one_of_each(unseen=False)}
     for client in federation.unseen:
         if client.domain in training:
             raise DataError(
                 f"The unseen client '{client.name}' is of the domain '{client.domain}', which others train on: "
                 "name its domain differently, so that the averages keep them apart."
             )
-    if not any(len(client.test) for client in federation):
+    if not any(len(client.test) for client in federation.one_of_each()):
         raise DataError(f"No client of '{federation.name}' has test samples: give at least one a test set.")
-    if config.result == "best-validation" and not any(len(client.validation) for client in federation.clients):
+    validated = any(len(client.validation) for client in federation.one_of_each(unseen=False))
+    if config.result == "best-validation" and not validated:
         raise DataError(
             f"'result' is 'best-validation', but no client of '{federation.name}' has validation samples: "
             "choose 'last' or give a validation split."

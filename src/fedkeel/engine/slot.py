@@ -126,7 +126,7 @@ class Slot:
         worker = self.worker
         transform = worker.federation.train_transform
         probe = transform(worker.store.images[:1], torch.full((1, transform.draws), 0.5, device=worker.device))
-        longest = max(client.samples for client in worker.federation.clients) * worker.config.local_epochs
+        longest = worker.federation.most_samples * worker.config.local_epochs
         fitting = max(BUFFER_BYTES // (probe.numel() * probe.element_size()), worker.config.batch_size * STEPS)
         self.capacity = max(min(longest, fitting), worker.config.batch_size)
         self.images = torch.empty(self.capacity, *probe.shape[1:], device=worker.device, dtype=probe.dtype)

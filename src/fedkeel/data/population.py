@@ -1,0 +1,209 @@
+"""Very many clients: each is made when it is asked for, and forgotten again.
+
+A population is made of groups, one for each domain. The clients of a group share the domain's validation and test
+images; what sets them apart is a name that follows from a rule, and *shares* of the domain's training images that are
+looked up or drawn for one client at a time. So a hundred thousand clients cost as much memory as ten.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol, overload
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedkeel.data.federation import Client, LazyClients, each_once
+from fedkeel.data.source import IntArray
+from fedkeel.errors import DataError
+
+RECENT = 256  # clients that are kept: a round asks for the same one several times
+
+
+class Shares(Protocol):
+    """Who gets which of a domain's training samples."""
+
+    @property
+    def sizes(self) -> IntArray:
+        """The number of samples of each client."""
+        ...
+
+    def positions(self, number: int) -> IntArray:
+        """Where one client's samples are among the domain's training samples."""
+        ...
+
+    def used(self) -> IntArray:
+        """Where the samples are that any client may have."""
+        ...
+
+    def name(self, number: int) -> str:
+        """What comes after the domain in a client's name; nothing where the domain is name enough."""
+        ...
+
+    def number(self, name: str) -> int | None:
+        """The inverse of `name`; None for what is no client's name."""
+        ...
+
+
+class Numbered:
+    """Clients that are called by their number, with as many digits as the last one has. A single one needs none."""
+
+    sizes: IntArray
+
+    def name(self, number: int) -> str:
+        count = len(self.sizes)
+        return "" if count == 1 else str(number).zfill(len(str(count - 1)))
+
+    def number(self, name: str) -> int | None:
+        number = int(name) if name.isascii() and name.isdigit() else 0
+        return number if number < len(self.sizes) and self.name(number) == name else None
+
+
+class Slices(Numbered):
+    """Shares that are slices of one array, whatever the number of clients."""
+
+    def __init__(self, order: IntArray, sizes: IntArray) -> None:
+        self.order = order
+        self.sizes = sizes
+        self._stops = np.cumsum(sizes)
+
+    @classmethod
+    def of(cls, parts: Sequence[IntArray]) -> Slices:
+        sizes = np.array([len(part) for part in parts], np.int64)
+        return cls(np.concatenate([np.empty(0, np.int64), *parts]), sizes)
+
+    def positions(self, number: int) -> IntArray:
+        stop = int(self._stops[number])
+        return self.order[stop - int(self.sizes[number]) : stop]
+
+    def used(self) -> IntArray:
+        return np.sort(self.order)
+
+    def fewer(self, parts: Sequence[IntArray]) -> Slices:
+        """The same clients with these positions."""
+        less, clients = Slices.of(parts), copy.copy(self)
+        clients.order, clients.sizes, clients._stops = less.order, less.sizes, less._stops
+        return clients
+
+
+class UserSlices(Slices):
+    """One client per user, called by the user's id."""
+
+    def __init__(self, users: npt.NDArray[Any], minimum: int = 1) -> None:
+        order = np.argsort(users, kind="stable")
+        grouped = users[order]
+        starts = np.flatnonzero(np.concatenate([[True], grouped[1:] != grouped[:-1]]))
+        sizes = np.diff(starts, append=len(grouped))
+        kept = sizes >= minimum
+        super().__init__(order[np.repeat(kept, sizes)], sizes[kept])
+        self._ids = grouped[starts[kept]]
+
+    def name(self, number: int) -> str:
+        return str(self._ids[number])
+
+    def number(self, name: str) -> int | None:
+        wanted: Any = name
+        if self._ids.dtype.kind in "iu":
+            try:
+                wanted = int(name)
+            except ValueError:
+                return None
+        place = int(np.searchsorted(self._ids, wanted))
+        return place if place < len(self._ids) and self.name(place) == name else None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The clients of one domain."""
+
+    domain: str
+    shares: Shares
+    train: Tensor  # indices of the domain's training images, which `shares` counts from 0
+    validation: Tensor
+    test: Tensor
+
+    def __len__(self) -> int:
+        return len(self.shares.sizes)
+
+    def name(self, number: int) -> str:
+        own = self.shares.name(number)
+        return f"{self.domain}-{own}" if own else self.domain
+
+    def number(self, name: str) -> int | None:
+        if name == self.domain:
+            return self.shares.number("")
+        prefix = f"{self.domain}-"
+        own = name.removeprefix(prefix)
+        return self.shares.number(own) if own and name.startswith(prefix) else None
+
+    def client(self, number: int) -> Client:
+        train = self.train[torch.from_numpy(self.shares.positions(number))]
+        return Client(self.name(number), self.domain, train, self.validation, self.test)
+
+    def used(self) -> Tensor:
+        return self.train[torch.from_numpy(self.shares.used())]
+
+
+class Population(LazyClients):
+    """The clients of all groups, one group after the other."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        self.groups = tuple(group for group in groups if len(group))
+        self._stops = list(itertools.accumulate(len(group) for group in self.groups))
+        self._made = lru_cache(maxsize=RECENT)(self._make)
+        self._refuse_namesakes()
+
+    def __len__(self) -> int:
+        return self._stops[-1] if self._stops else 0
+
+    @overload
+    def __getitem__(self, index: int) -> Client: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Client]: ...
+    def __getitem__(self, index: int | slice) -> Client | Sequence[Client]:
+        if isinstance(index, slice):
+            return tuple(self._made(number) for number in range(len(self))[index])
+        return self._made(range(len(self))[index])
+
+    def __iter__(self) -> Iterator[Client]:
+        return (group.client(number) for group in self.groups for number in range(len(group)))
+
+    def _make(self, number: int) -> Client:
+        place = bisect_right(self._stops, number)
+        return self.groups[place].client(number - (self._stops[place - 1] if place else 0))
+
+    def number(self, name: str) -> int | None:
+        for group, stop in zip(self.groups, self._stops, strict=True):
+            number = group.number(name)
+            if number is not None:
+                return stop - len(group) + number
+        return None
+
+    def one_of_each(self) -> Iterator[Client]:
+        return (self[stop - len(group)] for group, stop in zip(self.groups, self._stops, strict=True))
+
+    @property
+    def most_samples(self) -> int:
+        return max(int(group.shares.sizes.max()) for group in self.groups)
+
+    def training_images(self) -> Tensor:
+        return each_once([group.used() for group in self.groups])
+
+    def _refuse_namesakes(self) -> None:
+        """Names of two groups can only be the same where one domain's name goes on from the other's."""
+        for one, other in itertools.permutations(self.groups, 2):
+            if one.domain != other.domain and not other.domain.startswith(f"{one.domain}-"):
+                continue
+            name = next((name for name in map(other.name, range(len(other))) if one.number(name) is not None), None)
+            if name is not None:
+                raise DataError(
+                    f"A client of the domain '{one.domain}' and one of the domain '{other.domain}' are both called "
+                    f"'{name}': rename a domain."
+                )

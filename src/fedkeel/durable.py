@@ -1,0 +1,45 @@
+"""Files that survive what happens to a process and to a machine, and errors of the system as one sentence."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from fedkeel.errors import StoreError
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn what the operating system says about a file into one sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(
+            f"'{error.filename or path}' cannot be written: {error.strerror or error}; "
+            "make room or choose another directory with --out, then resume."
+        ) from error
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """A reader sees the old file or the new one, never half of it."""
+    aside = path.with_name(f".{path.name}.writing")
+    write_durably(aside, data)
+    os.replace(aside, path)
+
+
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,82 @@
+"""What clients remember between rounds, however many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from fedkeel.shelf import Shelf
+from fedkeel.state import Tensors, nbytes, to_device
+
+
+class ClientMemory:
+    """What each client remembers between rounds. A federation of stateless clients remembers nothing.
+
+    Beyond `limit` bytes, what has not been used for longest moves to the shelf, on disk, and is read from there when it
+    is needed. Only `keep` moves anything: what `of` gave stays valid on a GPU while other clients are at work there.
+    """
+
+    def __init__(
+        self,
+        stateless: bool = False,
+        *,
+        limit: int | None = None,
+        shelf: Shelf | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self._stateless = stateless
+        self._limit = limit
+        self._shelf = shelf or Shelf()
+        self._device = device
+        self._held: dict[str, Tensors] = {}  # least recently used first
+        self._changed: dict[str, None] = {}  # of those held, the ones that the shelf does not have like this
+        self._bytes = 0
+
+    def of(self, client: str) -> Tensors:
+        if client in self._held:
+            self._held[client] = self._held.pop(client)
+        return self._look(client)
+
+    def keep(self, client: str, tensors: Tensors) -> None:
+        if self._stateless:
+            return
+        self._bytes -= nbytes(self._held.pop(client, {}))
+        self._changed.pop(client, None)
+        if not tensors:
+            self._shelf.forget(client)
+            return
+        self._held[client] = tensors
+        self._changed[client] = None
+        self._bytes += nbytes(tensors)
+        while self._limit is not None and self._bytes > self._limit:
+            oldest = next(iter(self._held))
+            if oldest in self._changed:
+                self._shelve(oldest)
+            self._bytes -= nbytes(self._held.pop(oldest))
+
+    def shelve(self) -> None:
+        """Bring to the shelf what changed since it was last there, e.g. for a checkpoint."""
+        for client in list(self._changed):
+            self._shelve(client)
+
+    def _shelve(self, client: str) -> None:
+        self._shelf.put(client, self._held[client])
+        del self._changed[client]
+
+    def _look(self, client: str) -> Tensors:
+        if client in self._held:
+            return self._held[client]
+        return to_device(self._shelf.get(client), self._device) if client in self._shelf else {}
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._held or client in self._shelf
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of those who remember something."""
+        yield from list(self._held)
+        yield from [client for client in self._shelf if client not in self._held]
+
+    def items(self) -> Iterator[tuple[str, Tensors]]:
+        """Each client's memory, one at a time; none of them counts as used."""
+        return ((client, self._look(client)) for client in self)
