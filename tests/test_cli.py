@@ -158,6 +158,20 @@ class TestLooking:
         assert main(["data", "describe", "digits-shift"]) == 0
         assert "street" in capsys.readouterr().out
 
+    def test_data_describe_of_very_many_clients(self, capsys: pytest.CaptureFixture[str]) -> None:
+        many = ["data", "describe", "digits-shift", "--partition", "dirichlet(clients=20000, samples=30)"]
+        assert main(many) == 0
+        text = capsys.readouterr().out
+        assert "The first 100 of 100,000 clients." in " ".join(text.split())
+        assert "scan-00099" in text
+        assert "scan-00100" not in text
+        assert main([*many, "--clients", "3", "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["training_clients"] == 100_000
+        assert [client["client"] for client in document["clients"]] == ["scan-00000", "scan-00001", "scan-00002"]
+        assert main([*many, "--clients", "0"]) == 2
+        assert "--clients is 0: give a whole number of at least 1." in capsys.readouterr().err
+
     def test_data_show_writes_a_picture(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["data", "show", "digits-shift", "-o", str(tmp_path / "sheet.png")]) == 0
         assert (tmp_path / "sheet.png").read_bytes().startswith(b"\x89PNG")

@@ -41,6 +41,45 @@ def test_a_pack_is_read_with_its_test_arrays(tmp_path: Path) -> None:
     assert federation.labels[a.test].tolist() == [0, 1, 0, 1]
 
 
+@pytest.mark.parametrize("kind", ["numbers", "text"])
+def test_users_of_a_pack_become_clients(tmp_path: Path, kind: str) -> None:
+    y = np.zeros(30, np.int64)
+    ids = np.array([907, 12, 3])[np.arange(30) % 3]
+    users = ids if kind == "numbers" else np.array([f"u{i}" for i in ids])
+    x = np.arange(30, dtype=np.uint8)[:, None, None].repeat(4, 1).repeat(4, 2)  # an image is known by its pixels
+    file = save(
+        tmp_path / "p.npz", x_a=x, y_a=y, users_a=users, x_a_test=x[:5], y_a_test=y[:5],
+        x_b=x, y_b=y, users_b=users,
+    )  # fmt: skip
+    federation = load("npz", root=file, partition="by-user", validation=0, test=0.5)
+    order = ["3", "12", "907"] if kind == "numbers" else ["u12", "u3", "u907"]
+    assert [client.name for client in federation.clients] == [f"{d}-{u}" for d in "ab" for u in order]
+    for client in federation.clients:
+        number = int(client.name.rpartition("-")[2].removeprefix("u"))
+        own = federation.images[client.train][:, 0, 0, 0].tolist()
+        assert all(ids[pixel] == number for pixel in own)
+        assert federation[client.name].train.equal(client.train)
+    assert [client.samples for client in federation.clients][:3] == [10, 10, 10]  # all of a: its test set is apart
+    assert sum(client.samples for client in federation.clients if client.domain == "b") == 15
+    assert federation.clients[0].test is federation.clients[2].test
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"users_a": [1, 2, 3]}, "users_a has dtype int64 and shape .3,. for 8 images"),
+        ({"users_a": np.linspace(0, 1, 8)}, "users_a has dtype float64"),
+        ({"users_b": [1] * 8}, "store users_<domain> for all of them or none"),
+        ({"users_a": [1] * 8, "users_b": ["x"] * 8}, "all as whole numbers or all as text"),
+    ],
+)
+def test_users_that_do_not_fit_are_refused(tmp_path: Path, arrays: dict[str, object], message: str) -> None:
+    y = np.arange(8) % 2
+    file = save(tmp_path / "p.npz", x_a=images(8, 5, 5), y_a=y, x_b=images(8, 5, 5), y_b=y, **arrays)
+    with pytest.raises(DataError, match=message):
+        load("npz", root=file)
+
+
 def test_grey_images_keep_one_channel(tmp_path: Path) -> None:
     federation = load("npz", root=save(tmp_path / "p.npz", x_a=images(8, 5, 5), y_a=np.arange(8) % 2))
     assert federation.image_shape == (1, 5, 5)

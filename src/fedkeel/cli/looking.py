@@ -25,6 +25,7 @@ KINDS = ("methods", "models", "data", "partitions", "transforms", "executors")
 # What a builder takes from the data or the engine, and nobody types.
 GIVEN_BY_ENGINE = ("num_classes", "in_channels", "image_size", "worker", "memory", "workers")
 DATA_OPTIONS = ("partition", "unseen", "subsample", "seed")
+MOST_ROWS = 100  # of a table of clients that a person reads
 
 
 def add_commands(commands: Any) -> None:
@@ -91,6 +92,12 @@ def add_commands(commands: Any) -> None:
         ),
     )
     describe.add_argument("--json", action="store_true", help="print one JSON document")
+    describe.add_argument(
+        "--clients",
+        type=int,
+        metavar="N",
+        help=f"show the first N clients that train (default: {MOST_ROWS}; with --json, all)",
+    )
     datasets.add_commands(actions)
     for parser, act in ((sheet, show_data), (describe, describe_data)):
         parser.add_argument("data", metavar="NAME", help="data set, with options: 'folder(root=./images, size=64)'")
@@ -283,18 +290,30 @@ def describe_data(arguments: argparse.Namespace) -> int:
 
     from fedkeel import data
     from fedkeel.console import console, plain_table
+    from fedkeel.data.source import whole
     from fedkeel.engine.setup import load_federation
 
+    if arguments.clients is not None:
+        whole("--clients", arguments.clients, 1)
     federation = load_federation(config)
-    clients = [asdict(row) for row in data.describe(federation)]
+    most = arguments.clients or (None if arguments.json else MOST_ROWS)
+    clients = [asdict(row) for row in data.describe(federation, most)]
     channels, height, width = federation.image_shape
     if arguments.json:
         shape = {"channels": channels, "height": height, "width": width}
-        document = {"name": federation.name, "classes": federation.classes, "image": shape, "clients": clients}
+        document = {
+            "name": federation.name,
+            "classes": federation.classes,
+            "image": shape,
+            "training_clients": len(federation.clients),
+            "clients": clients,
+        }
         print(json.dumps(document, indent=1))
         return 0
     headings = ["client", "domain", "train", "validation", "test", "classes", ""]
     rows = [[*list(row.values())[:-1], "unseen" if row["unseen"] else ""] for row in clients]
     caption = f"{federation.name}: {federation.num_classes} classes, images {channels}x{height}x{width}."
+    if most is not None and most < len(federation.clients):
+        caption += f" The first {most:,} of {len(federation.clients):,} clients."
     console(sys.stdout).print(plain_table(headings, rows, caption=caption))
     return 0

@@ -109,12 +109,15 @@ def images_and_labels(arrays: Arrays, name: str) -> tuple[npt.NDArray[np.uint8],
 def users_of(arrays: Arrays, domain: str, samples: int) -> npt.NDArray[Any] | None:
     """users_<domain>, whole numbers or text, if the pack has it."""
     users = arrays.get(f"users_{domain}")
-    if users is not None and (users.shape != (samples,) or users.dtype.kind not in "iuU"):
+    if users is None:
+        return None
+    numbers = users.dtype.kind in "iu" and np.can_cast(users.dtype, np.int64)
+    if users.shape != (samples,) or not (numbers or users.dtype.kind == "U"):
         raise DataError(
             f"users_{domain} has dtype {users.dtype} and shape {users.shape} for {samples} images: "
-            "store one whole number or text for each."
+            "store a whole number (int64) or text for each."
         )
-    return users
+    return users.astype(np.int64) if numbers else users
 
 
 def all_users(domains: Sequence[str], users: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any] | None:
