@@ -121,6 +121,18 @@ def test_a_personal_method_is_tested_on_a_sample_that_stays_and_on_every_unseen_
     assert [r["client"] for r in evaluated(other, 0)] != names
 
 
+def test_a_domain_with_a_single_client_among_very_many_is_tested_too(tmp_path: Path) -> None:
+    sites = crowd("clients(bright=1)", unseen=0)
+    assert isinstance(sites.clients, Population)
+    large = crowd(unseen=0).clients
+    assert isinstance(large, Population)
+    on = replace(sites, clients=Population([sites.clients.groups[0], large.groups[1]]))
+    done = run(tmp_path / "r", "fedbn", on=on, evaluate_clients=4)
+    assert set(done.domains) == {"bright", "dark"}
+    assert [r["client"] for r in evaluated(done, 0)][-1] == "bright"
+    assert len(evaluated(done, 0)) == 5
+
+
 @pytest.mark.parametrize("most", [0, 30, 1000])
 def test_of_few_clients_all_are_tested(tmp_path: Path, most: int) -> None:
     notes = tiny.Notes()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -285,14 +285,17 @@ class Federated:
     @cached_property
     def _tested(self) -> list[str]:
         """Names of the clients that a personal method is tested on: all, or of very many a sample that stays."""
-        clients: Iterable[Client] = self.federation.clients
+        clients: Sequence[Client] = self.federation.clients
         if self._is_sampled:
-            count, most = len(self.federation.clients), self.config.evaluate_clients
+            count, most = len(clients), self.config.evaluate_clients
             chosen = seeds.sample(count, most, seeds.generator(self.config.seed, "tested clients"))
-            clients = (self.federation.clients[i] for i in sorted(chosen))
+            clients = [self.federation.clients[i] for i in sorted(chosen)]
+            # A domain of few clients among very many must not be without a number.
+            first_of = {site.domain: site for site in reversed(list(self.federation.one_of_each(unseen=False)))}
+            clients += [first_of[domain] for domain in sorted(first_of.keys() - {site.domain for site in clients})]
             self.observer.note(
-                f"'{self.method.name}' is tested on {most:,} of the {count:,} clients, drawn once for the whole run "
-                "(evaluate_clients)."
+                f"'{self.method.name}' is tested on {len(clients):,} of the {count:,} clients, drawn once for the "
+                "whole run (evaluate_clients)."
             )
         sites = itertools.chain(clients, self.federation.unseen)
         return [site.name for site in sites if any(len(split_indices(site, split)) for split in SPLITS)]
