@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import tempfile
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -47,7 +49,6 @@ class Shelf:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._temporary: tempfile.TemporaryDirectory[str] | None = None
         self._begin({})
 
     def _begin(self, current: dict[str, Version]) -> None:
@@ -63,8 +64,8 @@ class Shelf:
     @property
     def folder(self) -> Path:
         if self._folder is None:
-            self._temporary = tempfile.TemporaryDirectory(prefix="fedkeel-memory-")
-            self._folder = Path(self._temporary.name)
+            self._folder = Path(tempfile.mkdtemp(prefix="fedkeel-memory-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder
 
     def __contains__(self, client: object) -> bool:

@@ -243,6 +243,11 @@ def test_a_data_set_without_users_is_refused_by_user() -> None:
         load("digits-shift", partition="by-user")
 
 
+def test_users_must_be_as_many_as_images() -> None:
+    with pytest.raises(DataError, match="'few' has 3 images, but users of 2"):
+        crowd_of(["site"], "by-user", np.array([1, 2]))
+
+
 def crowd_of(domains: list[str], partition: str, users: np.ndarray | None = None, unseen: str = "") -> Federation:
     def two_images_each() -> Source:
         """Two training images for each domain and a test image for all."""

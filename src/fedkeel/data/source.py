@@ -55,6 +55,8 @@ class Source:
     def __post_init__(self) -> None:
         if not self.domains:
             raise DataError(f"'{self.name}' has no domain: give at least one.")
+        if self.users is not None and len(self.users) != len(self.images):
+            raise DataError(f"'{self.name}' has {len(self.images)} images, but users of {len(self.users)}.")
         for domain, split in self.domains.items():
             if len(split.all()) < len(split.train) + len(split.validation) + len(split.test):
                 raise DataError(
