@@ -28,7 +28,7 @@ class ClientMemory:
         self._stateless = stateless
         self._limit = limit
         self._shelf = shelf or Shelf()
-        self._device = device
+        self._device = torch.device(device)
         self._held: dict[str, Tensors] = {}  # least recently used first
         self._changed: dict[str, None] = {}  # of those held, the ones that the shelf does not have like this
         self._bytes = 0
@@ -49,7 +49,10 @@ class ClientMemory:
         self._held[client] = tensors
         self._changed[client] = None
         self._bytes += nbytes(tensors)
-        while self._limit is not None and self._bytes > self._limit:
+        if self._limit is None or self._bytes <= self._limit:
+            return
+        self._wait()
+        while self._bytes > self._limit:
             oldest = next(iter(self._held))
             if oldest in self._changed:
                 self._shelve(oldest)
@@ -57,8 +60,14 @@ class ClientMemory:
 
     def shelve(self) -> None:
         """Bring to the shelf what changed since it was last there, e.g. for a checkpoint."""
+        self._wait()
         for client in list(self._changed):
             self._shelve(client)
+
+    def _wait(self) -> None:
+        """Clients may have written these tensors, or still be reading them, on other streams than the present one."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
 
     def _shelve(self, client: str) -> None:
         self._shelf.put(client, self._held[client])
