@@ -287,7 +287,7 @@ class Profile(Unprofiled):
 
     def save(self, directory: Path, *, now: bool = True) -> None:
         if now or time.monotonic() - self._saved > SECONDS_BETWEEN_SAVES:
-            from fedkeel.store import explained, write_atomically
+            from fedkeel.durable import explained, write_atomically
 
             with explained(directory / FILE):
                 write_atomically(directory / FILE, json.dumps(self.to_dict(), indent=1).encode() + b"\n")
