@@ -51,7 +51,7 @@ BARE = Bare(nn.Flatten(), nn.Linear(192, 4), 192, 4)
 @pytest.mark.parametrize(
     ("given", "options", "reason"),
     [
-        ({}, {"method": "fedbm"}, "There is no method named 'fedbm': did you mean 'fedbn'?"),
+        ({}, {"method": "fedprx"}, "There is no method named 'fedprx': did you mean 'fedprox'?"),
         ({"model": None}, {"model": "simple_cn"}, "did you mean 'simple_cnn'?"),
         ({"federation": None}, {"data": "digit-shift"}, "did you mean 'digits-shift'?"),
         ({}, {"executor": "procesess"}, "no executor named 'procesess': did you mean 'processes'?"),

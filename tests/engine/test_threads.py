@@ -14,6 +14,7 @@ from fedkeel.engine.threads import busiest, typical_steps
 from tests import tiny
 
 MANY = {f"c{i}": 4 * (i + 1) for i in range(10)}  # 1, 2, ..., 10 steps of batch 4
+EQUAL = {f"c{i}": 20 for i in range(10)}
 
 
 @pytest.fixture(autouse=True)
@@ -22,86 +23,85 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     torch.set_num_threads(2)
     monkeypatch.setattr(threads, "available_cores", lambda: 2)
     monkeypatch.setattr("fedkeel.engine.setup.available_cores", lambda: 2)
-    monkeypatch.setattr(threads, "WORTH_TRYING", 1)
-    monkeypatch.setattr(threads, "SECONDS", 0.0)
     yield
     torch.set_num_threads(before)
 
 
-def timed(monkeypatch: pytest.MonkeyPatch, side_by_side: float, alone: float) -> None:
-    """Seconds of a step each way, in place of a trial."""
-    monkeypatch.setattr(threads, "_side_by_side", lambda *_: side_by_side)
-    monkeypatch.setattr(threads, "_alone", lambda *_: alone)
-
-
 def made(notes: list[str] | None = None, **options: object) -> Setup:
-    setup = tiny.setup(on=tiny.federation(MANY), **{"executor": "auto", "rounds": 50, **options})
+    setup = tiny.setup(on=tiny.federation(EQUAL), **{"executor": "auto", "rounds": 50, **options})
     return setup.with_threads((notes if notes is not None else []).append)
 
 
-def test_the_faster_way_is_taken_and_told_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    # 55 steps a round, of which the busier of two processes has 28.
+def of(monkeypatch: pytest.MonkeyPatch, operations: float) -> None:
+    """A step of so many operations, whatever the network."""
+    monkeypatch.setattr(threads, "step_operations", lambda _: operations)
+
+
+def test_a_small_step_does_not_fill_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    of(monkeypatch, 1e6)
     notes: list[str] = []
-    timed(monkeypatch, side_by_side=0.010, alone=0.004)  # 0.28 s against 0.22 s
-    assert (made(notes).config.threads, made().executor_name) == (2, "serial")
-    assert notes == ["A round takes about 0.28 s in 2 processes and 0.22 s with 2 threads: one client after another."]
-    timed(monkeypatch, side_by_side=0.010, alone=0.006)  # 0.28 s against 0.33 s
-    assert (made().config.threads, made().executor_name) == (1, "processes")
-
-
-def test_threads_that_are_hardly_faster_are_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    timed(monkeypatch, side_by_side=0.0100, alone=0.0050)  # 0.280 s against 0.275 s
-    assert made().config.threads == 1
-
-
-def test_nothing_is_tried_where_the_answer_is_clear(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: object) -> float:
-        raise AssertionError("tried")
-
-    monkeypatch.setattr(threads, "_side_by_side", refused)
-    notes: list[str] = []
-    assert made(notes, workers=2).config.threads == 1  # the user has said it
-    assert made(notes, threads=2).config.threads == 2
-    assert made(notes, participation=0.1).config.threads == 2  # one client a round has nobody beside it
-    monkeypatch.setattr(threads, "WORTH_TRYING", 10**9)
-    assert made(notes).config.threads == 1  # over before a trial pays
-    monkeypatch.setattr(threads, "WORTH_TRYING", 1)
-    torch.set_num_threads(1)
-    assert made(notes).config.threads == 1
+    assert (made(notes).config.threads, made().executor_name) == (1, "processes")
     assert notes == []
 
 
-def test_a_trial_changes_neither_the_model_nor_any_random_state() -> None:
-    setup = tiny.setup(on=tiny.federation(MANY), executor="processes", rounds=50)
-    before = {name: tensor.clone() for name, tensor in setup.worker.model.state_dict().items()}
-    generator = torch.get_rng_state()
-    notes: list[str] = []
-    setup.with_threads(notes.append)
-    assert notes[0].startswith("A round takes about")
-    assert torch.equal(torch.get_rng_state(), generator)
-    after = setup.worker.model.state_dict()
-    assert all(torch.equal(after[name], tensor) for name, tensor in before.items())
-    assert torch.get_num_threads() == 2
-
-
-def test_a_step_that_cannot_be_tried_is_left_to_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*_: object) -> float:
-        raise RuntimeError("no memory")
-
-    monkeypatch.setattr(threads, "_side_by_side", broken)
-    notes: list[str] = []
-    assert made(notes).config.threads == 1
-    assert notes == ["Threads were not tried against processes: no memory."]
-
-
-@pytest.mark.parametrize("alone", [0.001, 1.0])
-def test_the_choice_is_stored_and_a_resumed_run_keeps_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: float
+def test_a_large_step_fills_them_and_one_of_three_clients_would_be_alone_at_the_end(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    timed(monkeypatch, side_by_side=0.1, alone=alone)
-    chosen = 2 if alone < 0.1 else 1
-    on = tiny.federation(MANY)
-    whole = tiny.run(tmp_path / "whole", on=on, rounds=4, executor="processes")
+    of(monkeypatch, 5e10)
+    notes: list[str] = []
+    chosen = made(notes, participation=0.3)
+    assert (chosen.config.threads, chosen.executor_name) == (2, "serial")
+    assert notes == ["A step of 50.0 GFLOP fills 2 cores: one client after another, with all threads."]
+    assert made(participation=0.2).config.threads == 1  # two clients, two cores
+
+
+def test_equal_runs_choose_alike() -> None:
+    assert len({made(participation=0.3).config.threads for _ in range(5)}) == 1
+
+
+def test_the_answer_may_be_clear_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    of(monkeypatch, 5e10)
+    assert made(workers=2, participation=0.3).config.threads == 1  # the user has said it
+    assert made(threads=2).config.threads == 2
+    of(monkeypatch, 1.0)
+    assert made(participation=0.1).config.threads == 2  # one client a round has nobody beside it
+    torch.set_num_threads(1)
+    assert made().config.threads == 1
+
+
+def test_operations_are_counted_without_doing_them() -> None:
+    worker = tiny.setup(on=tiny.federation(MANY), batch_size=4).worker
+    before = {name: tensor.clone() for name, tensor in worker.model.state_dict().items()}
+    by_hand = 0
+
+    def count(module: torch.nn.Module, _: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        nonlocal by_hand
+        assert isinstance(module, torch.nn.Conv2d | torch.nn.Linear)
+        by_hand += 2 * output.numel() * module.weight[0].numel()
+
+    layers = [m for m in worker.model.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
+    handles = [layer.register_forward_hook(count) for layer in layers]
+    worker.model.eval()(torch.zeros(4, *worker.federation.image_shape))
+    for handle in handles:
+        handle.remove()
+    worker.model.train()
+    assert threads.step_operations(worker) == 3 * by_hand > 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in worker.model.state_dict().items())
+
+
+def test_a_network_that_cannot_be_counted_trains_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "step_operations", lambda _: None)
+    assert made(participation=0.3).config.threads == 1
+
+
+@pytest.mark.parametrize("operations", [1.0, 5e10])
+def test_the_choice_is_stored_and_a_resumed_run_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operations: float
+) -> None:
+    of(monkeypatch, operations)
+    chosen = 2 if operations > 1 else 1
+    on, options = tiny.federation(EQUAL), {"rounds": 4, "participation": 0.3, "executor": "processes"}
+    whole = tiny.run(tmp_path / "whole", on=on, **options)
     assert whole.config.threads == chosen
 
     def stop(round: int) -> None:
@@ -109,8 +109,8 @@ def test_the_choice_is_stored_and_a_resumed_run_keeps_it(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        tiny.run(tmp_path / "r", on=on, rounds=4, executor="processes", observer=tiny.Notes(stop))
-    timed(monkeypatch, side_by_side=0.1, alone=0.101 - alone)  # by now the other way is the faster one
+        tiny.run(tmp_path / "r", on=on, **options, observer=tiny.Notes(stop))
+    of(monkeypatch, 5e10 if operations == 1 else 1.0)  # by now the other way would be chosen
     run = tiny.resume(tmp_path / "r", on=on)
     assert run.config.threads == chosen
     assert run.summary is not None
