@@ -105,3 +105,14 @@ def test_the_first_batch_is_the_one_that_training_begins_with() -> None:
     assert torch.equal(given.x, first.x)
     assert torch.equal(given.y, first.y)
     assert not torch.equal(given.x, passes(1).first_batch().x)
+
+
+def test_streamed_images_make_the_same_batches() -> None:
+    on = tiny.federation()
+    plan = training_plan(on.clients[0], on.train_transform, seed=0, round=1, epochs=2, batch_size=4, drop_last=False)
+    stores = [ImageStore(on, torch.device("cpu"), streamed=streamed) for streamed in (False, True)]
+    batches = [list(store.batches(plan, on.train_transform)) for store in stores]
+    assert len(batches[0]) == len(plan.bounds)
+    for one, other in zip(*batches, strict=True):
+        assert torch.equal(one.x, other.x)
+        assert torch.equal(one.y, other.y)

@@ -13,6 +13,7 @@ from fedkeel import simulate
 from fedkeel.config import Config
 from fedkeel.data.federation import Client, Federation, no_indices
 from fedkeel.data.transforms import parse_transforms
+from fedkeel.engine import batches
 from fedkeel.engine.slot import Changed, copy_into
 from fedkeel.methods import METHODS
 
@@ -138,6 +139,29 @@ def test_a_gpu_with_little_memory_left_runs_fewer_clients_at_once(tmp_path: Path
     for other in others:
         for name, tensor in expected.items():
             torch.testing.assert_close(other[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("executor", ["serial", "cuda"])
+def test_images_that_do_not_fit_are_streamed(executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {}
+    for share in (0.5, 0.0):
+        monkeypatch.setattr(batches, "IMAGES_SHARE", share)
+        run = simulate(
+            rounds=2,
+            batch_size=8,
+            model="simple_cnn(width=4)",
+            precision="float32",
+            device="cuda",
+            executor=executor,
+            method="hbn",
+            federation=uneven_federation(),
+            directory=tmp_path / str(share),
+        )
+        models[share] = load_file(run.directory / "model.safetensors")
+    for name, tensor in models[0.5].items():
+        assert torch.equal(models[0.0][name], tensor), name
 
 
 def test_tensors_are_copied_to_where_a_captured_step_looks_for_them() -> None:

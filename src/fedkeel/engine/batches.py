@@ -6,6 +6,7 @@ from a generator for (seed, client, round). Training is then a function of the p
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -16,6 +17,8 @@ from fedkeel import seeds
 from fedkeel.data.federation import Client, Federation, Transform
 from fedkeel.parties import Batch
 
+log = logging.getLogger("fedkeel")
+IMAGES_SHARE = 0.5  # of the GPU's free memory
 SAMPLES_AT_ONCE = 64  # gathered and transformed together: more of them no longer fit the cache of a core
 
 
@@ -58,22 +61,44 @@ def batch_bounds(samples: int, batch_size: int, start: int = 0, least: int = 1) 
 
 
 class ImageStore:
-    """A federation's images and labels on one device."""
+    """A federation's images and labels on one device; or, where a GPU cannot hold the images, in the host's memory,
+    from where chunks of them are streamed to it."""
 
-    def __init__(self, federation: Federation, device: torch.device, *, channels_last: bool = False) -> None:
+    def __init__(
+        self,
+        federation: Federation,
+        device: torch.device,
+        *,
+        channels_last: bool = False,
+        streamed: bool | None = None,
+    ) -> None:
+        """`streamed`: None for what the free memory of the GPU says."""
         self.federation = federation
         self.device = device
+        self.streamed = too_large(federation.images, device) if streamed is None else streamed
+        if self.streamed:
+            log.info("The images stay in the host's memory and are streamed to the GPU, which they would fill.")
         # Batches that come out with channels last need no conversion before the convolutions that want them so.
         self.channels_last = channels_last
         layout = torch.channels_last if channels_last else torch.contiguous_format
-        self.images = federation.images.to(device).contiguous(memory_format=layout)
+        images = federation.images if self.streamed else federation.images.to(device)
+        self.images = images.contiguous(memory_format=layout)
         self.labels = federation.labels.to(device)
 
     def batch(self, indices: Tensor, uniforms: Tensor, transform: Transform) -> Batch:
-        return Batch(transform(self.images[indices], uniforms), self.labels[indices])
+        """`indices` lie where the images do."""
+        if self.streamed:
+            shape = (len(indices), *self.images.shape[1:])
+            chunk = torch.empty(shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+            torch.index_select(self.images, 0, indices, out=chunk)
+            images = chunk.to(self.device, non_blocking=True)
+        else:
+            images = self.images[indices]
+        uniforms = uniforms.to(self.device, non_blocking=True)
+        return Batch(transform(images, uniforms), self.labels[indices.to(self.device, non_blocking=True)])
 
     def batches(self, plan: Plan, transform: Transform) -> Iterator[Batch]:
-        plan = plan.to(self.device)
+        plan = Plan(plan.order.to(self.images.device), plan.uniforms.to(self.device), plan.bounds)
         for bounds in self._together(plan.bounds):
             first, last = bounds[0][0], bounds[-1][1]
             several = self.batch(plan.order[first:last], plan.uniforms[first:last], transform)
@@ -97,6 +122,11 @@ class ImageStore:
         uniforms = torch.full((len(indices), transform.draws), 0.5)
         bounds = batch_bounds(len(indices), batch_size, least=least)
         yield from self.batches(Plan(indices, uniforms, bounds), transform)
+
+
+def too_large(images: Tensor, device: torch.device) -> bool:
+    """Whether these images would take more of the GPU's free memory than clients can spare."""
+    return device.type == "cuda" and images.numel() > IMAGES_SHARE * torch.cuda.mem_get_info(device)[0]
 
 
 class TrainingPasses:

@@ -112,9 +112,8 @@ class Slot:
         while last < len(bounds) and bounds[last][1] - start <= self.capacity:
             last += 1
         stop = bounds[last - 1][1]
-        order = job.plan.order[start:stop].to(worker.device, non_blocking=True)
-        uniforms = job.plan.uniforms[start:stop].to(worker.device, non_blocking=True)
-        batch = worker.store.batch(order, uniforms, worker.federation.train_transform)
+        order = job.plan.order[start:stop].to(worker.store.images.device, non_blocking=True)
+        batch = worker.store.batch(order, job.plan.uniforms[start:stop], worker.federation.train_transform)
         assert self.images is not None
         assert self.labels is not None
         self.images[: stop - start].copy_(batch.x)
@@ -125,7 +124,9 @@ class Slot:
     def _allocate(self) -> None:
         worker = self.worker
         transform = worker.federation.train_transform
-        probe = transform(worker.store.images[:1], torch.full((1, transform.draws), 0.5, device=worker.device))
+        probe = transform(
+            worker.store.images[:1].to(worker.device), torch.full((1, transform.draws), 0.5, device=worker.device)
+        )
         longest = worker.federation.most_samples * worker.config.local_epochs
         fitting = max(BUFFER_BYTES // (probe.numel() * probe.element_size()), worker.config.batch_size * STEPS)
         self.capacity = max(min(longest, fitting), worker.config.batch_size)
