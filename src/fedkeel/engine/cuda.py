@@ -186,7 +186,7 @@ class CudaExecutor(SerialExecutor):
     def _open(self, clients: int) -> None:
         """As many slots as there is work for, ready for what lies on the GPU now."""
         while len(self._slots) < min(self._wanted or 1, clients):
-            self._slots.append(Slot(self.worker.twin()))
+            self._slots.append(Slot(self.worker.twin(), place=len(self._slots)))
         ready = torch.cuda.current_stream(self.worker.device).record_event()
         for slot in self._slots:
             slot.stream.wait_event(ready)

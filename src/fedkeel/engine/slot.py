@@ -52,9 +52,11 @@ class Recorded:
 class Slot:
     """A resident model with its optimiser, buffers and graphs, on a stream of its own."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, place: int = 0) -> None:
+        """`place`: the first slots, which get the longest clients, go before the others where kernels queue up."""
         self.worker = worker
-        self.stream = torch.cuda.Stream(worker.device)  # type: ignore[no-untyped-call]
+        least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]
+        self.stream = torch.cuda.Stream(worker.device, priority=min(least, greatest + place))  # type: ignore[no-untyped-call]
         self.pool = torch.cuda.graph_pool_handle()
         worker.replays = Replays(self.pool, self.stream)
         self.rate = torch.zeros((), device=worker.device)
