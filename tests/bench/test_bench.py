@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedkeel.bench import ROWS, Executed, Row, UsualLoop, bench, choose, made_up, measure, sides
+from fedkeel.bench import ROWS, Executed, Row, UsualLoop, bench, choose, made_up, measure, peers, sides
 from fedkeel.bench.cell import run_cell
 from fedkeel.bench.measure import Result, fitted
 from fedkeel.cli import main
@@ -105,8 +105,12 @@ def test_compiled_rows_have_an_aim_of_their_own(monkeypatch: pytest.MonkeyPatch)
         assert bench({"small10": ROWS["small10"]}, options=options).results[0].aim == aim
 
 
-def test_what_this_machine_cannot_do_is_skipped_with_the_reason() -> None:
-    report = bench({name: row for name, row in ROWS.items() if row.group != "cpu" or row.elsewhere})
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_what_this_machine_cannot_do_is_skipped_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(peers.PLACE, str(tmp_path))
+    report = bench({name: row for name, row in ROWS.items() if row.group != "cpu" or row.peer})
     reasons = {result.row: result.skipped for result in report.results}
     assert "benchmarks/cpu.py" in reasons.pop("pfl")
     assert "benchmarks/cpu.py" in reasons.pop("flower")

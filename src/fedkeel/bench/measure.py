@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from fedkeel.bench import peers
 from fedkeel.bench.cell import run_cell
 from fedkeel.bench.rows import Row, made_up
 from fedkeel.bench.sides import Executed, UsualLoop
@@ -99,7 +100,7 @@ def bench(
             report.results.append(skipped(name, row, reason))
             continue
         try:
-            measure = time_cell if row.group == "cell" else alternate
+            measure = time_cell if row.group == "cell" else ask_peer if row.peer else alternate
             measure(name, row, report, dict(options or {}), say or (lambda _: None))
         except Stopped:
             report.stopped = True
@@ -113,8 +114,8 @@ def bench(
 
 def reason_to_skip(row: Row) -> str:
     """Why it cannot be measured here; empty where it can."""
-    if row.elsewhere:
-        return row.elsewhere
+    if row.peer:
+        return peers.reason_to_skip(row)
     if row.group != "cpu" and not torch.cuda.is_available():
         return "torch sees no GPU on this machine"
     return ""
@@ -173,6 +174,14 @@ def alternate(name: str, row: Row, report: Report, options: dict[str, Any], say:
                         aim=None if report.quick or side.name == "serial" else aim,
                     )
                 )
+
+
+def ask_peer(name: str, row: Row, report: Report, _: dict[str, Any], say: Say) -> None:
+    """Against another library, by the script that knows how to run it."""
+    say(f"{name}: both sides in turn, some minutes")
+    for fields in peers.measure(row, quick=report.quick):
+        fields |= {"aim": None} if report.quick else {}
+        report.results.append(Result(name, row.group, **fields))
 
 
 def fitted(row: Row) -> Row:

@@ -30,7 +30,7 @@ class Row:
         aim: the ratio to reach: at least, or for a cost at most; seconds for a cell.
         compiled_aim: the same with `compile`.
         against: the method that a cost is measured against.
-        elsewhere: why it cannot be measured by this command at all.
+        peer: the other library, whose side runs in an environment of its own.
     """
 
     model: str
@@ -46,12 +46,12 @@ class Row:
     aim: float | None = None
     compiled_aim: float | None = None
     against: str = ""
-    elsewhere: str = ""
+    peer: str = ""
 
     @property
     def work(self) -> str:
         """In words."""
-        if self.elsewhere or self.group == "cell":
+        if self.peer or self.group == "cell":
             return self.model
         clients = "one client" if self.clients == 1 else f"{self.clients} clients"
         precision = "" if self.group == "cpu" else f", {self.precision}"
@@ -62,15 +62,14 @@ class Row:
         return replace(self, clients=min(self.clients, 4), steps=min(self.steps, 4), rounds=1)
 
 
-IN_REPOSITORY = "it is measured in a virtual environment of its own, see benchmarks/cpu.py in the repository"
 EPOCH = Row("resnet18", 224, 16, 1, 36, 5)  # the setting of GReg's Table 10
 CPU = Row("simple_cnn", 32, 4, 10, 32, 1, group="cpu", executors=("serial", "processes"), aim=1.5)
 
 ROWS = {
     "cpu4": CPU,
     "cpu32": replace(CPU, batch=32, steps=8),
-    "pfl": replace(CPU, model="pfl-research on the work of cpu4", elsewhere=IN_REPOSITORY),
-    "flower": replace(CPU, model="Flower's simulation on the work of cpu4", elsewhere=IN_REPOSITORY),
+    "pfl": replace(CPU, model="pfl, simple_cnn without norm, batch 4", peer="pfl"),
+    "flower": replace(CPU, model="Flower's simulation, simple_cnn, batch 4", peer="flower", aim=2.0),
     "small10": Row("simple_cnn", 32, 4, 10, 125, 4, aim=45, compiled_aim=60),
     "small100": Row("simple_cnn", 32, 4, 100, 125, 2, aim=70),
     "resnet32": Row("resnet18", 32, 64, 10, 16, 5, aim=15),
