@@ -24,10 +24,10 @@ _HOMES = {
     "Observer": "fedkeel.observer",
     "FedkeelError": "fedkeel.errors",
 }
-_MODULES = ("data", "models", "methods", "losses", "aggregation", "nn", "state", "messages", "engine")
+_MODULES = ("analysis", "data", "models", "methods", "losses", "aggregation", "nn", "state", "messages", "engine")
 
 if TYPE_CHECKING:
-    from fedkeel import aggregation, data, engine, losses, messages, methods, models, nn, state
+    from fedkeel import aggregation, analysis, data, engine, losses, messages, methods, models, nn, state
     from fedkeel.compare import compare
     from fedkeel.config import Config
     from fedkeel.errors import FedkeelError
@@ -43,6 +43,7 @@ __all__ = [
     "Observer",
     "Run",
     "aggregation",
+    "analysis",
     "compare",
     "data",
     "engine",

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from fedkeel import analysis
 from fedkeel import methods as registered
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
@@ -199,6 +200,7 @@ def refuse_other_configurations(jobs: Sequence[Job]) -> None:
 def check_all(entries: Mapping[str, Config], seed: int) -> None:
     """Everything that can be refused before training, for every method, before the first one trains."""
     for config in entries.values():  # all names first, since reading images takes longer
+        analysis.chosen(config)
         Composition.of(registered.build(config.method))
         choose_executor(config, choose_device(config))
     loaded: dict[tuple[Any, ...], Federation] = {}
@@ -207,7 +209,9 @@ def check_all(entries: Mapping[str, Config], seed: int) -> None:
         key = (config.data, config.partition, config.unseen, config.subsample)
         if key not in loaded:
             loaded[key] = load_federation(config)
-        prepare(config, federation=loaded[key])
+        worker = prepare(config, federation=loaded[key]).worker
+        for diagnostic in analysis.chosen(config):
+            diagnostic.check(worker)
 
 
 def write_index(place: Path, jobs: Sequence[Job]) -> None:

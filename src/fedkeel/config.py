@@ -80,6 +80,12 @@ class Config:
     result: Literal["last", "mean-last-10", "best-validation"] = option(
         "last", "round whose accuracy is the result", "evaluation"
     )
+    record: str = option(
+        "", "diagnostics to record while training, separated by commas: 'statistics-divergence,loss-gap'", "evaluation"
+    )
+    record_every: int = option(
+        10, "rounds between records; the first and the last round are always recorded", "evaluation", least=1
+    )
 
     # machine
     seed: int = option(0, "of every random choice", "machine", least=0)

@@ -3,13 +3,34 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from fedkeel.config import Config
     from fedkeel.engine.evaluation import Scores
+    from fedkeel.engine.execution import ClientMemory
+    from fedkeel.messages import Broadcast, Update
 
 log = logging.getLogger("fedkeel")
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """A round whose updates have been averaged. It is the engine's own: to be looked at, never changed.
+
+    Attributes:
+        sent: what the clients began with.
+        updates: those that counted, in the clients' order.
+        model: what became of them; where the round was evaluated, as it was tested.
+        memory: what each client keeps.
+    """
+
+    sent: Broadcast
+    updates: Sequence[Update]
+    model: Broadcast
+    memory: ClientMemory
 
 
 class Observer:
@@ -21,9 +42,38 @@ class Observer:
     def client_done(self, round: int, done: int, total: int) -> None:
         """One more client of this round has sent its update, or has failed."""
 
+    def aggregated(self, state: Aggregated) -> None:
+        """A round is averaged and, where that is due, evaluated; it is not in a checkpoint yet."""
+
     def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
         """A round is over and recorded. `scores` is None when it was not evaluated."""
 
     def note(self, text: str) -> None:
         """Something the user should know, in one sentence."""
         log.warning(text)
+
+
+class Observers(Observer):
+    """Several who want to know. Notes go to the first."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        self.observers = list(observers)
+
+    def started(self, config: Config, first_round: int) -> None:
+        for observer in self.observers:
+            observer.started(config, first_round)
+
+    def client_done(self, round: int, done: int, total: int) -> None:
+        for observer in self.observers:
+            observer.client_done(round, done, total)
+
+    def aggregated(self, state: Aggregated) -> None:
+        for observer in self.observers:
+            observer.aggregated(state)
+
+    def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
+        for observer in self.observers:
+            observer.round_done(round, rounds, scores, loss)
+
+    def note(self, text: str) -> None:
+        self.observers[0].note(text)

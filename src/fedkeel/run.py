@@ -6,7 +6,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
 from torch import nn
@@ -16,13 +16,17 @@ from fedkeel import state
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
 from fedkeel.engine.rounds import Federated
-from fedkeel.engine.setup import prepare
+from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError
 from fedkeel.method import Method
 from fedkeel.models.output import Classifier
-from fedkeel.observer import Observer
+from fedkeel.observer import Observer, Observers
 from fedkeel.profile import FILE as PROFILE
 from fedkeel.store import Store, read_config
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
 
 PYTHON_OBJECT = "(given in Python)"
 
@@ -56,7 +60,7 @@ def simulate(
     settings = _settings(config, options)
     given = {"data": federation, "model": model, "method": method}
     settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
-    setup = prepare(settings, federation=federation, model=model, method=method)
+    setup = _prepare(settings, federation, model, method)
     setup = setup.with_threads((observer or Observer()).note)
     store = Store.create(directory or free_directory(settings), setup.config)
     return _run(store, setup, observer)
@@ -80,16 +84,19 @@ def resume(
                 f"The {name} of '{directory}' was given in Python, not by name: "
                 f"resume it with fedkeel.resume(..., {'federation' if name == 'data' else name}=...)."
             )
-    setup = prepare(run.config, federation=federation, model=model, method=method)
+    setup = _prepare(run.config, federation, model, method)
     return _run(Store.open(directory), setup, observer)
 
 
-def _run(store: Store, setup: Any, observer: Observer | None) -> Run:
+def _run(store: Store, setup: Setup, observer: Observer | None) -> Run:
     began = time.perf_counter()
     executor = None
+    observer = observer or Observer()
     try:
+        if setup.config.record:
+            observer = Observers([observer, _recorder(store, setup, observer)])
         executor = setup.executor(store.shelf)
-        federated = Federated(setup, executor, store, observer or Observer())
+        federated = Federated(setup, executor, store, observer)
         server = federated.run()
         run = Run(store.directory)
         store.flush()
@@ -108,6 +115,25 @@ def _run(store: Store, setup: Any, observer: Observer | None) -> Run:
         store.close()
         setup.profile.save(store.directory)
     return Run(store.directory)
+
+
+def _prepare(config: Config, federation: Federation | None, model: nn.Module | None, method: Method | None) -> Setup:
+    """As `prepare`, with the diagnostics to be recorded refused as early as can be."""
+    if not config.record:
+        return prepare(config, federation=federation, model=model, method=method)
+    from fedkeel import analysis  # looks at runs, so it imports this module
+
+    diagnostics = analysis.chosen(config)
+    setup = prepare(config, federation=federation, model=model, method=method)
+    for diagnostic in diagnostics:
+        diagnostic.check(setup.worker)
+    return setup
+
+
+def _recorder(store: Store, setup: Setup, observer: Observer) -> Observer:
+    from fedkeel import analysis
+
+    return analysis.Recorder(analysis.chosen(setup.config), store.directory, setup, observer.note)
 
 
 def _settings(config: Config | Mapping[str, Any] | str | Path | None, options: dict[str, Any]) -> Config:
@@ -197,6 +223,49 @@ class Run:
         kinds = {r["statistics"] for r in chosen}
         wanted = statistics or ("global" if "global" in kinds else next(iter(kinds), "global"))
         return [r for r in chosen if r["statistics"] == wanted]
+
+    def frame(self, kind: str = "scores") -> pandas.DataFrame:
+        """The records of one kind as a pandas table, a row each; of "scores" and "evaluation" those of every split.
+
+        The accuracy of each domain in "scores" is a column of its own, `domains.NAME`.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise FedkeelError(
+                "A table needs pandas, which is not installed: pip install 'fedkeel[notebook]'."
+            ) from None
+        rows = []
+        for record in self.records(kind):
+            domains = record.get("domains", {})
+            rest = {name: value for name, value in record.items() if name not in ("kind", "domains")}
+            rows.append(rest | {f"domains.{name}": value for name, value in domains.items()})
+        return pandas.DataFrame(rows)
+
+    def plot_accuracy(self, axes: Axes | None = None, *, domains: bool = True) -> Axes:
+        """Test accuracy by round, on average and, unless told otherwise, of each domain; returns matplotlib's axes."""
+        try:
+            from matplotlib import pyplot
+        except ImportError:
+            raise FedkeelError(
+                "A plot needs matplotlib, which is not installed: pip install 'fedkeel[notebook]'."
+            ) from None
+        scores = self.scores()
+        if not scores:
+            raise FedkeelError(f"'{self.directory}' has no evaluated round yet: let it train further.")
+        axes = axes if axes is not None else pyplot.subplots()[1]
+        rounds = [entry["round"] for entry in scores]
+        if domains:
+            for name in scores[-1]["domains"]:
+                axes.plot(
+                    rounds, [100 * entry["domains"][name] for entry in scores], linewidth=1, alpha=0.7, label=name
+                )
+        axes.plot(rounds, [100 * entry["average"] for entry in scores], linewidth=2, color="black", label="average")
+        axes.set_xlabel("round")
+        axes.set_ylabel("test accuracy in %")
+        axes.set_title(f"{self.config.method} on {self.config.data}")
+        axes.legend()
+        return axes
 
     def model(self) -> Classifier:
         """The trained global model, on the CPU, in evaluation mode."""

@@ -3,6 +3,7 @@
 config.toml      every option; running it again repeats the run
 metrics.jsonl    a line per round, client and evaluation; no times, so two equal runs have equal files
 timing.jsonl     seconds per phase and round
+diagnostics/     what was recorded while training, or made of the run afterwards, see `fedkeel.analysis`
 profile.json     with `--profile`: more of them, and what the clients did in them
 checkpoints/     the last good two, written aside and renamed, each with checksums
 memory/          what clients remember; a checkpoint says which of it it means
@@ -37,8 +38,9 @@ from fedkeel.shelf import Damaged, Reference, Shelf
 from fedkeel.state import Tensors
 
 KEPT_CHECKPOINTS = 2
-# What may change when a run is resumed.
+# What does not change the result, and so may change when a run is resumed.
 MACHINE_OPTIONS = ("executor", "workers", "threads", "device", "memory_limit", "checkpoint_every", "profile")
+MACHINE_OPTIONS += ("record", "record_every")
 
 
 @dataclass(frozen=True)

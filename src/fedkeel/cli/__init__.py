@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import fedkeel
-from fedkeel.cli import benchmarking, looking, reproducing, training
+from fedkeel.cli import analysing, benchmarking, looking, reproducing, training
 from fedkeel.cli.parsing import Parser, examples
 from fedkeel.errors import FedkeelError
 
@@ -39,6 +39,7 @@ def build_parser() -> Parser:
     training.add_commands(commands)
     reproducing.add_commands(commands)
     looking.add_commands(commands)
+    analysing.add_commands(commands)
     benchmarking.add_commands(commands)
     return parser
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedkeel.registry import Entry, Registry
     from fedkeel.run import Run
 
-KINDS = ("methods", "models", "data", "partitions", "transforms", "executors")
+KINDS = ("methods", "models", "data", "partitions", "transforms", "executors", "diagnostics")
 # What a builder takes from the data or the engine, and nobody types.
 GIVEN_BY_ENGINE = ("num_classes", "in_channels", "image_size", "worker", "memory", "workers")
 DATA_OPTIONS = ("partition", "unseen", "subsample", "seed")
@@ -230,16 +230,20 @@ def list_names(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(entries, indent=1, default=str))
         return 0
-    rows = [(e["name"], e["summary"], e["paper"], options_text(e["options"])) for e in entries]
+    when = ["after or during a run"] if arguments.list == "diagnostics" else []
+    rows = [
+        (e["name"], e["summary"], *([e["when"]] if when else []), e["paper"], options_text(e["options"]))
+        for e in entries
+    ]
     caption = "Any timm model works by its name where timm is installed." if arguments.list == "models" else None
     console(sys.stdout).print(
-        plain_table(["name", "what it is", "paper", "options and defaults"], rows, caption=caption)
+        plain_table(["name", "what it is", *when, "paper", "options and defaults"], rows, caption=caption)
     )
     return 0
 
 
 def registry(kind: str) -> Registry[Any]:
-    from fedkeel import data, engine, methods, models
+    from fedkeel import analysis, data, engine, methods, models
 
     tables: dict[str, Registry[Any]] = {
         "methods": methods.METHODS,
@@ -248,6 +252,7 @@ def registry(kind: str) -> Registry[Any]:
         "partitions": data.PARTITIONS,
         "transforms": data.TRANSFORMS,
         "executors": engine.EXECUTORS,
+        "diagnostics": analysis.DIAGNOSTICS,
     }
     return tables[kind]
 
@@ -265,6 +270,7 @@ def describe_entry(entry: Entry[Any]) -> dict[str, Any]:
         "required": [name for name in required if name in options],
         "summary": entry.summary,
         "paper": entry.paper,
+        **({"when": entry.build.when} if hasattr(entry.build, "when") else {}),
     }
 
 

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,7 @@ from fedkeel.parties import Batch, LocalClient, Repeat, one_by_one, prefixed, se
 from fedkeel.state import Layout, Tensors
 
 LOCAL = "local"  # where a client's memory holds the entries of the model that never travel
+WATCHED = "watched/"  # before the names of an update's metrics that are for observers and not for `metrics.jsonl`
 QUESTION = "question"  # where a broadcast's extras hold the tensors of a method's question
 WIDE_CHANNELS = 64
 log = logging.getLogger("fedkeel")
@@ -44,6 +46,26 @@ class ClientFailure(Exception):
     """This client has no update to offer; the text says why."""
 
 
+class StepWatch(Protocol):
+    """Looks at the gradients of every local step of one model and changes nothing.
+
+    On a GPU the steps may be captured and replayed: what it notes lies in tensors that stay where they are.
+    """
+
+    def begin(self) -> None:
+        """A client begins."""
+
+    def computed(self) -> None:
+        """The gradients are computed, and the method has not touched them yet."""
+
+    def used(self) -> None:
+        """The gradients are as the optimiser takes them."""
+
+    def metrics(self, round: int) -> dict[str, float]:
+        """What it saw of the client that ends now."""
+        ...
+
+
 @dataclass
 class Worker:
     """A model that takes the place of one client after another."""
@@ -55,6 +77,7 @@ class Worker:
     device: torch.device
     shared_store: ImageStore | None = None
     replays: Repeat = one_by_one
+    watching: Callable[[nn.Module], StepWatch] | None = None
 
     def __post_init__(self) -> None:
         self.model.to(self.device)
@@ -72,6 +95,7 @@ class Worker:
         self.initial_local = state.copies(self.entries, self.layout.local)
         self._modules = list(self.model.modules())
         self._totals = Totals.on(self.device)
+        self.watch = self.watching(self.model) if self.watching else None
         self._compiled = self._compile()
         # Buffers outside of `state_dict()` do not travel, and must not go from one client to the next either.
         entries = self.model.state_dict().keys()
@@ -118,6 +142,10 @@ class Worker:
                 total_loss += self.step(client, batch) * len(batch.y)
             return self.end(client, float(total_loss) / len(plan.order))
 
+    def watch_steps(self, watching: Callable[[nn.Module], StepWatch]) -> None:
+        """Have every step seen by a watch of this kind; its metrics go along with the updates."""
+        self.watching, self.watch = watching, watching(self.model)
+
     def plan(self, name: str, round: int) -> Plan:
         """Which samples this client trains on in this round, in which order."""
         config = self.config
@@ -142,6 +170,8 @@ class Worker:
         client.optimizer = optimizer or self.optimizer(client.learning_rate)
         for view in client.scratch["views"].values():
             view.optimizer = client.optimizer
+        if self.watch:
+            self.watch.begin()
         return client
 
     def _train_mode(self) -> None:
@@ -164,9 +194,12 @@ class Worker:
             extras=self.method.finish(client),
             weights=state.copies(self.entries, self.layout.weights),
             statistics=state.copies(self.entries, self.layout.statistics),
-            metrics={"loss": loss},
+            metrics={"loss": loss} | self._watched(client.round),
         )
         return update, self._remember(client, state.copies(self.entries, self.layout.local))
+
+    def _watched(self, round: int) -> dict[str, float]:
+        return {f"{WATCHED}{name}": n for name, n in self.watch.metrics(round).items()} if self.watch else {}
 
     def answer(self, name: str, broadcast: Broadcast, memory: Tensors, question: str) -> tuple[Answer, Tensors]:
         """A client's answer to a method's question, whose own tensors are the extras named `question/...`."""
@@ -257,9 +290,13 @@ class Worker:
             return loss.detach()
 
         loss = backward()
+        if self.watch:
+            self.watch.computed()
         self.method.gradients(client, backward)
         if self.config.clip_norm:
             torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm, foreach=True)
+        if self.watch:
+            self.watch.used()
         assert client.optimizer is not None
         if self.device.type == "cpu":
             lay_out_gradients(client.optimizer)

@@ -17,11 +17,11 @@ from fedkeel import profile, seeds, state
 from fedkeel.data.federation import Client
 from fedkeel.engine.evaluation import Evaluation, Scores, split_indices, summarise
 from fedkeel.engine.execution import Executor
-from fedkeel.engine.local import LOCAL, QUESTION
+from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
 from fedkeel.engine.setup import Setup, clients_per_round
 from fedkeel.errors import StoreError, TrainingError
 from fedkeel.messages import Answer, BadMessage, Broadcast, Missing, Update, check, check_finite
-from fedkeel.observer import Observer
+from fedkeel.observer import Aggregated, Observer
 from fedkeel.parties import Server, prefixed, select
 from fedkeel.profile import phase
 from fedkeel.state import Tensors
@@ -127,6 +127,7 @@ class Federated:
                 "evaluate": time.perf_counter() - aggregated,
             }
         )
+        self._tell(broadcast, updates, tested)
         if last or (round + 1) % config.checkpoint_every == 0:
             self._checkpoint(tested if last else server, round)
         self.observer.round_done(round, config.rounds, scores, loss)
@@ -164,7 +165,8 @@ class Federated:
                 else:
                     updates.append(result)
                     record = {"kind": "client", "round": broadcast.round, "client": client, "samples": result.samples}
-                    self._record(record | result.metrics | record)  # a metric cannot pose as something else
+                    metrics = {name: n for name, n in result.metrics.items() if not name.startswith(WATCHED)}
+                    self._record(record | metrics | record)  # a metric cannot pose as something else
             if problem:
                 dropped.append(Missing(client, problem))
                 self._record({"kind": "dropped", "round": broadcast.round, "client": client, "reason": problem})
@@ -303,6 +305,11 @@ class Federated:
     @phase(profile.RECORDING)
     def _record(self, record: dict[str, Any]) -> None:
         self.store.append(record)
+
+    @phase(profile.RECORDING)
+    def _tell(self, sent: Broadcast, updates: Sequence[Update], tested: Server) -> None:
+        model = self._broadcast(tested, tested.weights)
+        self.observer.aggregated(Aggregated(sent, updates, model, self.executor.memory))
 
     # -- stopping and going on -------------------------------------------------------------------------------
     @phase(profile.CHECKPOINT)

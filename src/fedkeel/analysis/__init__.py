@@ -1,0 +1,67 @@
+"""The papers' diagnostics: why a run went as it did.
+
+Each is a file of its own: a pure function of arrays with its formula, and the few lines that get its inputs from a run.
+
+>>> import fedkeel                                                                 # doctest: +SKIP
+>>> fedkeel.analysis.run("representation-divergence", "runs/digits-shift-fedavg-seed0")  # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedkeel.analysis import (  # noqa: F401 (each registers itself)
+    bn_statistics,
+    convergence,
+    cost,
+    fairness,
+    gradient_norms,
+    label_distribution,
+    loss_gap,
+    mixing_factors,
+    nmi,
+    probability_floor,
+    prototype_similarity,
+    representation_divergence,
+    singular_values,
+    statistics_accuracy,
+    statistics_divergence,
+    tsne,
+)
+from fedkeel.analysis.diagnostic import DIAGNOSTICS, Diagnostic, Measured, build, diagnostic
+from fedkeel.analysis.moment import Moment, Objects
+from fedkeel.analysis.recorder import Recorder, chosen
+from fedkeel.data.federation import Federation
+from fedkeel.method import Method
+from fedkeel.run import Run
+
+__all__ = ["DIAGNOSTICS", "Diagnostic", "Measured", "Moment", "Recorder", "build", "chosen", "diagnostic", "run"]
+
+
+def run(
+    name: str,
+    run: Run | str | Path,
+    *,
+    save: bool = True,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    method: Method | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Look at a run through a diagnostic; returns its document, the figures as tables.
+
+    Args:
+        name: as `fedkeel list diagnostics` has it, with options in brackets or as keywords.
+        run: a run or its directory; one that is not finished is taken as it is.
+        save: also write it to `diagnostics/NAME.json` in the run directory.
+        federation, model, method: of a run that got them as objects in Python.
+    """
+    chosen = build(name, **options)
+    run = run if isinstance(run, Run) else Run(run)
+    document = chosen.document(chosen.of_run(run, Objects(federation, model, method)))
+    if save:
+        chosen.write(run.directory, document)
+    return document

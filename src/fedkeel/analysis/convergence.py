@@ -1,0 +1,47 @@
+"""Accuracy and loss by round: the convergence curves of every paper (FedWon, Figure 8; FedCoda, Figure 8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
+from fedkeel.analysis.figures import Figure, by_round
+from fedkeel.analysis.moment import Objects
+from fedkeel.errors import FedkeelError
+from fedkeel.run import Run
+
+
+def evaluated(run: Run) -> list[dict[str, Any]]:
+    """The test scores of a run that has been evaluated at least once."""
+    scores = run.scores()
+    if not scores:
+        raise FedkeelError(f"'{run.directory}' has no evaluated round yet: let it train further.")
+    return scores
+
+
+@diagnostic("convergence")
+class Convergence(Diagnostic):
+    """Test accuracy and training loss by round."""
+
+    title = "Convergence"
+    what = (
+        "Test accuracy of the global model by round, of each domain and on average over the domains that train, and "
+        "the mean training loss of the clients."
+    )
+    paper = "FedWon, Figure 8; FedCoda, Figure 8"
+    when = "after"
+
+    def of_run(self, run: Run, objects: Objects) -> list[Figure]:
+        scores = evaluated(run)
+        averages = {s["round"]: {"average": s["average"], "all samples": s["samples"]} for s in scores}
+        for score in scores:
+            if score["unseen"] is not None:
+                averages[score["round"]]["unseen domains"] = score["unseen"]
+        losses = {record["round"]: {"training": record["loss"]} for record in run.records("round")}
+        for score in scores:
+            losses.setdefault(score["round"], {})["test"] = score["loss"]
+        return [
+            by_round("Accuracy", "accuracy", averages),
+            by_round("Accuracy by domain", "accuracy", {s["round"]: s["domains"] for s in scores}),
+            by_round("Loss", "cross-entropy", dict(sorted(losses.items()))),
+        ]

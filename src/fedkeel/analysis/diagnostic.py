@@ -1,0 +1,123 @@
+"""What a diagnostic is: numbers measured at a moment of a run, and the figures made of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+
+from fedkeel import spec
+from fedkeel.analysis.figures import Figure
+from fedkeel.analysis.moment import Moment, Objects, of_run
+from fedkeel.engine.local import StepWatch, Worker
+from fedkeel.errors import FedkeelError
+from fedkeel.nn.surgery import batch_norms
+from fedkeel.registry import Registry
+from fedkeel.run import Run
+from fedkeel.store import explained, plain, write_atomically
+
+FOLDER = "diagnostics"
+Values = dict[str, Any]
+
+
+class Measured(NamedTuple):
+    """What was measured in a round; a table that JSON can hold."""
+
+    round: int
+    values: Values
+
+
+class Diagnostic:
+    """One way to look at a run. A diagnostic writes `measure` and `figures`, or, if the run's own records are all that
+    it needs, `of_run`.
+
+    `when` it works: "after" a run, from what it left behind; "during" it, as a recorder; or "both".
+    """
+
+    name: ClassVar[str] = ""
+    title: ClassVar[str] = ""
+    what: ClassVar[str] = ""
+    paper: ClassVar[str] = ""
+    when: ClassVar[Literal["after", "during", "both"]] = "both"
+    needs_batch_norm: ClassVar[bool] = False
+
+    def check(self, worker: Worker) -> None:
+        """Refuse, before anything trains, a run in which there is nothing to measure."""
+        if self.needs_batch_norm and not batch_norms(worker.model):
+            raise FedkeelError(
+                f"'{self.name}' looks at batch norm, and the model of '{worker.method.name}' has none: choose another "
+                "diagnostic, or a model and a method with batch norm."
+            )
+
+    def watch(self, is_recorded: Callable[[int], bool]) -> Callable[[Any], StepWatch] | None:
+        """What looks at every local step, if that is needed: called with the model."""
+        return None
+
+    def measure(self, moment: Moment) -> Values:
+        raise NotImplementedError
+
+    def figures(self, measured: Sequence[Measured]) -> list[Figure]:
+        raise NotImplementedError
+
+    def of_run(self, run: Run, objects: Objects) -> list[Figure]:
+        """From what was recorded while the run trained, or else from the model that it ended with."""
+        measured = recorded(run.directory, self.name)
+        if not measured and self.when == "during":
+            raise FedkeelError(
+                f"'{self.name}' is recorded while training, and '{run.directory}' has no record of it: "
+                f"run it with --record {self.name}."
+            )
+        if not measured:
+            moment = of_run(run, objects)
+            self.check(moment.worker)
+            measured = [Measured(moment.round, plain(self.measure(moment)))]
+        return self.figures(measured)
+
+    def document(self, figures: Sequence[Figure]) -> dict[str, Any]:
+        texts = {"name": self.name, "title": self.title, "what": self.what, "paper": self.paper}
+        return {**texts, "figures": [plain(figure) for figure in figures]}
+
+    def write(self, directory: Path, document: dict[str, Any]) -> Path:
+        path = directory / FOLDER / f"{self.name}.json"
+        with explained(path):
+            path.parent.mkdir(exist_ok=True)
+            write_atomically(path, json.dumps(document, allow_nan=False).encode() + b"\n")
+        return path
+
+
+DIAGNOSTICS: Registry[Diagnostic] = Registry("diagnostic")
+D = TypeVar("D", bound=type[Diagnostic])
+
+
+def diagnostic(name: str) -> Callable[[D], D]:
+    """Decorator: make a diagnostic known under `name`."""
+
+    def remember(cls: D) -> D:
+        cls.name = name
+        return DIAGNOSTICS.register(name, summary=cls.title, paper=cls.paper)(cls)
+
+    return remember
+
+
+def build(text: str, **options: Any) -> Diagnostic:
+    """A diagnostic from its name, with options as in `tsne(samples=500)` or as keywords."""
+    parsed = spec.parse(text)
+    return DIAGNOSTICS.build(parsed.name, **{**parsed.options, **options})
+
+
+def records_file(directory: Path, name: str) -> Path:
+    return directory / FOLDER / f"{name}.jsonl"
+
+
+def recorded(directory: Path, name: str) -> list[Measured]:
+    """What was recorded of a run, a round each; a last line that was not written to its end does not count."""
+    path = records_file(directory, name)
+    measured = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            record = json.loads(line)
+            measured.append(Measured(int(record["round"]), record["values"]))
+        except (json.JSONDecodeError, KeyError, TypeError):
+            break
+    return measured

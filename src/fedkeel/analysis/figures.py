@@ -1,0 +1,55 @@
+"""The figures of a diagnostic, as plain tables that JSON can hold; whoever draws them decides how they look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Figure = dict[str, Any]
+Numbers = Sequence[float | None]
+
+
+def lines(title: str, x_label: str, y_label: str, series: Mapping[str, tuple[Numbers, Numbers]], **more: Any) -> Figure:
+    """`series`: x and y by the name of the line. `more`: `log_y=True`, `note="..."`."""
+    drawn = [{"name": name, "x": list(x), "y": list(y)} for name, (x, y) in series.items()]
+    return {"kind": "lines", "title": title, "x_label": x_label, "y_label": y_label, "series": drawn, **more}
+
+
+def by_round(title: str, y_label: str, table: Mapping[int, Mapping[str, float | None]], **more: Any) -> Figure:
+    """Lines over the rounds, from the values of each round by name. A line begins where its name first appears."""
+    names = dict.fromkeys(name for values in table.values() for name in values)
+    series = {name: [(round, values[name]) for round, values in table.items() if name in values] for name in names}
+    split = {name: ([x for x, _ in pairs], [y for _, y in pairs]) for name, pairs in series.items()}
+    return lines(title, "round", y_label, split, **more)
+
+
+def bars(
+    title: str, y_label: str, categories: Sequence[str], series: Mapping[str, Numbers], x_label: str = "", **more: Any
+) -> Figure:
+    drawn = [{"name": name, "values": list(values), "spread": None} for name, values in series.items()]
+    axes = {"x_label": x_label, "y_label": y_label}
+    return {"kind": "bars", "title": title, **axes, "categories": list(categories), "series": drawn, **more}
+
+
+def matrix(
+    title: str,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    values: Sequence[Numbers],
+    x_label: str = "",
+    y_label: str = "",
+    **more: Any,
+) -> Figure:
+    axes = {"x_label": x_label, "y_label": y_label, "rows": list(rows), "columns": list(columns)}
+    return {"kind": "matrix", "title": title, **axes, "values": [list(row) for row in values], **more}
+
+
+def points(
+    title: str, x: Sequence[float], y: Sequence[float], classes: Sequence[str], domains: Sequence[str], **more: Any
+) -> Figure:
+    places = {"x": list(x), "y": list(y), "class": list(classes), "domain": list(domains)}
+    return {"kind": "points", "title": title, "x_label": "", "y_label": "", **places, **more}
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **more: Any) -> Figure:
+    return {"kind": "table", "title": title, "columns": list(columns), "rows": [list(row) for row in rows], **more}

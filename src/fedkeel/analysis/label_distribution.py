@@ -1,0 +1,46 @@
+"""How many images of each class each client has (HBN, Figure 3): the partition that a run trained on."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
+from fedkeel.analysis.figures import Figure, matrix
+from fedkeel.analysis.moment import Objects
+from fedkeel.data.federation import Federation
+from fedkeel.engine.setup import load_federation
+from fedkeel.errors import FedkeelError
+from fedkeel.run import PYTHON_OBJECT, Run
+
+
+def label_counts(federation: Federation) -> NDArray[np.int64]:
+    """(K, C): training images of class c on client k."""
+    counts = [np.bincount(federation.labels[c.train], minlength=federation.num_classes) for c in federation.clients]
+    return np.stack(counts).astype(np.int64)
+
+
+@diagnostic("label-distribution")
+class LabelDistribution(Diagnostic):
+    """Training images by client and class."""
+
+    title = "How many images of each class each client has"
+    what = (
+        "Training images by client and class. Rows that look alike: the labels are spread evenly. Rows with few filled "
+        "cells: clients see few classes, as under a small Dirichlet coefficient."
+    )
+    paper = "HBN, Figure 3"
+    when = "after"
+
+    def of_run(self, run: Run, objects: Objects) -> list[Figure]:
+        federation = objects.federation
+        if federation is None:
+            if run.config.data == PYTHON_OBJECT:
+                raise FedkeelError(
+                    f"The data of '{run.directory}' was given in Python, not by name: "
+                    "use fedkeel.analysis.run(..., federation=...)."
+                )
+            federation = load_federation(run.config)
+        names = [client.name for client in federation.clients]
+        counts = label_counts(federation).tolist()
+        return [matrix("Training images", names, federation.classes, counts, "class", "client")]

@@ -1,0 +1,233 @@
+"""A moment of a run: the global model, what the clients made of it, and a network of our own to look at them with.
+
+It is made of a round while training, or of what a run left behind; a diagnostic need not know which.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import NamedTuple
+from urllib.parse import quote
+
+import numpy as np
+import safetensors.torch
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fedkeel import seeds, state
+from fedkeel.data.federation import Client, Federation
+from fedkeel.engine.local import LOCAL, Worker
+from fedkeel.engine.setup import prepare
+from fedkeel.errors import FedkeelError
+from fedkeel.messages import Broadcast, Update
+from fedkeel.method import Method
+from fedkeel.nn.surgery import batch_statistics
+from fedkeel.observer import Aggregated
+from fedkeel.parties import select
+from fedkeel.run import PYTHON_OBJECT, Run
+from fedkeel.state import Tensors
+from fedkeel.store import Checkpoint, DamagedCheckpoint, read_checkpoint
+
+Array = NDArray[np.float64]
+
+
+class Outputs(NamedTuple):
+    """Features (N, d), logits (N, C) and labels (N,) of some samples."""
+
+    features: Array
+    logits: Array
+    labels: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What a run got as objects in Python, and its configuration cannot name."""
+
+    federation: Federation | None = None
+    model: nn.Module | None = None
+    method: Method | None = None
+
+    def refuse_missing(self, run: Run) -> None:
+        for option, name in (("data", "federation"), ("model", "model"), ("method", "method")):
+            if getattr(run.config, option) == PYTHON_OBJECT and getattr(self, name) is None:
+                raise FedkeelError(
+                    f"The {option} of '{run.directory}' was given in Python, not by name: "
+                    f"use fedkeel.analysis.run(..., {name}=...)."
+                )
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One round of a run, or its end.
+
+    Attributes:
+        round: from 0.
+        worker: a network that is only looked with; nothing of the run depends on it.
+        model: the global model, as it is tested.
+        sent: what the clients began with.
+        updates: of the clients that took part; none after the run, when they are gone.
+        kept: the tensors of the model that each client keeps to itself.
+        held_out: domains that are only tested.
+    """
+
+    round: int
+    worker: Worker
+    model: Broadcast
+    sent: Broadcast
+    updates: Mapping[str, Update] = field(default_factory=dict)
+    kept: Mapping[str, Tensors] = field(default_factory=dict)
+    held_out: Sequence[str] = ()
+
+    @property
+    def federation(self) -> Federation:
+        return self.worker.federation
+
+    @property
+    def clients(self) -> list[Client]:
+        """Those of the round; after the run all that train."""
+        return [client for client in self.federation.clients if not self.updates or client.name in self.updates]
+
+    def tested(self) -> dict[str, list[Client]]:
+        """Of each domain the clients whose test sets make up its own, each set once."""
+        personal, seen = self.worker.method.is_personal, set()
+        domains: dict[str, list[Client]] = {}
+        for site in self.federation:
+            key = site.name if personal else (site.domain, id(site.test))
+            if len(site.test) and key not in seen:
+                seen.add(key)
+                domains.setdefault(site.domain, []).append(site)
+        return domains
+
+    def average(self, domains: Mapping[str, float]) -> float:
+        """The mean over the domains that train, each counting the same."""
+        seen = [value for domain, value in domains.items() if domain not in self.held_out]
+        return float(np.mean(seen or list(domains.values())))
+
+    # -- models ----------------------------------------------------------------------------------------------
+    def put_global(self, site: Client) -> None:
+        """The global model, with the layers that this client keeps where the method gives it its own."""
+        kept = self.kept.get(site.name, {}) if self.worker.method.is_personal else {}
+        self._put(self.model.weights, self.model.statistics, kept)
+
+    def put_local(self, client: Client, *, statistics: str = "local") -> None:
+        """What the client has trained, with its own statistics or with those it was sent ("sent").
+
+        After the run nothing of it is left but the layers it keeps: then it is the global model.
+        """
+        update, kept = self.updates.get(client.name), self.kept.get(client.name, {})
+        if update is None:
+            self._put(self.model.weights, self.model.statistics, kept)
+        else:
+            self._put(update.weights, update.statistics if statistics == "local" else self.sent.statistics, kept)
+
+    def _put(self, *groups: Tensors) -> None:
+        worker = self.worker
+        state.load(worker.entries, worker.initial_local, *(state.to_device(group, worker.device) for group in groups))
+
+    # -- what they say ---------------------------------------------------------------------------------------
+    @torch.no_grad()
+    def outputs(self, site: Client, indices: Tensor, *, batch_size: int = 0, statistics: str = "global") -> Outputs:
+        """Features and logits of the present network in evaluation mode, with batch norm under its own statistics or
+        under those of the batch.
+
+        The order is random but always the same: images often lie class by class, and a batch of one class has other
+        statistics than any batch in training.
+        """
+        worker = self.worker
+        model, config = worker.model.eval(), worker.config
+        generator = seeds.generator(config.seed, "diagnostic", site.name)
+        shuffled = indices[torch.randperm(len(indices), generator=generator)]
+        size = batch_size or config.evaluation_batch
+        found: list[tuple[Tensor, Tensor, Tensor]] = []
+        for batch in worker.store.in_order(shuffled, size, self.federation.test_transform, least=2):
+            with batch_statistics(model) if statistics == "batch" and len(batch.y) > 1 else nullcontext():
+                output = model(batch.x)
+            found.append((output.features.double().cpu(), output.logits.double().cpu(), batch.y.cpu()))
+        features, logits, labels = (torch.cat(parts).numpy() for parts in zip(*found, strict=True))
+        return Outputs(features, logits, labels)
+
+    def test_outputs(self, site: Client) -> Outputs:
+        """Of the global model on this client's test set, as it is evaluated."""
+        method = self.worker.method
+        self.put_global(site)
+        stranger = method.is_personal and not self.kept.get(site.name) and method.unseen_statistics == "batch"
+        return self.outputs(site, site.test, statistics="batch" if stranger else "global")
+
+    def test_features(self) -> dict[str, Outputs]:
+        """Of every domain's test set under the global model."""
+        found = {domain: [self.test_outputs(site) for site in sites] for domain, sites in self.tested().items()}
+        return {domain: Outputs(*map(np.concatenate, zip(*parts, strict=True))) for domain, parts in found.items()}
+
+
+def own_worker(worker: Worker) -> Worker:
+    """A network of the same kind over the same images that shares nothing with the one that trains."""
+    config = worker.config.replace(compile=False)
+    model = copy.deepcopy(worker.model)
+    return Worker(config, worker.federation, worker.method, model, worker.device, worker.store)
+
+
+def of_round(state: Aggregated, worker: Worker, held_out: Sequence[str]) -> Moment:
+    kept = {client.name: select(state.memory.of(client.name), LOCAL) for client in worker.federation}
+    return Moment(
+        round=state.sent.round,
+        worker=worker,
+        model=state.model,
+        sent=state.sent,
+        updates={update.client: update for update in state.updates},
+        kept={name: tensors for name, tensors in kept.items() if tensors},
+        held_out=held_out,
+    )
+
+
+def of_run(run: Run, objects: Objects) -> Moment:
+    """The end of a run, or the last checkpoint of one that is not finished."""
+    objects.refuse_missing(run)
+    checkpoint = last_checkpoint(run)
+    path = run.directory / "model.safetensors"
+    if not path.exists() and checkpoint is None:
+        raise FedkeelError(f"'{run.directory}' has neither a model nor a checkpoint: let it train for a round first.")
+    config = run.config.replace(executor="serial", device="auto", profile=False, compile=False)
+    setup = prepare(config, federation=objects.federation, model=objects.model, method=objects.method)
+    worker = setup.worker
+    summary = run.summary
+    if path.exists():
+        tensors = safetensors.torch.load_file(path)
+        round = int(summary["round"]) if summary else config.rounds - 1
+    else:
+        assert checkpoint is not None
+        tensors, round = {**checkpoint.groups["weights"], **checkpoint.groups["statistics"]}, checkpoint.round
+    missing = [name for name in (*worker.layout.weights, *worker.layout.statistics) if name not in tensors]
+    if missing:
+        raise FedkeelError(f"The model of '{run.directory}' lacks '{missing[0]}': it is not of its configuration.")
+    model = Broadcast(
+        round,
+        config.rounds,
+        {name: tensors[name] for name in worker.layout.weights},
+        {name: tensors[name] for name in worker.layout.statistics},
+    )
+    kept = kept_tensors(run, worker.federation.clients, checkpoint)
+    return Moment(round, worker, model, model, kept=kept, held_out=setup.held_out)
+
+
+def kept_tensors(run: Run, clients: Sequence[Client], checkpoint: Checkpoint | None) -> dict[str, Tensors]:
+    if checkpoint is not None:
+        kept = {name: select(memory, LOCAL) for name, memory in checkpoint.clients.items()}
+        return {name: tensors for name, tensors in kept.items() if tensors}
+    folder = run.directory / "personal"
+    files = {client.name: folder / f"{quote(client.name, safe=' ')}.safetensors" for client in clients}
+    return {name: safetensors.torch.load_file(file) for name, file in files.items() if file.exists()}
+
+
+def last_checkpoint(run: Run) -> Checkpoint | None:
+    """The newest one that is whole. The run may go on meanwhile, so nothing is locked and nothing is changed."""
+    for folder in sorted((run.directory / "checkpoints").glob("round-*"), reverse=True):
+        try:
+            return read_checkpoint(folder)[1]
+        except (DamagedCheckpoint, json.JSONDecodeError):
+            continue
+    return None
