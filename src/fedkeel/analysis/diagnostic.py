@@ -41,6 +41,7 @@ class Diagnostic:
     paper: ClassVar[str] = ""
     when: ClassVar[Literal["after", "during", "both"]] = "both"
     needs_batch_norm: ClassVar[bool] = False
+    has_options: bool = False  # given by whoever asks, who then does not want what was recorded with others
 
     def check(self, worker: Worker) -> None:
         """Refuse, before anything trains, a run in which there is nothing to measure."""
@@ -61,8 +62,9 @@ class Diagnostic:
         raise NotImplementedError
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
-        """From what was recorded while the run trained, or else from the model that it ended with."""
-        measured = recorded(run.directory, self.name)
+        """From what was recorded while the run trained, or else, and if options are given, from the model that it ended
+        with."""
+        measured = [] if self.has_options else recorded(run.directory, self.name)
         if not measured and self.when == "during":
             raise FedkeelError(
                 f"'{self.name}' is recorded while training, and '{run.directory}' has no record of it: "
@@ -103,7 +105,10 @@ def diagnostic(name: str) -> Callable[[D], D]:
 def build(text: str, **options: Any) -> Diagnostic:
     """A diagnostic from its name, with options as in `tsne(samples=500)` or as keywords."""
     parsed = spec.parse(text)
-    return DIAGNOSTICS.build(parsed.name, **{**parsed.options, **options})
+    options = {**parsed.options, **options}
+    chosen = DIAGNOSTICS.build(parsed.name, **options)
+    chosen.has_options = bool(options)
+    return chosen
 
 
 def records_file(directory: Path, name: str) -> Path:

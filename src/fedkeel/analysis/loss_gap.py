@@ -41,9 +41,8 @@ def test_time(moment: Moment) -> dict[str, float]:
     gaps: dict[str, list[Array]] = {}
     for domain, sites in moment.tested().items():
         for site in sites:
-            moment.put_global(site)
-            pair = [moment.outputs(site, site.test, statistics=kind) for kind in ("global", "batch")]
-            gaps.setdefault(domain, []).append(loss_gaps(*pair))
+            under_global, under_batch = moment.test_outputs(site), moment.test_outputs(site, "batch")
+            gaps.setdefault(domain, []).append(loss_gaps(under_global, under_batch))
     return _means(moment, gaps)
 
 

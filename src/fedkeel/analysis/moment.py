@@ -151,12 +151,14 @@ class Moment:
         features, logits, labels = (torch.cat(parts).numpy() for parts in zip(*found, strict=True))
         return Outputs(features, logits, labels)
 
-    def test_outputs(self, site: Client) -> Outputs:
-        """Of the global model on this client's test set, as it is evaluated."""
+    def test_outputs(self, site: Client, statistics: str = "global") -> Outputs:
+        """Of the global model on this client's test set, as it is evaluated: a client without layers of its own follows
+        the method's rule for such clients."""
         method = self.worker.method
         self.put_global(site)
-        stranger = method.is_personal and not self.kept.get(site.name) and method.unseen_statistics == "batch"
-        return self.outputs(site, site.test, statistics="batch" if stranger else "global")
+        if method.is_personal and not self.kept.get(site.name) and method.unseen_statistics == "batch":
+            statistics = "batch"
+        return self.outputs(site, site.test, statistics=statistics)
 
     def test_features(self) -> dict[str, Outputs]:
         """Of every domain's test set under the global model."""

@@ -39,11 +39,7 @@ class StatisticsAccuracy(Diagnostic):
         for kind in KINDS:
             domains = {}
             for domain, sites in moment.tested().items():
-                found = []
-                for site in sites:
-                    moment.put_global(site)
-                    found.append(accuracy(moment.outputs(site, site.test, statistics=kind)))
-                domains[domain] = float(np.mean(found))
+                domains[domain] = float(np.mean([accuracy(moment.test_outputs(site, kind)) for site in sites]))
             values[kind] = {**domains, "average": moment.average(domains)}
         return values
 

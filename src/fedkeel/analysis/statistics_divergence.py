@@ -53,7 +53,7 @@ class StatisticsDivergence(Diagnostic):
     def figures(self, measured: Sequence[Measured]) -> list[Figure]:
         figures = []
         for kind, text in (("mean", "means"), ("variance", "variances")):
-            title, label = f"Running {text}", f"variance of the {text} over clients"
+            title, label = text.capitalize(), f"variance of the {text} over clients"
             rounds = {entry.round: entry.values[kind] for entry in measured}
             if len(rounds) > 1:
                 figures.append(by_round(title, label, rounds, log_y=True))

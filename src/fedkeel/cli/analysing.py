@@ -63,9 +63,11 @@ def print_figure(figure: dict[str, Any], out: Any) -> None:
 
     headings, rows = figure_table(figure)
     left_out = len(rows) - MOST_ROWS
-    more = f" {left_out} rows more are in the file." if left_out > 0 else ""
     out.print(f"\n{figure['title']}", markup=False)
-    out.print(plain_table(headings, rows[:MOST_ROWS], caption=(figure.get("note", "") + more).strip() or None))
+    out.print(plain_table(headings, rows[:MOST_ROWS]))
+    for line in (figure.get("note"), f"{left_out} rows more are in the file." if left_out > 0 else None):
+        if line:
+            out.print(line, markup=False)
 
 
 def figure_table(figure: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

@@ -1,0 +1,110 @@
+"""What a diagnostic should say, computed without torch: the tiny network's forward pass in NumPy and double precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+import fedkeel
+from fedkeel import state
+from fedkeel.data.federation import Federation
+from fedkeel.observer import Aggregated
+from fedkeel.run import Run
+from tests import tiny
+
+CONV, NORM, HEAD = "encoder.0", "encoder.1", "head"
+
+
+def forward(entries: Mapping[str, Any], images: Tensor, *, batch: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Features and logits of `tests.tiny.model` on uint8 images, batch norm under its own or under batch statistics."""
+    w = {name: np.asarray(tensor, dtype=np.float64) for name, tensor in entries.items()}
+    x = images.numpy().astype(np.float64) / 255
+    n, _, height, width = x.shape
+    padded = np.pad(x, ((0, 0), (0, 0), (1, 1), (1, 1)))
+    kernel = w[f"{CONV}.weight"]
+    y = np.zeros((n, len(kernel), height, width))
+    for i in range(height):
+        for j in range(width):
+            patch = padded[:, :, i : i + 3, j : j + 3]
+            y[:, :, i, j] = np.einsum("nchw,ochw->no", patch, kernel) + w[f"{CONV}.bias"]
+    mean = y.mean(axis=(0, 2, 3)) if batch else w[f"{NORM}.running_mean"]
+    var = y.var(axis=(0, 2, 3)) if batch else w[f"{NORM}.running_var"]
+    y = (y - mean[:, None, None]) / np.sqrt(var[:, None, None] + 1e-5)
+    y = np.maximum(y * w[f"{NORM}.weight"][:, None, None] + w[f"{NORM}.bias"][:, None, None], 0)
+    half_h, half_w = height // 2, width // 2
+    pooled = np.stack(
+        [y[:, :, a : a + half_h, b : b + half_w].mean(axis=(2, 3)) for a in (0, half_h) for b in (0, half_w)],
+        axis=-1,
+    )
+    features = pooled.reshape(n, -1)
+    return features, features @ w[f"{HEAD}.weight"].T + w[f"{HEAD}.bias"]
+
+
+def probabilities(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits)
+    return powers / powers.sum(axis=1, keepdims=True)
+
+
+def losses(logits: np.ndarray, labels: Tensor) -> np.ndarray:
+    rows = probabilities(logits)
+    return np.array([-np.log(row[label]) for row, label in zip(rows, labels.tolist(), strict=True)])
+
+
+@dataclass
+class Kept:
+    """A round as it went by."""
+
+    sent: dict[str, Tensor]
+    model: dict[str, Tensor]
+    updates: dict[str, dict[str, Tensor]]
+    local: dict[str, dict[str, Tensor]]
+
+
+class Memory(fedkeel.Observer):
+    """Copies every round's tensors before anything can change them."""
+
+    def __init__(self) -> None:
+        self.rounds: dict[int, Kept] = {}
+
+    def aggregated(self, seen: Aggregated) -> None:
+        self.rounds[seen.sent.round] = Kept(
+            sent=state.clone({**seen.sent.weights, **seen.sent.statistics}),
+            model=state.clone({**seen.model.weights, **seen.model.statistics}),
+            updates={update.client: state.clone({**update.weights, **update.statistics}) for update in seen.updates},
+            local={name: state.clone(tensors) for name, tensors in seen.memory.snapshot().items()},
+        )
+
+
+def recorded_run(directory: Path, record: str, method: str = "fedavg", **options: Any) -> tuple[Run, Memory]:
+    """Batches that hold a client's whole data: batch statistics then do not depend on the order of the samples."""
+    memory = Memory()
+    settings = {"batch_size": 64, "record": record, "record_every": 1, **options}
+    return tiny.run(directory, method, observer=memory, **settings), memory
+
+
+def lines_of(document: dict[str, Any], figure: int = 0) -> dict[str, dict[int, float]]:
+    chosen = document["figures"][figure]
+    assert chosen["kind"] == "lines"
+    return {line["name"]: dict(zip(line["x"], line["y"], strict=True)) for line in chosen["series"]}
+
+
+def bars_of(document: dict[str, Any], figure: int = 0) -> dict[str, dict[str, float]]:
+    chosen = document["figures"][figure]
+    assert chosen["kind"] == "bars"
+    return {s["name"]: dict(zip(chosen["categories"], s["values"], strict=True)) for s in chosen["series"]}
+
+
+def matrix_of(document: dict[str, Any], figure: int = 0) -> dict[str, dict[str, float]]:
+    chosen = document["figures"][figure]
+    assert chosen["kind"] == "matrix"
+    rows = zip(chosen["rows"], chosen["values"], strict=True)
+    return {name: dict(zip(chosen["columns"], row, strict=True)) for name, row in rows}
+
+
+def images(federation: Federation, indices: Tensor) -> tuple[Tensor, Tensor]:
+    return federation.images[indices], federation.labels[indices]
