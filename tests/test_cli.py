@@ -134,7 +134,7 @@ class TestMistakes:
 
 class TestLooking:
     def test_list_as_json(self, capsys: pytest.CaptureFixture[str]) -> None:
-        for kind in ("methods", "models", "data", "partitions", "transforms", "executors"):
+        for kind in ("methods", "models", "data", "partitions", "transforms", "executors", "diagnostics"):
             assert main(["list", kind, "--json"]) == 0
             entries = json.loads(capsys.readouterr().out)
             assert all(entry["name"] and entry["summary"] for entry in entries)

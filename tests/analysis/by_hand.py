@@ -1,4 +1,4 @@
-"""What a diagnostic should say, computed without torch: the tiny network's forward pass in NumPy and double precision."""
+"""What a diagnostic should say, without torch: the tiny network's forward pass in NumPy, in double precision."""
 
 from __future__ import annotations
 

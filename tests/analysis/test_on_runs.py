@@ -286,7 +286,7 @@ def test_mixing_factors_of_every_client(tmp_path: Path) -> None:
         }
         assert curve[round] == pytest.approx(np.mean(list(shares.values())), rel=1e-9)
     assert {name: values[NORM] for name, values in final.items()} == pytest.approx(shares, rel=1e-9)
-    assert len({round_value for round_value in curve.values()}) == 3  # it learns
+    assert len(set(curve.values())) == 3  # it learns
     for file in (run.directory / "diagnostics").iterdir():
         file.unlink()
     assert bars_of(analyse("mixing-factors", run)) == final  # from the last checkpoint

@@ -1,0 +1,99 @@
+"""`fedkeel analyse` and `fedkeel list diagnostics`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedkeel.analysis.diagnostic import DIAGNOSTICS
+from fedkeel.cli import main
+from fedkeel.cli.analysing import figure_table
+from fedkeel.config import Config
+
+SMALL = ["--rounds", "2", "--subsample", "20", "--executor", "serial", "--device", "cpu", "--quiet"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("runs") / "recorded"
+    assert (
+        main(["run", *SMALL, "--out", str(directory), "--record", "loss-gap,gradient-norms", "--record-every", "1"])
+        == 0
+    )
+    return directory
+
+
+def test_a_table_is_printed_and_the_file_is_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyse", "label-distribution", str(run)]) == 0
+    out = capsys.readouterr().out
+    path = run / "diagnostics" / "label-distribution.json"
+    assert f"written {path}" in out
+    assert "HBN, Figure 3" in out
+    for row in json.loads(path.read_text())["figures"][0]["rows"]:
+        assert any(line.strip().startswith(row) for line in out.splitlines())
+
+
+def test_what_was_recorded_is_shown_and_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (run / "diagnostics" / "loss-gap.json").read_bytes()
+    assert main(["analyse", "loss-gap", str(run), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["figures"][1]["title"] == "Training-time loss gap"
+    assert (run / "diagnostics" / "loss-gap.json").read_bytes() == before
+
+
+def test_several_runs_at_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["analyse", "cost", str(run), str(run), "--json"]) == 0
+    assert [entry["directory"] for entry in json.loads(capsys.readouterr().out)] == [str(run)] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["tsnee", "."], "There is no diagnostic named 'tsnee': did you mean 'tsne'?"),
+        (["cost", "nowhere"], "'nowhere' is not a run directory"),
+        (["tsne(samples=1)", "."], "The 'samples' of tsne"),
+    ],
+)
+def test_a_mistake_is_told_in_one_sentence(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["analyse", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
+
+
+def test_the_list_says_when_each_works(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "diagnostics", "--json"]) == 0
+    entries = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert sorted(entries) == DIAGNOSTICS.names()
+    assert {entries[name]["when"] for name in ("tsne", "cost", "label-distribution")} == {"after"}
+    assert entries["gradient-norms"]["when"] == "during"
+    assert entries["loss-gap"]["when"] == "both"
+    assert entries["tsne"]["options"]["samples"] == 1000
+    assert all(entry["summary"] and entry["paper"] for entry in entries.values())
+    assert main(["list", "diagnostics"]) == 0
+    line = next(x for x in capsys.readouterr().out.splitlines() if x.strip().startswith("gradient-norms"))
+    assert "during" in line
+    assert "FedCoda, Figure 4" in line
+
+
+def test_every_kind_of_figure_has_a_short_table() -> None:
+    from fedkeel.analysis import figures
+
+    line = figures.lines("t", "round", "loss", {"a": ([0, 5, 9], [2.0, None, 0.25]), "none": ([0], [None])})
+    headings, rows = figure_table(line)
+    assert headings == ["loss", "first round", "last round", "at first", "at last", "smallest", "largest"]
+    assert rows == [["a", "0", "9", "2", "0.25", "0.25", "2"], ["none", *["-"] * 6]]
+    bar = figures.bars("t", "accuracy", ["x", "y"], {"one": [0.5, None], "two": [1.0, 2.0]}, x_label="domain")
+    assert figure_table(bar) == (["domain", "one", "two"], [["x", "0.5", "1"], ["y", "-", "2"]])
+    square = figures.matrix("t", ["r"], ["c", "d"], [[1, 2.5]], y_label="client")
+    assert figure_table(square) == (["client", "c", "d"], [["r", "1", "2.5"]])
+    cloud = figures.points("t", [0.0, 1.0], [0.0, 1.0], ["cat", "dog"], ["photo", "photo"])
+    assert figure_table(cloud) == (["domain", "points"], [["photo", "2"]])
+
+
+def test_recording_is_off_by_default() -> None:
+    assert Config().record == ""
