@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import fedkeel
 from fedkeel import FedkeelError, analysis
 from fedkeel.analysis.diagnostic import DIAGNOSTICS, recorded
+from fedkeel.analysis.gradient_norms import GradientNorms
 from tests import tiny
 from tests.analysis.by_hand import lines_of
 
@@ -192,3 +195,42 @@ class TestRefusals:
         with pytest.raises(FedkeelError, match="'gn' has none"):
             fedkeel.compare(["fedavg", "gn"], directory=tmp_path / "all", record="loss-gap", subsample=20)
         assert not (tmp_path / "all").exists()
+
+
+def test_a_diagnostic_of_ones_own(tmp_path: Path) -> None:
+    from fedkeel.analysis import Diagnostic, Measured, Moment, diagnostic
+    from fedkeel.analysis.figures import by_round
+
+    @diagnostic("weight-norm")
+    class WeightNorm(Diagnostic):
+        title, paper = "Norm of the global weights", "none"
+        what = "The L2 norm of all weights of the global model."
+
+        def measure(self, moment: Moment) -> dict[str, Any]:
+            return {"norm": float(sum(w.double().square().sum() for w in moment.model.weights.values()) ** 0.5)}
+
+        def figures(self, measured: Sequence[Measured]) -> list[dict[str, Any]]:
+            return [by_round(self.title, "norm", {entry.round: entry.values for entry in measured})]
+
+    try:
+        run = tiny.run(tmp_path / "run", record="weight-norm", record_every=1)
+        document = analysis.run("weight-norm", run)
+    finally:
+        del DIAGNOSTICS._entries["weight-norm"]
+    weights = load_file(run.directory / "model.safetensors")
+    expected = sum(
+        float(w.double().square().sum()) for name, w in weights.items() if "run" not in name and "num" not in name
+    )
+    assert lines_of(document)["norm"][2] == pytest.approx(expected**0.5)
+
+
+def test_a_norm_that_is_not_finite_does_not_have_the_update_dropped() -> None:
+    layer = torch.nn.Linear(2, 1)
+    watch = GradientNorms(layer, lambda _: True)
+    watch.begin()
+    layer.weight.grad, layer.bias.grad = torch.full((1, 2), float("inf")), torch.zeros(1)
+    watch.computed()
+    layer.weight.grad = torch.ones(1, 2)
+    watch.used()
+    assert watch.metrics(0) == {"used_gradient_norm": pytest.approx(2**0.5)}
+    assert GradientNorms(layer, lambda round: round == 4).metrics(3) == {}

@@ -306,7 +306,7 @@ class Federated:
     def _record(self, record: dict[str, Any]) -> None:
         self.store.append(record)
 
-    @phase(profile.RECORDING)
+    @phase(profile.RECORDING, calls=0)
     def _tell(self, sent: Broadcast, updates: Sequence[Update], tested: Server) -> None:
         model = self._broadcast(tested, tested.weights)
         self.observer.aggregated(Aggregated(sent, updates, model, self.executor.memory))
