@@ -16,7 +16,7 @@ import shutil
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -169,6 +169,16 @@ class Shelf:
                 raise Damaged(f"'{self.folder / version.file}' is missing")
             if client in latest:
                 _read(self.folder / version.file, client, version)
+
+    def as_of(self, reference: Reference) -> Callable[[str], Tensors]:
+        """How to look up what each client remembered at a checkpoint; nothing on the shelf changes."""
+        current = self._replay(reference)[0]
+
+        def look(client: str) -> Tensors:
+            version = current.get(client)
+            return {} if version is None else _read(self.folder / version.file, client, version)
+
+        return look
 
     def restore(self, reference: Reference | None, round: int = -1, others: Iterable[Reference] = ()) -> None:
         """Be as a checkpoint of this round was; keep what the `others` speak of, and remove everything else."""

@@ -39,8 +39,10 @@ from fedkeel.state import Tensors
 
 KEPT_CHECKPOINTS = 2
 # What does not change the result, and so may change when a run is resumed.
-MACHINE_OPTIONS = ("executor", "workers", "threads", "device", "memory_limit", "checkpoint_every", "profile")
-MACHINE_OPTIONS += ("record", "record_every")
+MACHINE_OPTIONS = (
+    *("executor", "workers", "threads", "device", "memory_limit", "checkpoint_every"),
+    *("profile", "record", "record_every"),
+)
 
 
 @dataclass(frozen=True)

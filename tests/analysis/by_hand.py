@@ -76,7 +76,7 @@ class Memory(fedkeel.Observer):
             sent=state.clone({**seen.sent.weights, **seen.sent.statistics}),
             model=state.clone({**seen.model.weights, **seen.model.statistics}),
             updates={update.client: state.clone({**update.weights, **update.statistics}) for update in seen.updates},
-            local={name: state.clone(tensors) for name, tensors in seen.memory.snapshot().items()},
+            local={name: state.clone(tensors) for name, tensors in seen.memory.items()},
         )
 
 

@@ -193,7 +193,7 @@ def test_the_effective_rank_counts_equal_singular_values() -> None:
 
 def test_label_counts_are_those_of_the_training_samples() -> None:
     federation = tiny.federation()
-    counts = label_counts(federation)
+    counts = label_counts(federation, federation.clients)
     for row, client in zip(counts, federation.clients, strict=True):
         labels = federation.labels[client.train].tolist()
         assert row.tolist() == [labels.count(c) for c in range(4)]

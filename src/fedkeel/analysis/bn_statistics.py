@@ -44,14 +44,13 @@ class BatchNormStatistics(Diagnostic):
 
     def check(self, worker: Worker) -> None:
         refuse_without_layers(worker, self.name)
-        given = (
-            ("client", self.clients, [client.name for client in worker.federation.clients]),
-            ("layer with batch-norm statistics", self.layers, list(normalised_layers(worker.model))),
-        )
-        for kind, names, there in given:
-            for name in names:
-                if name not in there:
-                    raise FedkeelError(unknown(kind, name, there))
+        for name in self.clients:
+            if not worker.federation[name].samples:
+                raise FedkeelError(f"The client '{name}' does not train, so it has no statistics: choose another.")
+        layers = normalised_layers(worker.model)
+        for name in self.layers:
+            if name not in layers:
+                raise FedkeelError(unknown("layer with batch-norm statistics", name, layers))
 
     def measure(self, moment: Moment) -> Values:
         statistics = client_statistics(moment)

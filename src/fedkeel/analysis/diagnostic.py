@@ -10,12 +10,13 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from fedkeel import spec
 from fedkeel.analysis.figures import Figure
 from fedkeel.analysis.moment import Moment, Objects, of_run
+from fedkeel.durable import explained, write_atomically
 from fedkeel.engine.local import StepWatch, Worker
 from fedkeel.errors import FedkeelError
 from fedkeel.nn.surgery import batch_norms
 from fedkeel.registry import Registry
 from fedkeel.run import Run
-from fedkeel.store import explained, plain, write_atomically
+from fedkeel.store import plain
 
 FOLDER = "diagnostics"
 Values = dict[str, Any]

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
 from fedkeel.analysis.figures import Figure, matrix
-from fedkeel.analysis.moment import Objects
-from fedkeel.data.federation import Federation
+from fedkeel.analysis.moment import Objects, some_clients
+from fedkeel.data.federation import Client, Federation
 from fedkeel.engine.setup import load_federation
 from fedkeel.errors import FedkeelError
 from fedkeel.run import PYTHON_OBJECT, Run
 
 
-def label_counts(federation: Federation) -> NDArray[np.int64]:
+def label_counts(federation: Federation, clients: Sequence[Client]) -> NDArray[np.int64]:
     """(K, C): training images of class c on client k."""
-    counts = [np.bincount(federation.labels[c.train], minlength=federation.num_classes) for c in federation.clients]
+    counts = [np.bincount(federation.labels[c.train], minlength=federation.num_classes) for c in clients]
     return np.stack(counts).astype(np.int64)
 
 
@@ -41,6 +43,7 @@ class LabelDistribution(Diagnostic):
                     "use fedkeel.analysis.run(..., federation=...)."
                 )
             federation = load_federation(run.config)
-        names = [client.name for client in federation.clients]
-        counts = label_counts(federation).tolist()
-        return [matrix("Training images", names, federation.classes, counts, "class", "client")]
+        clients, total = some_clients(federation, run.config.seed), len(federation.clients)
+        note = {"note": f"{len(clients)} of {total:,} clients, drawn at random."} if len(clients) < total else {}
+        names, counts = [client.name for client in clients], label_counts(federation, clients).tolist()
+        return [matrix("Training images", names, federation.classes, counts, "class", "client", **note)]

@@ -49,7 +49,7 @@ def client_statistics(moment: Moment) -> dict[str, dict[str, Statistics]]:
         return {client.name: pass_statistics(moment, client) for client in moment.clients}
     return {
         client.name: {
-            layer: running({**moment.updates[client.name].statistics, **moment.kept.get(client.name, {})}, layer)
+            layer: running({**moment.updates[client.name].statistics, **moment.kept(client.name)}, layer)
             for layer in layers
         }
         for client in moment.clients

@@ -44,11 +44,12 @@ class MixingFactors(Diagnostic):
 
     def measure(self, moment: Moment) -> Values:
         layers = list(hybrid_norms(moment.worker.model))
-        trained = [client.name for client in moment.federation.clients if client.name in moment.kept]
+        kept = {client.name: moment.kept(client.name) for client in moment.clients}
+        trained = {name: tensors for name, tensors in kept.items() if tensors}
         if not trained:
             raise FedkeelError("What the clients kept is not there: it is in the checkpoints of the run.")
         return {
-            layer: {name: global_share(moment.kept[name][f"{layer}.alpha"].double().cpu().numpy()) for name in trained}
+            layer: {name: global_share(t[f"{layer}.alpha"].double().cpu().numpy()) for name, t in trained.items()}
             for layer in layers
         }
 

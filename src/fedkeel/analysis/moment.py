@@ -6,11 +6,11 @@ It is made of a round while training, or of what a run left behind; a diagnostic
 from __future__ import annotations
 
 import copy
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import numpy as np
@@ -30,10 +30,12 @@ from fedkeel.nn.surgery import batch_statistics
 from fedkeel.observer import Aggregated
 from fedkeel.parties import select
 from fedkeel.run import PYTHON_OBJECT, Run
+from fedkeel.shelf import Damaged, Shelf
 from fedkeel.state import Tensors
 from fedkeel.store import Checkpoint, DamagedCheckpoint, read_checkpoint
 
 Array = NDArray[np.float64]
+MOST_CLIENTS = 100  # that are looked at one by one after a run
 
 
 class Outputs(NamedTuple):
@@ -71,7 +73,7 @@ class Moment:
         model: the global model, as it is tested.
         sent: what the clients began with.
         updates: of the clients that took part; none after the run, when they are gone.
-        kept: the tensors of the model that each client keeps to itself.
+        kept: looks up the tensors of the model that a client keeps to itself, none if it has not trained.
         held_out: domains that are only tested.
     """
 
@@ -80,23 +82,26 @@ class Moment:
     model: Broadcast
     sent: Broadcast
     updates: Mapping[str, Update] = field(default_factory=dict)
-    kept: Mapping[str, Tensors] = field(default_factory=dict)
+    kept: Callable[[str], Tensors] = lambda _: {}
     held_out: Sequence[str] = ()
 
     @property
     def federation(self) -> Federation:
         return self.worker.federation
 
-    @property
+    @cached_property
     def clients(self) -> list[Client]:
-        """Those of the round; after the run all that train."""
-        return [client for client in self.federation.clients if not self.updates or client.name in self.updates]
+        """Those of the round, in the federation's order; after the run all that train, of very many a sample."""
+        if self.updates:
+            return [self.federation[name] for name in self.updates]
+        return some_clients(self.federation, self.worker.config.seed)
 
     def tested(self) -> dict[str, list[Client]]:
         """Of each domain the clients whose test sets make up its own, each set once."""
         personal, seen = self.worker.method.is_personal, set()
+        sites = {site.name: site for site in (*self.federation.one_of_each(), *(self.clients if personal else ()))}
         domains: dict[str, list[Client]] = {}
-        for site in self.federation:
+        for site in sites.values():
             key = site.name if personal else (site.domain, id(site.test))
             if len(site.test) and key not in seen:
                 seen.add(key)
@@ -111,7 +116,7 @@ class Moment:
     # -- models ----------------------------------------------------------------------------------------------
     def put_global(self, site: Client) -> None:
         """The global model, with the layers that this client keeps where the method gives it its own."""
-        kept = self.kept.get(site.name, {}) if self.worker.method.is_personal else {}
+        kept = self.kept(site.name) if self.worker.method.is_personal else {}
         self._put(self.model.weights, self.model.statistics, kept)
 
     def put_local(self, client: Client, *, statistics: str = "local") -> None:
@@ -119,7 +124,7 @@ class Moment:
 
         After the run nothing of it is left but the layers it keeps: then it is the global model.
         """
-        update, kept = self.updates.get(client.name), self.kept.get(client.name, {})
+        update, kept = self.updates.get(client.name), self.kept(client.name)
         if update is None:
             self._put(self.model.weights, self.model.statistics, kept)
         else:
@@ -156,7 +161,7 @@ class Moment:
         the method's rule for such clients."""
         method = self.worker.method
         self.put_global(site)
-        if method.is_personal and not self.kept.get(site.name) and method.unseen_statistics == "batch":
+        if method.is_personal and not self.kept(site.name) and method.unseen_statistics == "batch":
             statistics = "batch"
         return self.outputs(site, site.test, statistics=statistics)
 
@@ -174,14 +179,13 @@ def own_worker(worker: Worker) -> Worker:
 
 
 def of_round(state: Aggregated, worker: Worker, held_out: Sequence[str]) -> Moment:
-    kept = {client.name: select(state.memory.of(client.name), LOCAL) for client in worker.federation}
     return Moment(
         round=state.sent.round,
         worker=worker,
         model=state.model,
         sent=state.sent,
         updates={update.client: update for update in state.updates},
-        kept={name: tensors for name, tensors in kept.items() if tensors},
+        kept=lambda name: select(state.memory.look(name), LOCAL),
         held_out=held_out,
     )
 
@@ -202,7 +206,8 @@ def of_run(run: Run, objects: Objects) -> Moment:
         round = int(summary["round"]) if summary else config.rounds - 1
     else:
         assert checkpoint is not None
-        tensors, round = {**checkpoint.groups["weights"], **checkpoint.groups["statistics"]}, checkpoint.round
+        groups, round = checkpoint[1].groups, checkpoint[1].round
+        tensors = {**groups["weights"], **groups["statistics"]}
     missing = [name for name in (*worker.layout.weights, *worker.layout.statistics) if name not in tensors]
     if missing:
         raise FedkeelError(f"The model of '{run.directory}' lacks '{missing[0]}': it is not of its configuration.")
@@ -212,24 +217,39 @@ def of_run(run: Run, objects: Objects) -> Moment:
         {name: tensors[name] for name in worker.layout.weights},
         {name: tensors[name] for name in worker.layout.statistics},
     )
-    kept = kept_tensors(run, worker.federation.clients, checkpoint)
-    return Moment(round, worker, model, model, kept=kept, held_out=setup.held_out)
+    return Moment(round, worker, model, model, kept=kept_tensors(run), held_out=setup.held_out)
 
 
-def kept_tensors(run: Run, clients: Sequence[Client], checkpoint: Checkpoint | None) -> dict[str, Tensors]:
-    if checkpoint is not None:
-        kept = {name: select(memory, LOCAL) for name, memory in checkpoint.clients.items()}
-        return {name: tensors for name, tensors in kept.items() if tensors}
-    folder = run.directory / "personal"
-    files = {client.name: folder / f"{quote(client.name, safe=' ')}.safetensors" for client in clients}
-    return {name: safetensors.torch.load_file(file) for name, file in files.items() if file.exists()}
+def kept_tensors(run: Run) -> Callable[[str], Tensors]:
+    """Looks up what a client kept: in the last checkpoint that is whole, or else among the personal models."""
+    header = last_checkpoint(run)
+    if header is not None:
+        memory = Shelf(run.directory / "memory").as_of(header[0]["memory"])
+        return lambda name: select(memory(name), LOCAL)
+
+    def look(name: str) -> Tensors:
+        file = run.directory / "personal" / f"{quote(name, safe=' ')}.safetensors"
+        return safetensors.torch.load_file(file) if file.exists() else {}
+
+    return look
 
 
-def last_checkpoint(run: Run) -> Checkpoint | None:
+def last_checkpoint(run: Run) -> tuple[dict[str, Any], Checkpoint] | None:
     """The newest one that is whole. The run may go on meanwhile, so nothing is locked and nothing is changed."""
     for folder in sorted((run.directory / "checkpoints").glob("round-*"), reverse=True):
         try:
-            return read_checkpoint(folder)[1]
-        except (DamagedCheckpoint, json.JSONDecodeError):
+            header, checkpoint = read_checkpoint(folder)
+            Shelf(run.directory / "memory").check(header["memory"])
+        except (DamagedCheckpoint, Damaged):
             continue
+        return header, checkpoint
     return None
+
+
+def some_clients(federation: Federation, seed: int) -> list[Client]:
+    """All that train, or of more than `MOST_CLIENTS` that many, drawn once for the run, in the federation's order."""
+    count = len(federation.clients)
+    if count <= MOST_CLIENTS:
+        return list(federation.clients)
+    chosen = seeds.sample(count, MOST_CLIENTS, seeds.generator(seed, "diagnosed clients"))
+    return [federation.clients[i] for i in sorted(chosen)]

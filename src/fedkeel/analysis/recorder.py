@@ -14,11 +14,12 @@ from fedkeel import spec
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, build, recorded, records_file
 from fedkeel.analysis.moment import of_round, own_worker
 from fedkeel.config import Config
+from fedkeel.durable import explained, write_atomically
 from fedkeel.engine.local import Worker
 from fedkeel.engine.setup import Setup
 from fedkeel.errors import FedkeelError
 from fedkeel.observer import Aggregated, Observer
-from fedkeel.store import explained, plain, write_atomically
+from fedkeel.store import plain
 
 
 def chosen(config: Config) -> list[Diagnostic]:

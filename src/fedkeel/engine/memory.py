@@ -36,7 +36,7 @@ class ClientMemory:
     def of(self, client: str) -> Tensors:
         if client in self._held:
             self._held[client] = self._held.pop(client)
-        return self._look(client)
+        return self.look(client)
 
     def keep(self, client: str, tensors: Tensors) -> None:
         if self._stateless:
@@ -73,7 +73,8 @@ class ClientMemory:
         self._shelf.put(client, self._held[client])
         del self._changed[client]
 
-    def _look(self, client: str) -> Tensors:
+    def look(self, client: str) -> Tensors:
+        """What a client remembers, without that it counts as used."""
         if client in self._held:
             return self._held[client]
         return to_device(self._shelf.get(client), self._device) if client in self._shelf else {}
@@ -88,4 +89,4 @@ class ClientMemory:
 
     def items(self) -> Iterator[tuple[str, Tensors]]:
         """Each client's memory, one at a time; none of them counts as used."""
-        return ((client, self._look(client)) for client in self)
+        return ((client, self.look(client)) for client in self)
