@@ -11,10 +11,11 @@ from typing import Any
 
 import pytest
 
+from fedkeel import analysis
 from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
-from fedkeel.recipes import Recipe, load, names, parse
+from fedkeel.recipes import DIAGNOSTICS, Recipe, load, names, parse
 from fedkeel.reproduce import choose_seeds, directory_name, epoch_seconds, reproduce, select
 from fedkeel.run import Run, summarise_run
 from fedkeel.side_by_side import Reproduction
@@ -27,7 +28,7 @@ caption = "Two methods on two domains"
 measure = "Accuracy in %"
 protocol = "Section 0"
 seeds = [3, 4]
-diagnostics = ["tsne"]
+diagnostics = ["label-distribution"]
 columns = [
     { group = "digits", label = "scan", domain = "scan" },
     { group = "digits", label = "paper", domain = "paper" },
@@ -135,10 +136,9 @@ class TestRunning:
             "GN, digits scan seed 3 from 0",
             "GN, more bigger seed 3 from 0",
         ]
-        assert len(result.skipped) == 3
+        assert len(result.skipped) == 2
         assert "'nosuchmethod' is not available yet" in result.skipped[1]
         assert "'pacs' needs its data" in result.skipped[0]
-        assert "'tsne'" in result.skipped[2]
         assert str(result.entries["Future", "digits scan"]) == "– / 50.0 / –"
         assert str(result.entries["GN", "more pictures"]) == "– / 2.0 / –"
         assert "Future, digits Avg." in result.missing
@@ -304,13 +304,28 @@ class TestReadings:
         result = reproduce(unseen, only=["GN", "bigger"], seeds=1, directory=tmp_path, jobs=1)
         assert result.entries["GN", "more bigger"].mean == pytest.approx(40.0)
 
-    def test_a_diagnostic_that_is_not_there_is_told_and_shown_as_a_dash(self, tmp_path: Path) -> None:
-        text = RECIPE.replace('label = "bigger"', 'label = "bigger", read = "nmi"').replace('["tsne"]', "[]")
+    def test_a_diagnostic_that_cannot_be_made_is_told_and_shown_as_a_dash(self, tmp_path: Path) -> None:
+        text = RECIPE.replace('label = "bigger"', 'label = "bigger", read = "nmi"').replace('["label-distribution"]', "[]")
         diagnosed = parse("small", text)
         by_hand(diagnosed, tmp_path, "GN", "more bigger", 3, scan=0.5)
         result = reproduce(diagnosed, only=["GN", "bigger"], seeds=1, directory=tmp_path, jobs=1)
         assert str(result.entries["GN", "more bigger"]) == "– / 60.0 / –"
         assert ["'nmi'" in sentence for sentence in result.skipped] == [True]
+
+    def test_a_diagnostic_is_recorded_and_its_number_is_the_cell(self, tmp_path: Path) -> None:
+        text = RECIPE.replace('label = "bigger"', 'label = "bigger", unseen = "paper", read = "nmi"')
+        diagnosed = parse("small", text.replace('["label-distribution"]', '["loss-gap", "singular-values"]'))
+        result = reproduce(diagnosed, only=["FedAvg", "bigger"], seeds=1, directory=tmp_path, jobs=1)
+        assert not result.skipped
+        (path,) = tmp_path.glob("*/seed3/diagnostics/nmi.json")
+        figure = json.loads(path.read_text())["figures"][1]
+        found = dict(zip(figure["categories"], figure["series"][0]["values"], strict=True))
+        assert result.entries["FedAvg", "more bigger"].mean == found["paper"]
+        assert {p.name for p in path.parent.glob("*.json")} == {"nmi.json", "loss-gap.json", "singular-values.json"}
+        assert "Training-time loss gap" in (path.parent / "loss-gap.json").read_text()
+
+    def test_every_diagnostic_that_recipes_may_name_is_there(self) -> None:
+        assert sorted(DIAGNOSTICS) == sorted(name for name in DIAGNOSTICS if name in analysis.DIAGNOSTICS)
 
 
 class TestCommand:

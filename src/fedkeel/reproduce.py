@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
-from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from fedkeel import analysis
 from fedkeel.compare import choose_jobs, has_finished
 from fedkeel.config import Config
 from fedkeel.data import DATASETS
@@ -87,6 +87,7 @@ def reproduce(
     with data_at(root):
         plan = make_plan(recipe, rows, columns, chosen, Path(directory), scaled(scale, changes))
         failures = run_missing(plan, jobs, observer or JobsObserver())
+        undiagnosed = diagnose(plan, wanted_diagnostics(recipe, rows, columns), chosen)
     entries = gather(recipe, rows, columns, plan, chosen)
     return Reproduction(
         recipe=recipe,
@@ -96,7 +97,7 @@ def reproduce(
         seeds=chosen,
         directory=Path(directory),
         marks=marks(recipe, scale, changes),
-        skipped=[*dict.fromkeys(plan.skipped.values()), *missing_diagnostics(recipe, rows, columns)],
+        skipped=[*dict.fromkeys(plan.skipped.values()), *undiagnosed],
         failures=failures,
     )
 
@@ -197,7 +198,7 @@ def make_plan(
         is_reference = column.relative_to == row.label
         if not (row in rows or is_reference) or not (column in columns or column.name in parts):
             continue
-        config = change(recipe.config(row, column))
+        config = recording(change(recipe.config(row, column)), wanted_diagnostics(recipe, rows, columns))
         directory = place / directory_name(config)
         plan.runs[row.label, column.name] = directory
         if directory in planned:
@@ -293,7 +294,8 @@ def read(run: Run, reading: Mapping[str, str]) -> float | None:
     """The number of a finished run that a cell shows: accuracies in %, times in seconds."""
     kind = reading.get("read", "accuracy")
     if kind in DIAGNOSTICS:
-        return None
+        path = run.directory / analysis.FOLDER / f"{kind}.json"
+        return analysis.number(json.loads(path.read_text())) if path.exists() else None
     if kind == "seconds":
         return epoch_seconds(run)
     summary: dict[str, Any] = run.summary or {}
@@ -317,12 +319,29 @@ def epoch_seconds(run: Run) -> float | None:
     return fmean(t["train"] / clients[t["round"]] for t in times[1:]) / run.config.local_epochs if times[1:] else None
 
 
-def missing_diagnostics(recipe: Recipe, rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """One sentence for each diagnostic of the recipe that this version does not have."""
+# -- what else the paper shows ----------------------------------------------------------------------------------
+def wanted_diagnostics(recipe: Recipe, rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
+    """Those that the recipe names, and those that a cell reads."""
     read_here = [recipe.reading(row, column).get("read", "") for row in rows for column in columns]
-    wanted = dict.fromkeys([*recipe.diagnostics, *(name for name in read_here if name in DIAGNOSTICS)])
-    return [
-        f"The diagnostic '{name}' ({DIAGNOSTICS[name]}) is not available yet: it is neither recorded nor shown."
-        for name in wanted
-        if find_spec("fedkeel.analysis") is None or find_spec(f"fedkeel.analysis.{name.replace('-', '_')}") is None
-    ]
+    return list(dict.fromkeys([*recipe.diagnostics, *(name for name in read_here if name in DIAGNOSTICS)]))
+
+
+def recording(config: Config, diagnostics: Sequence[str]) -> Config:
+    """The same run, with what can be recorded while it trains."""
+    names = [name for name in diagnostics if analysis.build(name).when != "after"]
+    return config.replace(record=",".join(names)) if names else config
+
+
+def diagnose(plan: Plan, diagnostics: Sequence[str], seeds: Sequence[int]) -> list[str]:
+    """Make the diagnostics of every finished run that lacks them; returns a sentence for what could not be made."""
+    problems: dict[str, None] = {}
+    for directory in dict.fromkeys(plan.runs.values()):
+        for run in (directory / f"seed{seed}" for seed in seeds):
+            for name in diagnostics if has_finished(run) else ():
+                if (run / analysis.FOLDER / f"{name}.json").exists():
+                    continue
+                try:
+                    analysis.run(name, run)
+                except FedkeelError as error:
+                    problems[f"The diagnostic '{name}' is not shown: {error}"] = None
+    return list(problems)

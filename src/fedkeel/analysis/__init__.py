@@ -8,6 +8,7 @@ Each is a file of its own: a pure function of arrays with its formula, and the f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +32,31 @@ from fedkeel.analysis import (  # noqa: F401 (each registers itself)
     statistics_divergence,
     tsne,
 )
-from fedkeel.analysis.diagnostic import DIAGNOSTICS, Diagnostic, Measured, build, diagnostic
+from fedkeel.analysis.diagnostic import DIAGNOSTICS, FOLDER, Diagnostic, Measured, build, diagnostic
 from fedkeel.analysis.moment import Moment, Objects
 from fedkeel.analysis.recorder import Recorder, chosen
 from fedkeel.data.federation import Federation
 from fedkeel.method import Method
 from fedkeel.run import Run
 
-__all__ = ["DIAGNOSTICS", "Diagnostic", "Measured", "Moment", "Recorder", "build", "chosen", "diagnostic", "run"]
+__all__ = [
+    "DIAGNOSTICS",
+    "FOLDER",
+    "Diagnostic",
+    "Measured",
+    "Moment",
+    "Recorder",
+    "build",
+    "chosen",
+    "diagnostic",
+    "number",
+    "run",
+]
+
+
+def number(document: Mapping[str, Any]) -> float | None:
+    """The one number of a diagnostic that stands in a paper's table, if it has one."""
+    return next((figure["number"] for figure in document["figures"] if "number" in figure), None)
 
 
 def run(

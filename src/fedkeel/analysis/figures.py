@@ -10,7 +10,8 @@ Numbers = Sequence[float | None]
 
 
 def lines(title: str, x_label: str, y_label: str, series: Mapping[str, tuple[Numbers, Numbers]], **more: Any) -> Figure:
-    """`series`: x and y by the name of the line. `more`: `log_y=True`, `note="..."`."""
+    """`series`: x and y by the name of the line. `more`: `log_y=True`, `note="..."`, or, where a paper's table has a
+    single number of the kind, `number=...`."""
     drawn = [{"name": name, "x": list(x), "y": list(y)} for name, (x, y) in series.items()]
     return {"kind": "lines", "title": title, "x_label": x_label, "y_label": y_label, "series": drawn, **more}
 

@@ -98,4 +98,7 @@ class PrototypeSimilarity(Diagnostic):
             figures.append(bars("Distance to the global prototypes", "distance", list(apart), values, x_label="client"))
         note = f"Mean over classes and pairs: {mean:.4f}." if mean is not None else "No two clients share a class."
         title = f"Cosine similarity of two clients' prototypes, round {last.round}"
-        return [*figures, matrix(title, names, names, last.values["similarity"], "client", "client", note=note)]
+        return [
+            *figures,
+            matrix(title, names, names, last.values["similarity"], "client", "client", note=note, number=mean),
+        ]

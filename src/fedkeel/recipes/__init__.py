@@ -35,7 +35,6 @@ PAPERS = {
 # What the figures show besides accuracy, and a few tables too.
 DIAGNOSTICS = {
     "bn-statistics": "running means and variances of batch norm on each client",
-    "bn-variance": "variance over the clients of their batch-norm statistics",
     "gradient-norms": "norms of the gradients by round",
     "label-distribution": "how many images of each class each client has",
     "loss-gap": "loss under global minus loss under batch statistics",
@@ -44,6 +43,7 @@ DIAGNOSTICS = {
     "prototype-similarity": "cosine similarity of the clients' prototypes",
     "representation-divergence": "symmetric KL divergence of the features of two domains",
     "singular-values": "singular values of the classifier's weights",
+    "statistics-divergence": "variance over the clients of their batch-norm statistics",
     "tsne": "a map of the features in two dimensions",
 }
 
