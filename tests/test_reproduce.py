@@ -305,8 +305,8 @@ class TestReadings:
         assert result.entries["GN", "more bigger"].mean == pytest.approx(40.0)
 
     def test_a_diagnostic_that_cannot_be_made_is_told_and_shown_as_a_dash(self, tmp_path: Path) -> None:
-        text = RECIPE.replace('label = "bigger"', 'label = "bigger", read = "nmi"').replace('["label-distribution"]', "[]")
-        diagnosed = parse("small", text)
+        text = RECIPE.replace('label = "bigger"', 'label = "bigger", read = "nmi"')
+        diagnosed = parse("small", text.replace('["label-distribution"]', "[]"))
         by_hand(diagnosed, tmp_path, "GN", "more bigger", 3, scan=0.5)
         result = reproduce(diagnosed, only=["GN", "bigger"], seeds=1, directory=tmp_path, jobs=1)
         assert str(result.entries["GN", "more bigger"]) == "– / 60.0 / –"

@@ -55,6 +55,9 @@ def test_each_commit_can_be_gone_back_to_as_long_as_it_is_kept(tmp_path: Path) -
     shelf.release(0)  # the checkpoint of round 0 is still there
     assert values(shelf) == {"a": 10, "c": 3}
     assert len(files(tmp_path)) == 4
+    for reference, expected in ((first, {"a": 1, "b": 2}), (second, {"a": 10, "c": 3})):
+        look = Shelf(tmp_path).as_of(reference)  # without going back
+        assert {client: float(look(client)["x"]) for client in "abc" if look(client)} == expected
     assert values(reopened(tmp_path, second, 1, (first,))) == {"a": 10, "c": 3}
     assert values(reopened(tmp_path, first)) == {"a": 1, "b": 2}
 

@@ -20,6 +20,8 @@ from fedkeel.engine.setup import prepare
 from fedkeel.run import Run
 from tests import tiny
 from tests.analysis.by_hand import lines_of, matrix_of
+from tests.engine.test_scale import crowd
+from tests.engine.test_scale import run as crowded_run
 
 AFTER = [entry.name for entry in DIAGNOSTICS if entry.build.when != "during"]  # type: ignore[attr-defined]
 
@@ -213,6 +215,24 @@ class TestRuns:
         (figure,) = analysis.run("representation-divergence(eps=10)", run, **objects)["figures"]
         largest = max(max(row) for row in figure["values"])
         assert largest < max(max(row) for row in analysis.run("representation-divergence", run)["figures"][0]["values"])
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "hbn"])
+def test_of_a_hundred_thousand_clients_those_of_the_round_or_a_hundred_are_looked_at(
+    tmp_path: Path, method: str
+) -> None:
+    record = "statistics-divergence,prototype-similarity,representation-divergence"
+    run = crowded_run(tmp_path / "run", method, record=record, record_every=1, rounds=2)
+    assert tiny.result(run) == tiny.result(crowded_run(tmp_path / "plain", method, rounds=2))
+    objects: dict[str, Any] = {"federation": crowd(), "model": tiny.model()}
+    took_part = [r["client"] for r in run.records("client") if r["round"] == 1]
+    assert matrix_of(analysis.run("prototype-similarity", run), 2).keys() == set(took_part)
+    afterwards = Run(tmp_path / "plain")
+    assert len(analysis.run("prototype-similarity", afterwards, **objects)["figures"][1]["rows"]) == 100
+    assert analysis.run("representation-divergence", afterwards, **objects)["figures"][0]["rows"][-1] == "foreign"
+    figure = analysis.run("label-distribution", afterwards, **objects)["figures"][0]
+    assert [sum(row) for row in figure["values"]] == [6] * 100
+    assert figure["note"] == "100 of 100,000 clients, drawn at random."
 
 
 class TestNotebooks:

@@ -124,6 +124,8 @@ def test_looking_at_all_uses_nobody(tmp_path: Path) -> None:
     for value, name in enumerate("abc"):
         memory.keep(name, remembered(value))
     assert {name: float(t["part/x"][0]) for name, t in memory.items()} == {"a": 0.0, "b": 1.0, "c": 2.0}
+    assert [float(memory.look(name)["part/x"][0]) for name in "bac"] == [1, 0, 2]
+    assert memory.look("d") == {}
     assert held(memory) == ["b", "c"]
 
 

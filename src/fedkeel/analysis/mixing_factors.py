@@ -1,8 +1,8 @@
 """How much of the global statistics HBN's layers have learnt to use (HBN, Eq. 9).
 
 Each client has a factor alpha for each channel, and sigmoid(alpha) is the weight of the global statistics in its
-mixture with those of the batch; it begins at one half. Shown is its mean over a layer's channels, of each client that
-has trained.
+mixture with those of the batch; it begins at one half. Shown is its mean over a layer's channels, of each client of
+the round; after a run, of each that has trained.
 """
 
 from __future__ import annotations
