@@ -85,6 +85,11 @@ def started(
     return Federated(setup, setup.executor(), store, Observer())
 
 
+def names(run: Federated) -> list[str]:
+    """Of the clients that train."""
+    return [client.name for client in run.federation.clients]
+
+
 def broadcast(run: Federated, round: int = 0) -> Broadcast:
     server = run.server
     return Broadcast(round, server.rounds, server.weights, server.statistics, server.extras)

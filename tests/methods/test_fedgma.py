@@ -15,7 +15,7 @@ from fedkeel.methods.fedgma import agreement_mask
 from fedkeel.state import Tensors
 from tests import tiny
 from tests.methods import together
-from tests.methods.small import broadcast, started
+from tests.methods.small import broadcast, names, started
 
 
 def stored(run: object) -> Tensors:
@@ -35,7 +35,7 @@ def test_the_new_weights_are_those_of_the_formula(tmp_path, tau, eta):
     """By loops over entries in float64, from the updates that the clients really send."""
     run = started(f"fedgma(tau={tau}, server_lr={eta})", tmp_path)
     old = run.server.weights
-    updates = [run.setup.worker.train(name, broadcast(run), {})[0] for name in run.clients]
+    updates = [run.setup.worker.train(name, broadcast(run), {})[0] for name in names(run)]
     run.round(0)
     samples = np.array([update.samples for update in updates], dtype=float)
     damped = 0

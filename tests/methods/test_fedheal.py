@@ -16,7 +16,7 @@ from fedkeel.parties import Server, select
 from fedkeel.state import Tensors
 from tests import tiny
 from tests.methods import together
-from tests.methods.small import broadcast, started
+from tests.methods.small import broadcast, names, started
 
 
 class ByHand:
@@ -135,7 +135,7 @@ def test_an_entry_that_does_not_move_counts_as_one_that_fell(tmp_path):
 
 def test_the_history_stays_on_the_client_and_counts_its_own_rounds(tmp_path):
     run = started("fedheal", tmp_path, participation=0.34, rounds=6)
-    trained = dict.fromkeys(run.clients, 0)
+    trained = dict.fromkeys(names(run), 0)
     for round in range(6):
         run.round(round)
         for name in run.server.participants:

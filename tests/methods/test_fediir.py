@@ -13,7 +13,7 @@ from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.state import Tensors
 from tests import tiny
 from tests.methods import together
-from tests.methods.small import pixels, small_model, started
+from tests.methods.small import names, pixels, small_model, started
 
 RATE = 0.1
 
@@ -116,7 +116,7 @@ def test_the_server_keeps_a_moving_average_of_it(tmp_path):
         model.load_state_dict(run.server.weights | run.server.statistics)
         model = model.double().train()
         sums = {"weight": 0.0, "bias": 0.0}
-        for name in run.clients:
+        for name in names(run):
             y = run.federation.labels[run.federation[name].train]
             weight, bias = classifier_gradient(model, pixels(run.federation, name).double(), y)
             sums = {"weight": sums["weight"] + weight.detach(), "bias": sums["bias"] + bias.detach()}

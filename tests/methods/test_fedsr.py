@@ -20,7 +20,7 @@ from fedkeel.parties import LocalClient
 from fedkeel.state import Role, roles
 from tests import tiny
 from tests.methods import together
-from tests.methods.small import broadcast, small_model, started
+from tests.methods.small import broadcast, names, small_model, started
 
 SMALL = "fedsr(z_dim=5)"
 LOCAL = ("head.r_mean", "head.r_spread", "head.scale")
@@ -193,7 +193,7 @@ def test_reference_distributions_stay_on_the_client_and_are_kept(tmp_path):
     assert not any("draws" in name or "key" in name or name.endswith("step") for name in role_of)
     run.round(0)
     assert not any(name in run.server.weights for name in LOCAL)
-    kept = {name: run.executor.memory.of(name)["local/head.r_mean"] for name in run.clients}
+    kept = {name: run.executor.memory.of(name)["local/head.r_mean"] for name in names(run)}
     assert all(tensor.abs().max() > 0 for tensor in kept.values())
     assert not torch.equal(kept["client0"], kept["client1"])
     client = run.setup.worker.begin("client0", broadcast(run, 1), run.executor.memory.of("client0"))

@@ -17,7 +17,7 @@ from fedkeel.methods.ga import adjusted
 from fedkeel.parties import select
 from tests import tiny
 from tests.methods import together
-from tests.methods.small import broadcast, small_federation, started
+from tests.methods.small import broadcast, names, small_federation, started
 
 
 def with_validation(seed: int = 0) -> Federation:
@@ -38,7 +38,7 @@ def with_validation(seed: int = 0) -> Federation:
 
 def weights_of(run: Federated) -> dict[str, float]:
     known = {name: float(a) for name, a in select(run.server.memory, "ga/weight").items()}
-    return {name: known.get(name, 1 / len(run.clients)) for name in run.clients}
+    return {name: known.get(name, 1 / len(names(run))) for name in names(run)}
 
 
 def score(run: Federated, indices: torch.Tensor, tensors: state.Tensors, measure: str) -> float:
@@ -91,9 +91,9 @@ def test_weights_follow_the_gaps_measured_image_by_image(tmp_path, measure, vali
     """On the validation data, or on the training data of clients that have none."""
     on = with_validation() if validation else small_federation()
     run = started(f"ga(step_size=0.6, measure={measure})", tmp_path, on, rounds=3)
-    local = [run.setup.worker.train(name, broadcast(run), {})[0] for name in run.clients]
+    local = [run.setup.worker.train(name, broadcast(run), {})[0] for name in names(run)]
     run.round(0)
-    weights, gaps = dict.fromkeys(run.clients, 1 / 3), {}
+    weights, gaps = dict.fromkeys(names(run), 1 / 3), {}
     assert weights_of(run) == weights
     for update in local:
         site = run.federation[update.client]
@@ -127,7 +127,7 @@ def test_weights_and_statistics_are_averaged_with_the_clients_weights(tmp_path):
     run = started("ga", tmp_path)
     shares = {"client0": 0.6, "client1": 0.3, "client2": 0.1}
     run.server.memory = {f"ga/weight/{name}": torch.tensor(a).double() for name, a in shares.items()}
-    updates = [run.setup.worker.train(name, broadcast(run), {})[0] for name in run.clients]
+    updates = [run.setup.worker.train(name, broadcast(run), {})[0] for name in names(run)]
     run._aggregate(updates)
     for name, tensor in (run.server.weights | run.server.statistics).items():
         theirs = [(update.weights | update.statistics)[name].double() for update in updates]
@@ -140,7 +140,7 @@ def test_weights_and_statistics_are_averaged_with_the_clients_weights(tmp_path):
 
 def test_clients_without_any_weight_left_count_alike(tmp_path):
     run = started("ga", tmp_path)
-    run.server.memory = {f"ga/weight/{name}": torch.tensor(0.0).double() for name in run.clients}
+    run.server.memory = {f"ga/weight/{name}": torch.tensor(0.0).double() for name in names(run)}
     run.round(0)
     plain = started("fedavg", tmp_path / "plain", weighting="uniform")
     plain.round(0)
@@ -170,7 +170,7 @@ def test_absent_clients_keep_their_weight_and_the_sum_stays(tmp_path):
         run.round(round)
         after = weights_of(run)
         assert sum(after.values()) == pytest.approx(1)
-        for name in run.clients:
+        for name in names(run):
             assert (after[name] == before[name]) == (name not in trained)
         before = after
 
@@ -209,7 +209,7 @@ def test_it_composes_and_both_parts_act(tmp_path, method):
     for round in range(3):
         run.round(round)
         plain.round(round)
-    assert weights_of(run) != pytest.approx(dict.fromkeys(run.clients, 1 / 3), rel=1e-3)
+    assert weights_of(run) != pytest.approx(dict.fromkeys(names(run), 1 / 3), rel=1e-3)
     assert any(not torch.equal(t, plain.server.weights[name]) for name, t in run.server.weights.items())
     assert all(torch.isfinite(t).all() for t in run.server.weights.values())
 

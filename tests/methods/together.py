@@ -35,7 +35,7 @@ def through_one_slot(
     """Train clients as a slot of the executor `cuda` does, without the graphs: one client object, into whose tensors
     those of the next are copied. All must fit the step that was recorded for the first."""
     assert worker.method.uncapturable == []
-    optimizer = worker._optimizer(worker.config.learning_rate_at(broadcast.round))
+    optimizer = worker.optimizer(worker.config.learning_rate_at(broadcast.round))
     slot: Any = SimpleNamespace(worker=worker, recorded={})
     results, first = [], None
     for name, memory in memories.items():
