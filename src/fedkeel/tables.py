@@ -193,7 +193,25 @@ class Results:
         for row in self.rows:
             cells = (f"**{cell}**" if best else str(cell or "") for cell, best in self.marked(row))
             lines.append([self.name(row), *cells, *self.traffic(row)])
-        return "\n".join("| " + " | ".join(line) + " |" for line in lines) + f"\n\n{self.caption}"
+        rendered = ("| " + " | ".join(entry.replace("|", "\\|") for entry in line) + " |" for line in lines)
+        return "\n".join(rendered) + f"\n\n{self.caption}"
+
+    def latex(self) -> str:
+        """A table for a paper, with the package booktabs: the best of each column in bold, the spread beside it."""
+        lines = [
+            "% needs \\usepackage{booktabs}",
+            "\\begin{table}",
+            "\\centering",
+            f"\\caption{{{latex_text(self.caption)}}}",
+            f"\\begin{{tabular}}{{l{'r' * (len(self.headings) - 1)}}}",
+            "\\toprule",
+            " & ".join(map(latex_text, self.headings)) + r" \\",
+            "\\midrule",
+        ]
+        for row in self.rows:
+            cells = (_latex_cell(cell, best) for cell, best in self.marked(row))
+            lines.append(" & ".join([latex_text(self.name(row)), *cells, *self.traffic(row)]) + r" \\")
+        return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"]) + "\n"
 
     def csv(self) -> str:
         """A line for each method: mean and std of each domain and of the average, as fractions, and what it sends."""
@@ -235,6 +253,35 @@ def _row(label: str, by_seed: Mapping[int, Mapping[str, Any]]) -> Row:
         average=Cell.of([summary["accuracy"] for summary in summaries]),
         traffic=Traffic.of(summaries),
     )
+
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    "\n": " ",
+}
+
+
+def latex_text(text: str) -> str:
+    """Any text as LaTeX prints it.
+
+    >>> latex_text("fedprox(mu=0.1)_50%")
+    'fedprox(mu=0.1)\\\\_50\\\\%'
+    """
+    return "".join(LATEX.get(character, character) for character in text)
+
+
+def _latex_cell(cell: Cell | None, best: bool) -> str:
+    if cell is None:
+        return "--"
+    mean = rf"\textbf{{{percent(cell.mean)}}}" if best else percent(cell.mean)
+    return mean if cell.std is None else rf"{mean} {{\scriptsize $\pm$ {percent(cell.std)}}}"
 
 
 def competes(row: Row) -> bool:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import fedkeel
-from fedkeel.cli import analysing, benchmarking, looking, reproducing, training
+from fedkeel.cli import analysing, benchmarking, looking, reporting, reproducing, training
 from fedkeel.cli.parsing import Parser, examples
 from fedkeel.errors import FedkeelError
 
@@ -30,6 +30,7 @@ def build_parser() -> Parser:
                 "fedkeel compare fedavg fedbn gn --seeds 3       train several, get a table",
                 "fedkeel reproduce hbn/table1 --root ./data      a table of a paper, ours beside it",
                 "fedkeel run --data folder --root ./images       your own images: ./images/DOMAIN/CLASS/*.png",
+                "fedkeel report runs/demo                        the results as one HTML page",
                 "fedkeel list methods                            what there is to choose from",
             ]
         ),
@@ -40,6 +41,7 @@ def build_parser() -> Parser:
     reproducing.add_commands(commands)
     looking.add_commands(commands)
     analysing.add_commands(commands)
+    reporting.add_commands(commands)
     benchmarking.add_commands(commands)
     return parser
 

@@ -1,0 +1,287 @@
+"""What a report shows, read from run directories.
+
+Runs that were made on the same federation form a group: one table, one set of curves. Runs on different data are never
+put into one table, and the report says so. What cannot be read or is not finished is named and left out of the means;
+the rounds that an interrupted run has done are still in the curves.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedkeel.compare import FILE, Place, labels, read_comparison
+from fedkeel.config import Config
+from fedkeel.errors import FedkeelError
+from fedkeel.report.diagnostics import Diagnostic, Source, read_diagnostics
+from fedkeel.run import PYTHON_OBJECT, Run
+from fedkeel.store import fingerprint
+from fedkeel.tables import Results
+
+FEDERATION = ("data", "partition", "unseen", "subsample")  # runs that share these were made on the same data
+MOST_NUMBERS = 240_000  # of all curves together: about two megabytes
+
+
+@dataclass(frozen=True)
+class Metric:
+    """Something that has a curve."""
+
+    key: str
+    name: str
+    is_percent: bool = True
+
+
+@dataclass(frozen=True)
+class Member:
+    """One run in a report. `summary` is None while it is not finished."""
+
+    label: str
+    run: Run
+    summary: dict[str, Any] | None
+    curves: dict[Metric, dict[int, float]]
+    domains: tuple[str, ...]
+
+    @property
+    def config(self) -> Config:
+        return self.run.config
+
+    @property
+    def seed(self) -> int:
+        return self.run.config.seed
+
+    @property
+    def rounds_done(self) -> int:
+        return 1 + max((round for curve in self.curves.values() for round in curve), default=-1)
+
+    def __str__(self) -> str:
+        return f"{self.label}, seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One method's curve: mean and spread over seeds at each round, and of how many seeds."""
+
+    rounds: list[int]
+    mean: list[float]
+    std: list[float | None]
+    seeds: list[int]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of one federation."""
+
+    members: list[Member]
+    diagnostics: list[Diagnostic]
+
+    @property
+    def labels(self) -> list[str]:
+        return list(dict.fromkeys(member.label for member in self.members))
+
+    @property
+    def results(self) -> Results:
+        """Of the finished runs."""
+        return Results.of((m.label, m.seed, m.summary) for m in self.members if m.summary is not None)
+
+    @property
+    def metrics(self) -> list[Metric]:
+        return list(dict.fromkeys(metric for member in self.members for metric in member.curves))
+
+    def of(self, label: str) -> list[Member]:
+        return [member for member in self.members if member.label == label]
+
+    def curve(self, label: str, metric: Metric) -> Curve:
+        """Over the seeds that have that round, so that a run that was interrupted counts as far as it came."""
+        mine = [member.curves[metric] for member in self.of(label) if metric in member.curves]
+        rounds = sorted({round for curve in mine for round in curve})
+        at = [[curve[round] for curve in mine if round in curve] for round in rounds]
+        spread = [statistics.stdev(values) if len(values) > 1 else None for values in at]
+        return Curve(rounds, [statistics.fmean(values) for values in at], spread, [len(values) for values in at])
+
+
+@dataclass(frozen=True)
+class Collected:
+    """All that a report shows."""
+
+    directories: list[Path]
+    groups: list[Group]
+    notices: list[str] = field(default_factory=list)
+
+    @property
+    def members(self) -> list[Member]:
+        return [member for group in self.groups for member in group.members]
+
+
+def collect(directories: Sequence[str | Path]) -> Collected:
+    """From run directories, directories of `fedkeel compare`, and folders that hold run directories."""
+    if not directories:
+        raise FedkeelError("There is nothing to report: give a run directory or one that 'fedkeel compare' made.")
+    notices: list[str] = []
+    placed, missing = find_runs(directories)
+    if missing:
+        notices.append(f"Not started yet: {', '.join(missing)}.")
+    members = [read_member(label, run, notices) for label, run in placed]
+    if not members:
+        raise FedkeelError(f"No run of '{directories[0]}' has started yet: there is nothing to report.")
+    groups = []
+    for runs in by_federation(members):
+        named = unique(name_apart(runs), notices)
+        groups.append(Group(named, diagnostics_of(named, notices)))
+    notices += [unfinished(member) for group in groups for member in group.members if member.summary is None]
+    if len(groups) > 1:
+        differ = ", ".join(name for name in FEDERATION if len({getattr(m.config, name) for m in members}) > 1)
+        notices.insert(
+            0,
+            f"These runs were made on {len(groups)} different federations ({differ or 'domains'} differ): each has its "
+            "own part of this page, and their numbers are not compared.",
+        )
+    return Collected([Path(directory) for directory in directories], groups, notices)
+
+
+def find_runs(directories: Iterable[str | Path]) -> tuple[list[tuple[str, Run]], list[str]]:
+    """Each run with its name in a comparison (empty where it is in none), and the names of those not started."""
+    found: dict[Path, tuple[str, Run]] = {}
+    missing: list[str] = []
+    for directory in map(Path, directories):
+        if (directory / FILE).exists():
+            places: list[Place] = read_comparison(directory).places
+        else:
+            below = sorted(path.parent for path in directory.rglob("config.toml")) or [directory]
+            places = [Place("", 0, path) for path in below]
+        for place in places:
+            if place.label and not (place.directory / "config.toml").exists():
+                missing.append(str(place))
+            else:
+                found.setdefault(place.directory.resolve(), (place.label, Run(place.directory)))
+    return list(found.values()), missing
+
+
+def read_member(label: str, run: Run, notices: list[str]) -> Member:
+    summary: dict[str, Any] | None = None
+    curves: dict[Metric, dict[int, float]] = {}
+    try:
+        summary = run.summary
+        if summary is not None:
+            _ = float(summary["accuracy"]), dict(summary["domains"]), str(summary["result"])
+    except (ValueError, KeyError, TypeError, OSError):
+        summary = None
+        notices.append(f"'{run.directory / 'summary.json'}' cannot be read: the run is shown as not finished.")
+    try:
+        curves = read_curves(run)
+    except (ValueError, KeyError, TypeError, AttributeError, OSError):
+        notices.append(f"'{run.directory / 'metrics.jsonl'}' cannot be read: the run has no curves here.")
+    domains = tuple(summary["domains"]) if summary else ()
+    return Member(label, run, summary, curves, domains or tuple(_domains_of(run, bool(curves))))
+
+
+def _domains_of(run: Run, readable: bool) -> list[str]:
+    return [name for entry in (run.scores()[-1:] if readable else []) for name in entry["domains"]]
+
+
+def read_curves(run: Run) -> dict[Metric, dict[int, float]]:
+    """By round. A round that was not evaluated, or whose value is not a number, has no entry."""
+    curves: dict[Metric, dict[int, float]] = {}
+
+    def add(metric: Metric, round: int, value: float | None) -> None:
+        if value is not None:
+            curves.setdefault(metric, {})[int(round)] = float(value)
+
+    tested = run.scores()
+    shown = tested[-1]["statistics"] if tested else "global"
+    for entry in tested:
+        add(Metric("average", "Test accuracy, mean over domains"), entry["round"], entry["average"])
+    for entry in tested:
+        add(Metric("unseen", "Test accuracy, mean over unseen domains"), entry["round"], entry["unseen"])
+    for domain in dict.fromkeys(name for entry in tested for name in entry["domains"]):
+        for entry in tested:
+            add(Metric(f"domain {domain}", f"Test accuracy, {domain}"), entry["round"], entry["domains"].get(domain))
+    if shown == "global":
+        for entry in run.scores(statistics="batch"):
+            add(Metric("batch", "Test accuracy with batch statistics"), entry["round"], entry["average"])
+    for entry in run.scores("validation"):
+        add(Metric("validation", "Validation accuracy, mean over domains"), entry["round"], entry["average"])
+    for entry in tested:
+        add(Metric("test-loss", "Test loss", is_percent=False), entry["round"], entry["loss"])
+    for entry in run.records("round"):
+        add(Metric("train-loss", "Training loss", is_percent=False), entry["round"], entry["loss"])
+    return curves
+
+
+def by_federation(members: Sequence[Member]) -> list[list[Member]]:
+    groups: dict[tuple[Any, ...], list[Member]] = {}
+    for member in members:
+        config = member.config
+        # What was given in Python has no name to compare: its domains must do.
+        domains = frozenset(member.domains) if config.data == PYTHON_OBJECT else frozenset()
+        groups.setdefault((*(getattr(config, name) for name in FEDERATION), domains), []).append(member)
+    return list(groups.values())
+
+
+def name_apart(members: Sequence[Member]) -> list[Member]:
+    """Names from the comparison, or the method; all made anew when one name would stand for two configurations."""
+    loose = [member for member in members if not member.label]
+    fresh = iter(labels([member.run for member in loose]))
+    named = [replace(member, label=member.label or next(fresh)) for member in members]
+    configurations: dict[str, set[str]] = {}
+    for member in named:
+        configurations.setdefault(member.label, set()).add(fingerprint(member.config.replace(seed=0)))
+    if all(len(different) == 1 for different in configurations.values()):
+        return named
+    return [replace(m, label=label) for m, label in zip(members, labels([m.run for m in members]), strict=True)]
+
+
+def unique(members: Sequence[Member], notices: list[str]) -> list[Member]:
+    """One run for each name and seed: a copy must not count as one more seed."""
+    kept: dict[str, Member] = {}
+    for member in members:
+        other = kept.get(str(member))
+        if other is None:
+            kept[str(member)] = member
+            continue
+        first, second = (other, member) if other.summary or not member.summary else (member, other)
+        kept[str(member)] = first
+        notices.append(f"{member} is there twice: '{first.run.directory}' counts, '{second.run.directory}' does not.")
+    return list(kept.values())
+
+
+def diagnostics_of(members: Sequence[Member], notices: list[str]) -> list[Diagnostic]:
+    """The first seed of every method first: what the page has no room for is then a further seed's."""
+    turn = {str(m): sum(o.label == m.label for o in members[:place]) for place, m in enumerate(members)}
+    ordered = sorted(members, key=lambda member: turn[str(member)])
+    sources = [Source(str(member), member.run.directory) for member in ordered]
+    order = [str(member) for member in members]
+    return [
+        replace(found, runs=dict(sorted(found.runs.items(), key=lambda item: order.index(item[0]))))
+        for found in read_diagnostics(sources, notices)
+    ]
+
+
+def unfinished(member: Member) -> str:
+    return (
+        f"{member} is not finished ({member.rounds_done} of {member.config.rounds} rounds): it has curves but does "
+        f"not count in the table; continue it with 'fedkeel resume {member.run.directory}'."
+    )
+
+
+def thinned(curve: Curve, most: int) -> Curve:
+    """At most about `most` rounds, evenly spaced, the last among them."""
+    count = len(curve.rounds)
+    if count <= most:
+        return curve
+    steps = range(most)
+    chosen = sorted({round(step * (count - 1) / (most - 1)) for step in steps})
+    return Curve(
+        [curve.rounds[i] for i in chosen],
+        [curve.mean[i] for i in chosen],
+        [curve.std[i] for i in chosen],
+        [curve.seeds[i] for i in chosen],
+    )
+
+
+def most_rounds(groups: Sequence[Group]) -> int:
+    """How many rounds of a curve the page has room for."""
+    curves = sum(len(group.labels) * len(group.metrics) for group in groups)
+    return max(50, MOST_NUMBERS // (2 * max(1, curves)))

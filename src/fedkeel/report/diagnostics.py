@@ -1,0 +1,216 @@
+"""The diagnostics that runs recorded: `diagnostics/*.json`, checked and made small enough for one page.
+
+A file holds `name`, `title`, `what`, `paper` and `figures`; a figure is one of the kinds in `CHECKS`. A file that is
+not so is left out with a notice: a report never fails because of one diagnostic.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedkeel.profile import FILE as PROFILE
+from fedkeel.profile import client_caption, client_rows, phase_rows
+from fedkeel.store import plain
+
+MOST_POINTS = 2000  # of a scatter plot; more is neither seen nor drawn quickly
+MOST_BYTES = 2_500_000  # of all diagnostics of a group
+
+Figure = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Diagnostic:
+    """One diagnostic of all runs that recorded it: their figures by the run's name."""
+
+    name: str
+    title: str
+    what: str
+    paper: str
+    runs: dict[str, list[Figure]]
+
+
+class Unreadable(Exception):
+    """The text says what is wrong with a diagnostic."""
+
+
+class Source(NamedTuple):
+    """A run by its name in the report."""
+
+    run: str
+    directory: Path
+
+
+def read_diagnostics(sources: Sequence[Source], notices: list[str]) -> list[Diagnostic]:
+    """What these runs recorded, and their profiles. Where there is no room for all, the first come first."""
+    found: dict[str, Diagnostic] = {}
+    left_out: list[str] = []
+    room = MOST_BYTES
+
+    def add(run: str, document: Mapping[str, Any]) -> None:
+        nonlocal room
+        figures = [checked(figure) for figure in _list(document, "figures")]
+        name = _text(document, "name")
+        size = len(json.dumps(figures))
+        if size > room:
+            left_out.append(f"{name} of {run}")
+            return
+        room -= size
+        if name not in found:
+            texts = [str(document.get(key) or "") for key in ("title", "what", "paper")]
+            found[name] = Diagnostic(name, texts[0] or name, texts[1], texts[2], {})
+        found[name].runs[run] = figures
+
+    for run, directory in sources:
+        for path in [*sorted((directory / "diagnostics").glob("*.json")), *directory.glob(PROFILE)]:
+            try:
+                document = plain(json.loads(path.read_text()))
+                add(run, of_profile(document) if path.name == PROFILE else document)
+            except (OSError, ValueError, TypeError, AttributeError, KeyError, Unreadable) as problem:
+                notices.append(f"'{path}' is not a diagnostic that can be shown: {problem}.")
+    if left_out:
+        notices.append(
+            f"Left out to keep this page small: {', '.join(left_out)}. A report of these runs alone shows them."
+        )
+    return sorted(found.values(), key=lambda diagnostic: diagnostic.name == "profile")
+
+
+# -- what a figure must have -----------------------------------------------------------------------------------------
+def checked(figure: Any) -> Figure:
+    """The figure with what the page needs and nothing else; raises `Unreadable`."""
+    if not isinstance(figure, dict) or figure.get("kind") not in CHECKS:
+        kind = figure.get("kind") if isinstance(figure, dict) else figure
+        raise Unreadable(f"a figure is of kind {kind!r}, not one of {', '.join(CHECKS)}")
+    texts = {key: str(figure[key]) for key in ("title", "x_label", "y_label", "note") if figure.get(key) is not None}
+    result = {"kind": figure["kind"], "title": "", **texts, **CHECKS[figure["kind"]](figure)}
+    return {**result, "log_y": True} if figure.get("log_y") else result
+
+
+def _lines(figure: Figure) -> Figure:
+    series = []
+    for entry in _list(figure, "series"):
+        x, y = _numbers(_list(entry, "x")), _numbers(_list(entry, "y"))
+        if len(x) != len(y) or None in x:
+            raise Unreadable(f"the series '{entry.get('name')}' has {len(x)} x and {len(y)} y")
+        series.append({"name": _text(entry, "name"), "x": x, "y": y})
+    return {"series": series}
+
+
+def _bars(figure: Figure) -> Figure:
+    categories = [str(name) for name in _list(figure, "categories")]
+    series = []
+    for entry in _list(figure, "series"):
+        values = _numbers(_list(entry, "values"))
+        spread = _numbers(entry["spread"]) if isinstance(entry.get("spread"), list) else None
+        if len(values) != len(categories) or (spread is not None and len(spread) != len(values)):
+            raise Unreadable(f"'{entry.get('name')}' has {len(values)} values for {len(categories)} categories")
+        series.append({"name": _text(entry, "name"), "values": values, "spread": spread})
+    return {"categories": categories, "series": series}
+
+
+def _matrix(figure: Figure) -> Figure:
+    rows, columns = [str(name) for name in _list(figure, "rows")], [str(name) for name in _list(figure, "columns")]
+    values = [_numbers(row) for row in _list(figure, "values")]
+    if len(values) != len(rows) or any(len(row) != len(columns) for row in values):
+        raise Unreadable(f"a matrix is not of {len(rows)} rows and {len(columns)} columns")
+    return {"rows": rows, "columns": columns, "values": values}
+
+
+def _points(figure: Figure) -> Figure:
+    x, y = _numbers(_list(figure, "x")), _numbers(_list(figure, "y"))
+    names = {key: figure.get(key) or [""] * len(x) for key in ("class", "domain")}
+    if len({len(x), len(y), *map(len, names.values())}) > 1:
+        raise Unreadable("the points' x, y, class and domain are not of one length")
+    step = -(-len(x) // MOST_POINTS) or 1
+    chosen = slice(None, None, step)
+    note = {"note": f"{figure.get('note') or ''} Every {step}th of {len(x)} points is shown.".strip()} if step > 1 else {}
+    groups = {key: [str(name) for name in entries[chosen]] for key, entries in names.items()}
+    return {"x": x[chosen], "y": y[chosen], **groups, **note}
+
+
+def _table(figure: Figure) -> Figure:
+    columns = [str(name) for name in _list(figure, "columns")]
+    rows = [[_entry(value) for value in row] for row in _list(figure, "rows")]
+    if any(len(row) != len(columns) for row in rows):
+        raise Unreadable(f"a table's row does not have its {len(columns)} columns")
+    return {"columns": columns, "rows": rows}
+
+
+CHECKS: dict[str, Callable[[Figure], Figure]] = {
+    "lines": _lines,
+    "bars": _bars,
+    "matrix": _matrix,
+    "points": _points,
+    "table": _table,
+}
+
+
+def _list(document: Mapping[str, Any], key: str) -> list[Any]:
+    if not isinstance(document, Mapping) or not isinstance(document.get(key), list):
+        raise Unreadable(f"it has no list '{key}'")
+    return list(document[key])
+
+
+def _text(document: Mapping[str, Any], key: str) -> str:
+    if document.get(key) is None:
+        raise Unreadable(f"it has no '{key}'")
+    return str(document[key])
+
+
+def _numbers(values: Any) -> list[float | None]:
+    if not isinstance(values, list) or any(isinstance(v, bool) or not isinstance(v, int | float | None) for v in values):
+        raise Unreadable(f"{values!r:.60} are not numbers")
+    return [short(value) for value in values]
+
+
+def _entry(value: Any) -> Any:
+    return short(value) if isinstance(value, float) else value if isinstance(value, int | None) else str(value)
+
+
+def short(value: float | None) -> float | None:
+    """Five digits: more cannot be seen, and would double the page."""
+    return value if value is None or isinstance(value, int) else float(f"{value:.5g}")
+
+
+# -- the profile as a diagnostic ---------------------------------------------------------------------------------------
+def of_profile(document: dict[str, Any]) -> dict[str, Any]:
+    total = document["total"]
+    gpu = ["waited for the GPU"] if document["device"] != "cpu" else []
+    phases = list(total["phases"])
+    figures: list[Figure] = [
+        {
+            "kind": "bars",
+            "title": f"Seconds of each phase, {total['seconds']:.1f} in all",
+            "y_label": "seconds",
+            "categories": phases,
+            "series": [{"name": "seconds", "values": [total["phases"][name]["seconds"] for name in phases]}],
+        },
+        {
+            "kind": "table",
+            "title": "The server's phases follow each other",
+            "columns": ["phase", "seconds", "share %", "ms a round", "calls", *gpu],
+            "rows": [list(map(_number_or_text, row)) for row in phase_rows(document)],
+        },
+    ]
+    if total["clients"]:
+        figures.append(
+            {
+                "kind": "table",
+                "title": "On the clients",
+                "note": client_caption(document),
+                "columns": ["part", "seconds", "share %", "calls", *gpu],
+                "rows": [list(map(_number_or_text, row)) for row in client_rows(document)],
+            }
+        )
+    what = f"Wall-clock time of the run under '{document['executor']}' on {document['device']}, phase by phase."
+    return {"name": "profile", "title": "Where the time went", "what": what, "figures": figures}
+
+
+def _number_or_text(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
