@@ -9,14 +9,14 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fedkeel.compare import FILE, Comparison, compare, read_comparison
 from fedkeel.durable import explained
 from fedkeel.errors import FedkeelError
 from fedkeel.jobs import JobsObserver
 from fedkeel.methods import METHODS
-from fedkeel.tables import Row, percent
+from fedkeel.tables import Results, Row, percent
 
 MARK = ".fedkeel-demo"  # in a directory that the demo made and may therefore replace
 
@@ -96,7 +96,14 @@ def claim(place: Path, *, keep: bool) -> None:
         mark.write_text("Made by 'fedkeel demo', which replaces the runs in this directory.\n")
 
 
-def findings(comparison: Comparison) -> list[str]:
+class Tabulated(Protocol):
+    """A comparison, or whatever else has a table of results."""
+
+    @property
+    def results(self) -> Results: ...
+
+
+def findings(comparison: Tabulated) -> list[str]:
     """What the table shows, a sentence each, all from its numbers."""
     results = comparison.results
     rows = {row.method.partition("@")[0]: row for row in results.rows}

@@ -27,11 +27,17 @@ def add_commands(commands: Any) -> None:
         ),
     )
     report.add_argument("directories", nargs="+", metavar="DIR", help="a run directory, or a folder of run directories")
-    report.add_argument("-o", "--output", metavar="FILE", help="the page (default: DIR/report.html; of several: report.html)")
+    report.add_argument(
+        "-o", "--output", metavar="FILE", help="the page (default: DIR/report.html; of several: report.html)"
+    )
     report.add_argument("--figures", metavar="DIR", help="write the figures there too, for a paper")
-    report.add_argument("--format", choices=FORMATS, default="svg", metavar="|".join(FORMATS), help="of the figures (default: svg)")
+    report.add_argument(
+        "--format", choices=FORMATS, default="svg", metavar="|".join(FORMATS), help="of the figures (default: svg)"
+    )
     report.add_argument("--tables", metavar="DIR", help="write the table there too, as Markdown, LaTeX and CSV")
-    report.add_argument("--json", action="store_true", help="print one JSON document: what was written, and what to know")
+    report.add_argument(
+        "--json", action="store_true", help="print one JSON document: what was written, and what to know"
+    )
     report.set_defaults(act=write_report)
 
 

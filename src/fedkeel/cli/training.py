@@ -6,6 +6,7 @@ import argparse
 import json
 import shlex
 import sys
+from pathlib import Path
 from typing import Any
 
 from fedkeel.cli.interrupts import interruptible
@@ -13,6 +14,7 @@ from fedkeel.cli.parsing import add_options, add_sources, examples, given_option
 from fedkeel.config import from_dict
 from fedkeel.entries import SET_BY_COMPARISON, read_entries, read_seeds
 from fedkeel.errors import FedkeelError
+from fedkeel.trackers import TRACKERS, require, tracked
 
 STOPPED = 130
 
@@ -32,6 +34,7 @@ def add_commands(commands: Any) -> None:
         ),
     )
     add_place(run, "the run directory (default: a new one in runs/)")
+    add_tracker(run)
     add_sources(run)
     add_options(run)
     run.set_defaults(act=run_one)
@@ -68,6 +71,7 @@ def add_commands(commands: Any) -> None:
     )
     resume.add_argument("directory", metavar="DIR", help="the run directory")
     add_output(resume)
+    add_tracker(resume)
     resume.set_defaults(act=resume_one)
 
     demo = commands.add_parser(
@@ -94,12 +98,17 @@ def add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quiet", action="store_true", help="no progress, only warnings and the result")
 
 
+def add_tracker(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--track", metavar="|".join(TRACKERS), help="send the curves to a tracker too, as they grow")
+
+
 def add_jobs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", metavar="N", help="runs at the same time (default: one per core; on a GPU 1)")
 
 
 def run_one(arguments: argparse.Namespace) -> int:
     config = from_dict(given_options(arguments))
+    require(arguments.track)
 
     from fedkeel.console import RunProgress
     from fedkeel.engine.local import Stopped
@@ -107,21 +116,31 @@ def run_one(arguments: argparse.Namespace) -> int:
 
     directory = arguments.out or free_directory(config)
     try:
-        with interruptible(), RunProgress(quiet=arguments.quiet) as progress:
-            run = simulate(config, directory=directory, observer=progress)
+        with (
+            interruptible(),
+            RunProgress(quiet=arguments.quiet) as progress,
+            tracked(arguments.track, directory, progress) as observer,
+        ):
+            run = simulate(config, directory=directory, observer=observer)
     except Stopped:
         return stopped(f"fedkeel resume {shlex.quote(str(directory))}")
     return show_result(arguments, run)
 
 
 def resume_one(arguments: argparse.Namespace) -> int:
+    require(arguments.track)
+
     from fedkeel.console import RunProgress
     from fedkeel.engine.local import Stopped
     from fedkeel.run import resume
 
     try:
-        with interruptible(), RunProgress(quiet=arguments.quiet) as progress:
-            run = resume(arguments.directory, observer=progress)
+        with (
+            interruptible(),
+            RunProgress(quiet=arguments.quiet) as progress,
+            tracked(arguments.track, arguments.directory, progress) as observer,
+        ):
+            run = resume(arguments.directory, observer=observer)
     except Stopped:
         return stopped(shlex.join(["fedkeel", *arguments.typed]))
     return show_result(arguments, run)
@@ -170,7 +189,10 @@ def run_demo(arguments: argparse.Namespace) -> int:
     except Stopped:
         again = [word for word in arguments.typed if word != "--resume"]
         return stopped(shlex.join(["fedkeel", *again, "--resume"]))
-    return show_comparison(arguments, comparison, [] if arguments.quick else findings(comparison))
+    from fedkeel import report
+
+    page = report.write([comparison.directory]) if comparison.runs else None
+    return show_comparison(arguments, comparison, [] if arguments.quick else findings(comparison), page)
 
 
 def whole_jobs(arguments: argparse.Namespace) -> int | None:
@@ -196,14 +218,19 @@ def show_result(arguments: argparse.Namespace, run: Any) -> int:
     return 0
 
 
-def show_comparison(arguments: argparse.Namespace, comparison: Any, sentences: list[str] | None = None) -> int:
+def show_comparison(
+    arguments: argparse.Namespace, comparison: Any, sentences: list[str] | None = None, page: Path | None = None
+) -> int:
     from fedkeel.cli.looking import print_comparison
 
     if arguments.json:
-        extra = {"findings": sentences} if sentences is not None else {}
+        extra: dict[str, Any] = {"findings": sentences} if sentences is not None else {}
+        extra |= {"report": str(page)} if page else {}
         print(json.dumps({**comparison.to_dict(), **extra}, indent=1))
     else:
         print_comparison(comparison, sentences or [])
+        if page:
+            print(f"The report, with curves: {page}")
     for name, problem in comparison.failures.items():
         print(f"fedkeel: {name} is missing from the table: {problem}", file=sys.stderr)
     return 1 if comparison.missing else 0

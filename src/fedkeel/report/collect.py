@@ -7,6 +7,7 @@ the rounds that an interrupted run has done are still in the curves.
 
 from __future__ import annotations
 
+import shlex
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -130,7 +131,7 @@ def collect(directories: Sequence[str | Path]) -> Collected:
     for runs in by_federation(members):
         named = unique(name_apart(runs), notices)
         groups.append(Group(named, diagnostics_of(named, notices)))
-    notices += [unfinished(member) for group in groups for member in group.members if member.summary is None]
+    notices += unfinished([member for group in groups for member in group.members if member.summary is None])
     if len(groups) > 1:
         differ = ", ".join(name for name in FEDERATION if len({getattr(m.config, name) for m in members}) > 1)
         notices.insert(
@@ -259,11 +260,15 @@ def diagnostics_of(members: Sequence[Member], notices: list[str]) -> list[Diagno
     ]
 
 
-def unfinished(member: Member) -> str:
-    return (
-        f"{member} is not finished ({member.rounds_done} of {member.config.rounds} rounds): it has curves but does "
-        f"not count in the table; continue it with 'fedkeel resume {member.run.directory}'."
-    )
+def unfinished(members: Sequence[Member]) -> list[str]:
+    if not members:
+        return []
+    names = "; ".join(f"{member} ({member.rounds_done} of {member.config.rounds} rounds)" for member in members)
+    continues = "continues it" if len(members) == 1 else "continues the first of them"
+    return [
+        f"Not finished: {names}. What was recorded is in the curves; nothing of it counts in the table. "
+        f"{shlex.join(['fedkeel', 'resume', str(members[0].run.directory)])} {continues}."
+    ]
 
 
 def thinned(curve: Curve, most: int) -> Curve:

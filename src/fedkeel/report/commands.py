@@ -45,7 +45,9 @@ def compare_command(configs: Mapping[str, Sequence[Config]]) -> str | None:
         again = {label: read_entry(label, common) for label in configs}
     except FedkeelError:
         return None
-    if any(fingerprint(again[label].replace(seed=c.seed)) != fingerprint(c) for label in configs for c in configs[label]):
+    if any(
+        fingerprint(again[label].replace(seed=c.seed)) != fingerprint(c) for label in configs for c in configs[label]
+    ):
         return None
     shared = flags(Config().replace(**common))
     return shlex.join(["fedkeel", "compare", *configs, "--seeds", _seeds(next(iter(seeds))), *shared])

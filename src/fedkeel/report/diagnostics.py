@@ -126,7 +126,9 @@ def _points(figure: Figure) -> Figure:
         raise Unreadable("the points' x, y, class and domain are not of one length")
     step = -(-len(x) // MOST_POINTS) or 1
     chosen = slice(None, None, step)
-    note = {"note": f"{figure.get('note') or ''} Every {step}th of {len(x)} points is shown.".strip()} if step > 1 else {}
+    note = (
+        {"note": f"{figure.get('note') or ''} Every {step}th of {len(x)} points is shown.".strip()} if step > 1 else {}
+    )
     groups = {key: [str(name) for name in entries[chosen]] for key, entries in names.items()}
     return {"x": x[chosen], "y": y[chosen], **groups, **note}
 
@@ -161,7 +163,9 @@ def _text(document: Mapping[str, Any], key: str) -> str:
 
 
 def _numbers(values: Any) -> list[float | None]:
-    if not isinstance(values, list) or any(isinstance(v, bool) or not isinstance(v, int | float | None) for v in values):
+    if not isinstance(values, list) or any(
+        isinstance(v, bool) or not isinstance(v, int | float | None) for v in values
+    ):
         raise Unreadable(f"{values!r:.60} are not numbers")
     return [short(value) for value in values]
 

@@ -4,7 +4,6 @@
   "use strict";
   const numbers = JSON.parse(document.getElementById("numbers").textContent);
   const COLOURS = 10;
-  const redraws = [];
 
   // -- small things -----------------------------------------------------------------------------------------------
   function make(space, tag, attributes, children) {
@@ -27,16 +26,19 @@
     ruler.font = "12px system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif";
     return ruler.measureText(text).width;
   }
+  /* Shortened in the middle: methods with long options differ at their ends. */
   function fitted(text, width) {
     if (textWidth(text) <= width) return text;
+    const letters = [...text];
+    const cut = (kept) => letters.slice(0, Math.ceil(kept / 2)).join("") + "…" + (kept > 1 ? letters.slice(-Math.floor(kept / 2)).join("") : "");
     let low = 0;
-    let high = text.length;
+    let high = letters.length;
     while (low < high) {
       const middle = Math.ceil((low + high) / 2);
-      if (textWidth(text.slice(0, middle) + "…") <= width) low = middle;
+      if (textWidth(cut(middle)) <= width) low = middle;
       else high = middle - 1;
     }
-    return text.slice(0, low) + "…";
+    return cut(low);
   }
 
   function format(value, percent) {
@@ -51,7 +53,7 @@
   function ticks(low, high, about) {
     const raw = (high - low || Math.abs(high) || 1) / Math.max(1, about);
     const power = 10 ** Math.floor(Math.log10(raw));
-    const step = [1, 2, 5, 10].find((multiple) => multiple * power >= raw * 0.999) * power;
+    const step = [1, 2, 5, 10].find((multiple) => multiple * power >= raw * 0.75) * power;
     const found = [];
     for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) found.push(Number((k * step).toPrecision(12)));
     return found;
@@ -93,8 +95,8 @@
   function sortable(table) {
     const heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, column) => {
-      const button = html("button", { type: "button", title: "Sort by this column" }, head.textContent);
-      head.replaceChildren(button);
+      const button = html("button", { type: "button", title: "Sort by this column" }, ...head.childNodes);
+      head.append(button);
       if (table.tBodies[0].rows[0]?.cells[column]?.classList.contains("n")) head.classList.add("n");
       button.addEventListener("click", () => {
         const value = (row) => row.cells[column].dataset.v ?? row.cells[column].textContent;
@@ -118,12 +120,13 @@
     });
   }
 
-  function tableOf(columns, rows, caption, percent) {
+  function tableOf(columns, rows, caption, percent, note) {
     const cell = (value, first) => {
       const number = typeof value === "number";
       const text = number ? format(value, percent && !first) : value === null || value === undefined ? "–" : String(value);
       const attributes = { class: number && !first ? "n" : null, "data-v": number ? value : value === null ? "" : null };
-      return html(first ? "th" : "td", { ...attributes, scope: first ? "row" : null }, text);
+      if (first) return html("th", { ...attributes, scope: "row" }, html("span", { class: "name" }, text));
+      return html("td", attributes, text);
     };
     const table = html(
       "table",
@@ -133,7 +136,8 @@
       html("tbody", {}, ...rows.map((row) => html("tr", {}, ...row.map((value, i) => cell(value, i === 0))))),
     );
     sortable(table);
-    return html("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": caption }, table);
+    const scroll = html("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": caption }, table);
+    return note ? html("div", {}, scroll, html("p", { class: "note" }, note)) : scroll;
   }
 
   /* The numbers of a figure, made when somebody asks for them. */
@@ -164,16 +168,20 @@
   }
 
   /* Buttons that show and hide; `entries` have name, label, index and shown. */
-  function legend(entries, changed) {
+  function legend(entries, changed, light) {
     const list = html("ul", { class: "legend", "aria-label": "Legend: choose what is shown" });
     const buttons = entries.map((entry) => {
       const button = html(
         "button",
         { type: "button", "aria-pressed": String(entry.shown), title: entry.label || entry.name },
         swatch(entry.index, entry.shape),
-        html("span", {}, entry.name),
+        html("span", {}, fitted(entry.name, 210)),
       );
       button.addEventListener("click", () => set([entry], !entry.shown));
+      if (light) {
+        for (const kind of ["pointerenter", "focus"]) button.addEventListener(kind, () => light(entry.index));
+        for (const kind of ["pointerleave", "blur"]) button.addEventListener(kind, () => light(null));
+      }
       list.append(html("li", {}, button));
       return button;
     });
@@ -197,7 +205,7 @@
     plot.append(tip);
     return {
       show(title, rows, x, y) {
-        const lines = rows.map((row) => html("div", { class: colour(row.index) }, html("i", {}), html("span", {}, row.name), html("b", {}, row.text)));
+        const lines = rows.map((row) => html("div", { class: colour(row.index) }, html("i", {}), html("span", {}, fitted(row.name, 170)), html("b", {}, row.text)));
         tip.replaceChildren(html("strong", {}, title), ...lines);
         tip.hidden = false;
         const room = plot.clientWidth;
@@ -223,7 +231,6 @@
       }
     };
     new ResizeObserver(redraw).observe(plot);
-    redraws.push(() => draw(plot.clientWidth || 640));
     redraw();
     return () => draw(plot.clientWidth || width || 640);
   }
@@ -298,15 +305,15 @@
         for (const stretch of stretches(entry.y.map((value, i) => usable(value) && entry.spread[i] !== null))) {
           const up = stretch.map((i) => `${x(entry.x[i])},${clip(y(entry.y[i] + entry.spread[i]))}`);
           const down = stretch.map((i) => `${x(entry.x[i])},${clip(y(entry.y[i] - entry.spread[i]))}`).reverse();
-          root.append(svg("polygon", { class: `band ${colour(entry.index)}`, points: [...up, ...down].join(" ") }));
+          root.append(svg("polygon", { class: `band ${colour(entry.index)}`, "data-of": entry.index, points: [...up, ...down].join(" ") }));
         }
       }
       for (const entry of shown) {
         const where = entry.y.map((value, i) => (usable(value) ? `${x(entry.x[i]).toFixed(1)},${y(value).toFixed(1)}` : null));
         for (const stretch of stretches(where.map((spot) => spot !== null))) {
-          root.append(svg("polyline", { class: `curve ${colour(entry.index)} ${dash(entry.index)}`, points: stretch.map((i) => where[i]).join(" ") }));
+          root.append(svg("polyline", { class: `curve ${colour(entry.index)} ${dash(entry.index)}`, "data-of": entry.index, points: stretch.map((i) => where[i]).join(" ") }));
           if (stretch.length === 1 || entry.x.length <= 15) {
-            for (const i of stretch) root.append(svg("circle", { class: `dot ${colour(entry.index)}`, cx: x(entry.x[i]), cy: y(entry.y[i]), r: 3.2 }));
+            for (const i of stretch) root.append(svg("circle", { class: `dot ${colour(entry.index)}`, "data-of": entry.index, cx: x(entry.x[i]), cy: y(entry.y[i]), r: 3.2 }));
           }
         }
       }
@@ -366,10 +373,14 @@
       event.preventDefault();
       place(to);
     });
+    function light(index) {
+      root.classList.toggle("lit", entries.some((entry) => entry.shown && entry.index === index));
+      for (const node of root.querySelectorAll("[data-of]")) node.classList.toggle("this", node.dataset.of === String(index));
+    }
     let keys = null;
     function addLegend() {
       keys?.remove();
-      keys = entries.length > 1 ? legend(entries, again) : null;
+      keys = entries.length > 1 ? legend(entries, again, light) : null;
       if (keys) plot.after(keys);
     }
     addLegend();
@@ -446,7 +457,7 @@
           const [a, b] = [inside(row.mean - row.spread), inside(row.mean + row.spread)];
           for (const [x1, x2, y1, y2] of [[a, b, middle, middle], [a, a, middle - 4, middle + 4], [b, b, middle - 4, middle + 4]]) root.append(svg("line", { class: "whisker", x1, x2, y1, y2 }));
         }
-        if (row.values && row.values.length > 1) for (const value of row.values) root.append(svg("circle", { class: "seed", cx: inside(value), cy: middle, r: 2.1 }));
+        if (row.values && row.values.length > 1) for (const value of row.values) root.append(svg("circle", { class: "seed", cx: inside(value), cy: middle, r: 1.8 }));
       });
       root.append(svg("line", { class: "axis", x1: zero, x2: zero, y1: top, y2: height - 6 }));
     });
@@ -484,7 +495,7 @@
     const signed = low < 0 && high > 0;
     const strength = (value) => (signed ? Math.abs(value) / Math.max(-low, high) : (value - low) / (high - low || 1));
     responsive(plot, (width) => {
-      const names = Math.min(width * 0.3, Math.max(20, ...figure.rows.map(textWidth))) + 8;
+      const names = Math.min(width * 0.3, Math.max(20, textWidth(figure.y_label || ""), ...figure.rows.map(textWidth))) + 12;
       const side = Math.min(64, (width - names - 2) / figure.columns.length);
       const tall = Math.min(34, Math.max(side, 12));
       const columnNames = figure.columns.map((name) => fitted(name, 110));
@@ -494,6 +505,7 @@
       root.setAttribute("viewBox", `0 0 ${width} ${height}`);
       root.replaceChildren();
       if (figure.x_label) root.append(svg("text", { x: names, y: 12 }, figure.x_label));
+      if (figure.y_label) root.append(svg("text", { x: names - 8, y: top - 6, "text-anchor": "end" }, fitted(figure.y_label, names - 10)));
       columnNames.forEach((name, j) => {
         const x = names + side * (j + 0.5);
         root.append(slanted
@@ -510,7 +522,7 @@
           const power = missing ? 0 : strength(value);
           const cell = svg("rect", { class: `cell${missing ? " none" : value < 0 && signed ? " negative" : ""}`, x: names + side * j, y, width: side, height: tall, rx: 2 });
           if (!missing) cell.setAttribute("fill-opacity", (0.06 + 0.94 * power).toFixed(3));
-          cell.onpointerenter = cell.onpointerdown = () => tip.show(`${name} / ${figure.columns[j]}`, [{ index: 0, name: figure.y_label || "value", text: format(value) }], names + side * j, y);
+          cell.onpointerenter = cell.onpointerdown = () => tip.show(`${name} / ${figure.columns[j]}`, [{ index: 0, name: "value", text: format(value) }], names + side * j, y);
           root.append(cell);
           if (room) root.append(svg("text", { class: power > 0.55 ? "on" : "strong", x: names + side * (j + 0.5), y: y + tall / 2 + 4, "text-anchor": "middle", "pointer-events": "none" }, texts[i][j]));
         });
@@ -574,7 +586,7 @@
   function plainTable(figure) {
     const host = html("figure", {});
     if (figure.title) host.append(html("figcaption", {}, figure.title));
-    host.append(tableOf(figure.columns, figure.rows, figure.note || figure.title || "Table"));
+    host.append(tableOf(figure.columns, figure.rows, figure.title || "Table", false, figure.note));
     return host;
   }
 
@@ -585,7 +597,7 @@
     const figure = (key) => {
       const metric = group.metrics.find((each) => each.key === key);
       const series = group.series
-        .map((entry, index) => ({ index, name: entry.name, label: entry.label, shown: entry.shown, ...entry.curves[key] }))
+        .map((entry) => ({ index: entry.colour, name: entry.name, label: entry.label, shown: entry.shown, ...entry.curves[key] }))
         .filter((entry) => entry.x && entry.x.length);
       return { title: "", x_label: "round", y_label: metric.name + (metric.percent ? ", %" : ""), percent: metric.percent, series };
     };
@@ -595,15 +607,15 @@
   }
 
   function panelsOf(group, host) {
-    const indexOf = new Map(group.series.map((entry, index) => [entry.label, index]));
+    const byLabel = new Map(group.series.map((entry) => [entry.label, entry]));
     const highest = Math.max(...group.panels.flatMap((panel) => panel.bars.map((bar) => bar.mean + (bar.spread || 0))), 1);
     for (const panel of group.panels) {
-      const rows = panel.bars.map((bar) => ({ ...bar, index: indexOf.get(bar.label), name: group.series[indexOf.get(bar.label)].name }));
+      const rows = panel.bars.map((bar) => ({ ...bar, index: byLabel.get(bar.label).colour, name: byLabel.get(bar.label).name }));
       host.append(barPanel({ title: panel.title, rows, span: [0, Math.min(100, highest)], percent: true }));
     }
     const labels = [...new Set(group.panels.flatMap((panel) => panel.bars.map((bar) => bar.label)))];
     host.after(behind("the bars", () => {
-      const rows = labels.map((label) => [group.series[indexOf.get(label)].name, ...group.panels.map((panel) => {
+      const rows = labels.map((label) => [byLabel.get(label).name, ...group.panels.map((panel) => {
         const bar = panel.bars.find((each) => each.label === label);
         return bar ? bar.values.map((value) => value.toFixed(1)).join(", ") : null;
       })]);

@@ -19,6 +19,7 @@ from typing import Any
 
 import fedkeel
 from fedkeel.config import Config
+from fedkeel.demo import findings
 from fedkeel.report.collect import FEDERATION, Collected, Curve, Group, Member, Metric, most_rounds, thinned
 from fedkeel.report.commands import compare_command, given_in_python, run_command
 from fedkeel.report.diagnostics import short
@@ -85,10 +86,13 @@ def group_numbers(group: Group, most: int) -> dict[str, Any]:
     results = group.results
     rows = {row.method: row for row in results.rows}
     shown = first_shown(group, rows)
+    # Those that are seen first have colours of their own.
+    colours = sorted(group.labels, key=lambda label: label not in shown)
     series = [
         {
             "name": name_in(results, rows, label),
             "label": label,
+            "colour": colours.index(label),
             "shown": label in shown,
             "curves": {metric.key: curve_numbers(group, label, metric, most) for metric in group.metrics},
         }
@@ -208,7 +212,7 @@ def part(group: Group, name: str, *, alone: bool) -> str:
     results = group.results
     config = group.members[0].config
     title = "" if alone else f"<h2>{escape(federation_name(group))}</h2>"
-    body = [key_figures(group, results)]
+    body = [key_figures(group, results), findings_section(group, name)]
     if results.rows:
         body.append(summary_table(group, results, name))
     else:
@@ -216,11 +220,7 @@ def part(group: Group, name: str, *, alone: bool) -> str:
     if group.metrics:
         body.append(curves_section(group, name))
     if results.rows:
-        body.append(
-            f'<section id="{name}-domains"><h3>Accuracy by domain</h3><p class="what">Bars are means over seeds, lines '
-            'across their ends the standard deviation, dots the seeds. Accuracy in %.</p><div class="panels" '
-            f'data-panels="{name}"></div></section>'
-        )
+        body.append(domains_section(group, name))
     body += [diagnostics_section(group, name), config_section(group, name), runs_section(group, name)]
     body.append(repeat_section(group, name))
     data = f'<p class="lead">{lead(group, config)}</p>'
@@ -229,7 +229,9 @@ def part(group: Group, name: str, *, alone: bool) -> str:
 
 def federation_name(group: Group) -> str:
     config = group.members[0].config
-    more = [f"{name} {getattr(config, name)}" for name in FEDERATION[1:] if getattr(config, name) != getattr(Config(), name)]
+    more = [
+        f"{name} {getattr(config, name)}" for name in FEDERATION[1:] if getattr(config, name) != getattr(Config(), name)
+    ]
     return ", ".join([config.data, *more])
 
 
@@ -238,7 +240,10 @@ def lead(group: Group, config: Config) -> str:
     rounds = sorted({member.config.rounds for member in group.members})
     length = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
     model = f"model <code>{escape(models[0])}</code>" if len(models) == 1 else f"{len(models)} models"
-    return f"Data <code>{escape(federation_name(group))}</code>, {model}, {length} rounds."
+    data = federation_name(group)
+    if len(data) > 60:  # the whole of it is in the configuration
+        data = f"{config.data.partition('(')[0]}(…)"
+    return f"Data <code>{escape(data)}</code>, {model}, {length} rounds."
 
 
 def key_figures(group: Group, results: Results) -> str:
@@ -248,7 +253,9 @@ def key_figures(group: Group, results: Results) -> str:
         rivals = [row for row in results.rows if row.method.partition("@")[0] != "central"] or results.rows
         best = max(rivals, key=lambda row: row.average.mean)
         unit = f"{percent(best.average.mean)} %"
-        spread = f"±{percent(best.average.std)} over {len(best.seeds)} seeds" if best.average.std is not None else "one seed"
+        spread = (
+            f"±{percent(best.average.std)} over {len(best.seeds)} seeds" if best.average.std is not None else "one seed"
+        )
         label = "average accuracy" if len(results.rows) == 1 else f"best: {results.name(best)}"
         tiles.append((label, unit, spread))
         worst = min(best.domains.items(), key=lambda item: item[1].mean)
@@ -264,13 +271,23 @@ def key_figures(group: Group, results: Results) -> str:
     return f'<dl class="tiles">{items}</dl>'
 
 
+def findings_section(group: Group, name: str) -> str:
+    sentences = findings(group) if len(group.results.rows) > 1 else []
+    if not sentences:
+        return ""
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return f'<section id="{name}-findings"><h3>What the numbers show</h3><ul class="findings">{items}</ul></section>'
+
+
 # -- tables ----------------------------------------------------------------------------------------------------------
 def table(headings: Sequence[str], rows: Sequence[str], caption: str, *, sortable: bool = True) -> str:
-    heads = "".join(f'<th scope="col">{escape(text)}</th>' for text in headings)
+    broken = (named(text) if len(text) > 20 else escape(text).replace("/", "/<wbr>") for text in headings)
+    heads = "".join(f'<th scope="col">{text}</th>' for text in broken)
     kind = "sortable" if sortable else "plain"
     return (
         f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table class="{kind}">'
         f"<caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f'<p class="note" aria-hidden="true">{escape(caption)}</p>'
     )
 
 
@@ -286,13 +303,17 @@ def summary_table(group: Group, results: Results, name: str) -> str:
         time = f'<td class="n" data-v="{mean}">{mean}</td>' if timed else ""
         full = f' title="{escape(row.method)}"' if results.name(row) != row.method else ""
         rows.append(
-            f'<tr><th scope="row" data-v="{escape(row.method)}"{full}>{escape(results.name(row))}</th>{cells}{cost}{time}</tr>'
+            f'<tr><th scope="row" data-v="{escape(row.method)}"{full}>{named(results.name(row))}</th>{cells}{cost}{time}</tr>'
         )
     caption = results.caption + (" The best of each column is bold." if len(results.rows) > 1 else "")
     headings = [*results.headings, *(["s/run"] if timed else [])]
     texts = [("Markdown", results.markdown()), ("LaTeX", results.latex()), ("CSV", results.csv())]
     copies = "".join(f"<details><summary>As {kind}</summary>{code(text)}</details>" for kind, text in texts)
     return f'<section id="{name}-table"><h3>Results</h3>{table(headings, rows, caption)}<div class="copies">{copies}</div></section>'
+
+
+def named(text: str) -> str:
+    return f'<span class="name">{escape(text)}</span>'
 
 
 def number_cell(cell: Cell | None, best: bool) -> str:
@@ -310,16 +331,28 @@ def code(text: str) -> str:
 # -- figures that page.js draws --------------------------------------------------------------------------------------
 def curves_section(group: Group, name: str) -> str:
     options = "".join(f'<option value="{escape(m.key)}">{escape(m.name)}</option>' for m in group.metrics)
-    several = any(len(group.of(label)) > 1 for label in group.labels)
-    band = "; the band is the standard deviation over seeds" if several else ""
+    means = "Mean over seeds; the band is the standard deviation. " if has_seeds(group) else ""
+    choice = "; choose methods in the legend" if len(group.labels) > 1 else ""
     hidden = len(group.labels) > SHOWN_AT_FIRST
-    few = f" Of {len(group.labels)} methods {SHOWN_AT_FIRST} are shown at first; the legend has the others." if hidden else ""
+    few = f" Of {len(group.labels)} methods {SHOWN_AT_FIRST} are shown at first." if hidden else ""
     return (
-        f'<section id="{name}-curves"><h3>Curves</h3><p class="what">Mean over seeds{band}. Point at a round, or use the '
-        f"arrow keys, to read all values there; choose methods in the legend.{few}</p>"
+        f'<section id="{name}-curves"><h3>Curves</h3><p class="what">{means}Point at a round, or use the arrow keys, to '
+        f"read all values there{choice}.{few}</p>"
         f'<div class="controls" data-js hidden><label>Show <select data-metric="{name}">{options}</select></label></div>'
         f'<div data-curves="{name}"></div></section>'
     )
+
+
+def domains_section(group: Group, name: str) -> str:
+    bars = "Bars are means over seeds, whiskers the standard deviation, dots the seeds. " if has_seeds(group) else ""
+    return (
+        f'<section id="{name}-domains"><h3>Accuracy by domain</h3><p class="what">{bars}Accuracy in %.</p>'
+        f'<div class="panels" data-panels="{name}"></div></section>'
+    )
+
+
+def has_seeds(group: Group) -> bool:
+    return any(len(group.of(label)) > 1 for label in group.labels)
 
 
 def diagnostics_section(group: Group, name: str) -> str:
@@ -331,7 +364,9 @@ def diagnostics_section(group: Group, name: str) -> str:
         options = "".join(f'<option value="{i}">{escape(run)}</option>' for i, run in enumerate(runs))
         pick = f'<label>Run <select data-run="0">{options}</select></label>'
         if len(runs) > 1:
-            pick += f'<label>beside <select data-run="1"><option value="">nothing</option>{options}</select></label>'
+            other = next((i for i, run in enumerate(runs) if _method(run) != _method(runs[0])), None)
+            more = options.replace(f'value="{other}"', f'value="{other}" selected') if other is not None else options
+            pick += f'<label>beside <select data-run="1"><option value="">nothing</option>{more}</select></label>'
         paper = f' <span class="paper">{escape(diagnostic.paper)}</span>' if diagnostic.paper else ""
         blocks.append(
             f'<article class="diagnostic" data-diagnostic="{name} {number}"><h4>{escape(diagnostic.title)}</h4>'
@@ -341,11 +376,15 @@ def diagnostics_section(group: Group, name: str) -> str:
     return f'<section id="{name}-diagnostics"><h3>Diagnostics</h3>{"".join(blocks)}</section>'
 
 
+def _method(run: str) -> str:
+    return run.rpartition(", seed ")[0]
+
+
 # -- configuration, runs, commands -----------------------------------------------------------------------------------
 def config_section(group: Group, name: str) -> str:
     tables = {label: group.of(label)[0].config.to_dict() for label in group.labels}
     first = next(iter(tables.values()))
-    skipped = {"seed", *(() if len(group.members) == 1 else MACHINE_OPTIONS)}
+    skipped = () if len(group.members) == 1 else ("seed", *MACHINE_OPTIONS)
     entries = [entry for entry in fields(Config) if entry.name not in skipped]
     same = [e for e in entries if len({str(t[e.name]) for t in tables.values()}) == 1]
     differing = [e for e in entries if e not in same]
@@ -361,11 +400,15 @@ def config_section(group: Group, name: str) -> str:
     body = ""
     if differing and len(tables) > 1:
         lines = [
-            f'<tr><th scope="row">{escape(label)}</th>{"".join(changed(t[e.name], e) for e in differing)}</tr>'
+            f'<tr><th scope="row">{named(label)}</th>{"".join(changed(t[e.name], e) for e in differing)}</tr>'
             for label, t in tables.items()
         ]
         body += table(["row", *(e.name for e in differing)], lines, "Options in which the methods differ.")
-    note = "The same for all runs; bold is what differs from the default." if len(group.members) > 1 else "Bold is what differs from the default."
+    note = (
+        "The same for all runs; bold is what differs from the default."
+        if len(group.members) > 1
+        else "Bold is what differs from the default."
+    )
     body += table(["option", "value", "meaning"], rows, note, sortable=False)
     return f'<section id="{name}-config"><h3>Configuration</h3><details><summary>All options</summary>{body}</details></section>'
 
@@ -386,7 +429,7 @@ def run_row(member: Member) -> str:
     seconds = f"{summary['seconds']:.1f}" if "seconds" in summary else ""
     where = ", ".join(str(summary[key]) for key in ("executor", "device") if key in summary)
     return (
-        f'<tr><th scope="row">{escape(member.label)}</th><td class="n" data-v="{member.seed}">{member.seed}</td>'
+        f'<tr><th scope="row">{named(member.label)}</th><td class="n" data-v="{member.seed}">{member.seed}</td>'
         f'<td>{done}</td><td class="n" data-v="{accuracy}">{accuracy or "–"}</td><td class="n" data-v="{seconds}">{seconds or "–"}</td>'
         f"<td>{escape(where)}</td><td><code>{escape(str(member.run.directory))}</code></td></tr>"
     )
@@ -397,7 +440,9 @@ def repeat_section(group: Group, name: str) -> str:
     whole = compare_command(configs) if len(group.members) > 1 else None
     body = []
     if whole:
-        body.append(f"<p>All of it, continued where it stands when its directory is given with <code>--out</code>:</p>{code(whole)}")
+        body.append(
+            f"<p>All of it, continued where it stands when its directory is given with <code>--out</code>:</p>{code(whole)}"
+        )
     singles = []
     for member in group.members:
         command = run_command(member.config)
@@ -419,6 +464,6 @@ def repeat_section(group: Group, name: str) -> str:
 
 def footer(made: datetime, command: str) -> str:
     return (
-        f'</main><footer><p>Made {made:%Y-%m-%d %H:%M} by Fedkeel {escape(fedkeel.__version__)} with '
+        f"</main><footer><p>Made {made:%Y-%m-%d %H:%M} by Fedkeel {escape(fedkeel.__version__)} with "
         f"<code>{escape(command)}</code>. This page is one file: it asks nothing of any network.</p></footer>"
     )

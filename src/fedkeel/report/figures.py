@@ -1,0 +1,249 @@
+"""The figures of a report as files for a paper: curves, bars by domain, and the diagnostics, as SVG, PNG or PDF.
+
+This is the one part of a report that needs matplotlib, the extra `report`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedkeel.entries import slug
+from fedkeel.errors import FedkeelError
+from fedkeel.report.collect import Collected, Group, Metric
+from fedkeel.report.diagnostics import Figure
+from fedkeel.store import explained
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+log = logging.getLogger("fedkeel")
+
+WIDTH = 6.0  # inches: the text of a page with one column
+STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9,
+    "legend.fontsize": 8,
+    "legend.frameon": False,
+    "pdf.fonttype": 42,  # text stays text: many journals ask for it
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedkeel",  # the same figure is the same file
+}
+COLOURS = ["#1c68cf", "#c2410c", "#0d7f57", "#8b3fc7", "#94700a", "#c2255c", "#0b7a8c", "#5f6874", "#7c4a1e", "#4a760f"]
+DASHES = ["-", "--", ":", "-."]
+MARKERS = ["o", "s", "^", "D", "v", "P"]
+
+
+def require_matplotlib() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise FedkeelError("Figures need matplotlib, which is not installed: pip install 'fedkeel[report]'.")
+
+
+def write(collected: Collected, directory: str | Path, format: str = "svg") -> list[Path]:
+    """Every figure as a file of its own; returns their paths."""
+    require_matplotlib()
+    import matplotlib
+
+    place = Path(directory)
+    written: list[Path] = []
+
+    def save(name: str, draw: Callable[[Any], None], size: tuple[float, float]) -> None:
+        from matplotlib.figure import Figure as Canvas
+
+        canvas = Canvas(figsize=size, layout="constrained")
+        draw(canvas)
+        # Names that differ only in what a file's name cannot hold must not overwrite each other.
+        same = sum(path.stem == name or path.stem.rpartition("~")[0] == name for path in written)
+        path = place / f"{name}{f'~{same + 1}' if same else ''}.{format}"
+        meta = {"Date": None} if format == "svg" else {"CreationDate": None} if format == "pdf" else {}
+        canvas.savefig(path, format=format, dpi=300, metadata=meta)
+        written.append(path)
+
+    # No pyplot: it would look for a display and keep every figure in memory.
+    with matplotlib.rc_context(STYLE), explained(place), letters_told_once(format):
+        place.mkdir(parents=True, exist_ok=True)
+        for number, group in enumerate(collected.groups, start=1):
+            tall = max(3.2, 0.17 * len(group.labels))  # so that the legend has room
+            prefix = "" if len(collected.groups) == 1 else f"data{number}-"
+            for metric in group.metrics:
+                save(f"{prefix}curve-{file_name(metric.key)}", _curves(group, metric), (WIDTH, tall))
+            if group.results.rows:
+                save(f"{prefix}domains", _domains(group), (WIDTH, tall))
+            for name, figure in diagnostics(group):
+                if figure["kind"] != "table":
+                    save(f"{prefix}{name}", _diagnostic(figure), (WIDTH, _height(figure)))
+    return written
+
+
+@contextmanager
+def letters_told_once(format: str) -> Iterator[None]:
+    """Letters that the font lacks: one sentence for all of them, and none for SVG, where text stays text."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    about_letters = [warning for warning in caught if "missing from font" in str(warning.message)]
+    for warning in caught:
+        if warning not in about_letters:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+    if about_letters and format != "svg":
+        log.warning("Some letters are not in matplotlib's font and show as boxes: --format svg keeps them as text.")
+
+
+def diagnostics(group: Group) -> Iterator[tuple[str, Figure]]:
+    """Each figure of each run with a name for its file."""
+    for diagnostic in group.diagnostics:
+        for run, figures in diagnostic.runs.items():
+            for number, figure in enumerate(figures, start=1):
+                yield file_name(f"{diagnostic.name}-{run}-{number}"), figure
+
+
+def file_name(text: str) -> str:
+    return slug(text.replace(",", "").replace(" ", "-"))[:120] or "figure"
+
+
+def text(name: str) -> str:
+    """A dollar sign would begin a formula."""
+    return name.replace("$", r"\$")
+
+
+def _colour(index: int) -> dict[str, Any]:
+    return {"color": COLOURS[index % len(COLOURS)]}
+
+
+def _style(index: int) -> dict[str, Any]:
+    return {**_colour(index), "linestyle": DASHES[index // len(COLOURS) % len(DASHES)], "linewidth": 1.4}
+
+
+def _legend(axes: Axes, entries: int) -> None:
+    if entries > 1:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
+
+
+# -- results ---------------------------------------------------------------------------------------------------------
+def _curves(group: Group, metric: Metric) -> Callable[[Any], None]:
+    def draw(canvas: Any) -> None:
+        axes = canvas.subplots()
+        scale = 100 if metric.is_percent else 1
+        for index, label in enumerate(group.labels):
+            curve = group.curve(label, metric)
+            if not curve.rounds:
+                continue
+            mean = [scale * value for value in curve.mean]
+            axes.plot(curve.rounds, mean, label=text(label), **_style(index))
+            if any(curve.std):
+                spread = [scale * (std or 0.0) for std in curve.std]
+                low = [value - half for value, half in zip(mean, spread, strict=True)]
+                high = [value + half for value, half in zip(mean, spread, strict=True)]
+                axes.fill_between(curve.rounds, low, high, alpha=0.15, linewidth=0, **_colour(index))
+        axes.set_xlabel("round")
+        axes.set_ylabel(text(metric.name) + (" (%)" if metric.is_percent else ""))
+        axes.grid(axis="y", alpha=0.3, linewidth=0.5)
+        _legend(axes, len(group.labels))
+
+    return draw
+
+
+def _domains(group: Group) -> Callable[[Any], None]:
+    results = group.results
+    categories = results.headings[1 : len(results.domains) + 2]
+    series = []
+    for row in results.rows:
+        cells = results.cells(row)
+        values = [None if cell is None else 100 * cell.mean for cell in cells]
+        spread = [None if cell is None or cell.std is None else 100 * cell.std for cell in cells]
+        series.append({"name": results.name(row), "values": values, "spread": spread})
+    return _diagnostic({"kind": "bars", "categories": categories, "series": series, "y_label": "test accuracy (%)"})
+
+
+# -- diagnostics -----------------------------------------------------------------------------------------------------
+def _diagnostic(figure: Figure) -> Callable[[Any], None]:
+    def draw(canvas: Any) -> None:
+        axes = canvas.subplots()
+        DRAW[figure["kind"]](canvas, axes, figure)
+        if figure.get("title"):
+            axes.set_title(text(figure["title"]))
+        for side in ("x", "y"):
+            if figure.get(f"{side}_label"):
+                getattr(axes, f"set_{side}label")(text(figure[f"{side}_label"]))
+        if figure.get("log_y"):
+            axes.set_yscale("log")
+
+    return draw
+
+
+def _height(figure: Figure) -> float:
+    names = [*figure.get("rows", ()), *figure.get("series", ())]
+    return max(3.2, 0.2 * len(names))
+
+
+def _lines(canvas: Any, axes: Axes, figure: Figure) -> None:
+    for index, series in enumerate(figure["series"]):
+        axes.plot(series["x"], _nan(series["y"]), label=text(series["name"]), **_style(index))
+    axes.grid(axis="y", alpha=0.3, linewidth=0.5)
+    _legend(axes, len(figure["series"]))
+
+
+def _bars(canvas: Any, axes: Axes, figure: Figure) -> None:
+    count = len(figure["series"])
+    width = 0.8 / max(1, count)
+    for index, series in enumerate(figure["series"]):
+        places = [i - 0.4 + width * (index + 0.5) for i in range(len(figure["categories"]))]
+        spread = series.get("spread")
+        error = _nan(spread) if spread and any(value is not None for value in spread) else None
+        lines = {"elinewidth": 0.8, "capsize": min(2.0, 12 * width)}
+        axes.bar(
+            places,
+            _nan(series["values"]),
+            width,
+            yerr=error,
+            label=text(series["name"]),
+            error_kw=lines,
+            **_colour(index),
+        )
+    names = [text(name) for name in figure["categories"]]
+    crowded = sum(map(len, names)) > 60
+    axes.set_xticks(range(len(names)), names, rotation=30 if crowded else 0, ha="right" if crowded else "center")
+    _legend(axes, count)
+
+
+def _matrix(canvas: Any, axes: Axes, figure: Figure) -> None:
+    values = [_nan(row) for row in figure["values"]]
+    known = [value for row in figure["values"] for value in row if value is not None]
+    largest = max(map(abs, known), default=1.0)
+    signed = bool(known) and min(known) < 0 < max(known)
+    limits: dict[str, Any] = {"vmin": -largest, "vmax": largest, "cmap": "PuOr"} if signed else {"cmap": "Blues"}
+    image = axes.imshow(values, aspect="auto", **limits)
+    axes.set_xticks(range(len(figure["columns"])), [text(name) for name in figure["columns"]], rotation=45, ha="right")
+    axes.set_yticks(range(len(figure["rows"])), [text(name) for name in figure["rows"]])
+    canvas.colorbar(image, ax=axes, shrink=0.8)
+
+
+def _points(canvas: Any, axes: Axes, figure: Figure) -> None:
+    classes, domains = (list(dict.fromkeys(figure[key])) for key in ("class", "domain"))
+    used = [i for i, (x, y) in enumerate(zip(figure["x"], figure["y"], strict=True)) if None not in (x, y)]
+    for c, name in enumerate(classes):
+        for d, domain in enumerate(domains):
+            chosen = [i for i in used if figure["class"][i] == name and figure["domain"][i] == domain]
+            label = text(", ".join(filter(None, (name, domain)))) or None
+            x, y = [figure["x"][i] for i in chosen], [figure["y"][i] for i in chosen]
+            axes.scatter(x, y, s=9, marker=MARKERS[d % len(MARKERS)], linewidths=0, label=label, **_colour(c))
+    _legend(axes, len(classes) * len(domains))
+
+
+def _nan(values: Any) -> list[float]:
+    return [float("nan") if value is None else value for value in values]
+
+
+DRAW: dict[str, Callable[[Any, Any, Figure], None]] = {
+    "lines": _lines,
+    "bars": _bars,
+    "matrix": _matrix,
+    "points": _points,
+}
