@@ -86,7 +86,7 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         # What a stopped run wrote after its last checkpoint is done again.
-        self._writer = SummaryWriter(str(self.directory / "tensorboard"), purge_step=first_round)  # type: ignore[no-untyped-call]
+        self._writer = SummaryWriter(str(self.directory / "tensorboard"), purge_step=first_round)
         if first_round == 0:
             self._writer.add_text("config", "\n".join(f"    {line}" for line in config.to_toml().splitlines()))
 

@@ -126,11 +126,10 @@ def _points(figure: Figure) -> Figure:
         raise Unreadable("the points' x, y, class and domain are not of one length")
     step = -(-len(x) // MOST_POINTS) or 1
     chosen = slice(None, None, step)
-    note = (
-        {"note": f"{figure.get('note') or ''} Every {step}th of {len(x)} points is shown.".strip()} if step > 1 else {}
-    )
+    shown = x[chosen]
+    note = f"{figure.get('note') or ''} {len(shown)} of {len(x)} points are shown.".strip()
     groups = {key: [str(name) for name in entries[chosen]] for key, entries in names.items()}
-    return {"x": x[chosen], "y": y[chosen], **groups, **note}
+    return {"x": shown, "y": y[chosen], **groups, **({"note": note} if step > 1 else {})}
 
 
 def _table(figure: Figure) -> Figure:

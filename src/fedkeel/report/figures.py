@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("fedkeel")
 
 WIDTH = 6.0  # inches: the text of a page with one column
-STYLE = {
+STYLE: Any = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -166,7 +166,7 @@ def _domains(group: Group) -> Callable[[Any], None]:
 def _diagnostic(figure: Figure) -> Callable[[Any], None]:
     def draw(canvas: Any) -> None:
         axes = canvas.subplots()
-        DRAW[figure["kind"]](canvas, axes, figure)
+        DRAW[figure["kind"]](axes, figure)
         if figure.get("title"):
             axes.set_title(text(figure["title"]))
         for side in ("x", "y"):
@@ -183,14 +183,14 @@ def _height(figure: Figure) -> float:
     return max(3.2, 0.2 * len(names))
 
 
-def _lines(canvas: Any, axes: Axes, figure: Figure) -> None:
+def _lines(axes: Axes, figure: Figure) -> None:
     for index, series in enumerate(figure["series"]):
         axes.plot(series["x"], _nan(series["y"]), label=text(series["name"]), **_style(index))
     axes.grid(axis="y", alpha=0.3, linewidth=0.5)
     _legend(axes, len(figure["series"]))
 
 
-def _bars(canvas: Any, axes: Axes, figure: Figure) -> None:
+def _bars(axes: Axes, figure: Figure) -> None:
     count = len(figure["series"])
     width = 0.8 / max(1, count)
     for index, series in enumerate(figure["series"]):
@@ -213,7 +213,7 @@ def _bars(canvas: Any, axes: Axes, figure: Figure) -> None:
     _legend(axes, count)
 
 
-def _matrix(canvas: Any, axes: Axes, figure: Figure) -> None:
+def _matrix(axes: Axes, figure: Figure) -> None:
     values = [_nan(row) for row in figure["values"]]
     known = [value for row in figure["values"] for value in row if value is not None]
     largest = max(map(abs, known), default=1.0)
@@ -222,10 +222,10 @@ def _matrix(canvas: Any, axes: Axes, figure: Figure) -> None:
     image = axes.imshow(values, aspect="auto", **limits)
     axes.set_xticks(range(len(figure["columns"])), [text(name) for name in figure["columns"]], rotation=45, ha="right")
     axes.set_yticks(range(len(figure["rows"])), [text(name) for name in figure["rows"]])
-    canvas.colorbar(image, ax=axes, shrink=0.8)
+    axes.figure.colorbar(image, ax=axes, shrink=0.8)
 
 
-def _points(canvas: Any, axes: Axes, figure: Figure) -> None:
+def _points(axes: Axes, figure: Figure) -> None:
     classes, domains = (list(dict.fromkeys(figure[key])) for key in ("class", "domain"))
     used = [i for i, (x, y) in enumerate(zip(figure["x"], figure["y"], strict=True)) if None not in (x, y)]
     for c, name in enumerate(classes):
@@ -241,7 +241,7 @@ def _nan(values: Any) -> list[float]:
     return [float("nan") if value is None else value for value in values]
 
 
-DRAW: dict[str, Callable[[Any, Any, Figure], None]] = {
+DRAW: dict[str, Callable[[Any, Figure], None]] = {
     "lines": _lines,
     "bars": _bars,
     "matrix": _matrix,

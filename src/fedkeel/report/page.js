@@ -700,6 +700,7 @@
   document.querySelectorAll("table.sortable").forEach(sortable);
   document.querySelectorAll(".code").forEach(copyButton);
   document.querySelectorAll("[data-js]").forEach((node) => { node.hidden = false; });
+  document.querySelectorAll("[data-nojs]").forEach((node) => node.remove());
   numbers.groups.forEach((group, number) => {
     const curves = document.querySelector(`[data-curves="g${number}"]`);
     if (curves) curvesOf(group, curves, document.querySelector(`[data-metric="g${number}"]`));

@@ -1,0 +1,295 @@
+"""The part of the page about one federation, section by section. Tables are whole; figures are left to `page.js`."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from dataclasses import fields
+from html import escape
+from typing import Any
+
+from fedkeel.config import Config
+from fedkeel.demo import findings
+from fedkeel.report.collect import FEDERATION, Group, Member
+from fedkeel.report.commands import compare_command, given_in_python, run_command
+from fedkeel.report.numbers import SHOWN_AT_FIRST
+from fedkeel.store import MACHINE_OPTIONS
+from fedkeel.tables import Cell, Results, percent
+
+NO_RESULTS = '<p class="notice">None of these runs is finished yet, so there is no table of results.</p>'
+
+
+def contents(group: Group) -> list[tuple[str, str]]:
+    """The sections that this group has: anchor and name."""
+    finished = bool(group.results.rows)
+    present = {"table": finished, "curves": bool(group.metrics), "domains": finished}
+    present["diagnostics"] = bool(group.diagnostics)
+    names = {
+        "table": "Results",
+        "curves": "Curves",
+        "domains": "Domains",
+        "diagnostics": "Diagnostics",
+        "config": "Configuration",
+        "runs": "Runs",
+        "repeat": "Repeat it",
+    }
+    return [(anchor, text) for anchor, text in names.items() if present.get(anchor, True)]
+
+
+def part(group: Group, name: str, *, alone: bool) -> str:
+    """Everything about the runs of one federation."""
+    results = group.results
+    there = dict(contents(group))
+    body = [
+        f'<h2 class="{"unseen" if alone else "data"}">{escape(federation_name(group))}</h2>',
+        f'<p class="lead">{lead(group)}</p>',
+        key_figures(group, results),
+        findings_section(group, name),
+        summary_table(group, results, name) if "table" in there else NO_RESULTS,
+        curves_section(group, name) if "curves" in there else "",
+        domains_section(group, name) if "domains" in there else "",
+        diagnostics_section(group, name) if "diagnostics" in there else "",
+        config_section(group, name),
+        runs_section(group, name),
+        repeat_section(group, name),
+    ]
+    return f'<section class="part" id="{name}" aria-label="{escape(federation_name(group))}">{"".join(body)}</section>'
+
+
+def section(name: str, heading: str, body: str) -> str:
+    return f'<section id="{name}"><h3>{heading}</h3>{body}</section>'
+
+
+def federation_name(group: Group) -> str:
+    config = group.members[0].config
+    more = [
+        f"{name} {getattr(config, name)}" for name in FEDERATION[1:] if getattr(config, name) != getattr(Config(), name)
+    ]
+    return ", ".join([config.data, *more])
+
+
+def lead(group: Group) -> str:
+    config = group.members[0].config
+    models = list(dict.fromkeys(member.config.model for member in group.members))
+    rounds = sorted({member.config.rounds for member in group.members})
+    length = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
+    model = f"model <code>{escape(models[0])}</code>" if len(models) == 1 else f"{len(models)} models"
+    data = federation_name(group)
+    if len(data) > 60:  # the whole of it is in the configuration
+        data = f"{config.data.partition('(')[0]}(…)"
+    return f"Data <code>{escape(data)}</code>, {model}, {length} rounds."
+
+
+def key_figures(group: Group, results: Results) -> str:
+    finished = sum(member.summary is not None for member in group.members)
+    tiles: list[tuple[str, str, str]] = []
+    if results.rows:
+        rivals = [row for row in results.rows if row.method.partition("@")[0] != "central"] or results.rows
+        best = max(rivals, key=lambda row: row.average.mean)
+        unit = f"{percent(best.average.mean)} %"
+        spread = (
+            f"±{percent(best.average.std)} over {len(best.seeds)} seeds" if best.average.std is not None else "one seed"
+        )
+        label = "average accuracy" if len(results.rows) == 1 else f"best: {results.name(best)}"
+        tiles.append((label, unit, spread))
+        worst = min(best.domains.items(), key=lambda item: item[1].mean)
+        tiles.append(("its hardest domain", f"{percent(worst[1].mean)} %", worst[0]))
+        if best.traffic:
+            tiles.append(("its traffic a round", f"{best.traffic.megabytes} MB", "up and down, all clients"))
+    runs = f"{finished} of {len(group.members)}" if finished < len(group.members) else str(finished)
+    tiles.append(("runs finished", runs, f"{len(group.labels)} method{'s' if len(group.labels) > 1 else ''}"))
+    items = "".join(
+        f"<div><dt>{escape(term)}</dt><dd><b>{escape(value)}</b><span>{escape(below)}</span></dd></div>"
+        for term, value, below in tiles
+    )
+    return f'<dl class="tiles">{items}</dl>'
+
+
+def findings_section(group: Group, name: str) -> str:
+    sentences = findings(group) if len(group.results.rows) > 1 else []
+    if not sentences:
+        return ""
+    items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+    return section(f"{name}-findings", "What the numbers show", f'<ul class="findings">{items}</ul>')
+
+
+# -- tables ----------------------------------------------------------------------------------------------------------
+def table(headings: Sequence[str], rows: Sequence[str], caption: str, *, sortable: bool = True) -> str:
+    broken = (named(text) if len(text) > 20 else escape(text).replace("/", "/<wbr>") for text in headings)
+    heads = "".join(f'<th scope="col">{text}</th>' for text in broken)
+    kind = "sortable" if sortable else "plain"
+    return (
+        f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(caption)}"><table class="{kind}">'
+        f"<caption>{escape(caption)}</caption><thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+        f'<p class="note" aria-hidden="true">{escape(caption)}</p>'
+    )
+
+
+def summary_table(group: Group, results: Results, name: str) -> str:
+    """As `fedkeel compare` prints it, with the seconds a run took."""
+    timed = any("seconds" in (member.summary or {}) for member in group.members)
+    rows = []
+    for row in results.rows:
+        cells = "".join(number_cell(cell, best) for cell, best in results.marked(row))
+        cost = "".join(f'<td class="n" data-v="{escape(text)}">{escape(text)}</td>' for text in results.traffic(row))
+        seconds = [m.summary["seconds"] for m in group.of(row.method) if m.summary and "seconds" in m.summary]
+        mean = f"{sum(seconds) / len(seconds):.1f}" if seconds else ""
+        time = f'<td class="n" data-v="{mean}">{mean}</td>' if timed else ""
+        full = f' title="{escape(row.method)}"' if results.name(row) != row.method else ""
+        rows.append(
+            f'<tr><th scope="row" data-v="{escape(row.method)}"{full}>{named(results.name(row))}</th>'
+            f"{cells}{cost}{time}</tr>"
+        )
+    caption = results.caption + (" The best of each column is bold." if len(results.rows) > 1 else "")
+    headings = [*results.headings, *(["s/run"] if timed else [])]
+    texts = [("Markdown", results.markdown()), ("LaTeX", results.latex()), ("CSV", results.csv())]
+    copies = "".join(f"<details><summary>As {kind}</summary>{code(text)}</details>" for kind, text in texts)
+    body = table(headings, rows, caption) + f'<div class="copies">{copies}</div>'
+    return section(f"{name}-table", "Results", body)
+
+
+def named(text: str) -> str:
+    return f'<span class="name">{escape(text)}</span>'
+
+
+def number_cell(cell: Cell | None, best: bool) -> str:
+    if cell is None:
+        return '<td class="n" data-v="">–</td>'
+    spread = f' <span class="spread">±{percent(cell.std)}</span>' if cell.std is not None else ""
+    mean = f"<b>{percent(cell.mean)}</b>" if best else percent(cell.mean)
+    return f'<td class="n" data-v="{cell.mean:.6f}">{mean}{spread}</td>'
+
+
+def code(text: str) -> str:
+    return f'<div class="code"><pre tabindex="0"><code>{escape(text)}</code></pre></div>'
+
+
+# -- figures that page.js draws --------------------------------------------------------------------------------------
+def curves_section(group: Group, name: str) -> str:
+    options = "".join(f'<option value="{escape(m.key)}">{escape(m.name)}</option>' for m in group.metrics)
+    means = "Mean over seeds; the band is the standard deviation. " if has_seeds(group) else ""
+    choice = "; choose methods in the legend" if len(group.labels) > 1 else ""
+    hidden = len(group.labels) > SHOWN_AT_FIRST
+    few = f" Of {len(group.labels)} methods {SHOWN_AT_FIRST} are shown at first." if hidden else ""
+    body = (
+        f'<p class="what">{means}Point at a round, or use the arrow keys, to read all values there{choice}.{few}</p>'
+        '<div class="controls" data-js hidden><label>Show '
+        f'<select data-metric="{name}">{options}</select></label></div>'
+        f'<div data-curves="{name}"></div>'
+    )
+    return section(f"{name}-curves", "Curves", body)
+
+
+def domains_section(group: Group, name: str) -> str:
+    bars = "Bars are means over seeds, whiskers the standard deviation, dots the seeds. " if has_seeds(group) else ""
+    body = f'<p class="what">{bars}Accuracy in %.</p><div class="panels" data-panels="{name}"></div>'
+    return section(f"{name}-domains", "Accuracy by domain", body)
+
+
+def has_seeds(group: Group) -> bool:
+    return any(len(group.of(label)) > 1 for label in group.labels)
+
+
+def diagnostics_section(group: Group, name: str) -> str:
+    blocks = []
+    for number, diagnostic in enumerate(group.diagnostics):
+        runs = list(diagnostic.runs)
+        options = "".join(f'<option value="{i}">{escape(run)}</option>' for i, run in enumerate(runs))
+        pick = f'<label>Run <select data-run="0">{options}</select></label>'
+        if len(runs) > 1:
+            other = next((i for i, run in enumerate(runs) if _method(run) != _method(runs[0])), None)
+            more = options.replace(f'value="{other}"', f'value="{other}" selected') if other is not None else options
+            pick += f'<label>beside <select data-run="1"><option value="">nothing</option>{more}</select></label>'
+        paper = f' <span class="paper">{escape(diagnostic.paper)}</span>' if diagnostic.paper else ""
+        blocks.append(
+            f'<article class="diagnostic" data-diagnostic="{name} {number}"><h4>{escape(diagnostic.title)}</h4>'
+            f'<p class="what">{escape(diagnostic.what)}{paper}</p>'
+            f'<div class="controls" data-js hidden>{pick}</div><div class="beside"></div></article>'
+        )
+    return section(f"{name}-diagnostics", "Diagnostics", "".join(blocks))
+
+
+def _method(run: str) -> str:
+    return run.rpartition(", seed ")[0]
+
+
+# -- configuration, runs, commands -----------------------------------------------------------------------------------
+def config_section(group: Group, name: str) -> str:
+    tables = {label: group.of(label)[0].config.to_dict() for label in group.labels}
+    first = next(iter(tables.values()))
+    skipped = () if len(group.members) == 1 else ("seed", *MACHINE_OPTIONS)
+    entries = [entry for entry in fields(Config) if entry.name not in skipped]
+    same = [e for e in entries if len({str(t[e.name]) for t in tables.values()}) == 1]
+    differing = [e for e in entries if e not in same]
+
+    def changed(value: Any, entry: Any) -> str:
+        text = escape(str(value)) or "–"
+        return f"<td><b>{text}</b></td>" if value != entry.default else f"<td>{text}</td>"
+
+    rows = [
+        f'<tr><th scope="row">{entry.name}</th>{changed(first[entry.name], entry)}'
+        f"<td>{escape(entry.metadata['help'])}</td></tr>"
+        for entry in same
+    ]
+    body = ""
+    if differing and len(tables) > 1:
+        lines = [
+            f'<tr><th scope="row">{named(label)}</th>{"".join(changed(t[e.name], e) for e in differing)}</tr>'
+            for label, t in tables.items()
+        ]
+        body += table(["row", *(e.name for e in differing)], lines, "Options in which the methods differ.")
+    note = (
+        "The same for all runs; bold is what differs from the default."
+        if len(group.members) > 1
+        else "Bold is what differs from the default."
+    )
+    body += table(["option", "value", "meaning"], rows, note, sortable=False)
+    return section(f"{name}-config", "Configuration", f"<details><summary>All options</summary>{body}</details>")
+
+
+def runs_section(group: Group, name: str) -> str:
+    rows = [run_row(member) for member in group.members]
+    body = table(["method", "seed", "state", "accuracy %", "seconds", "where", "directory"], rows, "Every run.")
+    word = "1 run" if len(rows) == 1 else f"{len(rows)} runs"
+    return section(f"{name}-runs", "Runs", f"<details><summary>{word}</summary>{body}</details>")
+
+
+def run_row(member: Member) -> str:
+    summary = member.summary or {}
+    done = "finished" if member.summary else f"{member.rounds_done} of {member.config.rounds} rounds"
+    accuracy = percent(summary["accuracy"]) if summary else ""
+    seconds = f"{summary['seconds']:.1f}" if "seconds" in summary else ""
+    where = ", ".join(str(summary[key]) for key in ("executor", "device") if key in summary)
+    return (
+        f'<tr><th scope="row">{named(member.label)}</th><td class="n" data-v="{member.seed}">{member.seed}</td>'
+        f'<td>{done}</td><td class="n" data-v="{accuracy}">{accuracy or "–"}</td>'
+        f'<td class="n" data-v="{seconds}">{seconds or "–"}</td>'
+        f"<td>{escape(where)}</td><td><code>{escape(str(member.run.directory))}</code></td></tr>"
+    )
+
+
+def repeat_section(group: Group, name: str) -> str:
+    configs = {label: [member.config for member in group.of(label)] for label in group.labels}
+    whole = compare_command(configs) if len(group.members) > 1 else None
+    body = []
+    if whole:
+        body.append("<p>All of it (with <code>--out</code> and its directory, only what is missing):</p>")
+        body.append(code(whole))
+    singles = []
+    for member in group.members:
+        command = run_command(member.config)
+        if command is None:
+            what = " and ".join(given_in_python(member.config))
+            singles.append(f"<p>{escape(str(member))}: its {what} was given in Python; run that program again.</p>")
+        else:
+            title = f"<p>{escape(str(member))}:</p>" if len(group.members) > 1 else ""
+            singles.append(title + code(command))
+    if len(group.members) > 1:
+        shown = "" if whole else " open"
+        body.append(f"<details{shown}><summary>Each run by itself</summary>{''.join(singles)}</details>")
+    else:
+        body += singles
+        body.append("<p>Or from its configuration:</p>")
+        path = str(group.members[0].run.directory / "config.toml")
+        body.append(code(shlex.join(["fedkeel", "run", "--config", path])))
+    return section(f"{name}-repeat", "Repeat it", "".join(body))

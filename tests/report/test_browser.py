@@ -1,0 +1,357 @@
+"""The page in a real browser: it opens in silence, its table sorts, its curves toggle, and it can be read by anyone."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeel import report
+from tests.report.samples import accuracy, add_diagnostics, add_profile, make_comparison, make_run
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+ARGUMENTS = (
+    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
+    "--disable-component-update --disable-sync"
+).split()
+METHODS = ("fedbn", "fedavg", "greg")
+ROUNDS = 20
+ODD = "fedprox(note='<script>alert(1)</script>')"
+ODD_DOMAIN = '"><img src=x onerror=alert(2)>'
+LONG = "fedprox(mu=0.1)+" + "a_method_whose_name_does_not_end_" * 8
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+Open = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as engine:
+        running = engine.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield running
+        running.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Reports of a comparison, of names of every kind, of many methods, and of runs that do not go together."""
+    root = tmp_path_factory.mktemp("reports")
+    comparison = make_comparison(root / "comparison", METHODS, seeds=3, rounds=ROUNDS, unseen=("clipart",))
+    for row in (1, 2):
+        add_diagnostics(comparison / f"row{row}" / "seed0", seed=row)
+    add_profile(comparison / "row1" / "seed0")
+    make_run(root / "odd" / "a", ODD, domains=(ODD_DOMAIN, "b" * 150, "日本語"))
+    add_diagnostics(root / "odd" / "a")
+    make_run(root / "odd" / "b", LONG, domains=(ODD_DOMAIN, "b" * 150, "日本語"))
+    make_comparison(root / "forty", tuple(f"fedprox(mu={i / 10})" for i in range(40)), seeds=1, rounds=10)
+    make_run(root / "mixed" / "a")
+    make_run(root / "mixed" / "b", "fedbn", done=4, skipped=(1,))
+    make_run(root / "mixed" / "c", "fedbn", data="pacs", domains=("art",))
+    make_run(root / "unfinished" / "a", done=1)
+    make_run(root / "empty" / "a", done=0)
+    return {place.name: report.write([place]) for place in sorted(root.iterdir())}
+
+
+@pytest.fixture
+def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Open]:
+    """Opens a report by name; when the test ends, nothing was complained about and nothing was asked for."""
+    complaints: list[str] = []
+    contexts: list[Any] = []
+
+    def open_page(name: str, *, width: int = 1200, dark: bool = False, **options: Any) -> Any:
+        scheme = "dark" if dark else "light"
+        context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: complaints.append(str(error)))
+        page.on("dialog", lambda dialog: (complaints.append("a dialog"), dialog.dismiss()))
+        address = pages[name].resolve().as_uri()
+        page.on("request", lambda request: request.url == address or complaints.append(f"asked for {request.url}"))
+        page.goto(address)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert complaints == []
+
+
+ALL = ["comparison", "odd", "forty", "mixed", "unfinished", "empty"]
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("width", [320, 1200])
+def test_it_opens_in_silence_and_is_no_wider_than_the_screen(opened: Open, name: str, width: int) -> None:
+    page = opened(name, width=width)
+    assert page.locator("h1").is_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_everything_has_a_name_and_headings_do_not_skip(opened: Open, name: str) -> None:
+    page = opened(name)
+    nameless = page.evaluate(
+        """() => [...document.querySelectorAll("button, select, [role], svg, a, summary")].filter((node) => {
+            if (node.closest("[aria-hidden=true]")) return false;
+            const label = node.labels?.[0]?.textContent || node.getAttribute("aria-label") || node.textContent;
+            return !label.trim();
+        }).map((node) => node.outerHTML.slice(0, 80))"""
+    )
+    assert nameless == []
+    levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3,h4,h5')].map((node) => Number(node.tagName[1]))")
+    assert levels[0] == 1
+    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map((node) => node.id)")
+    assert len(ids) == len(set(ids))
+    anchors = page.evaluate("[...document.querySelectorAll('nav a')].map((node) => node.getAttribute('href').slice(1))")
+    assert set(anchors) <= set(ids)
+
+
+class TestTable:
+    def test_it_sorts_both_ways_by_a_number_and_by_name(self, opened: Open) -> None:
+        page = opened("comparison")
+        table = page.locator("#g0-table table")
+        methods = table.locator("tbody th")
+        assert methods.all_inner_texts() == list(METHODS)
+        last = {m: sum(accuracy(m, s, 0, ROUNDS - 1, ROUNDS) for s in range(3)) for m in METHODS}
+        best_first = sorted(METHODS, key=lambda method: -last[method])
+        assert best_first not in (list(METHODS), list(METHODS)[::-1]), "else sorting would show nothing"
+        button = table.get_by_role("button", name="photo")
+        button.click()
+        assert methods.all_inner_texts() == best_first
+        heading = table.locator("thead th", has_text="photo")
+        assert heading.get_attribute("aria-sort") == "descending"
+        button.press("Enter")
+        assert methods.all_inner_texts() == best_first[::-1]
+        assert heading.get_attribute("aria-sort") == "ascending"
+        table.get_by_role("button", name="method").click()
+        assert methods.all_inner_texts() == sorted(METHODS)
+        assert heading.get_attribute("aria-sort") is None
+
+    def test_it_is_there_without_javascript(self, opened: Open) -> None:
+        page = opened("comparison", java_script_enabled=False)
+        assert page.locator("#g0-table tbody tr").count() == len(METHODS)
+        assert page.get_by_text("the figures need JavaScript").is_visible()
+        assert not page.locator("#theme").is_visible()
+
+
+class TestCurves:
+    def test_the_legend_toggles_a_curve_by_mouse_and_by_keyboard(self, opened: Open) -> None:
+        page = opened("comparison")
+        section = page.locator("#g0-curves")
+        curves, bands = section.locator(".plot polyline"), section.locator(".plot polygon")
+        assert (curves.count(), bands.count()) == (3, 3)
+        button = section.get_by_role("button", name="fedbn")
+        button.click()
+        assert (curves.count(), bands.count()) == (2, 2)
+        assert button.get_attribute("aria-pressed") == "false"
+        button.focus()
+        page.keyboard.press("Space")
+        assert curves.count() == 3
+        assert button.get_attribute("aria-pressed") == "true"
+
+    def test_pointing_at_a_round_shows_all_values_there_the_highest_first(self, opened: Open) -> None:
+        page = opened("comparison")
+        plot = page.locator("#g0-curves .plot svg").first
+        plot.scroll_into_view_if_needed()
+        box = plot.bounding_box()
+        page.mouse.move(box["x"] + box["width"] - 20, box["y"] + 100)
+        tip = page.locator("#g0-curves .tip")
+        assert tip.locator("strong").inner_text() == f"round {ROUNDS - 1}"
+        means = {
+            m: sum(accuracy(m, s, d, ROUNDS - 1, ROUNDS) for s in range(3) for d in range(2)) / 6 for m in METHODS
+        }
+        rows = [row.split("\n") for row in tip.locator("div").all_inner_texts()]
+        assert [name for name, *_ in rows] == sorted(METHODS, key=lambda m: -means[m])
+        for name, value in rows:
+            assert value.startswith(f"{100 * means[name]:.1f} ±")
+        page.mouse.move(5, 300)
+        assert not tip.is_visible()
+
+    def test_the_arrow_keys_read_the_values(self, opened: Open) -> None:
+        page = opened("comparison")
+        plot = page.locator("#g0-curves [role=slider]")
+        plot.focus()
+        page.keyboard.press("End")
+        assert plot.get_attribute("aria-valuetext").startswith(f"round {ROUNDS - 1}: ")
+        page.keyboard.press("ArrowLeft")
+        text = plot.get_attribute("aria-valuetext")
+        assert text.startswith(f"round {ROUNDS - 2}: ")
+        assert all(method in text for method in METHODS)
+        page.keyboard.press("Escape")
+        assert not page.locator("#g0-curves .tip").is_visible()
+
+    def test_another_metric_keeps_what_was_hidden(self, opened: Open) -> None:
+        page = opened("comparison")
+        section = page.locator("#g0-curves")
+        section.get_by_role("button", name="greg").click()
+        section.get_by_role("combobox", name="Show").select_option(label="Test accuracy, sketch")
+        assert section.locator(".plot polyline").count() == 2
+        plot = section.locator("[role=slider]")
+        plot.focus()
+        page.keyboard.press("Home")
+        mean = sum(accuracy("fedavg", s, 1, 0, ROUNDS) for s in range(3)) / 3
+        assert f"fedavg {100 * mean:.1f} ±" in plot.get_attribute("aria-valuetext")
+
+    def test_a_run_that_stopped_says_of_how_many_seeds_a_value_is(self, browser: Any, tmp_path: Path) -> None:
+        make_run(tmp_path / "r" / "a", seed=0)
+        make_run(tmp_path / "r" / "b", seed=1, done=3)
+        page = browser.new_page()
+        page.goto(report.write([tmp_path / "r"]).as_uri())
+        plot = page.locator("#g0-curves [role=slider]")
+        plot.focus()
+        page.keyboard.press("End")
+        assert "(1 of 2 seeds)" in plot.get_attribute("aria-valuetext")
+        page.keyboard.press("Home")
+        assert "seeds)" not in plot.get_attribute("aria-valuetext")
+        page.close()
+
+    def test_of_forty_ten_are_drawn_and_all_can_be(self, opened: Open) -> None:
+        page = opened("forty")
+        section = page.locator("#g0-curves")
+        assert section.locator(".plot polyline").count() == 10
+        section.get_by_role("button", name="all", exact=True).click()
+        assert section.locator(".plot polyline").count() == 40
+        looks = section.locator(".plot polyline").evaluate_all(
+            "nodes => nodes.map((n) => { const s = getComputedStyle(n); return s.stroke + s.strokeDasharray; })"
+        )
+        assert len(set(looks)) == 40, "no two curves look the same"
+        section.get_by_role("button", name="none", exact=True).click()
+        assert section.get_by_text("Nothing is chosen").is_visible()
+
+
+def test_bars_are_as_long_as_their_means_with_a_dot_for_every_seed(opened: Open) -> None:
+    page = opened("comparison")
+    panel = page.locator("#g0-domains svg").nth(1)
+    assert "photo" in panel.get_attribute("aria-label")
+    widths = panel.locator(".bar-fill").evaluate_all("nodes => nodes.map((n) => Number(n.getAttribute('width')))")
+    means = [sum(accuracy(m, s, 0, ROUNDS - 1, ROUNDS) for s in range(3)) for m in METHODS]
+    assert [w / widths[0] for w in widths] == pytest.approx([mean / means[0] for mean in means], rel=1e-3)
+    assert panel.locator(".seed").count() == 9
+
+
+class TestDiagnostics:
+    def test_every_kind_is_drawn_for_two_runs_side_by_side_on_one_scale(self, opened: Open) -> None:
+        page = opened("comparison")
+        article = page.locator(".diagnostic").first
+        assert article.locator("h5").all_inner_texts() == ["fedavg, seed 0", "greg, seed 0"]
+        for side in (0, 1):
+            figures = article.locator(".beside > div").nth(side).locator(":scope > figure")
+            assert figures.count() == 5
+            assert figures.nth(0).locator(".plot polyline").count() == 4, "three series, one of them with a gap"
+            assert figures.nth(1).locator(".bar-fill").count() == 5, "one of six values is missing"
+            assert figures.nth(2).locator("rect.cell").count() == 9
+            assert figures.nth(3).locator(".plot path.point").count() == 120
+            assert figures.nth(4).locator("tbody tr").count() == 3
+        ticks = [
+            article.locator(".beside > div").nth(side).locator("[role=slider] text").all_inner_texts() for side in (0, 1)
+        ]
+        assert ticks[0] == ticks[1]
+        article.get_by_label("beside").select_option(label="nothing")
+        assert article.locator(".beside > div").count() == 1
+
+    def test_a_class_and_a_domain_can_be_hidden(self, opened: Open) -> None:
+        page = opened("odd")
+        article = page.locator(".diagnostic").first
+        points = article.locator(".plot path.point")
+        before = points.count()
+        article.get_by_role("button", name="horse").click()
+        without_class = points.count()
+        assert 0 < without_class < before
+        article.get_by_role("button", name="sketch").click()
+        assert 0 < points.count() < without_class
+
+    def test_behind_every_figure_is_its_table(self, opened: Open) -> None:
+        page = opened("comparison")
+        for details in page.locator("details.behind").all():
+            details.locator("summary").click()
+            details.locator("tbody tr").first.wait_for()  # made when it is opened
+        # Each drawing lies in a figure, or in a group of figures, that has one.
+        bare = page.evaluate(
+            """() => [...document.querySelectorAll(".plot svg")].filter((node) => {
+                const figure = node.closest("figure");
+                const section = node.closest("section");
+                return !figure.querySelector(".behind") && !figure.parentElement.closest("figure")?.querySelector(".behind")
+                    && !section.querySelector(":scope > .behind");
+            }).length"""
+        )
+        assert bare == 0
+
+
+class TestOddNames:
+    def test_they_are_shown_as_they_are(self, opened: Open) -> None:
+        page = opened("odd")
+        assert ODD in page.locator("#g0-table tbody th").first.inner_text().replace("\n", "")
+        assert page.locator("#g0-table thead th").nth(1).inner_text().startswith(ODD_DOMAIN[:10])
+        assert page.locator("img").count() == 0
+
+    def test_a_very_long_one_leaves_the_numbers_in_view(self, opened: Open) -> None:
+        page = opened("odd")
+        cell = page.locator("#g0-table tbody th").nth(1).bounding_box()
+        assert cell["width"] < 320
+
+
+def test_runs_that_do_not_go_together_have_parts_of_their_own(opened: Open) -> None:
+    page = opened("mixed")
+    assert page.locator(".part").count() == 2
+    assert page.get_by_text("their numbers are not compared").is_visible()
+    assert page.locator("#g0-curves .plot polyline").count() == 2
+
+
+# -- colours -----------------------------------------------------------------------------------------------------------
+def luminance(colour: str) -> float:
+    channels = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    low, high = sorted((luminance(one), luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_and_curves_stand_out_in_both_themes(opened: Open, dark: bool) -> None:
+    page = opened("forty", dark=dark)
+    card = page.locator("#g0-curves").evaluate("node => getComputedStyle(node).backgroundColor")
+    assert (luminance(card) < 0.05) is dark
+    for place in ("h1", ".lead", "#g0-table td", "#g0-curves .what", "summary", "nav a", ".note", ".spread", "footer"):
+        if page.locator(place).count():
+            colour = page.locator(place).first.evaluate("node => getComputedStyle(node).color")
+            assert contrast(colour, card) >= 4.5, place
+    label = page.locator("#g0-curves svg text").first.evaluate("node => getComputedStyle(node).fill")
+    assert contrast(label, card) >= 4.5
+    strokes = page.locator("#g0-curves .plot polyline").evaluate_all("nodes => nodes.map((n) => getComputedStyle(n).stroke)")
+    assert len(set(strokes)) == 10
+    assert min(contrast(stroke, card) for stroke in strokes) >= 3
+
+
+def test_the_theme_follows_the_system_until_it_is_chosen(opened: Open) -> None:
+    page = opened("comparison", dark=True)
+    background = "getComputedStyle(document.body).backgroundColor"
+    assert luminance(page.evaluate(background)) < 0.05
+    button = page.locator("#theme")
+    assert button.inner_text() == "Light"
+    button.click()
+    assert luminance(page.evaluate(background)) > 0.8
+    assert button.inner_text() == "Dark"
+    page.emulate_media(color_scheme="light")
+    button.click()
+    assert luminance(page.evaluate(background)) < 0.05
+
+
+def test_on_paper_it_is_light_and_without_controls(opened: Open) -> None:
+    page = opened("comparison", dark=True)
+    page.emulate_media(media="print")
+    assert luminance(page.evaluate("getComputedStyle(document.body).backgroundColor")) > 0.9
+    assert luminance(page.locator("h1").evaluate("node => getComputedStyle(node).color")) < 0.1
+    for place in (".top", "#g0-curves .controls", ".copies"):
+        assert not page.locator(place).first.is_visible()
+    assert page.locator("#g0-curves .plot svg").first.is_visible()
+    assert page.pdf(format="A4").startswith(b"%PDF")

@@ -1,0 +1,166 @@
+"""What a report is made from: the right runs in the right group, and everything that is odd about them said."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from pathlib import Path
+
+import pytest
+
+from fedkeel.errors import FedkeelError
+from fedkeel.report import collect
+from fedkeel.report.collect import Curve, Group, thinned
+from tests.report.samples import accuracy, make_comparison, make_run
+
+
+def metric(group: Group, key: str) -> object:
+    return next(metric for metric in group.metrics if metric.key == key)
+
+
+def test_a_comparison_is_one_group_in_the_order_of_its_table(tmp_path: Path) -> None:
+    make_comparison(tmp_path / "c", ("fedbn", "fedavg"), seeds=3)
+    collected = collect([tmp_path / "c"])
+    assert collected.notices == []
+    (group,) = collected.groups
+    assert group.labels == ["fedbn", "fedavg"]
+    assert [member.seed for member in group.of("fedavg")] == [0, 1, 2]
+    assert [row.method for row in group.results.rows] == ["fedbn", "fedavg"]
+
+
+def test_a_curve_is_mean_and_spread_over_seeds(tmp_path: Path) -> None:
+    make_comparison(tmp_path / "c", ("fedavg",), seeds=3, rounds=6)
+    (group,) = collect([tmp_path / "c"]).groups
+    curve = group.curve("fedavg", metric(group, "domain sketch"))  # type: ignore[arg-type]
+    values = [[accuracy("fedavg", seed, 1, round, 6) for seed in range(3)] for round in range(6)]
+    assert curve.rounds == list(range(6))
+    assert curve.mean == pytest.approx([statistics.fmean(v) for v in values])
+    assert curve.std == pytest.approx([statistics.stdev(v) for v in values])
+    assert curve.seeds == [3] * 6
+
+
+def test_an_interrupted_run_is_in_the_curves_as_far_as_it_came_and_not_in_the_table(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", "fedavg", seed=0)
+    make_run(tmp_path / "b", "fedavg", seed=1, done=5)
+    collected = collect([tmp_path])
+    (group,) = collected.groups
+    assert group.curve("fedavg", metric(group, "average")).seeds == [2] * 5 + [1] * 3  # type: ignore[arg-type]
+    assert group.results.rows[0].seeds == [0]
+    (notice,) = collected.notices
+    assert "fedavg, seed 1 (5 of 8 rounds)" in notice
+    assert f"fedkeel resume {tmp_path / 'b'}" in notice
+
+
+def test_missing_rounds_are_a_gap_and_no_error(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", skipped=(0, 3, 4))
+    (group,) = collect([tmp_path / "a"]).groups
+    assert group.curve("fedavg", metric(group, "average")).rounds == [1, 2, 5, 6, 7]  # type: ignore[arg-type]
+
+
+def test_a_run_that_wrote_nothing_yet_is_named(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", done=0)
+    collected = collect([tmp_path / "a"])
+    assert collected.groups[0].metrics == []
+    assert "0 of 8 rounds" in collected.notices[0]
+
+
+def test_a_run_of_a_comparison_that_never_started_is_named(tmp_path: Path) -> None:
+    make_comparison(tmp_path / "c", ("fedavg", "fedbn"), seeds=1)
+    index = json.loads((tmp_path / "c" / "comparison.json").read_text())
+    index["runs"].append({"method": "gn", "seed": 4, "directory": "gn/seed4"})
+    (tmp_path / "c" / "comparison.json").write_text(json.dumps(index))
+    collected = collect([tmp_path / "c"])
+    assert collected.notices == ["Not started yet: gn seed 4."]
+    assert collected.groups[0].labels == ["fedavg", "fedbn"]
+
+
+class TestDifferentData:
+    def test_runs_of_two_data_sets_are_never_in_one_table_and_it_is_said(self, tmp_path: Path) -> None:
+        make_run(tmp_path / "a", "fedavg")
+        make_run(tmp_path / "b", "fedavg", data="pacs", domains=("art", "cartoon"))
+        collected = collect([tmp_path / "a", tmp_path / "b"])
+        assert [group.results.domains for group in collected.groups] == [["photo", "sketch", "clipart"], ["art", "cartoon"]]
+        assert [group.labels for group in collected.groups] == [["fedavg"], ["fedavg"]], "the heading names the data"
+        assert "2 different federations (data differ)" in collected.notices[0]
+        assert "not compared" in collected.notices[0]
+
+    @pytest.mark.parametrize("options", [{"partition": "dirichlet(alpha=0.1, clients=4)"}, {"subsample": 50}])
+    def test_so_are_other_cuts_of_one_data_set(self, tmp_path: Path, options: dict[str, object]) -> None:
+        make_run(tmp_path / "a")
+        make_run(tmp_path / "b", **options)
+        assert len(collect([tmp_path]).groups) == 2
+
+    def test_federations_given_in_python_are_told_apart_by_their_domains(self, tmp_path: Path) -> None:
+        python = "(given in Python)"
+        make_run(tmp_path / "a", data=python)
+        make_run(tmp_path / "b", "fedbn", data=python)
+        make_run(tmp_path / "c", data=python, domains=("north", "south"))
+        assert [group.labels for group in collect([tmp_path]).groups] == [["fedavg", "fedbn"], ["fedavg"]]
+
+
+class TestNames:
+    def test_what_runs_differ_in_is_in_their_names(self, tmp_path: Path) -> None:
+        make_run(tmp_path / "a", "fedavg", batch_size=8)
+        make_run(tmp_path / "b", "fedavg", batch_size=16)
+        assert collect([tmp_path]).groups[0].labels == ["fedavg@batch_size=8", "fedavg@batch_size=16"]
+
+    def test_two_comparisons_with_one_name_for_two_configurations_get_new_names(self, tmp_path: Path) -> None:
+        make_comparison(tmp_path / "short", ("fedavg",), seeds=2, rounds=4)
+        make_comparison(tmp_path / "long", ("fedavg",), seeds=2, rounds=8)
+        (group,) = collect([tmp_path / "short", tmp_path / "long"]).groups
+        assert group.labels == ["fedavg@rounds=4", "fedavg@rounds=8"]
+        assert [len(row.seeds) for row in group.results.rows] == [2, 2]
+
+    def test_a_copy_of_a_run_does_not_count_as_another_seed(self, tmp_path: Path) -> None:
+        make_run(tmp_path / "a", done=3)
+        make_run(tmp_path / "b")
+        collected = collect([tmp_path, tmp_path / "b"])
+        (group,) = collected.groups
+        assert [member.run.directory.name for member in group.members] == ["b"], "the finished one counts"
+        assert any("there twice" in notice for notice in collected.notices)
+
+
+class TestBrokenFiles:
+    def test_a_summary_that_cannot_be_read(self, tmp_path: Path) -> None:
+        make_run(tmp_path / "a")
+        for text in ("{", "[]", '{"accuracy": null, "domains": {}, "result": "last"}'):
+            (tmp_path / "a" / "summary.json").write_text(text)
+            collected = collect([tmp_path / "a"])
+            assert collected.groups[0].members[0].summary is None
+            assert "summary.json" in collected.notices[0]
+
+    def test_metrics_that_are_something_else(self, tmp_path: Path) -> None:
+        make_run(tmp_path / "a")
+        (tmp_path / "a" / "metrics.jsonl").write_text("[1, 2]\n")
+        collected = collect([tmp_path / "a"])
+        assert collected.groups[0].metrics == []
+        assert "metrics.jsonl" in collected.notices[0]
+
+    def test_a_loss_that_was_not_a_number_is_a_gap(self, tmp_path: Path) -> None:
+        make_run(tmp_path / "a")
+        path = tmp_path / "a" / "metrics.jsonl"
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        for line in lines:
+            if line["kind"] == "round" and line["round"] == 2:
+                line["loss"] = None
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (group,) = collect([tmp_path / "a"]).groups
+        assert group.curve("fedavg", metric(group, "train-loss")).rounds == [0, 1, 3, 4, 5, 6, 7]  # type: ignore[arg-type]
+
+    def test_no_run_at_all_is_an_error_in_one_sentence(self, tmp_path: Path) -> None:
+        with pytest.raises(FedkeelError, match="not a run directory"):
+            collect([tmp_path])
+        with pytest.raises(FedkeelError, match="nothing to report"):
+            collect([])
+
+
+def test_a_long_curve_is_thinned_evenly_and_keeps_its_ends() -> None:
+    curve = Curve(list(range(1000)), [float(i) for i in range(1000)], [None] * 1000, [1] * 1000)
+    few = thinned(curve, 100)
+    assert len(few.rounds) == 100
+    assert few.rounds[0] == 0
+    assert few.rounds[-1] == 999
+    assert few.mean == [float(i) for i in few.rounds]
+    steps = {b - a for a, b in zip(few.rounds, few.rounds[1:], strict=False)}
+    assert max(steps) - min(steps) <= 1
+    assert thinned(curve, 1000) is curve

@@ -1,0 +1,211 @@
+"""The page as text: one file, nothing from outside, and no name that is read as markup."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from datetime import datetime
+from html.parser import HTMLParser
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeel import report
+from fedkeel.cli import main
+from fedkeel.errors import FedkeelError
+from fedkeel.report.page import embedded, render
+from tests.report.samples import accuracy, add_diagnostics, make_comparison, make_run
+
+ODD = "fedprox(note='</script><script>alert(1)</script>&\"')"
+ODD_DOMAIN = '</script><img src=x onerror="alert(2)">'
+
+
+class Outline(HTMLParser):
+    """The tags of a page with their attributes, and the text of scripts, styles and cells."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        if self.tags:
+            self.texts.append((self.tags[-1][0], data))
+
+
+def page_of(*directories: Path) -> str:
+    return render(report.collect(directories), datetime(2026, 1, 2, 3, 4), "fedkeel report x")
+
+
+def numbers_in(page: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json" id="numbers">(.*?)</script>', page, re.S)
+    assert found is not None
+    return dict(json.loads(found[1]))
+
+
+def test_nothing_is_asked_of_any_network(tmp_path: Path) -> None:
+    make_comparison(tmp_path / "c", ("fedavg", "fedbn"))
+    page = page_of(tmp_path / "c")
+    for tag, attributes in Outline(page).tags:
+        for name in ("src", "srcset", "href", "data", "action", "poster"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("#", "data:,")), (tag, name, value)
+    style = resources.files("fedkeel.report").joinpath("page.css").read_text()
+    assert "url(" not in style
+    assert "@import" not in style
+    script = resources.files("fedkeel.report").joinpath("page.js").read_text()
+    for word in ("fetch(", "XMLHttpRequest", "import(", "eval(", "new Function", "innerHTML", "document.write"):
+        assert word not in script
+
+
+def test_the_policy_names_exactly_the_script_and_the_style_that_are_there(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    page = page_of(tmp_path / "a")
+    outline = Outline(page)
+    policy = next(a["content"] for t, a in outline.tags if a.get("http-equiv") == "Content-Security-Policy") or ""
+    parts = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert parts["default-src"] == "'none'"
+    for tag, key in (("script", "script-src"), ("style", "style-src")):
+        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
+        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+        assert parts[key] == f"'sha256-{digest}'"
+    assert not any("style" in attributes or any(n.startswith("on") for n in attributes) for _, attributes in outline.tags)
+
+
+def test_names_that_look_like_markup_stay_names(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", ODD, domains=(ODD_DOMAIN, "plain"))
+    add_diagnostics(tmp_path / "a")
+    path = tmp_path / "a" / "diagnostics" / "every-kind.json"
+    document = json.loads(path.read_text())
+    document["title"] = document["what"] = document["paper"] = document["figures"][0]["title"] = ODD_DOMAIN
+    path.write_text(json.dumps(document))
+    page = page_of(tmp_path / "a")
+    outline = Outline(page)
+    assert [tag for tag, _ in outline.tags].count("script") == 2
+    assert not any(tag == "img" for tag, _ in outline.tags)
+    assert any(ODD in text for tag, text in outline.texts if tag in ("span", "h1"))
+    assert numbers_in(page)["groups"][0]["series"][0]["label"] == ODD
+    assert numbers_in(page)["groups"][0]["panels"][1]["title"] == ODD_DOMAIN
+
+
+def test_embedded_json_cannot_end_its_script_and_is_the_same_value() -> None:
+    value = {"a": "</script><!--<script>", "b": ["\u2028", None, 1.5]}
+    assert "<" not in embedded(value)
+    assert json.loads(embedded(value)) == value
+    with pytest.raises(ValueError):
+        embedded(float("nan"))
+
+
+def test_the_bars_have_the_mean_the_spread_and_every_seed(tmp_path: Path) -> None:
+    make_comparison(tmp_path / "c", ("fedavg",), seeds=2, rounds=4, unseen=("clipart",))
+    average, photo, *_, clipart = numbers_in(page_of(tmp_path / "c"))["groups"][0]["panels"]
+    values = [100 * accuracy("fedavg", seed, 0, 3, 4) for seed in (0, 1)]
+    (bar,) = photo["bars"]
+    assert bar["values"] == pytest.approx(values, abs=1e-3)
+    assert bar["mean"] == pytest.approx(sum(values) / 2, abs=1e-3)
+    assert bar["spread"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5, rel=1e-2)
+    assert average["title"] == "average over trained domains"
+    assert clipart["title"] == "clipart (unseen)"
+
+
+def test_the_table_has_every_method_and_domain_with_the_best_in_bold(tmp_path: Path) -> None:
+    make_comparison(tmp_path / "c", ("fedavg", "fedbn"), seeds=2)
+    page = page_of(tmp_path / "c")
+    best = max(("fedavg", "fedbn"), key=lambda m: accuracy(m, 0, 0, 7, 8) + accuracy(m, 1, 0, 7, 8))
+    mean = (accuracy(best, 0, 0, 7, 8) + accuracy(best, 1, 0, 7, 8)) / 2
+    assert f"<b>{100 * mean:.1f}</b>" in page
+    for kind in ("As Markdown", "As LaTeX", "As CSV"):
+        assert kind in page
+    assert "fedkeel compare fedavg fedbn --seeds 2 --rounds 8" in page
+
+
+def test_of_forty_methods_ten_are_shown_at_first_the_best_and_fedavg(tmp_path: Path) -> None:
+    methods = tuple(["fedavg", *(f"fedprox(mu={i})" for i in range(39))])
+    make_comparison(tmp_path / "c", methods, seeds=1, rounds=3)
+    page = page_of(tmp_path / "c")
+    series = numbers_in(page)["groups"][0]["series"]
+    assert len(series) == 40
+    shown = [entry for entry in series if entry["shown"]]
+    assert len(shown) == 10
+    assert "fedavg" in [entry["label"] for entry in shown]
+    results = {m: sum(accuracy(m, 0, d, 2, 3) for d in range(3)) for m in methods}
+    assert max(results, key=lambda m: results[m]) in [entry["label"] for entry in shown]
+    assert sorted(entry["colour"] for entry in shown) == list(range(10)), "those shown first differ in colour"
+
+
+@pytest.mark.slow
+def test_a_large_comparison_stays_a_few_megabytes(tmp_path: Path) -> None:
+    make_comparison(tmp_path / "c", tuple(f"fedprox(mu={i})" for i in range(40)), seeds=1, rounds=500)
+    for row in range(40):
+        add_diagnostics(tmp_path / "c" / f"row{row}" / "seed0", points=3000)
+    path = report.write([tmp_path / "c"])
+    assert path.stat().st_size < 6_000_000
+
+
+class TestWriting:
+    def test_of_one_directory_it_lies_there_and_is_written_over(self, tmp_path: Path) -> None:
+        make_run(tmp_path / "a")
+        assert report.write([tmp_path / "a"]) == tmp_path / "a" / "report.html"
+        assert "Norms of the gradients" not in (tmp_path / "a" / "report.html").read_text()
+        add_diagnostics(tmp_path / "a")
+        assert report.write([tmp_path / "a"]) == tmp_path / "a" / "report.html"
+        assert "Norms of the gradients" in (tmp_path / "a" / "report.html").read_text()
+
+    def test_of_several_it_lies_here(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        make_run(Path("a"))
+        make_run(Path("b"), "fedbn")
+        assert report.write(["a", "b"]) == Path("report.html")
+        assert "fedkeel report a b" in Path("report.html").read_text()
+
+    def test_a_file_that_is_no_report_is_never_overwritten(self, tmp_path: Path) -> None:
+        make_run(tmp_path / "a")
+        (tmp_path / "a" / "report.html").write_text("<p>My own notes.</p>")
+        with pytest.raises(FedkeelError, match="is not a report"):
+            report.write([tmp_path / "a"])
+        with pytest.raises(FedkeelError, match="is a directory"):
+            report.write([tmp_path / "a"], tmp_path)
+        assert (tmp_path / "a" / "report.html").read_text() == "<p>My own notes.</p>"
+
+    def test_a_domain_whose_name_is_not_unicode_does_not_cost_the_page(self, tmp_path: Path) -> None:
+        make_run(tmp_path / "a", domains=("caf\udce9", "plain"))
+        assert b"caf?" in report.write([tmp_path / "a"]).read_bytes()
+
+
+class TestCommandLine:
+    def test_page_and_tables(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        make_comparison(tmp_path / "c", ("fedavg", "fedbn"))
+        out = tmp_path / "pages" / "one.html"
+        assert main(["report", str(tmp_path / "c"), "-o", str(out), "--tables", str(tmp_path / "t"), "--json"]) == 0
+        document = json.loads(capsys.readouterr().out)
+        assert document["page"] == str(out)
+        assert sorted(Path(path).name for path in document["written"]) == ["one.html", "table.csv", "table.md", "table.tex"]
+        assert "\\toprule" in (tmp_path / "t" / "table.tex").read_text()
+        assert (tmp_path / "t" / "table.md").read_text().startswith("| method | photo |")
+
+    def test_tables_of_different_data_are_different_files(self, tmp_path: Path) -> None:
+        make_run(tmp_path / "r" / "a")
+        make_run(tmp_path / "r" / "b", data="pacs", domains=("art",))
+        written = report.write_tables(report.collect([tmp_path / "r"]), tmp_path / "t")
+        assert {path.name for path in written} == {f"table-{i}.{e}" for i in (1, 2) for e in ("md", "tex", "csv")}
+
+    def test_no_table_of_runs_that_are_not_finished(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        make_run(tmp_path / "a", done=2)
+        assert main(["report", str(tmp_path / "a"), "--tables", str(tmp_path / "t")]) == 2
+        assert "there is no table yet" in capsys.readouterr().err
+
+    def test_a_wrong_format_is_told_before_anything_is_written(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        make_run(tmp_path / "a")
+        assert main(["report", str(tmp_path / "a"), "--figures", str(tmp_path / "f"), "--format", "pfd"]) == 2
+        assert "did you mean 'pdf'?" in capsys.readouterr().err
+        assert not (tmp_path / "a" / "report.html").exists()
