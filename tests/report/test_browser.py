@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -14,10 +15,15 @@ from fedkeel import report
 from tests.report.samples import accuracy, add_diagnostics, add_profile, make_comparison, make_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-ARGUMENTS = (
-    "--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking "
-    "--disable-component-update --disable-sync"
-).split()
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
 METHODS = ("fedbn", "fedavg", "greg")
 ROUNDS = 20
 ODD = "fedprox(note='<script>alert(1)</script>')"
@@ -106,7 +112,7 @@ def test_everything_has_a_name_and_headings_do_not_skip(opened: Open, name: str)
     assert nameless == []
     levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3,h4,h5')].map((node) => Number(node.tagName[1]))")
     assert levels[0] == 1
-    assert all(after <= before + 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map((node) => node.id)")
     assert len(ids) == len(set(ids))
     anchors = page.evaluate("[...document.querySelectorAll('nav a')].map((node) => node.getAttribute('href').slice(1))")
@@ -164,9 +170,7 @@ class TestCurves:
         page.mouse.move(box["x"] + box["width"] - 20, box["y"] + 100)
         tip = page.locator("#g0-curves .tip")
         assert tip.locator("strong").inner_text() == f"round {ROUNDS - 1}"
-        means = {
-            m: sum(accuracy(m, s, d, ROUNDS - 1, ROUNDS) for s in range(3) for d in range(2)) / 6 for m in METHODS
-        }
+        means = {m: sum(accuracy(m, s, d, ROUNDS - 1, ROUNDS) for s in range(3) for d in range(2)) / 6 for m in METHODS}
         rows = [row.split("\n") for row in tip.locator("div").all_inner_texts()]
         assert [name for name, *_ in rows] == sorted(METHODS, key=lambda m: -means[m])
         for name, value in rows:
@@ -250,7 +254,8 @@ class TestDiagnostics:
             assert figures.nth(3).locator(".plot path.point").count() == 120
             assert figures.nth(4).locator("tbody tr").count() == 3
         ticks = [
-            article.locator(".beside > div").nth(side).locator("[role=slider] text").all_inner_texts() for side in (0, 1)
+            article.locator(".beside > div").nth(side).locator("[role=slider] text").all_inner_texts()
+            for side in (0, 1)
         ]
         assert ticks[0] == ticks[1]
         article.get_by_label("beside").select_option(label="nothing")
@@ -277,7 +282,8 @@ class TestDiagnostics:
             """() => [...document.querySelectorAll(".plot svg")].filter((node) => {
                 const figure = node.closest("figure");
                 const section = node.closest("section");
-                return !figure.querySelector(".behind") && !figure.parentElement.closest("figure")?.querySelector(".behind")
+                const around = figure.parentElement.closest("figure");
+                return !figure.querySelector(".behind") && !around?.querySelector(".behind")
                     && !section.querySelector(":scope > .behind");
             }).length"""
         )
@@ -327,7 +333,9 @@ def test_text_and_curves_stand_out_in_both_themes(opened: Open, dark: bool) -> N
             assert contrast(colour, card) >= 4.5, place
     label = page.locator("#g0-curves svg text").first.evaluate("node => getComputedStyle(node).fill")
     assert contrast(label, card) >= 4.5
-    strokes = page.locator("#g0-curves .plot polyline").evaluate_all("nodes => nodes.map((n) => getComputedStyle(n).stroke)")
+    strokes = page.locator("#g0-curves .plot polyline").evaluate_all(
+        "nodes => nodes.map((n) => getComputedStyle(n).stroke)"
+    )
     assert len(set(strokes)) == 10
     assert min(contrast(stroke, card) for stroke in strokes) >= 3
 

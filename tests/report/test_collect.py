@@ -79,7 +79,10 @@ class TestDifferentData:
         make_run(tmp_path / "a", "fedavg")
         make_run(tmp_path / "b", "fedavg", data="pacs", domains=("art", "cartoon"))
         collected = collect([tmp_path / "a", tmp_path / "b"])
-        assert [group.results.domains for group in collected.groups] == [["photo", "sketch", "clipart"], ["art", "cartoon"]]
+        assert [group.results.domains for group in collected.groups] == [
+            ["photo", "sketch", "clipart"],
+            ["art", "cartoon"],
+        ]
         assert [group.labels for group in collected.groups] == [["fedavg"], ["fedavg"]], "the heading names the data"
         assert "2 different federations (data differ)" in collected.notices[0]
         assert "not compared" in collected.notices[0]

@@ -45,7 +45,9 @@ def test_what_was_given_in_python_has_no_command() -> None:
 def test_the_command_of_a_comparison_is_its_configurations(seeds: list[int]) -> None:
     common: dict[str, Any] = {"rounds": 12, "data": "digits-shift(size=16)", "learning_rate": 0.02, "stateless": True}
     entries = read_entries(["fedavg", "fedwon@learning_rate=0.05", "univarfl@model=simple_cnn(projector=128)"], common)
-    configs = {label: [entry.replace(seed=seed, executor="serial") for seed in seeds] for label, entry in entries.items()}
+    configs = {
+        label: [entry.replace(seed=seed, executor="serial") for seed in seeds] for label, entry in entries.items()
+    }
     command = compare_command(configs)
     assert command is not None
     arguments = parsed(command)

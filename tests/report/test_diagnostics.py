@@ -45,7 +45,10 @@ def test_every_kind_is_read_with_its_texts(tmp_path: Path) -> None:
         ({"kind": "lines", "series": [{**LINE, "x": [0, None]}]}, "2 x and 2 y"),
         ({"kind": "lines", "series": [{**LINE, "y": ["high", 1]}]}, "not numbers"),
         ({"kind": "lines", "series": [{"x": [], "y": []}]}, "no 'name'"),
-        ({"kind": "bars", "categories": ["a"], "series": [{"name": "s", "values": [1, 2]}]}, "2 values for 1 categories"),
+        (
+            {"kind": "bars", "categories": ["a"], "series": [{"name": "s", "values": [1, 2]}]},
+            "2 values for 1 categories",
+        ),
         ({"kind": "bars", "categories": ["a"], "series": [{"name": "s", "values": [1], "spread": [1, 2]}]}, "1 values"),
         ({"kind": "matrix", "rows": ["a"], "columns": ["b"], "values": [[1, 2]]}, "1 rows and 1 columns"),
         ({"kind": "points", "x": [1], "y": [1, 2], "class": ["a"], "domain": ["b"]}, "not of one length"),
@@ -72,14 +75,22 @@ def test_one_bad_file_costs_neither_the_report_nor_the_others(tmp_path: Path) ->
 
 def test_not_a_number_becomes_a_gap(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
-    record(tmp_path / "a", {"name": "d", "figures": [{"kind": "lines", "series": [{**LINE, "y": [float("nan"), 1.0]}]}]})
+    record(
+        tmp_path / "a", {"name": "d", "figures": [{"kind": "lines", "series": [{**LINE, "y": [float("nan"), 1.0]}]}]}
+    )
     (diagnostic,) = collect([tmp_path / "a"]).groups[0].diagnostics
     assert diagnostic.runs["fedavg, seed 0"][0]["series"][0]["y"] == [None, 1.0]
 
 
 def test_many_points_are_thinned_and_it_is_said() -> None:
     count = 3 * MOST_POINTS
-    figure = {"kind": "points", "x": list(range(count)), "y": [0.0] * count, "class": ["a"] * count, "domain": ["b"] * count}
+    figure = {
+        "kind": "points",
+        "x": list(range(count)),
+        "y": [0.0] * count,
+        "class": ["a"] * count,
+        "domain": ["b"] * count,
+    }
     made = checked(figure)
     assert made["x"] == list(range(0, count, 3))
     assert len(made["class"]) == MOST_POINTS

@@ -12,7 +12,9 @@ from fedkeel.cli import main
 from fedkeel.report import figures
 from tests.report.samples import add_diagnostics, make_comparison, make_run
 
-needs_matplotlib = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
+needs_matplotlib = pytest.mark.skipif(
+    importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed"
+)
 STARTS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
 
 

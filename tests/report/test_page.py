@@ -77,7 +77,9 @@ def test_the_policy_names_exactly_the_script_and_the_style_that_are_there(tmp_pa
         (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert parts[key] == f"'sha256-{digest}'"
-    assert not any("style" in attributes or any(n.startswith("on") for n in attributes) for _, attributes in outline.tags)
+    assert not any(
+        "style" in attributes or any(n.startswith("on") for n in attributes) for _, attributes in outline.tags
+    )
 
 
 def test_names_that_look_like_markup_stay_names(tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ def test_the_table_has_every_method_and_domain_with_the_best_in_bold(tmp_path: P
 
 
 def test_of_forty_methods_ten_are_shown_at_first_the_best_and_fedavg(tmp_path: Path) -> None:
-    methods = tuple(["fedavg", *(f"fedprox(mu={i})" for i in range(39))])
+    methods = ("fedavg", *(f"fedprox(mu={i})" for i in range(39)))
     make_comparison(tmp_path / "c", methods, seeds=1, rounds=3)
     page = page_of(tmp_path / "c")
     series = numbers_in(page)["groups"][0]["series"]
@@ -187,7 +189,12 @@ class TestCommandLine:
         assert main(["report", str(tmp_path / "c"), "-o", str(out), "--tables", str(tmp_path / "t"), "--json"]) == 0
         document = json.loads(capsys.readouterr().out)
         assert document["page"] == str(out)
-        assert sorted(Path(path).name for path in document["written"]) == ["one.html", "table.csv", "table.md", "table.tex"]
+        assert sorted(Path(path).name for path in document["written"]) == [
+            "one.html",
+            "table.csv",
+            "table.md",
+            "table.tex",
+        ]
         assert "\\toprule" in (tmp_path / "t" / "table.tex").read_text()
         assert (tmp_path / "t" / "table.md").read_text().startswith("| method | photo |")
 

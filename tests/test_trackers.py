@@ -1,0 +1,226 @@
+"""Trackers: they are told what the run directory says, and without the package it is one sentence."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import subprocess
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeel.cli import main
+from fedkeel.engine.evaluation import Scores
+from fedkeel.engine.local import Stopped
+from fedkeel.errors import FedkeelError
+from fedkeel.observer import Observer
+from fedkeel.run import Run
+from fedkeel.trackers import Several, Tracker, mlflow_name, tracked, values
+from tests import tiny
+
+
+def recorded(run: Run) -> dict[str, list[float]]:
+    """By name, what `metrics.jsonl` has for each round."""
+    scores = run.scores()
+    domains = {f"test/domain/{name}": [entry["domains"][name] for entry in scores] for name in scores[0]["domains"]}
+    return {
+        "train/loss": [entry["loss"] for entry in run.records("round")],
+        "test/accuracy": [entry["average"] for entry in scores],
+        "test/accuracy_samples": [entry["samples"] for entry in scores],
+        "test/loss": [entry["loss"] for entry in scores],
+        **domains,
+    }
+
+
+class Stopping(Observer):
+    """Stops the run inside a round, as Ctrl-C would."""
+
+    def __init__(self, inside: int) -> None:
+        self.inside = inside
+
+    def client_done(self, round: int, done: int, total: int) -> None:
+        if round == self.inside:
+            raise Stopped
+
+
+def run_tracked(name: str, directory: Path, **options: Any) -> Run:
+    with tracked(name, directory, Observer()) as observer:
+        return tiny.run(directory, observer=observer, **options)
+
+
+def run_in_two_goes(name: str, directory: Path) -> Run:
+    """Stopped in round 3, its last checkpoint after round 1: round 2 is done twice."""
+    with pytest.raises(Stopped), tracked(name, directory, Stopping(3)) as observer:
+        tiny.run(directory, observer=observer, rounds=5, checkpoint_every=2)
+    with tracked(name, directory, Observer()) as observer:
+        return tiny.resume(directory, observer=observer)
+
+
+class TestTensorBoard:
+    @pytest.fixture(autouse=True)
+    def _installed(self) -> None:
+        pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+
+    def read(self, directory: Path) -> dict[str, list[tuple[int, float]]]:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(directory / "tensorboard"))
+        events.Reload()
+        return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+    def test_it_has_what_the_run_recorded(self, tmp_path: Path) -> None:
+        run = run_tracked("tensorboard", tmp_path / "run")
+        found = self.read(tmp_path / "run")
+        expected = recorded(run)
+        assert set(found) == set(expected)
+        for name, points in found.items():
+            assert [step for step, _ in points] == [0, 1, 2]
+            assert [value for _, value in points] == pytest.approx(expected[name], rel=1e-6)
+
+    def test_a_resumed_run_goes_on_in_the_same_curves(self, tmp_path: Path) -> None:
+        run = run_in_two_goes("tensorboard", tmp_path / "run")
+        points = self.read(tmp_path / "run")["train/loss"]
+        assert [step for step, _ in points] == [0, 1, 2, 3, 4]
+        assert [value for _, value in points] == pytest.approx(recorded(run)["train/loss"], rel=1e-6)
+
+
+class FakeMLflow(types.ModuleType):
+    """Remembers the calls that the tracker makes of MLflow."""
+
+    def __init__(self) -> None:
+        super().__init__("mlflow")
+        self.__spec__ = importlib.machinery.ModuleSpec("mlflow", None)
+        self.calls: list[tuple[Any, ...]] = []
+
+    def start_run(self, run_id: str | None = None, run_name: str | None = None) -> Any:
+        self.calls.append(("start", run_id, run_name))
+        return types.SimpleNamespace(info=types.SimpleNamespace(run_id="abc123"))
+
+    def log_params(self, params: dict[str, Any]) -> None:
+        self.calls.append(("params", params))
+
+    def set_tag(self, name: str, value: str) -> None:
+        self.calls.append(("tag", name, value))
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> None:
+        self.calls.append(("metrics", step, metrics))
+
+    def end_run(self, status: str) -> None:
+        self.calls.append(("end", status))
+
+
+class TestMLflow:
+    @pytest.fixture
+    def mlflow(self, monkeypatch: pytest.MonkeyPatch) -> FakeMLflow:
+        fake = FakeMLflow()
+        monkeypatch.setitem(sys.modules, "mlflow", fake)
+        return fake
+
+    def test_it_is_told_the_options_and_every_round(self, tmp_path: Path, mlflow: FakeMLflow) -> None:
+        run = run_tracked("mlflow", tmp_path / "run")
+        kinds = [call[0] for call in mlflow.calls]
+        assert kinds == ["start", "params", "tag", "metrics", "metrics", "metrics", "end"]
+        assert mlflow.calls[0] == ("start", None, "run")
+        params = mlflow.calls[1][1]
+        assert params["learning_rate"] == 0.05
+        assert "" not in params.values(), "MLflow refuses empty values"
+        assert mlflow.calls[-1] == ("end", "FINISHED")
+        for name, expected in recorded(run).items():
+            told = [call[2][name] for call in mlflow.calls if call[0] == "metrics"]
+            assert told == pytest.approx(expected)
+
+    def test_a_resumed_run_goes_on_with_the_run_of_mlflow_it_began(self, tmp_path: Path, mlflow: FakeMLflow) -> None:
+        run_in_two_goes("mlflow", tmp_path / "run")
+        starts = [call for call in mlflow.calls if call[0] == "start"]
+        assert starts == [("start", None, "run"), ("start", "abc123", None)]
+        assert [call[1] for call in mlflow.calls if call[0] == "end"] == ["KILLED", "FINISHED"]
+
+    def test_the_real_one_takes_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/store.db")
+        run = run_tracked("mlflow", tmp_path / "run")
+        client = mlflow.MlflowClient()
+        run_id = (tmp_path / "run" / "mlflow.txt").read_text().strip()
+        history = client.get_metric_history(run_id, "test/accuracy")
+        assert [point.value for point in history] == pytest.approx(recorded(run)["test/accuracy"])
+        assert client.get_run(run_id).info.status == "FINISHED"
+
+
+def test_a_run_is_the_same_with_and_without_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlflow", FakeMLflow())
+    assert tiny.result(run_tracked("mlflow", tmp_path / "a")) == tiny.result(tiny.run(tmp_path / "b"))
+
+
+def test_unseen_domains_have_their_own_curve_and_what_is_not_a_number_has_none() -> None:
+    scores = Scores(domains={"a": 0.5, "b": 0.1}, average=0.5, samples=0.5, unseen=0.1, loss=1.0)
+    assert values(scores, 2.0)["test/accuracy_unseen"] == 0.1
+    assert values(None, 2.0) == {"train/loss": 2.0}
+
+    class Listening(Tracker):
+        def log(self, round: int, values: dict[str, float]) -> None:
+            self.heard = values
+
+    tracker = Listening("somewhere")
+    tracker.round_done(0, 1, None, float("nan"))
+    assert tracker.heard == {}
+
+
+def test_several_observers_are_all_told_everything() -> None:
+    class Listening(Observer):
+        def __init__(self) -> None:
+            self.heard: list[str] = []
+
+        def started(self, config: Any, first_round: int) -> None:
+            self.heard.append("started")
+
+        def client_done(self, round: int, done: int, total: int) -> None:
+            self.heard.append("client_done")
+
+        def round_done(self, round: int, rounds: int, scores: Any, loss: float) -> None:
+            self.heard.append("round_done")
+
+        def note(self, text: str) -> None:
+            self.heard.append(text)
+
+    two = Listening(), Listening()
+    several = Several(*two)
+    several.started(None, 0)  # type: ignore[arg-type]
+    several.client_done(0, 1, 2)
+    several.round_done(0, 1, None, 0.0)
+    several.note("a note")
+    assert two[0].heard == two[1].heard == ["started", "client_done", "round_done", "a note"]
+    hooks = {name for name in vars(Observer) if not name.startswith("_")}
+    assert hooks <= set(vars(Several)), "a hook added to Observer is passed on too"
+
+
+def test_names_that_mlflow_takes() -> None:
+    assert mlflow_name("test/domain/caf\u00e9 <1>") == "test/domain/caf_ _1_"
+    assert mlflow_name("test/domain/..") == "test/domain/_"
+
+
+class TestMissing:
+    def test_a_package_that_is_not_there_is_one_sentence_before_anything_trains(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        real = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "tensorboard" else real(name))
+        assert main(["run", "--track", "tensorboard", "--out", str(tmp_path / "run")]) == 2
+        assert capsys.readouterr().err == (
+            "fedkeel: '--track tensorboard' needs tensorboard, which is not installed: "
+            "pip install 'fedkeel[tensorboard]'.\n"
+        )
+        assert not (tmp_path / "run").exists()
+
+    def test_a_tracker_that_does_not_exist(self, tmp_path: Path) -> None:
+        with pytest.raises(FedkeelError, match="did you mean 'mlflow'"), tracked("mlflo", tmp_path, Observer()):
+            pass
+
+    def test_importing_fedkeel_imports_neither_trackers_nor_matplotlib(self) -> None:
+        code = (
+            "import sys, fedkeel, fedkeel.report, fedkeel.trackers, fedkeel.cli; "
+            "sys.exit(any(name in sys.modules for name in ('mlflow', 'tensorboard', 'matplotlib')))"
+        )
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
