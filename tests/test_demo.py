@@ -31,7 +31,11 @@ def test_quick_runs_end_to_end_and_again(
     made = summary.stat().st_mtime_ns
     assert main(["demo", "--quick", "--resume"]) == 0
     assert summary.stat().st_mtime_ns == made, "--resume keeps what is finished"
-    assert "The run directories are in runs/demo/" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "The run directories are in runs/demo/" in text
+    assert text.endswith("The report, with curves: runs/demo/report.html\n")
+    assert first["report"] == "runs/demo/report.html"
+    assert "4 methods on digits-shift" in Path("runs/demo/report.html").read_text()
 
 
 def test_it_takes_whatever_is_registered() -> None:
