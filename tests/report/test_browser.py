@@ -178,6 +178,20 @@ class TestCurves:
         page.mouse.move(5, 300)
         assert not tip.is_visible()
 
+    def test_a_finger_shows_them_too_and_they_stay_when_it_is_lifted(self, opened: Open) -> None:
+        page = opened("comparison", width=390, has_touch=True)
+        plot = page.locator("#g0-curves .plot svg").first
+        plot.scroll_into_view_if_needed()
+        box = plot.bounding_box()
+        page.touchscreen.tap(box["x"] + box["width"] - 20, box["y"] + 60)
+        tip = page.locator("#g0-curves .tip")
+        assert tip.locator("strong").inner_text() == f"round {ROUNDS - 1}"
+        bounds = tip.bounding_box()
+        assert bounds["x"] >= 0
+        assert bounds["x"] + bounds["width"] <= 390
+        page.locator("h3").first.tap()
+        assert not tip.is_visible()
+
     def test_the_arrow_keys_read_the_values(self, opened: Open) -> None:
         page = opened("comparison")
         plot = page.locator("#g0-curves [role=slider]")

@@ -46,7 +46,15 @@
     if (percent) return value.toFixed(1);
     if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
     const size = Math.abs(value);
-    return size >= 1e5 || (size < 1e-3 && size > 0) ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+    return size >= 1e5 || (size < 1e-3 && size > 0) ? Number(value.toPrecision(3)).toExponential() : String(Number(value.toPrecision(4)));
+  }
+
+  /* Values that stand below each other have the same number of decimals. */
+  function aligned(values, percent) {
+    const size = Math.max(...values.map(Math.abs));
+    if (percent || size >= 1e5 || size < 1e-3) return (value) => format(value, percent);
+    const decimals = values.every(Number.isInteger) ? 0 : Math.max(0, 3 - Math.floor(Math.log10(size)));
+    return (value) => value.toFixed(decimals);
   }
 
   /* Round numbers that cover [low, high]. */
@@ -57,6 +65,14 @@
     const found = [];
     for (let k = Math.ceil(low / step - 1e-9); k * step <= high + step * 1e-9; k++) found.push(Number((k * step).toPrecision(12)));
     return found;
+  }
+
+  /* Ticks are told apart, however close they are. */
+  function tickText(value, all) {
+    const gap = all.length > 1 ? Math.abs(all[1] - all[0]) : 0;
+    const size = Math.max(...all.map(Math.abs));
+    if (!gap || size >= 1e5 || size < 1e-3) return format(value);
+    return value.toFixed(Math.min(8, Math.max(0, Math.ceil(-Math.log10(gap) - 1e-9))));
   }
 
   /* From values to pixels. A logarithm is only taken where all values are positive. */
@@ -75,14 +91,18 @@
     if (inside.length < 2) return [low, Math.sqrt(low * high), high].map((value) => Number(value.toPrecision(2)));
     return inside.filter((_, i) => i % Math.ceil(inside.length / 7) === 0);
   }
-  function spanOf(values, log, percent) {
+  function extent(values) {
     let low = Infinity;
     let high = -Infinity;
     for (const value of values) {
       if (value < low) low = value;
       if (value > high) high = value;
     }
-    if (low > high) return [0, 1];
+    return low > high ? [0, 1] : [low, high];
+  }
+  function spanOf(values, log, percent) {
+    const [low, high] = extent(values);
+    if (!values.length) return [low, high];
     if (log) return low === high ? [low / 2, high * 2] : [low, high];
     const margin = (high - low) * 0.05 || Math.abs(high) * 0.05 || 0.5;
     const bounds = [low - margin, high + margin];
@@ -95,6 +115,7 @@
   function sortable(table) {
     const heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, column) => {
+      if (!head.textContent.trim()) return;
       const button = html("button", { type: "button", title: "Sort by this column" }, ...head.childNodes);
       head.append(button);
       if (table.tBodies[0].rows[0]?.cells[column]?.classList.contains("n")) head.classList.add("n");
@@ -235,15 +256,15 @@
     return () => draw(plot.clientWidth || width || 640);
   }
 
-  function axes(root, box, x, y, xTicks, yTicks, xLabel, yLabel) {
+  function axes(root, box, x, y, xTicks, yTicks, xLabel, yLabel, yText) {
     for (const value of yTicks) {
       root.append(svg("line", { class: "grid", x1: box.left, x2: box.right, y1: y(value), y2: y(value) }));
-      root.append(svg("text", { x: box.left - 8, y: y(value) + 4, "text-anchor": "end" }, format(value)));
+      root.append(svg("text", { x: box.left - 8, y: y(value) + 4, "text-anchor": "end" }, yText(value)));
     }
     root.append(svg("line", { class: "axis", x1: box.left, x2: box.right, y1: box.bottom, y2: box.bottom }));
     for (const value of xTicks) {
       root.append(svg("line", { class: "axis", x1: x(value), x2: x(value), y1: box.bottom, y2: box.bottom + 4 }));
-      root.append(svg("text", { x: x(value), y: box.bottom + 18, "text-anchor": "middle" }, format(value)));
+      root.append(svg("text", { x: x(value), y: box.bottom + 18, "text-anchor": "middle" }, tickText(value, xTicks)));
     }
     if (xLabel) root.append(svg("text", { x: (box.left + box.right) / 2, y: box.bottom + 36, "text-anchor": "middle" }, fitted(xLabel, box.right - box.left)));
     if (yLabel) root.append(svg("text", { x: 2, y: 13 }, fitted(yLabel, box.right - 4)));
@@ -290,15 +311,16 @@
       spots = [...rounds].sort((a, b) => a - b);
       const [low, high] = current.range || spanOf(values, log, current.percent);
       const yTicks = log ? logTicks(low, high) : ticks(low, high, 5);
-      const left = 14 + Math.max(18, ...yTicks.map((value) => textWidth(format(value))));
+      const yText = (value) => (log ? format(value) : tickText(value, yTicks));
+      const left = 14 + Math.max(18, ...yTicks.map((value) => textWidth(yText(value))));
       const box = { left, right: width - 14, top: 24, bottom: height - (current.x_label ? 44 : 26) };
-      const [first, last] = spots.length ? [spots[0], spots[spots.length - 1]] : [0, 1];
+      const [first, last] = current.rounds || (spots.length ? [spots[0], spots[spots.length - 1]] : [0, 1]);
       const pad = first === last ? 0.5 : 0;
       const x = scale(first - pad, last + pad, box.left + 4, box.right - 4);
       const y = scale(low, high, box.bottom, box.top, log);
       root.replaceChildren();
       const xTicks = ticks(first, last, Math.max(2, width / 110)).filter((value) => !spots.every(Number.isInteger) || Number.isInteger(value));
-      axes(root, box, x, y, xTicks, yTicks, current.x_label, current.y_label);
+      axes(root, box, x, y, xTicks, yTicks, current.x_label, current.y_label, yText);
       const clip = (pixel) => Math.max(box.top, Math.min(box.bottom, pixel));
       for (const entry of shown) {
         if (!entry.spread || log) continue;
@@ -337,13 +359,16 @@
         for (const entry of shown) {
           const i = entry.x.indexOf(round);
           if (i < 0 || !usable(entry.y[i])) continue;
-          const spread = entry.spread && entry.spread[i] !== null ? ` ±${format(entry.spread[i], current.percent)}` : "";
-          const seeds = Array.isArray(entry.seeds) && entry.seeds[i] < Math.max(...entry.seeds) ? ` (${entry.seeds[i]} of ${Math.max(...entry.seeds)} seeds)` : "";
-          rows.push({ index: entry.index, name: entry.name, value: entry.y[i], text: format(entry.y[i], current.percent) + spread + seeds });
+          const spread = entry.spread ? entry.spread[i] : null;
+          const all = Array.isArray(entry.seeds) ? Math.max(...entry.seeds) : 0;
+          const seeds = all && entry.seeds[i] < all ? ` (${entry.seeds[i]} of ${all} seeds)` : "";
+          rows.push({ index: entry.index, name: entry.name, value: entry.y[i], spread, seeds });
           marks.append(svg("circle", { class: `dot ${colour(entry.index)}`, cx: x(round), cy: y(entry.y[i]), r: 4.5 }));
         }
         marks.prepend(svg("line", { class: "cross", x1: x(round), x2: x(round), y1: box.top, y2: box.bottom }));
         rows.sort((a, b) => b.value - a.value);
+        const text = aligned(rows.map((row) => row.value), current.percent);
+        for (const row of rows) row.text = text(row.value) + (row.spread === null ? "" : ` ±${text(row.spread)}`) + row.seeds;
         const title = `${current.x_label || "x"} ${format(round)}`;
         root.setAttribute("aria-valuenow", round);
         root.setAttribute("aria-valuetext", `${title}: ${rows.map((row) => `${row.name} ${row.text}`).join(", ")}`);
@@ -364,7 +389,8 @@
 
     read(figure);
     const again = responsive(plot, draw);
-    root.addEventListener("pointerleave", () => place(-1));
+    // A finger leaves as soon as it is lifted; what it asked for stays until it touches something else.
+    root.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") place(-1); });
     root.addEventListener("blur", () => place(-1));
     root.addEventListener("keydown", (event) => {
       const from = at < 0 ? spots.length : at;
@@ -467,14 +493,15 @@
   function bars(figure) {
     const { host, plot } = frame({ ...figure, title: [figure.title, figure.y_label].filter(Boolean).join(" — ") });
     const every = figure.series.flatMap((series) => series.values.flatMap((value, i) => (value === null ? [] : [value - (series.spread?.[i] || 0), value + (series.spread?.[i] || 0)])));
-    const log = Boolean(figure.log_y) && every.every((value) => value > 0);
-    const [low, high] = figure.range || (log ? [10 ** Math.floor(Math.log10(Math.min(...every))), Math.max(...every)] : [Math.min(0, ...every), Math.max(0, ...every) || 1]);
+    const log = Boolean(figure.log_y) && every.length > 0 && every.every((value) => value > 0);
+    const [least, most] = figure.range || extent(every);
+    const span = log ? [10 ** Math.floor(Math.log10(least)), most] : [Math.min(0, least), Math.max(0, most) || 1];
     const panels = figure.series.length === 1
       ? [{ title: "", rows: figure.categories.map((name, i) => ({ name, index: 0, mean: figure.series[0].values[i], spread: figure.series[0].spread?.[i] })) }]
       : figure.categories.map((title, i) => ({ title, rows: figure.series.map((series, index) => ({ name: series.name, index, mean: series.values[i], spread: series.spread?.[i] })) }));
     const grid = html("div", { class: panels.length > 1 ? "panels" : "" });
     plot.append(grid);
-    for (const panel of panels) grid.append(barPanel({ ...panel, span: [low, high], log }));
+    for (const panel of panels) grid.append(barPanel({ ...panel, span, log }));
     host.append(behind(figure.title, () => {
       const spreads = figure.series.some((series) => series.spread);
       const columns = figure.series.flatMap((series) => (spreads ? [series.name, `${series.name} ±`] : [series.name]));
@@ -491,7 +518,7 @@
     plot.append(root);
     const tip = tooltip(plot);
     const every = known(figure.values.flat());
-    const [low, high] = figure.range || [Math.min(...every), Math.max(...every)];
+    const [low, high] = figure.range || extent(every);
     const signed = low < 0 && high > 0;
     const strength = (value) => (signed ? Math.abs(value) / Math.max(-low, high) : (value - low) / (high - low || 1));
     responsive(plot, (width) => {
@@ -563,10 +590,11 @@
       const [x0, x1] = spanOf(used.map((i) => figure.x[i]));
       const [y0, y1] = spanOf(used.map((i) => figure.y[i]));
       const yTicks = ticks(y0, y1, 5);
-      const box = { left: 14 + Math.max(18, ...yTicks.map((value) => textWidth(format(value)))), right: width - 8, top: 22, bottom: height - (figure.x_label ? 44 : 26) };
+      const yText = (value) => tickText(value, yTicks);
+      const box = { left: 14 + Math.max(18, ...yTicks.map((value) => textWidth(yText(value)))), right: width - 8, top: 22, bottom: height - (figure.x_label ? 44 : 26) };
       const x = scale(x0, x1, box.left, box.right);
       const y = scale(y0, y1, box.bottom, box.top);
-      axes(root, box, x, y, ticks(x0, x1, width / 110), yTicks, figure.x_label, figure.y_label);
+      axes(root, box, x, y, ticks(x0, x1, width / 110), yTicks, figure.x_label, figure.y_label, yText);
       for (const i of used) {
         const kind = classes.indexOf(figure.class[i]);
         const domain = domains.indexOf(figure.domain[i]);
@@ -627,11 +655,13 @@
   function sharedRange(figures) {
     const every = figures.flatMap((figure) => {
       if (figure.kind === "lines") return figure.series.flatMap((series) => known(series.y));
-      if (figure.kind === "bars") return [0, ...figure.series.flatMap((series) => series.values.flatMap((value, i) => (value === null ? [] : [value - (series.spread?.[i] || 0), value + (series.spread?.[i] || 0)])))];
+      if (figure.kind === "bars") return figure.series.flatMap((series) => series.values.flatMap((value, i) => (value === null ? [] : [value - (series.spread?.[i] || 0), value + (series.spread?.[i] || 0)])));
       return figure.kind === "matrix" ? known(figure.values.flat()) : [];
     });
-    if (!every.length || figures.some((figure) => figure.log_y)) return undefined;
-    return figures[0].kind === "lines" ? spanOf(every) : [Math.min(...every), Math.max(...every)];
+    const log = figures.some((figure) => figure.log_y);
+    const used = log ? every.filter((value) => value > 0) : every;
+    if (!used.length) return undefined;
+    return figures[0].kind === "lines" ? spanOf(used, log) : extent(used);
   }
 
   function diagnosticOf(diagnostic, article) {
@@ -647,7 +677,8 @@
         run.figures.forEach((figure, i) => {
           const twins = runs.map((other) => other.figures[i]).filter((other) => other && other.kind === figure.kind);
           const range = twins.length > 1 ? sharedRange(twins) : undefined;
-          place.append(KINDS[figure.kind]({ ...figure, range }));
+          const rounds = range && figure.kind === "lines" ? extent(twins.flatMap((twin) => twin.series.flatMap((series) => series.x))) : undefined;
+          place.append(KINDS[figure.kind]({ ...figure, range, rounds }));
         });
       });
     }
@@ -696,6 +727,10 @@
     block.append(button);
   }
 
+  // On paper nothing can be opened any more.
+  addEventListener("beforeprint", () => {
+    for (const details of document.querySelectorAll("section[id$=-config] details, section[id$=-runs] details")) details.open = true;
+  });
   themeButton();
   document.querySelectorAll("table.sortable").forEach(sortable);
   document.querySelectorAll(".code").forEach(copyButton);

@@ -172,7 +172,8 @@ def curves_section(group: Group, name: str) -> str:
     hidden = len(group.labels) > SHOWN_AT_FIRST
     few = f" Of {len(group.labels)} methods {SHOWN_AT_FIRST} are shown at first." if hidden else ""
     body = (
-        f'<p class="what">{means}Point at a round, or use the arrow keys, to read all values there{choice}.{few}</p>'
+        f'<p class="what">{means}<span class="hint">Point at a round, or use the arrow keys, to read all values '
+        f"there{choice}.</span>{few}</p>"
         '<div class="controls" data-js hidden><label>Show '
         f'<select data-metric="{name}">{options}</select></label></div>'
         f'<div data-curves="{name}"></div>'
@@ -262,9 +263,10 @@ def run_row(member: Member) -> str:
     where = ", ".join(str(summary[key]) for key in ("executor", "device") if key in summary)
     return (
         f'<tr><th scope="row">{named(member.label)}</th><td class="n" data-v="{member.seed}">{member.seed}</td>'
-        f'<td>{done}</td><td class="n" data-v="{accuracy}">{accuracy or "–"}</td>'
+        f'<td class="line">{done}</td><td class="n" data-v="{accuracy}">{accuracy or "–"}</td>'
         f'<td class="n" data-v="{seconds}">{seconds or "–"}</td>'
-        f"<td>{escape(where)}</td><td><code>{escape(str(member.run.directory))}</code></td></tr>"
+        f'<td class="line">{escape(where)}</td>'
+        f"<td><code>{escape(str(member.run.directory))}</code></td></tr>"
     )
 
 
