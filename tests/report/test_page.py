@@ -177,6 +177,18 @@ class TestWriting:
             report.write([tmp_path / "a"], tmp_path)
         assert (tmp_path / "a" / "report.html").read_text() == "<p>My own notes.</p>"
 
+    def test_a_place_that_cannot_be_written_is_one_sentence(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        make_run(tmp_path / "a")
+        (tmp_path / "file").write_text("")
+        beyond = str(tmp_path / "file" / "x")
+        for words in (["-o", beyond], ["--tables", beyond], ["--figures", beyond]):
+            assert main(["report", str(tmp_path / "a"), *words]) == 2
+            error = capsys.readouterr().err
+            assert error.count("\n") == 1
+            assert f"choose another place with {words[0]}." in error
+
     def test_a_domain_whose_name_is_not_unicode_does_not_cost_the_page(self, tmp_path: Path) -> None:
         make_run(tmp_path / "a", domains=("caf\udce9", "plain"))
         assert b"caf?" in report.write([tmp_path / "a"]).read_bytes()

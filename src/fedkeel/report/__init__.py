@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from fedkeel.compare import FILE
+from fedkeel.durable import write_atomically
 from fedkeel.errors import FedkeelError
 from fedkeel.report.collect import Collected, collect
 from fedkeel.report.page import GENERATOR, render
-from fedkeel.store import explained, write_atomically
+from fedkeel.report.writing import told
 
 __all__ = ["Collected", "collect", "write", "write_tables"]
 
@@ -31,7 +31,7 @@ def write(directories: Sequence[str | Path], output: str | Path | None = None) -
     collected = collect(directories)
     words = ["fedkeel", "report", *map(str, directories), *(["-o", str(output)] if output is not None else [])]
     page = render(collected, datetime.now(), shlex.join(words))
-    with explained(path):
+    with told(path, "-o"):
         path.parent.mkdir(parents=True, exist_ok=True)
         # A folder's name that is not Unicode must not cost the page.
         write_atomically(path, page.encode("utf-8", "replace"))
@@ -41,7 +41,7 @@ def write(directories: Sequence[str | Path], output: str | Path | None = None) -
 def default_output(directories: Sequence[str | Path]) -> Path:
     if len(directories) == 1:
         only = Path(directories[0])
-        if (only / FILE).exists() or (only / "config.toml").exists() or only.is_dir():
+        if only.is_dir():
             return only / NAME
     return Path(NAME)
 
@@ -64,7 +64,7 @@ def write_tables(collected: Collected, directory: str | Path) -> list[Path]:
             continue
         stem = "table" if len(collected.groups) == 1 else f"table-{number}"
         texts = {"md": results.markdown() + "\n", "tex": results.latex(), "csv": results.csv()}
-        with explained(place):
+        with told(place, "--tables"):
             place.mkdir(parents=True, exist_ok=True)
             for ending, text in texts.items():
                 written.append(place / f"{stem}.{ending}")

@@ -17,7 +17,7 @@ from fedkeel.entries import slug
 from fedkeel.errors import FedkeelError
 from fedkeel.report.collect import Collected, Group, Metric
 from fedkeel.report.diagnostics import Figure
-from fedkeel.store import explained
+from fedkeel.report.writing import told
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -67,7 +67,7 @@ def write(collected: Collected, directory: str | Path, format: str = "svg") -> l
         written.append(path)
 
     # No pyplot: it would look for a display and keep every figure in memory.
-    with matplotlib.rc_context(STYLE), explained(place), letters_told_once(format):
+    with matplotlib.rc_context(STYLE), told(place, "--figures"), letters_told_once(format):
         place.mkdir(parents=True, exist_ok=True)
         for number, group in enumerate(collected.groups, start=1):
             tall = max(3.2, 0.17 * len(group.labels))  # so that the legend has room
