@@ -1,6 +1,7 @@
 """A run, or a comparison of several, as one HTML page that anyone can open and pass on.
 
-    fedkeel.report.write(["runs/demo"])        # -> runs/demo/report.html
+    from fedkeel import report
+    report.write(["runs/demo"])        # -> runs/demo/report.html
 
 The page is one file without a single request; see `page.py`. Figures for a paper are in `figures.py`, which needs
 matplotlib, and tables in `fedkeel.tables`.

@@ -196,7 +196,7 @@
         "button",
         { type: "button", "aria-pressed": String(entry.shown), title: entry.label || entry.name },
         swatch(entry.index, entry.shape),
-        html("span", {}, fitted(entry.name, 210)),
+        html("span", {}, fitted(entry.name, 180)),
       );
       button.addEventListener("click", () => set([entry], !entry.shown));
       if (light) {
@@ -626,7 +626,8 @@
       const metric = group.metrics.find((each) => each.key === key);
       const series = group.series
         .map((entry) => ({ index: entry.colour, name: entry.name, label: entry.label, shown: entry.shown, ...entry.curves[key] }))
-        .filter((entry) => entry.x && entry.x.length);
+        .filter((entry) => entry.x && entry.x.length)
+        .sort((a, b) => a.index - b.index);
       return { title: "", x_label: "round", y_label: metric.name + (metric.percent ? ", %" : ""), percent: metric.percent, series };
     };
     const chart = lines(figure(group.metrics[0].key));

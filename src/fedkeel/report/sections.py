@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Sequence
 from dataclasses import fields
@@ -149,7 +150,9 @@ def summary_table(group: Group, results: Results, name: str) -> str:
 
 
 def named(text: str) -> str:
-    return f'<span class="name">{escape(text)}</span>'
+    """A name that may be long: it breaks where its parts meet, if it must."""
+    broken = re.sub(r"([_(,+@=])", r"\1<wbr>", escape(text))
+    return f'<span class="name">{broken}</span>'
 
 
 def number_cell(cell: Cell | None, best: bool) -> str:
