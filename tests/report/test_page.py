@@ -16,6 +16,7 @@ import pytest
 
 from fedkeel import report
 from fedkeel.cli import main
+from fedkeel.compare import read_comparison
 from fedkeel.errors import FedkeelError
 from fedkeel.report.page import embedded, render
 from tests.report.samples import accuracy, add_diagnostics, make_comparison, make_run
@@ -228,3 +229,27 @@ class TestCommandLine:
         assert main(["report", str(tmp_path / "a"), "--figures", str(tmp_path / "f"), "--format", "pfd"]) == 2
         assert "did you mean 'pdf'?" in capsys.readouterr().err
         assert not (tmp_path / "a" / "report.html").exists()
+
+
+class TestDemo:
+    @pytest.fixture
+    def place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A demo that is over in no time."""
+        place = make_comparison(tmp_path / "demo", ("fedavg", "fedbn"))
+        monkeypatch.setattr("fedkeel.demo.demo", lambda *_, **__: read_comparison(place))
+        return place
+
+    def test_it_ends_with_the_path_of_its_report(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["demo", "--quiet"]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == f"The report, with curves: {place / 'report.html'}"
+        assert (place / "report.html").exists()
+
+    def test_a_file_of_someone_else_in_its_place_stays_and_the_table_is_printed(
+        self, place: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (place / "report.html").write_text("mine")
+        assert main(["demo", "--quiet"]) == 0
+        output = capsys.readouterr()
+        assert "fedbn" in output.out
+        assert "there is no report" in output.err
+        assert (place / "report.html").read_text() == "mine"

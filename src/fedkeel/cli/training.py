@@ -189,10 +189,19 @@ def run_demo(arguments: argparse.Namespace) -> int:
     except Stopped:
         again = [word for word in arguments.typed if word != "--resume"]
         return stopped(shlex.join(["fedkeel", *again, "--resume"]))
+    page = write_report(comparison) if comparison.runs else None
+    return show_comparison(arguments, comparison, [] if arguments.quick else findings(comparison), page)
+
+
+def write_report(comparison: Any) -> Path | None:
+    """The page of a demo; what keeps it from being written must not cost the table."""
     from fedkeel import report
 
-    page = report.write([comparison.directory]) if comparison.runs else None
-    return show_comparison(arguments, comparison, [] if arguments.quick else findings(comparison), page)
+    try:
+        return report.write([comparison.directory])
+    except FedkeelError as problem:
+        print(f"fedkeel: there is no report: {problem}", file=sys.stderr)
+        return None
 
 
 def whole_jobs(arguments: argparse.Namespace) -> int | None:
