@@ -345,6 +345,9 @@ def test_text_and_curves_stand_out_in_both_themes(opened: Open, dark: bool) -> N
         if page.locator(place).count():
             colour = page.locator(place).first.evaluate("node => getComputedStyle(node).color")
             assert contrast(colour, card) >= 4.5, place
+    hidden = page.locator(".legend button[aria-pressed=false]").first
+    assert hidden.evaluate("node => getComputedStyle(node).opacity") == "1"
+    assert contrast(hidden.evaluate("node => getComputedStyle(node).color"), card) >= 4.5
     label = page.locator("#g0-curves svg text").first.evaluate("node => getComputedStyle(node).fill")
     assert contrast(label, card) >= 4.5
     strokes = page.locator("#g0-curves .plot polyline").evaluate_all(

@@ -11,6 +11,7 @@ import shlex
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -160,7 +161,19 @@ def find_runs(directories: Iterable[str | Path]) -> tuple[list[tuple[str, Run]],
     return list(found.values()), missing
 
 
+class ReadOnce(Run):
+    """A run whose metrics are parsed a single time, though they are asked for again and again."""
+
+    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
+        return [record for record in self._records if kind is None or record["kind"] == kind]
+
+    @cached_property
+    def _records(self) -> list[dict[str, Any]]:
+        return super().records()
+
+
 def read_member(label: str, run: Run, notices: list[str]) -> Member:
+    reading = ReadOnce(run.directory)  # forgotten when this is done: the metrics of forty runs are large
     summary: dict[str, Any] | None = None
     curves: dict[Metric, dict[int, float]] = {}
     try:
@@ -171,11 +184,11 @@ def read_member(label: str, run: Run, notices: list[str]) -> Member:
         summary = None
         notices.append(f"'{run.directory / 'summary.json'}' cannot be read: the run is shown as not finished.")
     try:
-        curves = read_curves(run)
+        curves = read_curves(reading)
     except (ValueError, KeyError, TypeError, AttributeError, OSError):
         notices.append(f"'{run.directory / 'metrics.jsonl'}' cannot be read: the run has no curves here.")
     domains = tuple(summary["domains"]) if summary else ()
-    return Member(label, run, summary, curves, domains or tuple(_domains_of(run, bool(curves))))
+    return Member(label, run, summary, curves, domains or tuple(_domains_of(reading, bool(curves))))
 
 
 def _domains_of(run: Run, readable: bool) -> list[str]:
