@@ -108,9 +108,11 @@ def test_a_bad_update_is_refused(update: Update, reason: str) -> None:
         check(update, BROADCAST)
 
 
-def test_huge_but_finite_numbers_pass() -> None:
+def test_numbers_that_would_not_survive_a_mean_are_refused() -> None:
     huge = torch.finfo(torch.float32).max
-    check(changed("weights", "z.weight", torch.full((2, 3), huge)), BROADCAST)
+    with pytest.raises(BadMessage, match="beyond use"):
+        check(changed("weights", "z.weight", torch.full((2, 3), huge)), BROADCAST)
+    check(changed("weights", "z.weight", torch.full((2, 3), 1e14)), BROADCAST)
 
 
 WIRE = update_to_bytes(UPDATE)

@@ -21,6 +21,10 @@ from fedkeel.state import Tensors, is_continuous, is_variance, nbytes
 
 _SEPARATOR = "//"  # between a group ("weights") and a tensor's own name
 _MAX_SAMPLES = 2**40
+_MAX_COUNT = 2**40
+_LARGEST = 1e15  # a sum of squares of such numbers is still finite in float32
+_MOST_ROWS = 2**14  # of a tensor whose size the server cannot know beforehand
+_MOST_METRICS = 100
 
 
 class BadMessage(ValueError):
@@ -90,6 +94,25 @@ class Missing:
     reason: str
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a tensor of a method's own must look like before the server uses it.
+
+    A word in `shape` is a size that is not known beforehand: the same wherever it stands, and not beyond reason.
+    `least` and `most` bound the values.
+    """
+
+    shape: tuple[int | str, ...]
+    dtype: torch.dtype = torch.float32
+    least: float | None = None
+    most: float | None = None
+
+    @staticmethod
+    def like(name: str, tensor: Tensor) -> Expected:
+        """As an entry of the model; a variance is not negative."""
+        return Expected(tuple(tensor.shape), tensor.dtype, least=0 if is_variance(name) else None)
+
+
 def check(update: Update, broadcast: Broadcast) -> None:
     """Raise `BadMessage` unless the update may be averaged into the global model.
 
@@ -98,26 +121,75 @@ def check(update: Update, broadcast: Broadcast) -> None:
     """
     if update.round != broadcast.round:
         raise BadMessage(f"it is of round {update.round}, not of round {broadcast.round}")
-    if isinstance(update.samples, bool) or not isinstance(update.samples, int):
-        raise BadMessage(f"its number of samples is not an integer but {update.samples!r}")
-    if not 0 < update.samples < _MAX_SAMPLES:
-        raise BadMessage(f"its number of samples is {update.samples}")
+    check_samples(update.samples)
     _check_like("weight", update.weights, broadcast.weights)
     _check_like("statistic", update.statistics, broadcast.statistics)
-    variances = {name: t.min() for name, t in update.statistics.items() if is_variance(name) and t.numel()}
-    if variances and bool(torch.stack(list(variances.values())).min() < 0):
-        name = next(name for name, smallest in variances.items() if bool(smallest < 0))
-        raise BadMessage(f"the variance '{name}' is negative")
+    _check_values(update.statistics)
     check_finite(update.extras)
+    if len(update.metrics) > _MOST_METRICS:
+        raise BadMessage(f"it has {len(update.metrics)} metrics")
     for name, value in update.metrics.items():
-        if not math.isfinite(value):
+        if not math.isfinite(value) or abs(value) > _LARGEST:
             raise BadMessage(f"its metric '{name}' is {value}")
 
 
-def _check_like(kind: str, given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+def _check_values(statistics: Mapping[str, Tensor]) -> None:
+    """No negative variance; counters that can count on. All are looked at in one go: a GPU is waited for once."""
+    variances = {name: t for name, t in statistics.items() if is_variance(name) and t.numel()}
+    counters = {name: t.long() for name, t in statistics.items() if not is_continuous(t) and t.numel()}
+    bounds = [t.min() for t in variances.values()] + [bound for t in counters.values() for bound in t.aminmax()]
+    if not bounds:
+        return
+    numbers = torch.stack([bound.double() for bound in bounds]).tolist()
+    for name, smallest in zip(variances, numbers, strict=False):
+        if smallest < 0:
+            raise BadMessage(f"the variance '{name}' is negative")
+    ranges = zip(numbers[len(variances) :: 2], numbers[len(variances) + 1 :: 2], strict=True)
+    for name, (least, most) in zip(counters, ranges, strict=True):
+        if least < 0 or most > _MAX_COUNT:
+            raise BadMessage(f"the counter '{name}' is {least if least < 0 else most:g}")
+
+
+def check_samples(samples: object) -> None:
+    if not 0 < _whole(samples, "number of samples") < _MAX_SAMPLES:
+        raise BadMessage(f"its number of samples is {samples}")
+
+
+def check_expected(tensors: Mapping[str, Tensor], expected: Mapping[str, Expected]) -> None:
+    """Raise `BadMessage` unless these are exactly the tensors that a method's own rules can work with."""
+    _check_names("extra", tensors, expected)
+    sizes: dict[str, int] = {}
+    for name, wanted in expected.items():
+        tensor = tensors[name]
+        sizes_here = zip(wanted.shape, tensor.shape, strict=False)  # a wrong number of them is found below
+        shape = tuple(sizes.setdefault(size, given) if isinstance(size, str) else size for size, given in sizes_here)
+        if tensor.ndim != len(wanted.shape) or tuple(tensor.shape) != shape:
+            text = ", ".join(str(sizes.get(str(size), size)) for size in wanted.shape)
+            raise BadMessage(f"the extra '{name}' has shape {tuple(tensor.shape)}, not ({text})")
+        if tensor.dtype != wanted.dtype:
+            raise BadMessage(f"the extra '{name}' has dtype {tensor.dtype}, not {wanted.dtype}")
+    for size in sizes.values():
+        if size > _MOST_ROWS:
+            raise BadMessage(f"its extras have {size} rows, more than {_MOST_ROWS}")
+    check_finite(tensors)
+    for name, wanted in expected.items():
+        tensor = tensors[name]
+        if not tensor.numel():
+            continue
+        if wanted.least is not None and bool(tensor.min() < wanted.least):
+            raise BadMessage(f"the extra '{name}' holds {tensor.min().item():g}, below {wanted.least:g}")
+        if wanted.most is not None and bool(tensor.max() > wanted.most):
+            raise BadMessage(f"the extra '{name}' holds {tensor.max().item():g}, above {wanted.most:g}")
+
+
+def _check_names(kind: str, given: Mapping[str, Tensor], expected: Mapping[str, object]) -> None:
     if given.keys() != expected.keys():
         missing, surplus = sorted(expected.keys() - given.keys()), sorted(given.keys() - expected.keys())
         raise BadMessage(f"its {kind}s do not match: missing {missing[:3]}, not expected {surplus[:3]}")
+
+
+def _check_like(kind: str, given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    _check_names(kind, given, expected)
     for name, tensor in given.items():
         like = expected[name]
         if tensor.shape != like.shape:
@@ -142,13 +214,15 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
     floating = {name: t for name, t in tensors.items() if is_continuous(t) and t.numel()}
     if not floating:
         return
-    # A finite tensor of huge numbers may overflow its norm: only then is each tensor looked at by itself, which also
-    # finds the name.
-    if bool(torch.isfinite(size(floating))):
+    # Only if their norms together are suspicious is each tensor looked at by itself, which also finds the name.
+    if bool(size(floating) < _LARGEST):
         return
     for name, tensor in floating.items():
         if not bool(torch.isfinite(tensor).all()):
             raise BadMessage(f"'{name}' holds a value that is not finite")
+        # Finite, but the mean of all clients, or its square, would not be.
+        if bool(tensor.abs().max() > _LARGEST):
+            raise BadMessage(f"'{name}' holds {tensor.abs().max().item():g}, which is beyond use")
 
 
 def pack(header: Mapping[str, Any], **groups: Mapping[str, Tensor]) -> bytes:
@@ -225,13 +299,10 @@ def update_to_bytes(message: Update) -> bytes:
 def update_from_bytes(data: bytes) -> Update:
     header, groups = unpack(data)
     try:
-        samples = header["samples"]
-        if isinstance(samples, bool) or not isinstance(samples, int):
-            raise BadMessage(f"its number of samples is not an integer but {samples!r}")
         return Update(
             client=str(header["client"]),
-            samples=samples,
-            round=int(header["round"]),
+            samples=_whole(header["samples"], "number of samples"),
+            round=_whole(header["round"], "round"),
             metrics={str(name): float(value) for name, value in dict(header["metrics"]).items()},
             weights=groups.get("weights", {}),
             statistics=groups.get("statistics", {}),
@@ -241,3 +312,9 @@ def update_from_bytes(data: bytes) -> Update:
         raise
     except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise BadMessage(f"its header cannot be read: {error}") from error
+
+
+def _whole(value: object, what: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise BadMessage(f"its {what} is not an integer but {value!r}")
+    return value

@@ -6,16 +6,16 @@ Every hook has a default that does nothing, so FedAvg is the empty method.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from fedkeel.errors import MethodError
-from fedkeel.messages import Update
+from fedkeel.messages import BadMessage, Expected, Update, check_expected, check_finite
 from fedkeel.models.output import Output
 from fedkeel.nn.surgery import batch_norms
-from fedkeel.parties import Batch, LocalClient, Server, prefixed, scoped_updates
+from fedkeel.parties import Batch, LocalClient, Server, prefixed, scoped_updates, select
 from fedkeel.state import Tensors
 
 RESERVED = ("local", "question")  # what the engine itself calls its share of a client's memory and of the extras
@@ -99,6 +99,14 @@ class Method:
     def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
         """What each update counts for in the mean of weights and statistics, if not by the run's weighting."""
         return shares
+
+    def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
+        """The extras of an update, or the answer to a question, that the server's rules can work with.
+
+        An update or answer that is otherwise is dropped before any rule sees it. None accepts whatever is finite:
+        the default of a method that sends something and does not say what.
+        """
+        return None if question or self.overrides("finish") else {}
 
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         """The new global weights."""
@@ -295,6 +303,28 @@ class Composition(Method):
                 shares = part.shares(view, scoped_updates(updates, part.name), shares)
                 self._keep(server, part, view)
         return shares
+
+    def check_extras(self, server: Server, extras: Tensors) -> None:
+        """Raise `BadMessage` unless these extras of an update are what the parts expect."""
+        for name in extras:
+            if name.partition("/")[0] not in {part.name for part in self.parts} or "/" not in name:
+                raise BadMessage(f"its extras do not match: missing [], not expected {[name]}")
+        for part in self.parts:
+            self._check(part.expects(server.scoped(part.name)), select(extras, part.name))
+
+    def check_answer(self, server: Server, question: str, tensors: Tensors) -> None:
+        """Raise `BadMessage` unless this is an answer that the part that asked can use."""
+        name, _, rest = question.partition("/")
+        for part in self.parts:
+            if part.name == name:
+                self._check(part.expects(server.scoped(part.name), rest), tensors)
+
+    @staticmethod
+    def _check(expected: Mapping[str, Expected] | None, tensors: Tensors) -> None:
+        if expected is None:
+            check_finite(tensors)
+        else:
+            check_expected(tensors, expected)
 
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         for part in self.parts:

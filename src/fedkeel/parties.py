@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fedkeel import seeds
 from fedkeel.config import Config
 from fedkeel.messages import Answer, Broadcast, Update
+from fedkeel.models.output import Classifier
 from fedkeel.state import Layout, Tensors
 
 
@@ -130,6 +131,7 @@ class Server:
         config: the run's options.
         memory: the part's own tensors on the server, kept between rounds and in checkpoints.
         extras: the part's own tensors in the latest broadcast.
+        network: the prepared network, to know its shape; its weights are whatever it was last used for.
     """
 
     round: int
@@ -144,6 +146,7 @@ class Server:
     extras: Tensors = field(default_factory=dict)
     part: str = ""
     asker: Ask | None = None
+    network: Classifier | None = None
 
     def ask(self, clients: Sequence[str], question: str, tensors: Tensors | None = None) -> dict[str, Answer]:
         """One more exchange inside a round: what `Method.answer` returns on each of these clients.

@@ -20,7 +20,7 @@ from fedkeel.engine.execution import Executor
 from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
 from fedkeel.engine.setup import Setup, clients_per_round
 from fedkeel.errors import StoreError, TrainingError
-from fedkeel.messages import Answer, BadMessage, Broadcast, Missing, Update, check, check_finite
+from fedkeel.messages import Answer, BadMessage, Broadcast, Missing, Update, check, check_samples
 from fedkeel.observer import Aggregated, Observer
 from fedkeel.parties import Server, prefixed, select
 from fedkeel.profile import phase
@@ -66,6 +66,7 @@ class Federated:
             layout=worker.layout,
             config=config,
             asker=self._ask,
+            network=worker.model,
         )
         self.server.extras = {}
 
@@ -90,6 +91,7 @@ class Federated:
         with self.profile(profile.BROADCAST):
             self.method.before_training(server)
             broadcast = self._broadcast(server, self.method.send(server, server.weights))
+        before = self.executor.memory.snapshot()
         updates, dropped = self._collect(broadcast)
         trained = time.perf_counter()
         if len(updates) >= config.min_clients:
@@ -99,6 +101,8 @@ class Federated:
                 f"Round {round} had {len(updates)} usable updates, fewer than 'min_clients' ({config.min_clients}): "
                 "the global model is unchanged."
             )
+            for client in server.participants:
+                self.executor.memory.keep(client, before.get(client, {}))
         aggregated = time.perf_counter()
         last = round == config.rounds - 1
         tested, scores = server, None
@@ -153,13 +157,16 @@ class Federated:
         self.traffic.down += broadcast.nbytes * len(participants)
         updates: list[Update] = []
         dropped: list[Missing] = []
+        before = self.executor.memory.snapshot()
         results = self.profile.over(profile.TRAINING, self.executor.train(participants, broadcast))
         for client, result in zip(participants, results, strict=True):
             problem = result.reason if isinstance(result, Missing) else ""
             if isinstance(result, Update):
                 self.traffic.up += result.nbytes
                 try:
+                    _check_sender(result, client)
                     check(result, broadcast)
+                    self.method.check_extras(self.server, result.extras)
                 except BadMessage as bad:
                     problem = str(bad)
                 else:
@@ -169,6 +176,9 @@ class Federated:
                     self._record(record | metrics | record)  # a metric cannot pose as something else
             if problem:
                 dropped.append(Missing(client, problem))
+                # What the server does not know of must not have happened: SCAFFOLD's control variates, for one, are
+                # kept on both sides and would no longer fit each other.
+                self.executor.memory.keep(client, before.get(client, {}))
                 self._record({"kind": "dropped", "round": broadcast.round, "client": client, "reason": problem})
                 self.observer.note(f"Round {broadcast.round}: the update of '{client}' is dropped, {problem}.")
             self.observer.client_done(broadcast.round, len(updates) + len(dropped), len(participants))
@@ -204,7 +214,9 @@ class Federated:
             if isinstance(result, Answer):
                 self.traffic.up += result.nbytes
                 try:
-                    check_finite(result.tensors)
+                    _check_sender(result, client)
+                    check_samples(result.samples)
+                    self.method.check_answer(server, question, result.tensors)
                 except BadMessage as bad:
                     problem = str(bad)
                 else:
@@ -352,6 +364,11 @@ class Federated:
         for name, memory in self.executor.memory.items():
             if local := select(memory, LOCAL):
                 yield name, local
+
+
+def _check_sender(message: Update | Answer, client: str) -> None:
+    if message.client != client:
+        raise BadMessage(f"it says that it is of '{message.client}'")
 
 
 def _mean_loss(updates: Sequence[Update]) -> float:

@@ -8,7 +8,7 @@ are pushed apart, and the server puts a prototype equally far from all clients' 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from math import ceil
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedkeel.aggregation import fair_prototype, mean_prototype
 from fedkeel.errors import FedkeelError, MethodError, nearest
 from fedkeel.losses import feature_alignment, prototype_calibration
-from fedkeel.messages import Update
+from fedkeel.messages import Expected, Update
 from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.methods.fixbn import refuse_without_global_statistics
@@ -141,6 +141,17 @@ class FedCoda(Method):
         return self.calibrate_bn and self.clip == "adaptive"
 
     # -- on the server ---------------------------------------------------------------------------------------
+    def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
+        network, expected = server.network, {}
+        assert network is not None
+        if self._keeps_history:
+            trained = sum(parameter.requires_grad for parameter in network.parameters())
+            expected["history"] = Expected((trained,), least=0)
+        if self.lambda_fa > 0 or self.lambda_pc > 0:
+            expected["prototypes"] = Expected((network.num_classes, network.feature_dim))
+            expected["present"] = Expected((network.num_classes,), torch.bool)
+        return expected
+
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         new: Tensors = {}
         sent, last = [update.extras for update in updates], server.extras

@@ -16,13 +16,13 @@ clients would differ by how many steps they made.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.messages import Update
+from fedkeel.messages import Expected, Update
 from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.nn.draws import new_key
@@ -91,6 +91,10 @@ class FedFA(Method):
         torch._foreach_copy_(buffers, list(torch.split_with_sizes(values, self._channels)))
 
     # -- on the server ---------------------------------------------------------------------------------------
+    def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
+        channels = sum(self._channels)
+        return {"mean": Expected((channels,)), "std": Expected((channels,), least=0)}
+
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         new: Tensors = {}
         for name in ("mean", "std"):

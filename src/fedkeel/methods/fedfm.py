@@ -17,14 +17,14 @@ clients are asked. `anchors="update"` saves it: the class means under the locall
 from __future__ import annotations
 
 import logging
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.losses import direction_distance, feature_alignment
-from fedkeel.messages import Update
+from fedkeel.messages import Expected, Update
 from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.models.output import Output
@@ -35,6 +35,7 @@ from fedkeel.state import Tensors
 log = logging.getLogger("fedkeel")
 MATCHINGS = ("contrastive", "l2")
 ANCHORS = ("asked", "update")
+MOST_SAMPLES = 2.0**40  # of a class: no client has more
 
 
 @register("fedfm")
@@ -89,8 +90,10 @@ class FedFM(Method):
         return self.lambda_ * feature_alignment(output.features, batch.y, anchors, self.temperature, present)
 
     def finish(self, client: LocalClient) -> Tensors:
-        uploads = self.anchors == "update" and client.round + 1 >= self.from_round
-        return local_anchors(client) if uploads else {}
+        return local_anchors(client) if self._uploads(client.round) else {}
+
+    def _uploads(self, round: int) -> bool:
+        return self.anchors == "update" and round + 1 >= self.from_round
 
     # -- on the server ---------------------------------------------------------------------------------------
     def before_training(self, server: Server) -> None:
@@ -102,6 +105,14 @@ class FedFM(Method):
         if self.anchors == "asked" and server.round >= self.from_round:
             answers = server.ask(server.participants, "anchors").values()
             server.extras = self._global_anchors([answer.tensors for answer in answers], server.extras)
+
+    def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
+        assert server.network is not None
+        classes, width = server.network.num_classes, server.network.feature_dim
+        anchors = {"means": Expected((classes, width)), "counts": Expected((classes,), least=0, most=MOST_SAMPLES)}
+        if question:
+            return anchors
+        return anchors if self._uploads(server.round) else {}
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         sent = [update.extras for update in updates if update.extras]

@@ -18,14 +18,14 @@ A negative cosine has no such power, and the released code fails on it: here it 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fedkeel.errors import FedkeelError
 from fedkeel.losses import cosine_pull, prototype_contrast
-from fedkeel.messages import Update
+from fedkeel.messages import Expected, Update
 from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.models.output import Output
@@ -80,6 +80,11 @@ class FedPLVM(Method):
         return {"prototypes": points.to(client.device), "classes": classes.to(client.device)}
 
     # -- on the server ---------------------------------------------------------------------------------------
+    def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
+        assert server.network is not None
+        classes = Expected(("P",), torch.int64, least=0, most=server.network.num_classes - 1)
+        return {"prototypes": Expected(("P", server.network.feature_dim)), "classes": classes}
+
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         last = server.extras
         points, classes = regrouped(

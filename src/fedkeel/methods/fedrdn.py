@@ -20,12 +20,14 @@ batch of the evaluation: its pixels are there, its labels are not needed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fedkeel.errors import FedkeelError, MethodError, TrainingError, nearest
+from fedkeel.messages import Expected
 from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.nn.draws import new_key, uniform
@@ -49,6 +51,7 @@ class FedRDN(Method):
         if draw not in DRAWS:
             raise FedkeelError(f"The 'draw' of fedrdn is '{draw}': {nearest(str(draw), DRAWS)}")
         self.draw = draw
+        self._channels = 0
 
     def prepare(self, model: nn.Module) -> None:
         convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
@@ -57,7 +60,8 @@ class FedRDN(Method):
                 f"'fedrdn' takes the number of colours from the first convolution, and {type(model).__name__} has "
                 "none: choose a convolutional model."
             )
-        layer = OwnNormalisation(convolution.in_channels)
+        self._channels = convolution.in_channels
+        layer = OwnNormalisation(self._channels)
         model.add_module("own_normalisation", layer)
         model.register_forward_pre_hook(layer.before)
 
@@ -89,6 +93,9 @@ class FedRDN(Method):
         return normalised(x, mean, std)
 
     # -- on the server ---------------------------------------------------------------------------------------
+    def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
+        return {"pair": Expected((2, self._channels))} if question == "pair" else {}
+
     def before_training(self, server: Server) -> None:
         """Ask those that come for the first time. The table has room for all, so that its shape never changes."""
         new = [name for name in server.participants if name not in server.memory]

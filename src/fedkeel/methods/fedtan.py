@@ -19,7 +19,8 @@ questions: each carries the model, and a client computes its first batch anew as
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
@@ -29,7 +30,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel import state
 from fedkeel.errors import MethodError
-from fedkeel.messages import Update
+from fedkeel.messages import Expected, Update
 from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.models.output import Output
@@ -78,7 +79,18 @@ class FedTAN(Method):
         answers = list(server.ask(server.participants, question, known).values())
         if not answers:
             raise MethodError(f"No client answered '{question}' of 'fedtan', which cannot go on without.")
+        # In which order a network calls its batch norms only its forward knows: a layer has as many channels as most
+        # say.
+        sizes = [max(tensor.numel() for tensor in answer.tensors.values()) for answer in answers]
+        usual = Counter(sizes).most_common(1)[0][0]
+        answers = [answer for answer, size in zip(answers, sizes, strict=True) if size == usual]
         return state.mean([answer.tensors for answer in answers], [server.share(answer) for answer in answers])
+
+    def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
+        what, _, layer = question.partition(" ")
+        if what == "derivatives":
+            return {f"dmean {layer}": Expected(("channels",)), f"dvar {layer}": Expected(("channels",))}
+        return {question: Expected(("channels",), least=0 if what == "var" else None)} if question else {}
 
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
         what, _, number = question.partition(" ")

@@ -16,14 +16,14 @@ itself saw in its last epoch (`prototypes="seen"`), which costs no pass over the
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.losses import prototype_contrast
-from fedkeel.messages import Update
+from fedkeel.messages import Expected, Update
 from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.models.output import Classifier, Output
@@ -86,6 +86,11 @@ class FPL(Method):
         return {"prototypes": means, "present": present}
 
     # -- on the server ---------------------------------------------------------------------------------------
+    def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
+        assert server.network is not None
+        classes, width = server.network.num_classes, server.network.feature_dim
+        return {"prototypes": Expected((classes, width)), "present": Expected((classes,), torch.bool)}
+
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         sent = [update.extras for update in updates]
         classes = [torch.arange(len(e["present"]), device=e["present"].device).where(e["present"], -1) for e in sent]

@@ -9,7 +9,7 @@ proportion each client learns for each channel and keeps (Eqs. 9-10, `nn.HybridB
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 import torch
@@ -18,7 +18,7 @@ from torch import nn
 from fedkeel import state
 from fedkeel.aggregation import moving_average, pooled_moments
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.messages import Update
+from fedkeel.messages import Expected, Update
 from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.nn.hybrid_batch_norm import MIXES, RECORDS, hybrid_norms, recorded_moments, to_hybrid
@@ -132,6 +132,11 @@ class HBN(Method):
         )
 
     # -- on the server ---------------------------------------------------------------------------------------
+    def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
+        if question != "statistics":
+            return {}
+        return {name: Expected.like(name, server.statistics[name]) for pair in self._moments for name in pair}
+
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         """Eq. 8, then Eq. 11."""
         new = self._pool([update.statistics for update in updates], [update.samples for update in updates])
@@ -142,10 +147,8 @@ class HBN(Method):
         """Statistics lag the weights by a round: those of the weights to be tested, from the clients of this round."""
         if self.statistics_from == "pass":
             answers = server.ask(server.participants, "statistics").values()
-            shapes = {name: server.statistics[name].shape for pair in self._moments for name in pair}
-            sound = [a for a in answers if {name: tensor.shape for name, tensor in a.tensors.items()} == shapes]
-            if sound:
-                moments = self._pool([answer.tensors for answer in sound], [answer.samples for answer in sound])
+            if answers:
+                moments = self._pool([answer.tensors for answer in answers], [answer.samples for answer in answers])
                 server.statistics = server.statistics | moments
 
     def _pool(self, moments: Sequence[Tensors], samples: Sequence[int]) -> Tensors:

@@ -17,7 +17,7 @@ this method puts the paper's own (linear, ReLU, linear).
 from __future__ import annotations
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,11 +26,12 @@ from torch import Tensor, nn
 from fedkeel import state
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.losses import model_contrast
+from fedkeel.messages import Expected
 from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.models.encoder import Encoder
 from fedkeel.models.output import Classifier, Output
-from fedkeel.parties import Batch, LocalClient
+from fedkeel.parties import Batch, LocalClient, Server
 from fedkeel.state import Tensors
 
 
@@ -91,6 +92,9 @@ class Moon(Method):
         """The client remembers its trained model."""
         entries = client.model.state_dict()
         client.memory = state.copies(entries, [name for name in entries if state.is_continuous(entries[name])])
+        return {}
+
+    def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         return {}
 
 

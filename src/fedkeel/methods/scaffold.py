@@ -17,7 +17,7 @@ lr sum_k b_k with b_k = m b_{k-1} + 1, and then c_i+ is again a (weighted) mean 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from fedkeel import state
 from fedkeel.errors import FedkeelError, MethodError, nearest
-from fedkeel.messages import Update
+from fedkeel.messages import Expected, Update
 from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.nn.surgery import frozen_statistics
@@ -96,6 +96,11 @@ class Scaffold(Method):
         return {name: tensor - old[name] if name in old else tensor for name, tensor in client.memory.items()}
 
     # -- on the server ---------------------------------------------------------------------------------------
+    def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
+        assert server.network is not None
+        trained = {name for name, parameter in server.network.named_parameters() if parameter.requires_grad}
+        return {name: Expected.like("", weight) for name, weight in server.weights.items() if name in trained}
+
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         if self.server_lr == 1:
             return mean
