@@ -19,6 +19,7 @@ questions: each carries the model, and a client computes its first batch anew as
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -38,6 +39,7 @@ from fedkeel.nn.surgery import batch_norms
 from fedkeel.parties import Batch, LocalClient, Server
 from fedkeel.state import Tensors
 
+log = logging.getLogger("fedkeel")
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -83,6 +85,10 @@ class FedTAN(Method):
         # say.
         sizes = [max(tensor.numel() for tensor in answer.tensors.values()) for answer in answers]
         usual = Counter(sizes).most_common(1)[0][0]
+        for answer, size in zip(answers, sizes, strict=True):
+            if size != usual:
+                log.warning("Round %d: '%s' did not answer '%s', its answer is of %d channels instead of %d.",
+                            server.round, answer.client, question, size, usual)  # fmt: skip
         answers = [answer for answer, size in zip(answers, sizes, strict=True) if size == usual]
         return state.mean([answer.tensors for answer in answers], [server.share(answer) for answer in answers])
 
