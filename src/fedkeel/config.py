@@ -52,6 +52,11 @@ class Config:
     min_clients: int = option(1, "updates without which a round does not count", "rounds", least=1)
     stateless: bool = option(False, "clients keep nothing between rounds; methods that need it are refused", "rounds")
 
+    # trust
+    robust: str = option(
+        "", "rules against clients that lie: 'trimmed-mean(share=0.2)', 'norm-clip+median', see 'list robust'", "trust"
+    )
+
     # local training
     local_epochs: int = option(1, "passes over the local data in a round", "local training", least=1)
     batch_size: int = option(32, "samples in a local step", "local training", least=1)

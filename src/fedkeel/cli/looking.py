@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from fedkeel.registry import Entry, Registry
     from fedkeel.run import Run
 
-KINDS = ("methods", "models", "data", "partitions", "transforms", "executors", "diagnostics")
+KINDS = ("methods", "models", "data", "partitions", "transforms", "executors", "robust", "diagnostics")
 # What a builder takes from the data or the engine, and nobody types.
 GIVEN_BY_ENGINE = ("num_classes", "in_channels", "image_size", "worker", "memory", "workers")
 DATA_OPTIONS = ("partition", "unseen", "subsample", "seed")
@@ -243,7 +243,7 @@ def list_names(arguments: argparse.Namespace) -> int:
 
 
 def registry(kind: str) -> Registry[Any]:
-    from fedkeel import analysis, data, engine, methods, models
+    from fedkeel import analysis, data, engine, methods, models, robust
 
     tables: dict[str, Registry[Any]] = {
         "methods": methods.METHODS,
@@ -252,6 +252,7 @@ def registry(kind: str) -> Registry[Any]:
         "partitions": data.PARTITIONS,
         "transforms": data.TRANSFORMS,
         "executors": engine.EXECUTORS,
+        "robust": robust.ROBUST,
         "diagnostics": analysis.DIAGNOSTICS,
     }
     return tables[kind]

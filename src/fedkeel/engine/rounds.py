@@ -95,7 +95,7 @@ class Federated:
         updates, dropped = self._collect(broadcast)
         trained = time.perf_counter()
         if len(updates) >= config.min_clients:
-            self._aggregate(updates)
+            self._aggregate(self._defend(broadcast, updates, before))
         else:
             self.observer.note(
                 f"Round {round} had {len(updates)} usable updates, fewer than 'min_clients' ({config.min_clients}): "
@@ -190,11 +190,24 @@ class Federated:
         return updates, dropped
 
     @phase(profile.AGGREGATION)
+    def _defend(self, broadcast: Broadcast, updates: list[Update], before: dict[str, Tensors]) -> list[Update]:
+        """What the robust rules leave of the updates. One that is not chosen is as if it had not come."""
+        chosen = self.setup.defence.select(broadcast, updates)
+        names = {update.client for update in chosen}
+        for update in updates:
+            if update.client not in names:
+                self.executor.memory.keep(update.client, before.get(update.client, {}))
+                self._record({"kind": "not chosen", "round": broadcast.round, "client": update.client})
+        self.server.participants = [update.client for update in chosen]  # whom methods ask before the test
+        return chosen
+
+    @phase(profile.AGGREGATION)
     def _aggregate(self, updates: Sequence[Update]) -> None:
         server = self.server
         shares = self.method.shares(server, updates, [server.share(update) for update in updates])
-        weights = state.mean([update.weights for update in updates], shares)
-        statistics = state.mean([update.statistics for update in updates], shares)
+        mean = self.setup.defence.mean
+        weights = mean([update.weights for update in updates], shares)
+        statistics = mean([update.statistics for update in updates], shares)
         weights = self.method.weights(server, updates, weights)
         statistics = self.method.statistics(server, updates, statistics)
         extras = self.method.extras(server, updates)

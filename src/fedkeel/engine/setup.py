@@ -24,6 +24,7 @@ from fedkeel.method import Composition, Method
 from fedkeel.models.output import Classifier, Output
 from fedkeel.nn.surgery import batch_norms
 from fedkeel.profile import READING, SET_UP, Profile, Unprofiled
+from fedkeel.robust import Defence
 from fedkeel.shelf import Shelf
 from fedkeel.spec import parse
 
@@ -39,6 +40,7 @@ class Setup:
         held_out: domains that are evaluated and never trained on.
         executor_name: which executor `auto` came to.
         profile: the clock of a run with `profile`.
+        defence: the robust rules of the server.
     """
 
     config: Config
@@ -46,6 +48,7 @@ class Setup:
     held_out: list[str]
     executor_name: str
     profile: Unprofiled = field(default_factory=Unprofiled)
+    defence: Defence = field(default_factory=Defence)
 
     @property
     def federation(self) -> Federation:
@@ -84,6 +87,8 @@ def prepare(
     device = choose_device(config)
     executor_name = choose_executor(config, device)
     composed = Composition.of(method or methods.build(config.method))
+    defence = Defence.of(config.robust)
+    defence.refuse_what_it_cannot_protect(composed)
     if config.stateless and composed.stateful_parts:
         raise MethodError(
             f"'{composed.stateful_parts[0]}' needs clients that remember their last round, and this federation is "
@@ -97,6 +102,7 @@ def prepare(
     if composed.is_pooled:
         federation = federation.pooled()
     check_rounds(federation, config)
+    defence.refuse_too_few(clients_per_round(config, len(federation.clients)))
     with profile(SET_UP):
         network = build_model(config, federation, composed, model)
         if config.profile:
@@ -108,7 +114,7 @@ def prepare(
             "The batch size is 1, and a single sample has no batch statistics: batch norm will use the global ones. "
             "'gn', 'ln' or 'fedwon' suit such batches."
         )
-    return Setup(config, worker, held_out, executor_name, profile)
+    return Setup(config, worker, held_out, executor_name, profile, defence)
 
 
 def start_profile(config: Config, executor_name: str, device: torch.device) -> Unprofiled:
