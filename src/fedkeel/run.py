@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import safetensors.torch
 from torch import nn
@@ -17,7 +18,7 @@ from fedkeel.config import Config
 from fedkeel.data.federation import Federation
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import Setup, prepare
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, nearest
 from fedkeel.method import Method
 from fedkeel.models.output import Classifier
 from fedkeel.observer import Observer, Observers
@@ -269,15 +270,42 @@ class Run:
 
     def model(self) -> Classifier:
         """The trained global model, on the CPU, in evaluation mode."""
+        return self._prepared()[0]
+
+    def network(self, client: str | None = None) -> tuple[Classifier, Federation]:
+        """The trained model to be used somewhere else, in evaluation mode, and the data it is for.
+
+        `client` names whose model, where the method keeps layers on its clients.
+        """
+        network, setup = self._prepared()
+        if not setup.worker.method.is_personal:
+            if client is not None:
+                raise FedkeelError(
+                    f"'{self.config.method}' has one model for all clients: leave the client '{client}' out."
+                )
+            return network, setup.federation
+        kept = {unquote(path.stem): path for path in sorted((self.directory / "personal").glob("*.safetensors"))}
+        if client is None:
+            raise FedkeelError(
+                f"'{self.config.method}' keeps layers on its clients, so each has a model of its own: say whose with "
+                f"--client, one of {', '.join(kept)}."
+            )
+        if client not in kept:
+            raise FedkeelError(f"There is no model of a client '{client}': {nearest(client, kept)}")
+        state.load(network, safetensors.torch.load_file(kept[client]))
+        return network, setup.federation
+
+    def _prepared(self) -> tuple[Classifier, Setup]:
         self._result()
         if PYTHON_OBJECT in (self.config.model, self.config.method, self.config.data):
             raise FedkeelError(
                 f"'{self.directory}' was made with objects given in Python: load its model.safetensors into your own."
             )
         # What it started from is no longer needed: every tensor of the result is stored.
-        network = prepare(self.config.replace(device="cpu", executor="serial", weights="")).worker.model
+        setup = prepare(self.config.replace(device="cpu", executor="serial", weights="", profile=False))
+        network = setup.worker.model
         state.load(network, safetensors.torch.load_file(self.directory / "model.safetensors"))
-        return network.eval()
+        return network.eval(), setup
 
 
 def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) -> dict[str, Any]:
