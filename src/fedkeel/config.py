@@ -56,6 +56,14 @@ class Config:
     robust: str = option(
         "", "rules against clients that lie: 'trimmed-mean(share=0.2)', 'norm-clip+median', see 'list robust'", "trust"
     )
+    dp: Literal["none", "central", "local"] = option(
+        "none", "differential privacy: of clients with a trusted server (central), or of samples (local)", "trust"
+    )
+    dp_clip: float = option(
+        1.0, "norm that a client's change (central) or a gradient (local) is cut to", "trust", above=0
+    )
+    dp_noise: float = option(1.0, "noise on their sum, in units of 'dp_clip'", "trust", above=0)
+    dp_delta: float = option(1e-5, "probability at which 'epsilon' is reported", "trust", above=0, most=0.5)
 
     # local training
     local_epochs: int = option(1, "passes over the local data in a round", "local training", least=1)

@@ -170,7 +170,13 @@ def exported(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
     batch = torch.export.Dim("batch", min=1)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        return torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
+        try:
+            return torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
+        except Exception as error:  # the exporter's own, of many kinds
+            reason = str(error).strip().partition("\n")[0].rstrip(".")
+            raise FedkeelError(
+                f"torch.export cannot take this model apart ({reason}): choose the format 'torchscript'."
+            ) from error
 
 
 def refuse_unequal(format: str, written: Callable[[Tensor], Tensor], model: nn.Module, example: Tensor) -> None:

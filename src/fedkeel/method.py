@@ -35,6 +35,8 @@ class Method:
     - `capturable`: the hooks of a step (`inputs`, `forward`, `loss`, `gradients`) ask the host nothing and read their
       tensors from the model, the broadcast, `extras` or `scratch`: a CUDA graph of them can be replayed. If they
       also depend on the round, `step_variant` says how.
+    - `private`: nothing that a client sends depends on its samples but through the gradients of the cross-entropy, so
+      that noise on these hides a sample ("dp=local").
     """
 
     name: str = ""
@@ -46,6 +48,7 @@ class Method:
     replaces: ClassVar[frozenset[str]] = frozenset()
     surgery_order: ClassVar[int] = 0
     capturable: ClassVar[bool] = False
+    private: ClassVar[bool] = False
 
     # -- before anything trains ------------------------------------------------------------------------------
     def prepare(self, model: nn.Module) -> None:

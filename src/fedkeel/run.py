@@ -339,4 +339,5 @@ def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) 
         "bytes_down": sum(record["bytes_down"] for record in rounds),
         "questions": sum(record["questions"] for record in rounds),
         "dropped_updates": sum(record["dropped"] for record in rounds),
+        **({"epsilon": rounds[-1]["epsilon"], "delta": run.config.dp_delta} if "epsilon" in rounds[-1] else {}),
     }

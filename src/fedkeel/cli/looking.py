@@ -170,6 +170,8 @@ def print_run(run: Run) -> None:
         say(f"took    {duration(summary['seconds'])} ({summary['executor']})")
         per_round = (summary["bytes_up"] + summary["bytes_down"]) / config.rounds
         say(f"sent    {traffic}, {size(per_round)} a round")
+        if "epsilon" in summary:
+            say(f"privacy epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}, {config.dp}")
         say(f"run     {run.directory}")
     else:
         done = curve[-1]["round"] + 1 if curve else 0

@@ -52,6 +52,17 @@ def training_plan(
     return Plan(torch.cat(orders), uniforms, bounds)
 
 
+def poisson_plan(client: Client, transform: Transform, *, seed: int, round: int, steps: int, rate: float) -> Plan:
+    """Batches in each of which every sample is with probability `rate`, whoever else is: some may be empty."""
+    generator = seeds.generator(seed, "order", round, client.name)
+    chosen = [client.train[torch.rand(client.samples, generator=generator) < rate] for _ in range(steps)]
+    stops = torch.tensor([len(batch) for batch in chosen]).cumsum(0).tolist()
+    uniforms = torch.rand(
+        stops[-1], transform.draws, generator=seeds.generator(seed, "augmentation", round, client.name)
+    )
+    return Plan(torch.cat(chosen), uniforms, list(zip([0, *stops[:-1]], stops, strict=True)))
+
+
 def batch_bounds(samples: int, batch_size: int, start: int = 0, least: int = 1) -> list[tuple[int, int]]:
     """Start and stop of each batch. A rest of fewer than `least` samples joins the batch before it."""
     bounds = [(start + i, start + min(i + batch_size, samples)) for i in range(0, samples, batch_size)]

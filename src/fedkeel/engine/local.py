@@ -18,10 +18,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkeel import seeds, state
+from fedkeel import privacy, seeds, state
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
-from fedkeel.engine.batches import ImageStore, Plan, TrainingPasses, training_plan
+from fedkeel.engine.batches import ImageStore, Plan, TrainingPasses, poisson_plan, training_plan
 from fedkeel.engine.evaluation import Evaluation, Totals, evaluate
 from fedkeel.messages import Answer, BadMessage, Broadcast, Update, check_finite
 from fedkeel.method import Composition
@@ -140,7 +140,7 @@ class Worker:
                 if stop_requested.is_set():
                     raise Stopped
                 total_loss += self.step(client, batch) * len(batch.y)
-            return self.end(client, float(total_loss) / len(plan.order))
+            return self.end(client, float(total_loss) / max(len(plan.order), 1))
 
     def watch_steps(self, watching: Callable[[nn.Module], StepWatch]) -> None:
         """Have every step seen by a watch of this kind; its metrics go along with the updates."""
@@ -149,6 +149,16 @@ class Worker:
     def plan(self, name: str, round: int) -> Plan:
         """Which samples this client trains on in this round, in which order."""
         config = self.config
+        if config.dp == "local":
+            site = self.federation[name]
+            return poisson_plan(
+                site,
+                self.federation.train_transform,
+                seed=privacy.seed(config),
+                round=round,
+                steps=privacy.local_steps(config, site.samples),
+                rate=privacy.sampling_rate(config, site.samples),
+            )
         return training_plan(
             self.federation[name],
             self.federation.train_transform,
@@ -194,7 +204,7 @@ class Worker:
             extras=self.method.finish(client),
             weights=state.copies(self.entries, self.layout.weights),
             statistics=state.copies(self.entries, self.layout.statistics),
-            metrics={"loss": loss} | self._watched(client.round),
+            metrics={} if self.config.dp == "local" else {"loss": loss} | self._watched(client.round),
         )
         return update, self._remember(client, state.copies(self.entries, self.layout.local))
 
@@ -289,7 +299,7 @@ class Worker:
             loss.backward()  # type: ignore[no-untyped-call]
             return loss.detach()
 
-        loss = backward()
+        loss = self._private_steps(client).backward(self.model, *batch) if self.config.dp == "local" else backward()
         if self.watch:
             self.watch.computed()
         self.method.gradients(client, backward)
@@ -302,6 +312,12 @@ class Worker:
             lay_out_gradients(client.optimizer)
         client.optimizer.step()
         return loss
+
+    def _private_steps(self, client: LocalClient) -> privacy.PrivateSteps:
+        if "private steps" not in client.scratch:
+            client.scratch["private steps"] = privacy.PrivateSteps(self.config, client.name, client.round)
+        steps: privacy.PrivateSteps = client.scratch["private steps"]
+        return steps
 
     def _forward(self, client: LocalClient, x: Tensor) -> Output:
         if self._compiled is None or len(x) != self.config.batch_size:  # each other size would be compiled anew

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from fedkeel import profile, seeds, state
+from fedkeel import privacy, profile, seeds, state
 from fedkeel.data.federation import Client
 from fedkeel.engine.evaluation import Evaluation, Scores, split_indices, summarise
 from fedkeel.engine.execution import Executor
@@ -91,10 +91,12 @@ class Federated:
         with self.profile(profile.BROADCAST):
             self.method.before_training(server)
             broadcast = self._broadcast(server, self.method.send(server, server.weights))
-        before = self.executor.memory.snapshot()
-        updates, dropped = self._collect(broadcast)
+        before = {client: self.executor.memory.of(client) for client in server.participants}
+        updates, dropped = self._collect(broadcast, before)
         trained = time.perf_counter()
-        if len(updates) >= config.min_clients:
+        if config.dp == "central":
+            self._aggregate_privately(broadcast, updates)
+        elif len(updates) >= config.min_clients:
             self._aggregate(self._defend(broadcast, updates, before))
         else:
             self.observer.note(
@@ -102,7 +104,7 @@ class Federated:
                 "the global model is unchanged."
             )
             for client in server.participants:
-                self.executor.memory.keep(client, before.get(client, {}))
+                self.executor.memory.keep(client, before[client])
         aggregated = time.perf_counter()
         last = round == config.rounds - 1
         tested, scores = server, None
@@ -110,6 +112,7 @@ class Federated:
             tested = self._before_evaluation(server)
             scores = self._evaluate(tested)
         loss = _mean_loss(updates)
+        epsilon = privacy.spent(config, round + 1, self._sizes)
         self._record(
             {
                 "kind": "round",
@@ -122,6 +125,7 @@ class Federated:
                 "bytes_down": self.traffic.down,
                 "questions": self.traffic.questions,
             }
+            | ({"epsilon": epsilon} if epsilon is not None else {})
         )
         self.store.append_timing(
             {
@@ -141,23 +145,32 @@ class Federated:
     def _sample(self, round: int) -> list[str]:
         """The clients of this round, in the federation's order."""
         clients = self.federation.clients
+        if self.config.dp == "central":
+            return [clients[i].name for i in privacy.takes_part(self.config, len(clients), round)]
         count = clients_per_round(self.config, len(clients))
         if count >= len(clients):
             return [client.name for client in clients]
         chosen = seeds.sample(len(clients), count, seeds.generator(self.config.seed, "participation", round))
         return [clients[i].name for i in sorted(chosen)]
 
+    @cached_property
+    def _sizes(self) -> set[int]:
+        """Of the clients' data, where the account of privacy needs them: there may be a great many clients."""
+        return {client.samples for client in self.federation.clients} if self.config.dp == "local" else set()
+
     def _broadcast(self, server: Server, weights: Tensors) -> Broadcast:
         return Broadcast(server.round, server.rounds, weights, server.statistics, server.extras)
 
     @phase(profile.COLLECTION)
-    def _collect(self, broadcast: Broadcast) -> tuple[list[Update], list[Missing]]:
-        """Train the round's clients; keep the updates that pass the check, in the clients' order."""
+    def _collect(self, broadcast: Broadcast, before: Mapping[str, Tensors]) -> tuple[list[Update], list[Missing]]:
+        """Train the round's clients; keep the updates that pass the check, in the clients' order.
+
+        `before`: what each of them remembers until then.
+        """
         participants = self.server.participants
         self.traffic.down += broadcast.nbytes * len(participants)
         updates: list[Update] = []
         dropped: list[Missing] = []
-        before = self.executor.memory.snapshot()
         results = self.profile.over(profile.TRAINING, self.executor.train(participants, broadcast))
         for client, result in zip(participants, results, strict=True):
             problem = result.reason if isinstance(result, Missing) else ""
@@ -178,11 +191,11 @@ class Federated:
                 dropped.append(Missing(client, problem))
                 # What the server does not know of must not have happened: SCAFFOLD's control variates, for one, are
                 # kept on both sides and would no longer fit each other.
-                self.executor.memory.keep(client, before.get(client, {}))
+                self.executor.memory.keep(client, before[client])
                 self._record({"kind": "dropped", "round": broadcast.round, "client": client, "reason": problem})
                 self.observer.note(f"Round {broadcast.round}: the update of '{client}' is dropped, {problem}.")
             self.observer.client_done(broadcast.round, len(updates) + len(dropped), len(participants))
-        if not updates:
+        if dropped and not updates:
             raise TrainingError(
                 f"No client had a usable update in round {broadcast.round}; the last: '{dropped[-1].client}', "
                 f"{dropped[-1].reason}."
@@ -190,13 +203,13 @@ class Federated:
         return updates, dropped
 
     @phase(profile.AGGREGATION)
-    def _defend(self, broadcast: Broadcast, updates: list[Update], before: dict[str, Tensors]) -> list[Update]:
+    def _defend(self, broadcast: Broadcast, updates: list[Update], before: Mapping[str, Tensors]) -> list[Update]:
         """What the robust rules leave of the updates. One that is not chosen is as if it had not come."""
         chosen = self.setup.defence.select(broadcast, updates)
         names = {update.client for update in chosen}
         for update in updates:
             if update.client not in names:
-                self.executor.memory.keep(update.client, before.get(update.client, {}))
+                self.executor.memory.keep(update.client, before[update.client])
                 self._record({"kind": "not chosen", "round": broadcast.round, "client": update.client})
         self.server.participants = [update.client for update in chosen]  # whom methods ask before the test
         return chosen
@@ -208,6 +221,22 @@ class Federated:
         mean = self.setup.defence.mean
         weights = mean([update.weights for update in updates], shares)
         statistics = mean([update.statistics for update in updates], shares)
+        self._apply(updates, weights, statistics)
+
+    @phase(profile.AGGREGATION)
+    def _aggregate_privately(self, broadcast: Broadcast, updates: list[Update]) -> None:
+        """Of the weights only the noisy mean is seen by any rule; nobody's update still makes noise."""
+        server = self.server
+        weights = privacy.noisy_mean(self.config, broadcast.weights, updates, server.num_clients, server.round)
+        updates = [replace(update, weights={}) for update in updates]
+        if updates:
+            self._apply(updates, weights, state.mean([u.statistics for u in updates], [1.0] * len(updates)))
+        else:
+            server.weights = self.method.weights(server, [], weights)
+
+    def _apply(self, updates: Sequence[Update], weights: Tensors, statistics: Tensors) -> None:
+        """The method's own rules."""
+        server = self.server
         weights = self.method.weights(server, updates, weights)
         statistics = self.method.statistics(server, updates, statistics)
         extras = self.method.extras(server, updates)
@@ -385,8 +414,9 @@ def _check_sender(message: Update | Answer, client: str) -> None:
 
 
 def _mean_loss(updates: Sequence[Update]) -> float:
-    total = sum(update.samples for update in updates)
-    return sum(update.metrics.get("loss", 0.0) * update.samples for update in updates) / total
+    told = [update for update in updates if "loss" in update.metrics]
+    total = sum(update.samples for update in told)
+    return sum(update.metrics["loss"] * update.samples for update in told) / total if told else float("nan")
 
 
 def _evaluation_record(evaluation: Evaluation) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from fedkeel import data, methods, models, seeds
+from fedkeel import data, methods, models, privacy, seeds
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
 from fedkeel.engine.execution import EXECUTORS, ClientMemory, Executor
@@ -89,6 +89,7 @@ def prepare(
     composed = Composition.of(method or methods.build(config.method))
     defence = Defence.of(config.robust)
     defence.refuse_what_it_cannot_protect(composed)
+    privacy.refuse_contradictions(config, composed, executor_name)
     if config.stateless and composed.stateful_parts:
         raise MethodError(
             f"'{composed.stateful_parts[0]}' needs clients that remember their last round, and this federation is "
@@ -105,10 +106,12 @@ def prepare(
     defence.refuse_too_few(clients_per_round(config, len(federation.clients)))
     with profile(SET_UP):
         network = build_model(config, federation, composed, model)
+        privacy.refuse_network(config, network)
         if config.profile:
             worker: Worker = ProfiledWorker(config, federation, composed, network, device, clock=profile.clients)
         else:
             worker = Worker(config, federation, composed, network, device)
+    privacy.warn_of_the_rest(config, composed, worker.layout)
     if config.batch_size == 1 and batch_norms(network):
         log.warning(
             "The batch size is 1, and a single sample has no batch statistics: batch norm will use the global ones. "

@@ -12,3 +12,4 @@ class FedAvg(Method):
     """The sample-weighted mean of what the clients trained: the method that does nothing else."""
 
     paper = "McMahan et al. 2017"
+    private = True

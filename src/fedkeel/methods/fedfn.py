@@ -44,6 +44,7 @@ class FedFN(Method):
     """No normalisation layers; the features before the head are scaled to the same length."""
 
     paper = "Kim et al. 2023"
+    private = True
 
     def __init__(self, before: str = "head") -> None:
         """`before`: "head" as in the paper, or "fully-connected", the first such layer of the network (HBN)."""

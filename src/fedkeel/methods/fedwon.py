@@ -26,6 +26,7 @@ class FedWon(Method):
     """No normalisation layers; convolutions standardise their weights, and large batches clip their gradients."""
 
     paper = "Zhuang & Lyu 2024"
+    private = True
     capturable = True
 
     def __init__(

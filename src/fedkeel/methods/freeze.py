@@ -23,6 +23,7 @@ class Freeze(Method):
     """The head stays as it was initialised; only the body below it is trained and averaged."""
 
     paper = "Oh et al. 2022 (FedBABU)"
+    private = True
     surgery_order = 2  # last: another part may put in a new head
 
     def prepare(self, model: nn.Module) -> None:

@@ -20,6 +20,7 @@ class GroupNorm(Method):
     """Group norm in place of every batch norm: groups=2 as in HBN, groups=32 as in FedWon."""
 
     paper = "Wu & He 2018; Hsieh et al. 2020"
+    private = True
     needs_batch_norm = True
 
     def __init__(self, groups: int = 2) -> None:

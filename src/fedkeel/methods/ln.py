@@ -18,6 +18,7 @@ class LayerNorm(Method):
     """Layer norm (a single group over all channels) in place of every batch norm."""
 
     paper = "Ba et al. 2016; Du et al. 2022"
+    private = True
     needs_batch_norm = True
 
     def prepare(self, model: nn.Module) -> None:

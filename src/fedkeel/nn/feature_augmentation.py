@@ -65,7 +65,7 @@ class FeatureAugmentation(nn.Module):
         self.due.fill_(1)
 
     def forward(self, x: Tensor) -> Tensor:
-        maps = x.reshape(len(x), self.channels, -1) if x.ndim == 2 and x.shape[1] % self.channels == 0 else x
+        maps = x.reshape(x.shape[0], self.channels, -1) if x.ndim == 2 and x.shape[1] % self.channels == 0 else x
         if maps.ndim < 3 or maps.shape[1] != self.channels:
             raise MethodError(
                 f"'fedfa' expected maps of {self.channels} channels and met a tensor of shape {tuple(x.shape)}: "
