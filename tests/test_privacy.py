@@ -21,6 +21,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.messages import Update
 from fedkeel.privacy import PrivateSteps, epsilon, noisy_mean, sample_gradients, takes_part
 from fedkeel.run import Run
+from fedkeel.tables import Results
 from tests import tiny
 
 needs_opacus = pytest.mark.skipif(importlib.util.find_spec("opacus") is None, reason="opacus is not installed")
@@ -267,6 +268,21 @@ def test_what_is_shared_without_noise_is_told(method: str, said: str, caplog: py
     logging.getLogger("fedkeel").propagate = True
     tiny.setup(method, **CENTRAL)
     assert (said in caplog.text) if said else ("without noise" not in caplog.text)
+
+
+@needs_opacus
+def test_tables_have_a_column_for_epsilon_where_a_run_has_one(tmp_path: Path) -> None:
+    private, plain = (tiny.run(tmp_path / name, rounds=1, **o) for name, o in (("a", CENTRAL), ("b", {})))
+    assert private.summary is not None
+    assert plain.summary is not None
+    both = Results.of([("fedavg@dp=central", 0, private.summary), ("fedavg", 0, plain.summary)])
+    assert both.headings[-1] == "epsilon"
+    assert [both.traffic(row)[-1] for row in both.rows] == [f"{private.summary['epsilon']:.3g}", ""]
+    header, first, second = both.csv().splitlines()
+    assert header.endswith(",epsilon")
+    assert float(first.rpartition(",")[2]) == private.summary["epsilon"]
+    assert second.endswith(",")
+    assert "epsilon" not in Results.of([("fedavg", 0, plain.summary)]).headings
 
 
 @needs_opacus

@@ -81,6 +81,7 @@ class Row:
     domains: dict[str, Cell]
     average: Cell
     traffic: Traffic | None = None
+    epsilon: float | None = None  # the largest of its seeds, where runs were private
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -89,6 +90,7 @@ class Row:
             "domains": {name: cell.to_dict() for name, cell in self.domains.items()},
             "average": self.average.to_dict(),
             "traffic_per_round": self.traffic.to_dict() if self.traffic else None,
+            **({"epsilon": self.epsilon} if self.epsilon is not None else {}),
         }
 
 
@@ -135,12 +137,17 @@ class Results:
         """The columns of what a round costs, as far as the runs have something to say there."""
         counted = [row.traffic for row in self.rows if row.traffic]
         exchanges = ["exchanges/round"] if any(traffic.questions for traffic in counted) else []
-        return ["MB/round", *exchanges] if counted else []
+        epsilon = ["epsilon"] if any(row.epsilon is not None for row in self.rows) else []
+        return (["MB/round", *exchanges] if counted else []) + epsilon
 
     def traffic(self, row: Row) -> list[str]:
         """A row's entries in `costs`."""
-        entries = [row.traffic.megabytes, row.traffic.exchanges] if row.traffic else ["", ""]
-        return entries[: len(self.costs)]
+        entries = {
+            "MB/round": row.traffic.megabytes if row.traffic else "",
+            "exchanges/round": row.traffic.exchanges if row.traffic else "",
+            "epsilon": f"{row.epsilon:.3g}" if row.epsilon is not None else "",
+        }
+        return [entries[column] for column in self.costs]
 
     def cells(self, row: Row) -> list[Cell | None]:
         """A row's cells, in the order of the columns."""
@@ -220,7 +227,8 @@ class Results:
         columns = [*self.domains, "average"]
         traffic = [f"{part}_per_round" for part in ("bytes_up", "bytes_down", "extra_exchanges")]
         numbers_of = (f"{name}_{part}" for name in columns for part in ("mean", "std"))
-        writer.writerow(["method", "seeds", *numbers_of, *(traffic if self.costs else [])])
+        sent, epsilon = "MB/round" in self.costs, "epsilon" in self.costs
+        writer.writerow(["method", "seeds", *numbers_of, *(traffic if sent else []), *(["epsilon"] if epsilon else [])])
         for row in self.rows:
             numbers = [
                 number if number is not None else ""
@@ -228,7 +236,8 @@ class Results:
                 for number in ((cell.mean, cell.std) if cell else (None, None))
             ]
             cost = list(row.traffic.to_dict().values()) if row.traffic else [""] * len(traffic)
-            writer.writerow([row.method, len(row.seeds), *numbers, *(cost if self.costs else [])])
+            privacy = ["" if row.epsilon is None else row.epsilon] if epsilon else []
+            writer.writerow([row.method, len(row.seeds), *numbers, *(cost if sent else []), *privacy])
         return buffer.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
@@ -252,6 +261,7 @@ def _row(label: str, by_seed: Mapping[int, Mapping[str, Any]]) -> Row:
         },
         average=Cell.of([summary["accuracy"] for summary in summaries]),
         traffic=Traffic.of(summaries),
+        epsilon=max((summary["epsilon"] for summary in summaries if summary.get("epsilon")), default=None),
     )
 
 
