@@ -43,15 +43,16 @@ class Scene:
         self.run.method.before_training(server)
         self.broadcast = self.run._broadcast(server, self.run.method.send(server, server.weights))
         self.start = replace(server, memory=dict(server.memory), extras=dict(server.extras))
-        self.remembered = self.executor.memory.snapshot()
+        self.remembered = dict(self.executor.memory.items())
         honest = [u for u in self.executor.train(server.participants, self.broadcast) if isinstance(u, Update)]
         self.honest = {update.client: update for update in honest}
-        self.learnt = self.executor.memory.snapshot()
+        self.learnt = dict(self.executor.memory.items())
 
     def collect(self, message: Update | Missing) -> list[Update]:
         """The updates that count when the liar sends this."""
         self.run.server = replace(self.start, memory=dict(self.start.memory), extras=dict(self.start.extras))
-        self.executor.memory.restore(self.remembered)
+        for client in tiny.SIZES:
+            self.executor.memory.keep(client, self.remembered.get(client, {}))
 
         def train(clients: Sequence[str], _: Broadcast) -> Iterator[Update | Missing]:
             for client in clients:
@@ -60,13 +61,14 @@ class Scene:
 
         self.executor.train = train  # type: ignore[method-assign]
         self.notes.notes.clear()
-        return self.run._collect(self.broadcast)[0]
+        before = {client: self.executor.memory.of(client) for client in tiny.SIZES}
+        return self.run._collect(self.broadcast, before)[0]
 
     def outcome(self, message: Update | Missing) -> dict[str, Tensors]:
         """All that the round leaves behind."""
         self.run._aggregate(self.collect(message))
         server = self.run.server
-        clients = {f"client {name}": memory for name, memory in self.executor.memory.snapshot().items()}
+        clients = {f"client {name}": memory for name, memory in self.executor.memory.items()}
         return {
             "weights": server.weights,
             "statistics": server.statistics,
@@ -148,7 +150,7 @@ STATISTICS_LIES: dict[str, tuple[str, Change, str]] = {
         "num_batches_tracked' is 4.6",
     ),
 }
-SEVERAL = ("fedavg", "hbn", "fedcoda", "scaffold", "fedbn", "fedplvm", "fedfa", "fedavgm+fpl")
+SEVERAL = ("fedavg", "hbn", "fedcoda", "scaffold", "fedbn", "fedplvm", "fedfa", "fedavgm+fpl", "fedheal", "ga")
 
 
 @pytest.fixture(scope="module", params=SEVERAL)
@@ -393,9 +395,9 @@ def test_a_round_that_does_not_count_leaves_no_trace_on_any_client(tmp_path: Pat
     store = Store.create(tmp_path / "r", setup.config)
     run = Federated(setup, setup.executor(), store, tiny.Notes())
     run.round(0)
-    before = run.executor.memory.snapshot()
+    before = dict(run.executor.memory.items())
     run.round(1)
-    after = run.executor.memory.snapshot()
+    after = dict(run.executor.memory.items())
     assert set(before) == set(after)
     assert all(torch.equal(after[client][name], t) for client in before for name, t in before[client].items())
     run.round(2)
@@ -407,14 +409,14 @@ ANSWER_LIES: dict[str, Callable[[Answer], Answer]] = {
     "nothing": lambda a: replace(a, tensors={}),
     "surplus": lambda a: replace(a, tensors={**a.tensors, "x": torch.zeros(1)}),
     "shape": lambda a: replace(a, tensors={n: t.reshape(-1)[:-1] for n, t in a.tensors.items()}),
-    "dtype": lambda a: replace(a, tensors={n: t.double() for n, t in a.tensors.items()}),
+    "dtype": lambda a: replace(a, tensors={n: t.half() for n, t in a.tensors.items()}),
     "nan": lambda a: replace(a, tensors={n: t * math.nan for n, t in a.tensors.items()}),
     "samples": lambda a: replace(a, samples=-3),
     "name": lambda a: replace(a, client="ward"),
 }
 
 
-@pytest.mark.parametrize("method", ["hbn", "fedtan", "fedrdn", "fedfm(from_round=0)"])
+@pytest.mark.parametrize("method", ["hbn", "fedtan", "fedrdn", "fedfm(from_round=0)", "fediir", "ga"])
 @pytest.mark.parametrize("lie", list(ANSWER_LIES))
 def test_a_false_answer_is_as_none(tmp_path: Path, method: str, lie: str) -> None:
     def run(name: str, spoil: Callable[[Answer], Answer | Missing]) -> tuple[dict[str, bytes], list[str]]:

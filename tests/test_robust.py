@@ -159,6 +159,8 @@ def test_rules_that_select_come_before_the_one_that_averages() -> None:
         ({"robust": "median", "participation": 0.5}, "'median' needs at least 3 clients in a round, and there are 2"),
         ({"robust": "median", "method": "hbn"}, "'hbn' makes the global statistics from all updates"),
         ({"robust": "norm-clip+median", "method": "fedprox+fbn"}, "'fbn' makes the global statistics"),
+        ({"robust": "median", "method": "fedheal"}, "'fedheal' makes the global weights from all updates"),
+        ({"robust": "median", "method": "ga"}, "'ga' weighs the clients, and 'median' counts all alike"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(options: dict[str, Any], reason: str) -> None:

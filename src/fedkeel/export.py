@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.data.federation import Federation, Transform
+from fedkeel.durable import write_atomically
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.nn.scaled_ws_conv import fold
 from fedkeel.run import Run
-from fedkeel.store import write_atomically
 
 FORMATS = {"onnx": ".onnx", "torchscript": ".pt", "pt2": ".pt2"}
 INPUT, OUTPUT = "images", "logits"

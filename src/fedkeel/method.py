@@ -37,6 +37,7 @@ class Method:
       also depend on the round, `step_variant` says how.
     - `private`: nothing that a client sends depends on its samples but through the gradients of the cross-entropy, so
       that noise on these hides a sample ("dp=local").
+    - `only_mean`: its rule for the weights looks at their mean and not at the updates themselves ("dp=central").
     """
 
     name: str = ""
@@ -49,6 +50,7 @@ class Method:
     surgery_order: ClassVar[int] = 0
     capturable: ClassVar[bool] = False
     private: ClassVar[bool] = False
+    only_mean: ClassVar[bool] = False
 
     # -- before anything trains ------------------------------------------------------------------------------
     def prepare(self, model: nn.Module) -> None:

@@ -126,10 +126,11 @@ def refuse_contradictions(config: Config, method: Composition, executor: str) ->
     if config.min_clients > 1:
         raise FedkeelError("'dp=central' counts rounds of any number of clients: leave 'min_clients' out.")
     for part in method.parts:
-        if part.pooled or ("weights" in part.replaces and part.overrides("weights")):
+        looks = part.overrides("weights") and not part.only_mean
+        if part.pooled or looks or part.overrides("shares"):
             raise MethodError(
-                f"'dp=central' adds noise to the mean of the clients, and '{part.name}' does not start from it: choose "
-                "another method."
+                f"'dp=central' adds noise to the mean of equal clients, and '{part.name}' does not go by that alone: "
+                "choose another method."
             )
 
 

@@ -204,6 +204,11 @@ class Defence:
                             f"'{part.name}' makes the global {what} from all updates and not from their mean, so "
                             f"'{rule.name}' would not protect them: choose 'krum' or 'multi-krum', or another method."
                         )
+                if rule.replaces_mean and part.overrides("shares"):
+                    raise MethodError(
+                        f"'{part.name}' weighs the clients, and '{rule.name}' counts all alike: choose 'krum' or "
+                        "'multi-krum', or another method."
+                    )
                 if rule.replaces_mean and part.overrides("extras"):
                     log.warning(
                         "'%s' protects weights and statistics, but not what '%s' makes of the clients' extras: 'krum' "

@@ -34,6 +34,7 @@ class FedACG(Method):
     """Clients start from where the server's momentum leads, and stay near it."""
 
     paper = "Kim et al. 2024"
+    only_mean = True
     capturable = True
 
     def __init__(self, lambda_: float = 0.85, beta: float = 1e-3) -> None:

@@ -31,6 +31,7 @@ class FedAdam(Method):
     """The server takes an Adam step along the mean change of a round."""
 
     paper = "Reddi et al. 2021"
+    only_mean = True
     private = True
 
     def __init__(self, server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:

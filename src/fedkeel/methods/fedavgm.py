@@ -27,6 +27,7 @@ class FedAvgM(Method):
     """The server takes the mean change of a round with momentum."""
 
     paper = "Hsu et al. 2019"
+    only_mean = True
     private = True
 
     def __init__(self, beta: float = 0.9, server_lr: float = 1.0) -> None:

@@ -19,13 +19,13 @@ history, and divides by the last distances of absent clients. Here statistics ke
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from fedkeel.errors import FedkeelError
-from fedkeel.messages import Update
+from fedkeel.messages import Expected, Update
 from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.parties import LocalClient, Server
@@ -64,6 +64,9 @@ class FedHEAL(Method):
         return masks
 
     # -- on the server ---------------------------------------------------------------------------------------
+    def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
+        return {name: Expected(tuple(weight.shape), torch.bool) for name, weight in server.weights.items()}
+
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         shares = self._shares(server, updates)
         new: Tensors = {}

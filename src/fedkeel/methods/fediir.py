@@ -14,6 +14,7 @@ normalises as training does and draws the training's augmentation.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import nullcontext
 
 import torch
@@ -21,12 +22,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.messages import Expected
 from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.models.output import Classifier, Output
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.parties import Batch, LocalClient, Server
 from fedkeel.state import Tensors
+
+MOST_BATCHES = 2.0**40  # of a client: none has more
 
 
 @register("fediir")
@@ -52,6 +56,13 @@ class FedIIR(Method):
             raise MethodError("'fediir' acts on the gradient of the classifier, and none of its parameters trains.")
 
     # -- before training -------------------------------------------------------------------------------------
+    def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
+        if question != "gradient":
+            return {}
+        assert server.network is not None
+        gradients = {name: Expected.like("", parameter) for name, parameter in trained(server.network).items()}
+        return gradients | {"batches": Expected((), torch.float64, least=0, most=MOST_BATCHES)}
+
     def before_training(self, server: Server) -> None:
         answers = [answer.tensors for answer in server.ask(server.participants, "gradient").values()]
         answers = [tensors for tensors in answers if tensors.get("batches", torch.zeros(())) > 0]

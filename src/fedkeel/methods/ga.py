@@ -18,14 +18,14 @@ averaged with the same weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.messages import Update
+from fedkeel.messages import Expected, Update
 from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.parties import Batch, LocalClient, Server, prefixed, select
@@ -88,6 +88,10 @@ class GA(Method):
             yield from held_out
 
     # -- on the server ---------------------------------------------------------------------------------------
+    def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
+        least, most = (0.0, 1.0) if self.measure == "accuracy" else (None, 0.0)
+        return {"score": Expected((), torch.float64, least, most)}
+
     def before_training(self, server: Server) -> None:
         """The last round's clients tell how the model that was made of theirs does, and their weights follow."""
         local = select(server.memory, "local")

@@ -41,6 +41,7 @@ class Scaffold(Method):
     """Corrects every local step by the difference between the mean gradient of all clients and the client's own."""
 
     paper = "Karimireddy et al. 2020"
+    only_mean = True
     needs_memory = True
     capturable = True
 
