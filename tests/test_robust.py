@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,14 @@ def test_a_run_with_a_robust_rule_is_the_same_under_other_executors(tmp_path: Pa
         for executor in ("serial", "processes")
     ]
     assert tiny.result(runs[0]) == tiny.result(runs[1])
+
+
+def test_the_docs_say_of_every_method_what_it_reveals() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "robust.md").read_text()
+    table = page.partition("## What each method reveals")[2].partition("\n## ")[0]
+    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    named = [name for row in rows for name in re.findall("`([a-z]+)`", row)]
+    assert sorted(named) == methods.METHODS.names()
 
 
 def test_updates_themselves_are_never_changed() -> None:
