@@ -129,7 +129,7 @@ def check(update: Update, broadcast: Broadcast) -> None:
     if len(update.metrics) > _MOST_METRICS:
         raise BadMessage(f"it has {len(update.metrics)} metrics")
     for name, value in update.metrics.items():
-        if not math.isfinite(value) or abs(value) > _LARGEST:
+        if not isinstance(value, (int, float)) or not math.isfinite(value) or abs(value) > _LARGEST:
             raise BadMessage(f"its metric '{name}' is {value}")
 
 
@@ -156,7 +156,10 @@ def check_samples(samples: object) -> None:
 
 
 def check_expected(tensors: Mapping[str, Tensor], expected: Mapping[str, Expected]) -> None:
-    """Raise `BadMessage` unless these are exactly the tensors that a method's own rules can work with."""
+    """Raise `BadMessage` unless these are exactly the tensors that a method's own rules can work with.
+
+    That they are finite is known by then: `check_finite`.
+    """
     _check_names("extra", tensors, expected)
     sizes: dict[str, int] = {}
     for name, wanted in expected.items():
@@ -171,7 +174,6 @@ def check_expected(tensors: Mapping[str, Tensor], expected: Mapping[str, Expecte
     for size in sizes.values():
         if size > _MOST_ROWS:
             raise BadMessage(f"its extras have {size} rows, more than {_MOST_ROWS}")
-    check_finite(tensors)
     for name, wanted in expected.items():
         tensor = tensors[name]
         if not tensor.numel():

@@ -315,20 +315,17 @@ class Composition(Method):
             if name.partition("/")[0] not in {part.name for part in self.parts} or "/" not in name:
                 raise BadMessage(f"its extras do not match: missing [], not expected {[name]}")
         for part in self.parts:
-            self._check(part.expects(server.scoped(part.name)), select(extras, part.name))
+            expected = part.expects(server.scoped(part.name))
+            if expected is not None:
+                check_expected(select(extras, part.name), expected)
 
     def check_answer(self, server: Server, question: str, tensors: Tensors) -> None:
         """Raise `BadMessage` unless this is an answer that the part that asked can use."""
+        check_finite(tensors)
         name, _, rest = question.partition("/")
-        for part in self.parts:
-            if part.name == name:
-                self._check(part.expects(server.scoped(part.name), rest), tensors)
-
-    @staticmethod
-    def _check(expected: Mapping[str, Expected] | None, tensors: Tensors) -> None:
-        if expected is None:
-            check_finite(tensors)
-        else:
+        part = next((part for part in self.parts if part.name == name), None)
+        expected = part.expects(server.scoped(name), rest) if part is not None else None
+        if expected is not None:
             check_expected(tensors, expected)
 
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
