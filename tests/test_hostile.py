@@ -268,10 +268,10 @@ def tensors(draw: st.DrawFn, honest: Tensor) -> Tensor:
     if kind == "number" and honest.numel() and honest.dtype.is_floating_point:
         place = draw(st.integers(0, honest.numel() - 1))
         lie = honest.clone(memory_format=torch.contiguous_format)
-        lie.view(-1)[place] = draw(NUMBERS)
+        lie.view(-1)[place] = torch.tensor(draw(NUMBERS)).to(lie.dtype)
         return lie
     if kind == "fill" and honest.dtype.is_floating_point:
-        return torch.full_like(honest, draw(NUMBERS))
+        return torch.full(honest.shape, draw(NUMBERS)).to(honest.dtype)
     if kind == "fill" and honest.dtype == torch.int64:
         return torch.full_like(honest, draw(st.integers(-(2**63), 2**63 - 1)))
     if kind == "scale" and honest.dtype.is_floating_point:
