@@ -10,7 +10,7 @@ import pytest
 
 from fedkeel import methods as registered
 from fedkeel.cli import main
-from fedkeel.compare import Comparison, Place
+from fedkeel.comparison import Comparison, Place
 from fedkeel.config import Config
 from fedkeel.demo import BASELINES, MARK, PAPERS, SETTINGS, claim, findings, methods
 from fedkeel.entries import read_entries

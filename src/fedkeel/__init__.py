@@ -17,7 +17,7 @@ _HOMES = {
     "simulate": "fedkeel.run",
     "resume": "fedkeel.run",
     "Run": "fedkeel.run",
-    "compare": "fedkeel.compare",
+    "compare": "fedkeel.comparison",
     "Config": "fedkeel.config",
     "Method": "fedkeel.method",
     "register": "fedkeel.methods",
@@ -28,7 +28,7 @@ _MODULES = ("analysis", "data", "models", "methods", "losses", "aggregation", "n
 
 if TYPE_CHECKING:
     from fedkeel import aggregation, analysis, data, engine, losses, messages, methods, models, nn, state
-    from fedkeel.compare import compare
+    from fedkeel.comparison import compare
     from fedkeel.config import Config
     from fedkeel.errors import FedkeelError
     from fedkeel.method import Method

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from fedkeel.compare import FILE, Comparison, compare, read_comparison
+from fedkeel.comparison import FILE, Comparison, compare, read_comparison
 from fedkeel.durable import explained
 from fedkeel.errors import FedkeelError
 from fedkeel.jobs import JobsObserver

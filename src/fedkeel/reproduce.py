@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from fedkeel import analysis
-from fedkeel.compare import choose_jobs, has_finished
+from fedkeel.comparison import choose_jobs, has_finished
 from fedkeel.config import Config
 from fedkeel.data import DATASETS
 from fedkeel.engine.setup import load_federation

@@ -14,36 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.errors import FedkeelError, unknown
-from fedkeel.observer import Observer
+from fedkeel.observer import Observer, Observers
 
 if TYPE_CHECKING:
     from fedkeel.config import Config
     from fedkeel.engine.evaluation import Scores
 
 MLFLOW_RUN = "mlflow.txt"  # in the run directory: which run of MLflow a resumed run goes on with
-
-
-class Several(Observer):
-    """Tells several observers in turn."""
-
-    def __init__(self, *observers: Observer) -> None:
-        self._observers = observers
-
-    def started(self, config: Config, first_round: int) -> None:
-        for observer in self._observers:
-            observer.started(config, first_round)
-
-    def client_done(self, round: int, done: int, total: int) -> None:
-        for observer in self._observers:
-            observer.client_done(round, done, total)
-
-    def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
-        for observer in self._observers:
-            observer.round_done(round, rounds, scores, loss)
-
-    def note(self, text: str) -> None:
-        for observer in self._observers:
-            observer.note(text)
 
 
 class Tracker(Observer):
@@ -166,7 +143,7 @@ def tracked(name: str | None, directory: str | Path, observer: Observer) -> Iter
     tracker = TRACKERS[name](directory)
     finished = False
     try:
-        yield Several(observer, tracker)
+        yield Observers([observer, tracker])
         finished = True
     finally:
         tracker.close(finished=finished)

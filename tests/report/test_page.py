@@ -16,7 +16,7 @@ import pytest
 
 from fedkeel import report
 from fedkeel.cli import main
-from fedkeel.compare import read_comparison
+from fedkeel.comparison import read_comparison
 from fedkeel.errors import FedkeelError
 from fedkeel.report.page import embedded, render
 from tests.report.samples import accuracy, add_diagnostics, make_comparison, make_run

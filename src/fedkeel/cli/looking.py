@@ -17,7 +17,7 @@ from fedkeel.config import Config, from_dict
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedkeel.compare import Comparison
+    from fedkeel.comparison import Comparison
     from fedkeel.registry import Entry, Registry
     from fedkeel.run import Run
 
@@ -108,7 +108,7 @@ def add_commands(commands: Any) -> None:
 
 # -- show -----------------------------------------------------------------------------------------------------
 def show_runs(arguments: argparse.Namespace) -> int:
-    from fedkeel.compare import gather
+    from fedkeel.comparison import gather
     from fedkeel.run import Run
 
     comparison = gather(arguments.directories)

@@ -153,7 +153,7 @@ def run_several(arguments: argparse.Namespace) -> int:
     read_entries(arguments.methods, options)
     seeds, jobs = read_seeds(arguments.seeds), whole_jobs(arguments)
 
-    from fedkeel.compare import compare
+    from fedkeel.comparison import compare
     from fedkeel.console import ComparisonProgress
     from fedkeel.engine.local import Stopped
 

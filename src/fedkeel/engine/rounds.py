@@ -202,7 +202,7 @@ class Federated:
             )
         return updates, dropped
 
-    @phase(profile.AGGREGATION)
+    @phase(profile.AGGREGATION, calls=0)
     def _defend(self, broadcast: Broadcast, updates: list[Update], before: Mapping[str, Tensors]) -> list[Update]:
         """What the robust rules leave of the updates. One that is not chosen is as if it had not come."""
         chosen = self.setup.defence.select(broadcast, updates)

@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedkeel.compare import FILE, Place, labels, read_comparison
+from fedkeel.comparison import FILE, Place, labels, read_comparison
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
 from fedkeel.report.diagnostics import Diagnostic, Source, read_diagnostics

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 
 from fedkeel import jobs
-from fedkeel.compare import Comparison, Place, compare, gather, read_comparison
+from fedkeel.comparison import Comparison, Place, compare, gather, read_comparison
 from fedkeel.config import Config
 from fedkeel.engine.local import Stopped, stop_requested
 from fedkeel.entries import read_entry, read_seeds, slug
 from fedkeel.errors import FedkeelError
 from fedkeel.jobs import Job, JobsObserver
 
-comparing = sys.modules["fedkeel.compare"]  # the name in the package is the function
+comparing = sys.modules["fedkeel.comparison"]  # the name in the package is the function
 TINY: dict[str, Any] = {
     "rounds": 1,
     "subsample": 10,
