@@ -16,7 +16,7 @@ from fedkeel.cli import build_parser, main
 from fedkeel.cli.parsing import given_options, with_root
 from fedkeel.config import Config, option_names
 from fedkeel.errors import FedkeelError
-from tests.test_compare import finish
+from tests.test_comparison import finish
 
 TINY = ["--subsample", "10", "--model", "simple_cnn(width=2)", "--executor", "serial", "--device", "cpu"]
 

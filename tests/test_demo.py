@@ -15,7 +15,7 @@ from fedkeel.config import Config
 from fedkeel.demo import BASELINES, MARK, PAPERS, SETTINGS, claim, findings, methods
 from fedkeel.entries import read_entries
 from fedkeel.errors import FedkeelError
-from tests.test_compare import finish
+from tests.test_comparison import finish
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from fedkeel.recipes import DIAGNOSTICS, Recipe, load, names, parse
 from fedkeel.reproduce import choose_seeds, directory_name, epoch_seconds, reproduce, select
 from fedkeel.run import Run, summarise_run
 from fedkeel.side_by_side import Reproduction
-from tests.test_compare import Watching, finish
+from tests.test_comparison import Watching, finish
 
 RECIPE = """
 paper = "HBN"
