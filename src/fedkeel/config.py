@@ -50,6 +50,9 @@ class Config:
     )
     weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean", "rounds")
     min_clients: int = option(1, "updates without which a round does not count", "rounds", least=1)
+    round_timeout: float = option(
+        3600.0, "seconds that a site has for its part of a round, over a network", "rounds", above=0
+    )
     stateless: bool = option(False, "clients keep nothing between rounds; methods that need it are refused", "rounds")
 
     # trust

@@ -16,6 +16,7 @@ from fedkeel import config as configuration
 from fedkeel import state
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
+from fedkeel.engine.flower.roster import Roster
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, nearest
@@ -64,7 +65,7 @@ def simulate(
     setup = _prepare(settings, federation, model, method)
     setup = setup.with_threads((observer or Observer()).note)
     store = Store.create(directory or free_directory(settings), setup.config)
-    return _run(store, setup, observer)
+    return finish(store, setup, observer)
 
 
 def resume(
@@ -86,10 +87,11 @@ def resume(
                 f"resume it with fedkeel.resume(..., {'federation' if name == 'data' else name}=...)."
             )
     setup = _prepare(run.config, federation, model, method)
-    return _run(Store.open(directory), setup, observer)
+    return finish(Store.open(directory), setup, observer)
 
 
-def _run(store: Store, setup: Setup, observer: Observer | None) -> Run:
+def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
+    """Run the rounds that are left and write the result."""
     began = time.perf_counter()
     executor = None
     observer = observer or Observer()
@@ -301,8 +303,11 @@ class Run:
             raise FedkeelError(
                 f"'{self.directory}' was made with objects given in Python: load its model.safetensors into your own."
             )
-        # What it started from is no longer needed: every tensor of the result is stored.
-        setup = prepare(self.config.replace(device="cpu", executor="serial", weights="", profile=False))
+        # What it started from is no longer needed: every tensor of the result is stored. Nor is the data, of which a
+        # federation over a network has none here, only its outline.
+        roster = Roster.load(self.directory)
+        config = self.config.replace(device="cpu", executor="serial", weights="", profile=False)
+        setup = prepare(config, federation=roster.outline() if roster else None)
         network = setup.worker.model
         state.load(network, safetensors.torch.load_file(self.directory / "model.safetensors"))
         return network.eval(), setup

@@ -41,7 +41,7 @@ KEPT_CHECKPOINTS = 2
 # What does not change the result, and so may change when a run is resumed.
 MACHINE_OPTIONS = (
     *("executor", "workers", "threads", "device", "memory_limit", "checkpoint_every"),
-    *("profile", "record", "record_every"),
+    *("profile", "record", "record_every", "round_timeout"),
 )
 
 

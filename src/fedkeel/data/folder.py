@@ -56,14 +56,17 @@ def scan_own(root: Path, classes: str | Sequence[str] | None) -> Listing:
     for label in folders:
         if label not in order:
             raise DataError(f"The class folder '{label}' of 'folder' is not in classes: {nearest(label, order)}")
-    listed: dict[str, Domain] = {}
-    for domain in domains:
-        found = [(file, folder.name) for folder in visible_folders(domain) for file in images_in(folder)]
-        if not found:
-            raise DataError(f"The domain '{domain}' of 'folder' has no images: the layout must be {LAYOUT}.")
-        position = {file.relative_to(root).as_posix(): number for number, (file, _) in enumerate(found)}
-        items = image_files([file for file, _ in found], [order.index(label) for _, label in found])
-        listed[domain.name] = Domain([items], read_lists(root, domain.name, position))
+    listed = {domain.name: scan_domain(domain, order) for domain in domains}
     if not listed:
         raise DataError(f"There are no images in '{root}': the layout must be {LAYOUT}.")
     return Listing("folder", root, order, listed)
+
+
+def scan_domain(domain: Path, order: Sequence[str]) -> Domain:
+    """The images of the class folders in `domain`, with the lists beside it where there are some."""
+    found = [(file, folder.name) for folder in visible_folders(domain) for file in images_in(folder)]
+    if not found:
+        raise DataError(f"The domain '{domain}' of 'folder' has no images: the layout must be {LAYOUT}.")
+    position = {file.relative_to(domain.parent).as_posix(): number for number, (file, _) in enumerate(found)}
+    items = image_files([file for file, _ in found], [order.index(label) for _, label in found])
+    return Domain([items], read_lists(domain.parent, domain.name, position))

@@ -13,7 +13,7 @@ import torch
 
 from fedkeel import seeds, spec
 from fedkeel.data import partition as partitions
-from fedkeel.data.federation import Client, Federation, each_once, no_indices
+from fedkeel.data.federation import Client, Federation, Transform, each_once, no_indices
 from fedkeel.data.partition import Partition, Pool, apportion
 from fedkeel.data.population import Group, Population, Slices
 from fedkeel.data.source import DATASETS, IntArray, Source, Split, names, whole
@@ -55,14 +55,27 @@ def load(
         raise DataError(f"unseen_split is {unseen_split!r}: choose 'all' or 'test'.")
     if subsample is not None:
         whole("subsample", subsample, 1)
-    source = DATASETS.build(name, **options)
+    return cut(DATASETS.build(name, **options), cutter, unseen, unseen_split, subsample, seed, training, testing)
+
+
+def cut(
+    source: Source,
+    cutter: Partition,
+    unseen: str | Sequence[str] = (),
+    unseen_split: str = "all",
+    subsample: int | None = None,
+    seed: int = 0,
+    train_transform: Transform | None = None,
+    test_transform: Transform | None = None,
+) -> Federation:
+    """Hold out the unseen domains of what was read and cut the others into clients."""
     held_out = names(unseen)
     for domain in held_out:
         if domain not in source.domains:
             raise DataError(unknown("domain", domain, source.domains))
     seen = {domain: split for domain, split in source.domains.items() if domain not in held_out}
     if not seen:
-        raise DataError(f"Every domain of '{name}' is unseen: leave at least one to train on.")
+        raise DataError(f"Every domain of '{source.name}' is unseen: leave at least one to train on.")
     # A count for a domain that is held out is no mistake: the same partition serves every domain left out in turn.
     cutter.check(list(source.domains))
     groups = [cut_domain(source, domain, split, cutter, seed, subsample) for domain, split in seen.items()]
@@ -72,8 +85,8 @@ def load(
         labels=source.labels,
         classes=source.classes,
         clients=Population(groups),
-        train_transform=training or source.train_transform,
-        test_transform=testing or source.test_transform,
+        train_transform=train_transform or source.train_transform,
+        test_transform=test_transform or source.test_transform,
         unseen=tuple(unseen_client(domain, source.domains[domain], unseen_split) for domain in held_out),
     )
     warn_of_untrained_classes(federation)

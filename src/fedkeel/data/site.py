@@ -1,0 +1,90 @@
+"""The images of one site of a real federation: `folder/<class>/*.png`, read as the server's configuration says.
+
+The same rules as for `folder`, of which a site is one domain: a federation over a network and a run over the folders
+side by side on one machine train on the same images in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedkeel import spec
+from fedkeel.config import Config
+from fedkeel.data import partition as partitions
+from fedkeel.data import rules
+from fedkeel.data.federation import Federation
+from fedkeel.data.folder import scan_domain
+from fedkeel.data.listing import Listing, assemble, images_in, visible_folders
+from fedkeel.data.load import cut, unseen_client
+from fedkeel.data.source import Source, names
+from fedkeel.data.transforms import parse_transforms
+from fedkeel.errors import DataError, nearest
+
+LAYOUT = "folder/<class>/*.png (or jpg, jpeg, bmp, webp)"
+
+
+def read_site(
+    folder: Path,
+    name: str,
+    size: int = 32,
+    validation: float = 0.15,
+    test: float = 0.25,
+    split_seed: int = 0,
+    classes: str | Sequence[str] | None = None,
+) -> Source:
+    """One domain called `name`. `classes` are those of the whole federation, by name."""
+    own = class_folders(folder)
+    order = tuple(own) if classes is None else tuple(names(classes))
+    for label in own:
+        if label not in order:
+            raise DataError(f"The class folder '{label}' of '{folder}' is no class of the federation: {nearest(label, order)}")
+    listing = Listing("folder", folder, order, {name: scan_domain(folder, order)})
+    parts = rules.by_shares(listing.domains, validation, test, split_seed)
+    return assemble(listing, parts, size, train="flip+normalise", test="normalise")
+
+
+
+def class_folders(folder: Path) -> list[str]:
+    """The names of the classes that a site has, or a sentence that says which layout is expected."""
+    if not folder.is_dir():
+        raise DataError(f"'{folder}' is not a folder: a site's images lie in {LAYOUT}.")
+    if images_in(folder):
+        raise DataError(f"'{folder}' has images right in it: put them into folders named after their classes, {LAYOUT}.")
+    found = [path.name for path in visible_folders(folder)]
+    if not found:
+        raise DataError(f"There are no class folders in '{folder}': a site's images lie in {LAYOUT}.")
+    return found
+
+
+def load_site(folder: Path, name: str, config: Config, classes: Sequence[str] | None = None) -> Federation:
+    """The federation of this one site, cut as the configuration says. Without `classes`, labels follow its own."""
+    parsed = spec.parse(config.data)
+    if parsed.name != "folder":
+        raise DataError(
+            f"The server's data set is '{config.data}', but sites have folders of images: give data = 'folder(size=64)'."
+        )
+    options: dict[str, Any] = {key: value for key, value in parsed.options.items() if key not in ("root", "classes")}
+    cutting = {key: options.pop(key) for key in ("unseen_split", "seed", "partition") if key in options}
+    held_out = [*names(config.unseen), *names(options.pop("unseen", ()))]
+    transforms = {key: parse_transforms(options.pop(key)) for key in ("train_transform", "test_transform") if key in options}
+    partition = cutting.get("partition", config.partition)
+    if partition != "domains":
+        raise DataError(f"The partition is '{partition}', but over a network each site is one client: leave it out.")
+    unknown = [option for option in options if option not in ("size", "validation", "test", "split_seed")]
+    if unknown:
+        raise DataError(f"A site does not know the option '{unknown[0]}' of '{config.data}': leave it out.")
+    source = read_site(folder, name, classes=classes, **options)
+    federation = cut(
+        source,
+        partitions.build("domains"),
+        subsample=config.subsample or None if name not in held_out else None,
+        seed=cutting.get("seed", config.seed),
+        **transforms,
+    )
+    if name in held_out:
+        client = unseen_client(name, source.domains[name], cutting.get("unseen_split", "all"))
+        federation = replace(federation, clients=(), unseen=(client,))
+    return federation

@@ -1,0 +1,320 @@
+"""The executor `flower`: each client is a site at the other end of a network.
+
+It speaks to sites through a `Channel` and knows nothing of what carries it. A site that is away, fails, or sends what
+cannot be read is `Missing` with the reason; the others go on. One request brings the whole evaluation of a model,
+whichever split is asked for first, since a message costs more than the splits.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedkeel.config import Config
+from fedkeel.engine import local
+from fedkeel.engine.evaluation import Evaluation
+from fedkeel.engine.execution import ClientMemory
+from fedkeel.engine.flower.roster import Description, Roster, agree, differs
+from fedkeel.engine.local import Stopped
+from fedkeel.errors import TrainingError
+from fedkeel.messages import Answer, BadMessage, Broadcast, Missing, Update, broadcast_to_bytes, unpack, update_from_bytes
+from fedkeel.store import write_atomically
+
+Table = dict[str, Any]
+Reply = tuple[Table, bytes]
+STATUS = "status.json"
+POLL = 0.5
+NEWCOMERS = 30.0
+SILENT = "it did not say in time who it is"
+SPLITS = ("test", "validation")
+
+
+class Channel(Protocol):
+    """What carries requests to nodes and their replies back."""
+
+    def nodes(self) -> list[int]:
+        """Those that can be reached at the moment."""
+        ...
+
+    def exchange(
+        self, requests: Mapping[int, Table], message: bytes, timeout: float
+    ) -> Iterator[tuple[int, Reply | str]]:
+        """A request for each node, all with the same message. Replies, or what went wrong, as they come; a node that
+        does not reply in time has none."""
+        ...
+
+
+@dataclass
+class Status:
+    """How each site is doing, for `fedkeel status`: written whenever something happens, read by anyone."""
+
+    directory: Path | None = None
+    sites: dict[str, Table] = field(default_factory=dict)
+
+    def told(self, site: str, what: str, *, connected: bool = True) -> None:
+        self.sites[site] = {"state": what, "connected": connected, "at": time.strftime("%Y-%m-%d %H:%M:%S")}
+
+    def save(self) -> None:
+        if self.directory is not None:
+            write_atomically(self.directory / STATUS, json.dumps(self.sites, indent=1).encode() + b"\n")
+
+
+@dataclass
+class FlowerExecutor:
+    """Clients at other machines.
+
+    Attributes:
+        roster: who takes part; a site that comes back is known by its name.
+        session: what every request carries: the run's name, the configuration, the classes.
+        owners: the site that a node's key was made for; a node cannot pose as another site. Empty without keys.
+    """
+
+    channel: Channel
+    roster: Roster
+    session: Table
+    config: Config
+    note: Callable[[str], None]
+    owners: Mapping[int, str] = field(default_factory=dict)
+    nodes: dict[str, int] = field(default_factory=dict)
+    status: Status = field(default_factory=Status)
+    memory: ClientMemory = field(default_factory=lambda: ClientMemory(stateless=True))  # it stays with the sites
+    _step: tuple[int, int] = (-1, 0)
+    _evaluated: tuple[Broadcast | None, dict[str, list[Evaluation]]] = (None, {})
+    _strangers: set[int] = field(default_factory=set)
+
+    # -- what the round loop asks for ------------------------------------------------------------------------
+    def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
+        def read(client: str, reply: Reply) -> Update:
+            update = update_from_bytes(reply[1])
+            if update.client != client:
+                raise BadMessage(f"it is signed '{update.client[:80]}'")
+            return update
+
+        yield from self._in_order(clients, broadcast, {"do": "train"}, read, least=self.config.min_clients)
+
+    def evaluate(
+        self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
+    ) -> Iterator[list[Evaluation]]:
+        def read(client: str, reply: Reply) -> list[Evaluation]:
+            domain = self.roster[client].domain
+            return [evaluation_of(client, domain, given) for given in _list(reply[0].get("evaluations"))]
+
+        known, results = self._evaluated
+        if known is not broadcast:
+            known, results = self._evaluated = (broadcast, {})
+        unknown = [client for client in clients if client not in results]
+        if unknown:
+            request = {"do": "evaluate", "splits": list(SPLITS)}
+            for client, result in zip(unknown, self._in_order(unknown, broadcast, request, read, least=1), strict=True):
+                if isinstance(result, Missing):
+                    self.note(f"Round {broadcast.round}: '{client}' did not evaluate, {result.reason}.")
+                results[client] = [] if isinstance(result, Missing) else result
+        if not any(results.values()):
+            raise TrainingError(f"No site evaluated the model of round {broadcast.round}: see to them and resume.")
+        for client in clients:
+            yield [evaluation for evaluation in results[client] if evaluation.split in splits]
+
+    def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
+        def read(client: str, reply: Reply) -> Answer:
+            samples = reply[0].get("samples")
+            if isinstance(samples, bool) or not isinstance(samples, int) or not 0 < samples < 2**40:
+                raise BadMessage(f"its number of samples is {samples!r}")
+            return Answer(client, samples, unpack(reply[1])[1].get("tensors", {}))
+
+        yield from self._in_order(clients, broadcast, {"do": "ask", "question": question}, read)
+
+    def close(self) -> None:
+        self.status.save()
+
+    # -- sites that come and go ------------------------------------------------------------------------------
+    def recognise(self) -> None:
+        """Find out who the nodes are that were not there before: sites of this run that came back, or strangers."""
+        here = self.channel.nodes()
+        self._strangers &= set(here)
+        for name, node in list(self.nodes.items()):
+            if node not in here:
+                del self.nodes[name]
+                self.status.told(name, "not connected", connected=False)
+        new = [node for node in here if node not in self.nodes.values() and node not in self._strangers]
+        if not new:
+            return
+        # Nobody waits long for a site that is only just coming: it is asked again before the next exchange.
+        patience = min(self.config.round_timeout, NEWCOMERS)
+        for node, description in describe(self.channel, new, self.session, self.owners, patience).items():
+            if description == SILENT:
+                continue
+            problem = description if isinstance(description, str) else self._unfit(description)
+            if isinstance(description, str) or problem:
+                self._strangers.add(node)
+                who = name_of(node, self.owners) if isinstance(description, str) else f"'{description.name}'"
+                self.note(f"The site {who} sits out: {problem}.")
+            else:
+                self.nodes[description.name] = node
+                self.status.told(description.name, "connected")
+        self.status.save()
+
+    def _unfit(self, site: Description) -> str:
+        if site.name in self.nodes:
+            return f"another site is called '{site.name}'"
+        if site.name not in self.roster:
+            return "it came after the run had begun, and takes part when the server is started again"
+        return differs(site, self.roster.classes, self.roster[site.name].shape)
+
+    # -- one exchange ----------------------------------------------------------------------------------------
+    def _in_order(
+        self,
+        clients: Sequence[str],
+        broadcast: Broadcast,
+        request: Table,
+        read: Callable[[str, Reply], Any],
+        least: int = 0,
+    ) -> Iterator[Any]:
+        """Send the request to every client that is there; yield results in the order of `clients`."""
+        round, number = self._step
+        self._step = (round, number + 1) if round == broadcast.round else (broadcast.round, 0)
+        self._await(clients, min(least, len(clients)))
+        common = {**request, "session": self.session, "step": list(self._step)}
+        there = {self.nodes[client]: client for client in clients if client in self.nodes}
+        results: dict[str, Any] = {c: Missing(c, "it is not connected") for c in clients if c not in there.values()}
+        turn = 0
+        doing = f"round {broadcast.round}: {request['do']}"
+        for client in there.values():
+            self.status.told(client, f"{doing}, under way")
+        self.status.save()
+        replies = self.channel.exchange(
+            dict.fromkeys(there, common), broadcast_to_bytes(broadcast), self.config.round_timeout
+        )
+        for node, reply in replies:
+            client = there[node]
+            results[client] = result = _read(client, reply, read)
+            failed = isinstance(result, Missing)
+            self.status.told(client, f"{doing} failed, {result.reason}" if failed else f"{doing}, done")
+            while turn < len(clients) and clients[turn] in results:
+                yield results[clients[turn]]
+                turn += 1
+        for client in clients[turn:]:
+            if client not in results:
+                self.status.told(client, f"{doing}, no reply", connected=False)
+            late = Missing(client, f"it did not reply within {self.config.round_timeout:g} s")
+            yield results.get(client, late)
+        self.status.save()
+
+    def _await(self, clients: Sequence[str], least: int) -> None:
+        """Wait until `least` of these are there, no longer than a round may take."""
+        deadline, told = time.monotonic() + self.config.round_timeout, False
+        while True:
+            self.recognise()
+            there = [client for client in clients if client in self.nodes]
+            if len(there) >= least or time.monotonic() > deadline:
+                return
+            if not told:
+                self.note(f"Waiting for sites: {len(there)} of {len(clients)} are connected, and {least} are needed.")
+                told = True
+            pause(POLL)
+
+
+def pause(seconds: float) -> None:
+    """Wait, but not when the run is asked to stop."""
+    if local.stop_requested.wait(seconds):
+        raise Stopped
+
+
+def gather(
+    channel: Channel,
+    session: Table,
+    config: Config,
+    *,
+    wanted: int,
+    wait: float,
+    owners: Mapping[int, str],
+    note: Callable[[str], None],
+) -> tuple[dict[int, Description], dict[str, str]]:
+    """Wait for `wanted` sites and hear what they say of themselves; and those of whom nothing could be learnt."""
+    deadline = time.monotonic() + wait
+    note(f"Waiting for {wanted} sites.")
+    told = 0
+    while (here := len(channel.nodes())) < wanted and (time.monotonic() < deadline or here < config.min_clients):
+        if here != told:
+            note(f"{here} of {wanted} sites are connected.")
+            told = here
+        pause(POLL)
+    described = describe(channel, channel.nodes(), session, owners, config.round_timeout)
+    failed = {name_of(node, owners): reason for node, reason in described.items() if isinstance(reason, str)}
+    return {node: site for node, site in described.items() if isinstance(site, Description)}, failed
+
+
+def describe(
+    channel: Channel, nodes: Iterable[int], session: Table, owners: Mapping[int, str], timeout: float
+) -> dict[int, Description | str]:
+    """Each node's description, or what is wrong with it."""
+    found: dict[int, Description | str] = dict.fromkeys(nodes, SILENT)
+    request = {"do": "describe", "session": session}
+    for node, reply in channel.exchange(dict.fromkeys(found, request), b"", timeout):
+        try:
+            if isinstance(reply, str):
+                raise BadMessage(reply)
+            if "failure" in reply[0]:
+                raise BadMessage(_text(reply[0]["failure"]))
+            site = Description.read(reply[0].get("description"))
+            if owners and owners.get(node) != site.name:
+                raise BadMessage(f"it calls itself '{site.name}', and its key is not that site's")
+        except BadMessage as bad:
+            found[node] = str(bad)
+        else:
+            found[node] = site
+    return found
+
+
+def name_of(node: int, owners: Mapping[int, str]) -> str:
+    return f"'{owners[node]}'" if node in owners else f"at node {node}"
+
+
+def _read(client: str, reply: Reply | str, read: Callable[[str, Reply], Any]) -> Any:
+    if isinstance(reply, str):
+        return Missing(client, reply)
+    try:
+        if "failure" in reply[0]:
+            return Missing(client, _text(reply[0]["failure"]))
+        return read(client, reply)
+    except BadMessage as bad:
+        return Missing(client, str(bad))
+
+
+def _text(given: object) -> str:
+    """A site's own words, as one line that does no harm in a log."""
+    return "".join(c for c in str(given)[:500] if c.isprintable()) or "it does not say why"
+
+
+def _list(given: object) -> list[Any]:
+    if not isinstance(given, list):
+        raise BadMessage("its evaluations are not a list")
+    return given
+
+
+def evaluation_of(client: str, domain: str, given: object) -> Evaluation:
+    """An evaluation as a site sent it; whose it is, the server knows better."""
+    if not isinstance(given, dict):
+        raise BadMessage("an evaluation of it is not a table")
+    split, kind = given.get("split"), given.get("statistics")
+    correct, samples, loss = given.get("correct"), given.get("samples"), given.get("loss_sum")
+    if split not in SPLITS or kind not in ("global", "batch"):
+        raise BadMessage(f"an evaluation of it is of {split!r} with {kind!r} statistics")
+    counts = all(isinstance(n, int) and not isinstance(n, bool) for n in (correct, samples))
+    if not counts or not 0 <= correct <= samples < 2**40 or samples == 0:  # type: ignore[operator]
+        raise BadMessage(f"an evaluation of it has {correct!r} right of {samples!r}")
+    if isinstance(loss, bool) or not isinstance(loss, (int, float)):
+        raise BadMessage(f"an evaluation of it has the loss {loss!r}")
+    return Evaluation(client, domain, str(split), str(kind), correct, samples, float(loss))  # type: ignore[arg-type]
+
+
+def join(first: Roster | None, run: str, described: Iterable[Description], config: Config, **rules: Any) -> Roster:
+    """The roster of a run, of those that are here and, when it goes on, of those that took part before."""
+    here = list(described)
+    if first is None:
+        return agree(run, here, **rules)
+    known = [site for site in first.sites if site.name not in {other.name for other in here}]
+    return agree(first.run, [*known, *here], **{**rules, "classes": first.classes})

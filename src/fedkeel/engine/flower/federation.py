@@ -1,0 +1,142 @@
+"""A run over a network: gather the sites, agree with them, then the ordinary round loop."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fedkeel
+from fedkeel import spec
+from fedkeel.config import Config
+from fedkeel.data.source import names
+from fedkeel.engine.execution import Executor
+from fedkeel.engine.flower.executor import Channel, FlowerExecutor, Status, Table, gather, join
+from fedkeel.engine.flower.roster import Roster, refuse_empty
+from fedkeel.engine.setup import Setup, prepare
+from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.method import Composition
+from fedkeel.methods import build as build_method
+from fedkeel.observer import Observer
+from fedkeel.run import Run, finish, free_directory
+from fedkeel.store import Store, fingerprint, read_config
+
+log = logging.getLogger("fedkeel")
+
+
+@dataclass
+class NetworkSetup(Setup):
+    """A run whose clients are at other machines."""
+
+    channel: FlowerExecutor | None = None
+
+    def executor(self) -> Executor:
+        assert self.channel is not None
+        return self.channel
+
+
+def check(config: Config) -> None:
+    """What can be refused before any site is waited for."""
+    method = Composition.of(build_method(config.method))
+    if method.is_pooled:
+        raise MethodError(f"'{method.name}' pools the data of all clients, which over a network stay where they are.")
+
+
+def carry_out(
+    channel: Channel,
+    config: Config,
+    *,
+    out: str | Path | None = None,
+    sites: int = 0,
+    wait: float = 600,
+    owners: Mapping[int, str] | None = None,
+    observer: Observer | None = None,
+    **objects: Any,
+) -> Run:
+    """Train over the sites that the channel reaches; a run directory that holds a run is resumed.
+
+    Args:
+        sites: how many to wait for; 0 for as many as there are keys, or `min_clients`.
+        wait: seconds after which to begin with fewer, if they are at least `min_clients`.
+        owners: which site each node's key was made for.
+    """
+    check(config)
+    observer, owners = observer or Observer(), owners or {}
+    directory = Path(out) if out else free_directory(config)
+    if (directory / "config.toml").exists():
+        stored = read_config(directory)
+        if fingerprint(stored) != fingerprint(config):
+            raise FedkeelError(
+                f"'{directory}' holds a run of another configuration: resume it with its own config.toml, "
+                "or choose another directory."
+            )
+        run = Run(directory)
+        if run.finished:
+            return run
+        store, before = Store.open(directory), Roster.load(directory)
+    else:
+        store, before = Store.create(directory, config), None
+    try:
+        roster, nodes = settle(channel, config, before, sites, wait, owners, observer)
+        roster.save(directory)
+        setup = prepare(config.replace(executor="serial", profile=False), federation=roster.outline(), **objects)
+        status = Status(directory)
+        for site in roster.sites:
+            status.told(site.name, "connected" if site.name in nodes else "not connected", connected=site.name in nodes)
+        for name, reason in roster.sitting_out.items():
+            status.told(name, f"sits out: {reason}")
+        status.save()
+        executor = FlowerExecutor(
+            channel, roster, session(roster.run, config, roster.classes), config, observer.note, owners, nodes, status
+        )
+    except BaseException:
+        store.close()
+        raise
+    network = NetworkSetup(
+        config, setup.worker, setup.held_out, "flower", channel=executor
+    )
+    return finish(store, network, observer)
+
+
+
+def settle(
+    channel: Channel,
+    config: Config,
+    before: Roster | None,
+    sites: int,
+    wait: float,
+    owners: Mapping[int, str],
+    observer: Observer,
+) -> tuple[Roster, dict[str, int]]:
+    """Who takes part, and at which nodes they are."""
+    run = before.run if before else secrets.token_hex(8)
+    wanted = sites or len(set(owners.values())) or config.min_clients
+    described, silent = gather(
+        channel, session(run, config, None), config, wanted=wanted, wait=wait, owners=owners, note=observer.note
+    )
+    options = spec.parse(config.data).options
+    fixed = names(options["classes"]) if "classes" in options else None
+    unseen = [*names(config.unseen), *names(options.get("unseen", ()))]
+    roster = join(before, run, described.values(), config, classes=fixed, unseen=unseen)
+    roster.sitting_out |= silent
+    for name, reason in roster.sitting_out.items():
+        observer.note(f"The site {name if name in silent else repr(name)} sits out: {reason}.")
+    refuse_empty(roster)
+    nodes: dict[str, int] = {}
+    for node, site in described.items():
+        if site.name in roster and roster[site.name] == site:
+            nodes.setdefault(site.name, node)
+    return roster, nodes
+
+
+def session(run: str, config: Config, classes: tuple[str, ...] | None) -> Table:
+    """What every request carries, so that a site needs to remember nothing of earlier ones."""
+    return {
+        "run": run,
+        "version": fedkeel.__version__,
+        "config": config.to_dict(),
+        "classes": None if classes is None else list(classes),
+    }

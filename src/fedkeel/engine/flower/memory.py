@@ -1,0 +1,70 @@
+"""What a site remembers between rounds, in files of its own: it survives a restart and never travels."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from fedkeel.messages import BadMessage, pack, unpack
+from fedkeel.state import Tensors
+from fedkeel.store import write_atomically
+
+Step = tuple[int, int]  # round, and which request of that round
+KEPT_RUNS = 3
+
+
+class Memory:
+    """What a site remembers of one run, in files: a state after each request that changed it.
+
+    A server that goes back to a checkpoint repeats requests; the site then begins each with what it remembered before
+    it, not after. So states of the last few rounds are kept, as far back as the server's checkpoints can go.
+    """
+
+    def __init__(self, state: Path | None, run: str, keep: int) -> None:
+        if not run.isalnum():
+            raise BadMessage(f"the run is called {run!r}")
+        self.folder = None if state is None else state / run
+        self.keep_rounds = keep
+
+    def before(self, step: Step) -> Tensors:
+        """What was remembered when this step came up."""
+        earlier = [known for known in self._steps() if known < step]
+        if not earlier:
+            return {}
+        return unpack(self._path(earlier[-1]).read_bytes())[1].get("memory", {})
+
+    def keep(self, step: Step, memory: Tensors) -> None:
+        """Remember this after the step, and forget what came later in a future that was given up."""
+        if self.folder is None or (not memory and not self._steps()):
+            return
+        if not self.folder.exists():
+            forget_other_runs(self.folder)
+            self.folder.mkdir(parents=True)
+        write_atomically(self._path(step), pack({}, memory=memory))
+        # The newest of the states that are older than any checkpoint is still the one that a repeated round begins with.
+        settled = max((known for known in self._steps() if known[0] <= step[0] - self.keep_rounds), default=None)
+        for known in self._steps():
+            if known > step or (settled is not None and known < settled):
+                with suppress(FileNotFoundError):
+                    os.unlink(self._path(known))
+
+    def _path(self, step: Step) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{step[0]:06d}-{step[1]:04d}.safetensors"
+
+    def _steps(self) -> list[Step]:
+        if self.folder is None or not self.folder.exists():
+            return []
+        names = sorted(path.stem for path in self.folder.glob("*.safetensors"))
+        return [(int(round), int(number)) for round, number in (name.split("-") for name in names)]
+
+
+def forget_other_runs(folder: Path) -> None:
+    """Keep the memories of the latest few runs; a site does not grow with every run it took part in."""
+    if not folder.parent.exists():
+        return
+    others = sorted((path for path in folder.parent.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    for path in others[: max(0, len(others) - KEPT_RUNS + 1)]:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,200 @@
+"""Who takes part in a federation over a network: what sites say of themselves, and whether they fit together.
+
+The server has no images. What it knows of a site is its `Description`: name, classes, image shape, numbers of
+samples, library version. Sites that do not fit sit out, each with a reason that names what differs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import fedkeel
+from fedkeel.data.federation import Client, Federation
+from fedkeel.data.transforms import parse_transforms
+from fedkeel.errors import TrainingError
+from fedkeel.messages import BadMessage
+from fedkeel.store import write_atomically
+
+FILE = "sites.json"
+LONGEST_NAME = 200
+MOST_CLASSES = 100_000
+MOST_SAMPLES = 2**40
+LARGEST_SIDE = 2**16
+
+
+@dataclass(frozen=True)
+class Description:
+    """What a site says of itself before training.
+
+    `shape` is that of an image as the network sees it. `position` orders the clients of a simulation as a run on one
+    machine does; sites of a real federation have none and go by name.
+    """
+
+    name: str
+    domain: str
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    train: int
+    validation: int
+    test: int
+    version: str
+    position: int | None = None
+
+    @staticmethod
+    def read(given: object) -> Description:
+        """From what a site sent; raises `BadMessage` on anything that is not a description."""
+        if not isinstance(given, dict):
+            raise BadMessage("it does not say who it is")
+        text = {key: given.get(key) for key in ("name", "domain", "version")}
+        for key, value in text.items():
+            if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME or not value.isprintable():
+                raise BadMessage(f"its {key} is not a line of text")
+        numbers = {key: given.get(key) for key in ("train", "validation", "test")}
+        for key, value in numbers.items():
+            if not _whole(value) or not 0 <= value < MOST_SAMPLES:  # type: ignore[operator]
+                raise BadMessage(f"its number of {key} samples is {value!r}")
+        classes, shape, position = given.get("classes"), given.get("shape"), given.get("position")
+        if not isinstance(classes, list) or not all(isinstance(label, str) for label in classes):
+            raise BadMessage("its classes are not a list of names")
+        if not 0 < len(classes) <= MOST_CLASSES or len(set(classes)) < len(classes):
+            raise BadMessage("its classes are none, too many, or named twice")
+        if not isinstance(shape, list) or len(shape) != 3 or not all(_whole(n) and 0 < n <= LARGEST_SIDE for n in shape):
+            raise BadMessage(f"its image shape is {shape!r}")
+        if position is not None and not _whole(position):
+            raise BadMessage(f"its position is {position!r}")
+        channels, height, width = shape
+        return Description(
+            **text, **numbers, classes=tuple(classes), shape=(channels, height, width), position=position  # type: ignore[arg-type]
+        )
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclass
+class Roster:
+    """The sites of a run, in the order of their clients, and the classes they agreed on by name."""
+
+    run: str
+    classes: tuple[str, ...]
+    sites: list[Description]
+    unseen: tuple[str, ...] = ()
+    sitting_out: dict[str, str] = field(default_factory=dict)
+
+    def __getitem__(self, name: str) -> Description:
+        return next(site for site in self.sites if site.name == name)
+
+    def __contains__(self, name: str) -> bool:
+        return any(site.name == name for site in self.sites)
+
+    def outline(self) -> Federation:
+        """The federation as the server sees it: names, sizes and shapes, and not one image."""
+        one = torch.zeros(1, dtype=torch.int64)
+
+        def client(site: Description) -> Client:
+            held_out = site.domain in self.unseen
+            sizes = (0 if held_out else site.train, 0 if held_out else site.validation, site.test)
+            return Client(site.name, site.domain, *(one.expand(size) for size in sizes))
+
+        clients = [client(site) for site in self.sites]
+        return Federation(
+            name="federation",
+            images=torch.zeros(2, *self.sites[0].shape, dtype=torch.uint8),
+            labels=torch.zeros(2, dtype=torch.int64),
+            classes=self.classes,
+            clients=tuple(c for c in clients if c.domain not in self.unseen),
+            unseen=tuple(c for c in clients if c.domain in self.unseen),
+            train_transform=parse_transforms(""),
+            test_transform=parse_transforms(""),
+        )
+
+    def save(self, directory: Path) -> None:
+        write_atomically(directory / FILE, json.dumps(asdict(self), indent=1).encode() + b"\n")
+
+    @staticmethod
+    def load(directory: Path) -> Roster | None:
+        """The roster of a run that was started before, if this is one over a network."""
+        path = directory / FILE
+        if not path.exists():
+            return None
+        stored: dict[str, Any] = json.loads(path.read_text())
+        return Roster(
+            run=stored["run"],
+            classes=tuple(stored["classes"]),
+            sites=[Description.read(site) for site in stored["sites"]],
+            unseen=tuple(stored["unseen"]),
+            sitting_out=dict(stored["sitting_out"]),
+        )
+
+
+def agree(
+    run: str, described: Sequence[Description], *, classes: Sequence[str] | None = None, unseen: Collection[str] = ()
+) -> Roster:
+    """The sites that fit together, and for each of the others why it sits out.
+
+    `classes` are those of the configuration. Without them, the classes are what most sites have, or of equally many
+    the longest list; a site may lack some of them, but one that has others sits out.
+    """
+    out: dict[str, str] = {}
+    fitting: list[Description] = []
+    for site in described:
+        if site.name in (other.name for other in fitting):
+            out[f"{site.name} (again)"] = f"another site is called '{site.name}'"
+        elif site.version != fedkeel.__version__:
+            out[site.name] = f"it runs fedkeel {site.version}, and the server {fedkeel.__version__}"
+        elif site.train == 0 and site.domain not in unseen:
+            out[site.name] = "it has no training images"
+        else:
+            fitting.append(site)
+    agreed = tuple(classes) if classes is not None else _usual_classes([site.classes for site in fitting])
+    shape = _usual([site.shape for site in fitting])
+    kept: list[Description] = []
+    for site in fitting:
+        reason = differs(site, agreed, shape)
+        if reason:
+            out[site.name] = reason
+        else:
+            kept.append(site)
+    kept.sort(key=lambda site: (site.position if site.position is not None else -1, site.name))
+    return Roster(run, agreed, kept, tuple(unseen), out)
+
+
+def differs(site: Description, classes: Sequence[str], shape: Sequence[int]) -> str:
+    """What of this site does not fit, or nothing."""
+    strange = [label for label in site.classes if label not in classes]
+    if strange:
+        listed = ", ".join(f"'{label}'" for label in strange[:3]) + (" and others" if len(strange) > 3 else "")
+        noun = "class" if len(strange) == 1 else "classes"
+        return f"it has the {noun} {listed}, and the federation has {', '.join(classes)}"
+    if tuple(site.shape) != tuple(shape):
+        return f"its images have the shape {_by(site.shape)}, and those of the federation {_by(shape)}"
+    return ""
+
+
+def refuse_empty(roster: Roster) -> None:
+    if not any(site.domain not in roster.unseen for site in roster.sites):
+        reasons = "; ".join(f"'{name}': {reason}" for name, reason in roster.sitting_out.items())
+        raise TrainingError(f"No site can take part{f' ({reasons})' if reasons else ''}: see to one and start again.")
+
+
+def _usual_classes(given: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
+    """Names count, not positions: where the order differs from site to site, that of the federation is alphabetical."""
+    return given[0] if len(set(given)) == 1 else _usual([tuple(sorted(classes)) for classes in given])
+
+
+def _usual(values: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The most frequent of these; of equally frequent ones the longest, of those the first."""
+    counts = Counter(values)
+    return max(values, key=lambda value: (counts[value], len(value)), default=())
+
+
+def _by(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
