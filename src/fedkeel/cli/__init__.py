@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 
 import fedkeel
-from fedkeel.cli import analysing, benchmarking, exporting, looking, reporting, reproducing, training
+from fedkeel.cli import analysing, benchmarking, exporting, federation, looking, reporting, reproducing, training
 from fedkeel.cli.parsing import Parser, examples
 from fedkeel.errors import FedkeelError
 
@@ -44,6 +44,7 @@ def build_parser() -> Parser:
     reporting.add_commands(commands)
     benchmarking.add_commands(commands)
     exporting.add_commands(commands)
+    federation.add_commands(commands)
     return parser
 
 

@@ -40,11 +40,12 @@ def read_site(
     order = tuple(own) if classes is None else tuple(names(classes))
     for label in own:
         if label not in order:
-            raise DataError(f"The class folder '{label}' of '{folder}' is no class of the federation: {nearest(label, order)}")
+            raise DataError(
+                f"The class folder '{label}' of '{folder}' is no class of the federation: {nearest(label, order)}"
+            )
     listing = Listing("folder", folder, order, {name: scan_domain(folder, order)})
     parts = rules.by_shares(listing.domains, validation, test, split_seed)
     return assemble(listing, parts, size, train="flip+normalise", test="normalise")
-
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -52,39 +53,48 @@ def class_folders(folder: Path) -> list[str]:
     if not folder.is_dir():
         raise DataError(f"'{folder}' is not a folder: a site's images lie in {LAYOUT}.")
     if images_in(folder):
-        raise DataError(f"'{folder}' has images right in it: put them into folders named after their classes, {LAYOUT}.")
+        raise DataError(
+            f"'{folder}' has images right in it: put them into folders named after their classes, {LAYOUT}."
+        )
     found = [path.name for path in visible_folders(folder)]
     if not found:
         raise DataError(f"There are no class folders in '{folder}': a site's images lie in {LAYOUT}.")
     return found
 
 
-def load_site(folder: Path, name: str, config: Config, classes: Sequence[str] | None = None) -> Federation:
-    """The federation of this one site, cut as the configuration says. Without `classes`, labels follow its own."""
+OPTIONS = ("size", "validation", "test", "split_seed")
+CUTTING = ("classes", "unseen", "unseen_split", "seed", "partition", "train_transform", "test_transform")
+
+
+def check_reading(config: Config) -> dict[str, Any]:
+    """The options of the data set, if sites can read their images so."""
     parsed = spec.parse(config.data)
     if parsed.name != "folder":
-        raise DataError(
-            f"The server's data set is '{config.data}', but sites have folders of images: give data = 'folder(size=64)'."
-        )
-    options: dict[str, Any] = {key: value for key, value in parsed.options.items() if key not in ("root", "classes")}
-    cutting = {key: options.pop(key) for key in ("unseen_split", "seed", "partition") if key in options}
-    held_out = [*names(config.unseen), *names(options.pop("unseen", ()))]
-    transforms = {key: parse_transforms(options.pop(key)) for key in ("train_transform", "test_transform") if key in options}
-    partition = cutting.get("partition", config.partition)
+        raise DataError(f"The data set is '{config.data}', but sites have folders of images: give 'folder(size=64)'.")
+    partition = parsed.options.get("partition", config.partition)
     if partition != "domains":
         raise DataError(f"The partition is '{partition}', but over a network each site is one client: leave it out.")
-    unknown = [option for option in options if option not in ("size", "validation", "test", "split_seed")]
-    if unknown:
-        raise DataError(f"A site does not know the option '{unknown[0]}' of '{config.data}': leave it out.")
-    source = read_site(folder, name, classes=classes, **options)
+    for option in parsed.options:
+        if option not in (*OPTIONS, *CUTTING):
+            raise DataError(f"A site does not know the option '{option}' of '{config.data}': leave it out.")
+    return dict(parsed.options)
+
+
+def load_site(folder: Path, name: str, config: Config, classes: Sequence[str] | None = None) -> Federation:
+    """The federation of this one site, cut as the configuration says. Without `classes`, labels follow its own."""
+    options = check_reading(config)
+    held_out = name in [*names(config.unseen), *names(options.get("unseen", ()))]
+    transforms = {key: parse_transforms(options[key]) for key in CUTTING[-2:] if key in options}
+    reading = {key: value for key, value in options.items() if key in OPTIONS}
+    source = read_site(folder, name, classes=classes, **reading)
     federation = cut(
         source,
         partitions.build("domains"),
-        subsample=config.subsample or None if name not in held_out else None,
-        seed=cutting.get("seed", config.seed),
+        subsample=None if held_out else config.subsample or None,
+        seed=options.get("seed", config.seed),
         **transforms,
     )
-    if name in held_out:
-        client = unseen_client(name, source.domains[name], cutting.get("unseen_split", "all"))
+    if held_out:
+        client = unseen_client(name, source.domains[name], options.get("unseen_split", "all"))
         federation = replace(federation, clients=(), unseen=(client,))
     return federation

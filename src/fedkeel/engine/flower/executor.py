@@ -21,7 +21,16 @@ from fedkeel.engine.execution import ClientMemory
 from fedkeel.engine.flower.roster import Description, Roster, agree, differs
 from fedkeel.engine.local import Stopped
 from fedkeel.errors import TrainingError
-from fedkeel.messages import Answer, BadMessage, Broadcast, Missing, Update, broadcast_to_bytes, unpack, update_from_bytes
+from fedkeel.messages import (
+    Answer,
+    BadMessage,
+    Broadcast,
+    Missing,
+    Update,
+    broadcast_to_bytes,
+    unpack,
+    update_from_bytes,
+)
 from fedkeel.store import write_atomically
 
 Table = dict[str, Any]

@@ -95,11 +95,8 @@ def carry_out(
     except BaseException:
         store.close()
         raise
-    network = NetworkSetup(
-        config, setup.worker, setup.held_out, "flower", channel=executor
-    )
+    network = NetworkSetup(config, setup.worker, setup.held_out, "flower", channel=executor)
     return finish(store, network, observer)
-
 
 
 def settle(

@@ -65,13 +65,21 @@ class Description:
             raise BadMessage("its classes are not a list of names")
         if not 0 < len(classes) <= MOST_CLASSES or len(set(classes)) < len(classes):
             raise BadMessage("its classes are none, too many, or named twice")
-        if not isinstance(shape, list) or len(shape) != 3 or not all(_whole(n) and 0 < n <= LARGEST_SIDE for n in shape):
+        if (
+            not isinstance(shape, list)
+            or len(shape) != 3
+            or not all(_whole(n) and 0 < n <= LARGEST_SIDE for n in shape)
+        ):
             raise BadMessage(f"its image shape is {shape!r}")
         if position is not None and not _whole(position):
             raise BadMessage(f"its position is {position!r}")
         channels, height, width = shape
         return Description(
-            **text, **numbers, classes=tuple(classes), shape=(channels, height, width), position=position  # type: ignore[arg-type]
+            **text,
+            **numbers,
+            classes=tuple(classes),
+            shape=(channels, height, width),
+            position=position,  # type: ignore[arg-type]
         )
 
 

@@ -159,7 +159,9 @@ class Site:
             config = from_dict(session["config"]).replace(device=self.device, executor="serial", compile=False)
             method = Composition.of(build_method(config.method))
             if method.stateful_parts and self.state is None:
-                raise FedkeelError(f"'{method.stateful_parts[0]}' needs sites that remember: give this site a folder for it")
+                raise FedkeelError(
+                    f"'{method.stateful_parts[0]}' needs sites that remember: give this site a folder for it"
+                )
             federation = self.read(config, session["classes"])
             network = build_model(config, federation, method, self.model)
             self._worker = Worker(config, federation, method, network, choose_device(config))

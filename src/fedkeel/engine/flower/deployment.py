@@ -1,0 +1,243 @@
+"""A server and its sites as processes: Flower's SuperLink and SuperNode, each with Fedkeel beside it.
+
+With TLS and node keys, unless one says otherwise, and then on this machine only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ipaddress
+import logging
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from fedkeel.config import Config
+from fedkeel.data.site import check_reading, class_folders
+from fedkeel.engine.flower.certificates import ServerFiles, SiteFiles
+from fedkeel.engine.flower.executor import pause
+from fedkeel.engine.flower.federation import carry_out, check
+from fedkeel.engine.flower.site import Site, own_folder
+from fedkeel.errors import FedkeelError
+from fedkeel.observer import Observer
+from fedkeel.run import Run
+
+log = logging.getLogger("fedkeel")
+PORT = 9092
+PATIENCE = 120.0  # for a Flower process to come up
+
+APP = {
+    "pyproject.toml": b"""[project]
+name = "fedkeel-federation"
+version = "1.0.0"
+license = { file = "LICENSE" }
+dependencies = ["flwr>=1.41"]
+
+[tool.flwr.app]
+publisher = "fedkeel"
+
+[tool.flwr.app.components]
+serverapp = "app:server_app"
+clientapp = "app:client_app"
+
+[tool.flwr.app.config]
+""",
+    "app.py": b"from fedkeel.engine.flower import client_app, server_app\n",
+    "LICENSE": b"Apache-2.0\n",
+}
+
+
+def serve(
+    config: Config,
+    out: Path,
+    *,
+    files: ServerFiles | None,
+    host: str = "",
+    port: int = PORT,
+    sites: int = 0,
+    wait: float = 600,
+    observer: Observer | None = None,
+) -> Run:
+    """Run a federation from this machine. Without `files` there is neither TLS nor authentication: loopback only."""
+    from fedkeel.engine.flower import runtime
+
+    check(config)
+    check_reading(config)
+    if (out / "summary.json").exists():
+        return Run(out)
+    if files is None:
+        host = loopback(host or "127.0.0.1")
+        if not sites:
+            raise FedkeelError(
+                "Without keys the server cannot know its sites: say how many to wait for with --sites N."
+            )
+        trust = ["--insecure"]
+    else:
+        files.check()
+        host = host or "0.0.0.0"
+        trust = ["--ssl-certfile", str(files.certificate), "--ssl-keyfile", str(files.key)]
+        trust += ["--ssl-ca-certfile", str(files.ca), "--enable-supernode-auth"]
+    refuse_taken(host, port)
+    place = private_folder(out / "flower")
+    command = [sys.executable, "-m", "fedkeel.engine.flower.link", *trust, "--host", host, "--port", str(port)]
+    command += ["--isolation", "process", "--disable-runtime-dependency-installation"]
+    command += ["--database", str(place / "link.db"), "--superexec-auth-secret-file", str(new_secret(place))]
+    here = "127.0.0.1" if host in ("0.0.0.0", "") else host
+    ca = files.ca if files else None
+    endpoint = runtime.Endpoint(f"{here}:{port}", ca, (place / "secret").read_bytes())
+    with process(command, place, "superlink") as alive:
+        until(lambda: runtime.is_up(endpoint), alive)
+        owners = runtime.register(endpoint, read_keys(files.sites)) if files else {}
+        runtime.start_run(endpoint, APP)
+        result: list[Run] = []
+
+        def act(channel: runtime.GridChannel) -> None:
+            run = carry_out(channel, config, out=out, sites=sites, wait=wait, owners=owners, observer=observer)
+            result.append(run)
+
+        runtime.serve(endpoint, alive, act)
+        return result[0]
+
+
+def join(address: str, folder: Path, name: str, state: Path, *, files: SiteFiles | None, device: str = "auto") -> None:
+    """Be a site until stopped."""
+    from fedkeel.engine.flower import runtime
+
+    class_folders(folder)
+    host, _, port = address.rpartition(":") if ":" in address else (address, "", str(PORT))
+    if not port.isdigit():
+        raise FedkeelError(f"The server's address is '{address}': give HOST or HOST:PORT.")
+    if files is None:
+        loopback(host)
+        trust = ["--insecure"]
+    else:
+        files.check()
+        trust = ["--root-certificates", str(files.ca), "--auth-supernode-private-key", str(files.key)]
+    place = private_folder(state)
+    own_port = free_port()
+    code = "from flwr.supernode.cli import flower_supernode; flower_supernode()"
+    command = [sys.executable, "-c", code, *trust, "--superlink", f"{host}:{port}"]
+    command += ["--isolation", "process", "--host", "127.0.0.1", "--port", str(own_port)]
+    command += ["--superexec-auth-secret-file", str(new_secret(place))]
+    endpoint = runtime.Endpoint(f"127.0.0.1:{own_port}", None, (place / "secret").read_bytes())
+    site = Site(own_folder(folder, name), private_folder(place / "memory"), name, device)
+    with process(command, place, "supernode") as alive:
+        runtime.answer_all(endpoint, site, alive)
+
+
+# -- processes ------------------------------------------------------------------------------------------------------
+@contextmanager
+def process(command: list[str], place: Path, name: str) -> Iterator[Callable[[], None]]:
+    """A Flower process that ends with this one. Yields what to call while waiting: it raises when the process ended."""
+    environment = {**os.environ, "FLWR_HOME": str(place / "home"), "FLWR_TELEMETRY_ENABLED": "0"}
+    log_file = place / f"{name}.log"
+    with open(log_file, "ab") as output:
+        child = subprocess.Popen(
+            command, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
+            start_new_session=True, preexec_fn=end_with_parent,
+        )  # fmt: skip
+
+    def alive() -> None:
+        pause(0.2)
+        if child.poll() is not None:
+            raise FedkeelError(f"Flower's {name} ended ({last_words(log_file)}): see '{log_file}'.")
+
+    try:
+        yield alive
+    finally:
+        child.terminate()
+        try:
+            child.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.wait()
+
+
+def end_with_parent() -> None:
+    """A killed server or site must not leave a process that goes on in its name."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG, where there is such a thing
+
+
+def last_words(log_file: Path) -> str:
+    lines = [line.strip() for line in log_file.read_text(errors="replace").splitlines() if line.strip()]
+    telling = [line for line in lines[-40:] if "error" in line.lower() or "denied" in line.lower()]
+    return (telling or lines or ["it said nothing"])[-1][:300]
+
+
+def until(ready: Callable[[], bool], alive: Callable[[], None]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not ready():
+        if time.monotonic() > deadline:
+            raise FedkeelError(f"Flower did not come up within {PATIENCE:g} s: see the log beside the run.")
+        alive()
+
+
+def private_folder(path: Path) -> Path:
+    path.mkdir(parents=True, exist_ok=True)
+    path.chmod(0o700)
+    return path
+
+
+def new_secret(place: Path) -> Path:
+    """What Fedkeel and its own Flower process know of each other, and no other user of this machine."""
+    path = place / "secret"
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        file.write(secrets.token_bytes(32))
+    return path
+
+
+def read_keys(folder: Path) -> dict[str, bytes]:
+    """The public keys of sites by name, as Flower wants them."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    keys: dict[str, bytes] = {}
+    for path in sorted(folder.glob("*.pub")):
+        try:
+            key = serialization.load_ssh_public_key(path.read_bytes())
+        except ValueError as error:
+            raise FedkeelError(f"'{path}' is not a public key in OpenSSH's format: {error}.") from error
+        if not isinstance(key, ec.EllipticCurvePublicKey):
+            raise FedkeelError(f"The key '{path}' is not of a NIST curve: make it with 'ssh-keygen -t ecdsa -b 384'.")
+        keys[path.stem] = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return keys
+
+
+# -- addresses ------------------------------------------------------------------------------------------------------
+def loopback(host: str) -> str:
+    """Refuse to go without TLS and keys over anything but this machine."""
+    with suppress(ValueError):
+        if ipaddress.ip_address(host).is_loopback:
+            return host
+    if host == "localhost":
+        return host
+    raise FedkeelError(
+        f"'--insecure' is for this machine alone, and '{host}' is not a loopback address: "
+        "give certificates, see 'fedkeel certificates --help'."
+    )
+
+
+def refuse_taken(host: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise FedkeelError(
+                f"The server cannot listen at {host}:{port}: {error.strerror}; choose another --port."
+            ) from error
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

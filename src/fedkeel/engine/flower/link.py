@@ -1,0 +1,57 @@
+"""Flower's SuperLink with its door for strangers closed.
+
+SuperLink has one port for everything: for sites (the Fleet API), for whoever starts and stops runs (Control) and for
+its own processes (Runtime). Node keys guard the first; the other two are open to anyone who can reach the port, and
+whoever starts a run gives it code. Here these two answer only to this machine itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from typing import Any
+
+FOR_SITES = "/v1/fleet/"
+
+
+def from_this_machine(scope: dict[str, Any]) -> bool:
+    """Whether a request comes over loopback, or from the very address at which it arrived."""
+    client, server = scope.get("client"), scope.get("server")
+    if not client:
+        return False
+    try:
+        if ipaddress.ip_address(client[0]).is_loopback:
+            return True
+    except ValueError:
+        return False
+    return bool(server) and client[0] == server[0]
+
+
+class OnlySitesFromOutside:
+    """Middleware: other machines may ask for what sites ask for, and for nothing else."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        allowed = scope["type"] == "lifespan" or scope.get("path", "").startswith(FOR_SITES) or from_this_machine(scope)
+        if allowed:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await send({"type": "http.response.start", "status": 403, "headers": []})
+            await send({"type": "http.response.body", "body": b"Only sites may come from outside."})
+        else:
+            await send({"type": "websocket.close", "code": 1008})
+
+
+def main() -> None:
+    from flwr.superlink import main as api
+    from flwr.superlink.cli.flower_superlink import flower_superlink
+    from starlette.middleware import Middleware
+
+    usual = api._get_middleware
+    api._get_middleware = lambda: [Middleware(OnlySitesFromOutside), *usual()]
+    flower_superlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Flower's tasks inside Fedkeel's own processes, in place of processes that Flower would start for each of them.
+
+A ServerApp then shows its progress where `fedkeel server` runs, a site keeps its images and its model in memory from
+one message to the next, and no code that came over the network is ever run: a task is taken for its messages alone,
+the app bundle that comes with it is not even unpacked. This is the one file that leans on Flower's inner parts; the
+extra `flower` pins the version they are of.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+from flwr.app import Message
+from flwr.cli.build import build_fab_from_files
+from flwr.common.constant import SubStatus
+from flwr.common.serde import fab_to_proto, run_from_proto
+from flwr.proto.control_pb2 import (
+    ListNodesRequest,
+    RegisterNodeRequest,
+    StartRunRequest,
+    UnregisterNodeRequest,
+)
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullTaskInputRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.supercore.constant import TaskType
+from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from fedkeel.engine import local
+from fedkeel.engine.flower.grid import GridChannel, from_records, to_records
+from fedkeel.engine.flower.site import Site
+
+log = logging.getLogger("fedkeel")
+ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A Flower process on this machine: where it listens, whose certificate it shows, the secret it shares with us."""
+
+    address: str
+    ca: Path | None
+    secret: bytes
+
+    def client(self, kind: Any, *interceptors: Any, retry: bool = True) -> Any:
+        verify: Any = True
+        if self.ca is not None:
+            # The certificate is made out to the name that sites use, and this is the same machine by another name.
+            verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            verify.check_hostname = False
+            verify.load_verify_locations(cafile=str(self.ca))
+        scheme = "http" if self.ca is None else "https"
+        return kind(
+            f"{scheme}://{self.address}",
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="fedkeel"), *interceptors],
+            verify=verify,
+            retry_invoker=make_simple_http_retry_invoker() if retry else None,
+        )
+
+    def tasks(self, kind: str, pauses: Callable[[], None]) -> Iterator[str]:
+        """The token of one task after another."""
+        client = self.client(
+            RuntimeHttpClient,
+            SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=ACQUIRE),
+            retry=False,
+        )
+        try:
+            while True:
+                with suppress(httpx.TransportError):  # it is not up yet, or is going down, which the caller watches
+                    answer = client.AcquireTask(AcquireTaskRequest(supported_task_types={kind}))
+                    if answer.HasField("task") and answer.token:
+                        yield answer.token
+                        continue
+                pauses()
+        finally:
+            client.close()
+
+    @contextmanager
+    def task(self, token: str, lost: Callable[[], None]) -> Iterator[Any]:
+        """A client for one task; Flower is told that it is alive, and `lost` is called when Flower has given it up."""
+        client = self.client(RuntimeHttpClient, RuntimeTokenHttpInterceptor(token))
+
+        def beat() -> bool:
+            try:
+                alive = client.SendTaskHeartbeat(SendTaskHeartbeatRequest()).success
+            except httpx.TransportError:
+                return False
+            except httpx.HTTPStatusError:
+                alive = False
+            if not alive:
+                lost()
+            return True
+
+        heartbeat = HeartbeatSender(beat)
+        heartbeat.start()
+        try:
+            yield client
+        finally:
+            heartbeat.stop()
+            client.close()
+
+
+# -- the server -------------------------------------------------------------------------------------------------
+def is_up(endpoint: Endpoint) -> bool:
+    client = endpoint.client(ControlHttpClient, retry=False)
+    try:
+        client.ListNodes(ListNodesRequest())
+    except httpx.HTTPError:
+        return False
+    finally:
+        client.close()
+    return True
+
+
+def register(endpoint: Endpoint, keys: Mapping[str, bytes]) -> dict[int, str]:
+    """Let exactly these sites in, by their public keys; returns which node is whose."""
+    client = endpoint.client(ControlHttpClient)
+    try:
+        known = {bytes(n.public_key): n.node_id for n in client.ListNodes(ListNodesRequest()).nodes_info}
+        owners: dict[int, str] = {}
+        for name, key in keys.items():
+            node = known.pop(key, None) or client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id
+            owners[node] = name
+        for node in known.values():
+            client.UnregisterNode(UnregisterNodeRequest(node_id=node))
+        return owners
+    finally:
+        client.close()
+
+
+def start_run(endpoint: Endpoint, app: Mapping[str, bytes]) -> None:
+    content, _ = build_fab_from_files(app)
+    client = endpoint.client(ControlHttpClient)
+    try:
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        client.StartRun(StartRunRequest(fab=fab_to_proto(fab)))
+    finally:
+        client.close()
+
+
+def serve(endpoint: Endpoint, pauses: Callable[[], None], act: Callable[[GridChannel], None]) -> None:
+    """Take the run that was started and do `act` as its ServerApp."""
+    token = next(endpoint.tasks(TaskType.SERVER_APP, pauses))
+    with endpoint.task(token, lost=local.stop_requested.set) as client:
+        status, details = SubStatus.FAILED, "stopped"
+        try:
+            given = client.PullTaskInput(PullTaskInputRequest())
+            TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+            TaskIdentity.node_id = given.context.node_id
+            grid = HttpGrid(endpoint.address, insecure=endpoint.ca is None, token=token)
+            grid._client = client
+            grid.set_run(run_from_proto(given.run))
+            act(GridChannel(grid))
+            status, details = SubStatus.COMPLETED, ""
+        finally:
+            with suppress(httpx.HTTPError):
+                client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
+
+
+# -- a site -----------------------------------------------------------------------------------------------------
+def answer_all(endpoint: Endpoint, site: Site, pauses: Callable[[], None]) -> None:
+    """Reply to one message after another, until `pauses` raises."""
+    for token in endpoint.tasks(TaskType.CLIENT_APP, pauses):
+        try:
+            answer_one(endpoint, site, token)
+        except (httpx.HTTPError, RuntimeError, ValueError) as error:
+            log.warning("A reply could not be sent: %s.", error)
+
+
+def answer_one(endpoint: Endpoint, site: Site, token: str) -> None:
+    with endpoint.task(token, lost=lambda: None) as client:
+        status, details, context = SubStatus.FAILED, "the reply could not be sent", None
+        try:
+            message, context, _, _ = pull_task_input(client)
+            table, data = from_records(message.content)
+            log.info("%s, round %s", table.get("do"), (table.get("step") or ["-"])[0])
+            push_message(client, Message(to_records(*site.reply(table, data)), reply_to=message), context)
+            status, details = SubStatus.COMPLETED, ""
+        finally:
+            push_task_output(client, context, status, details)
