@@ -51,7 +51,7 @@ def add_commands(commands: Any) -> None:
         epilog=examples(
             [
                 "fedkeel server --config fed.toml --certificates keys/server",
-                "fedkeel server --method hbn --rounds 50 --data 'folder(size=64)' --certificates keys/server --out runs/trial",
+                "fedkeel server --method hbn --rounds 50 --data 'folder(size=64)' --certificates keys/server",
                 "fedkeel server --config fed.toml --insecure --sites 2          a trial on this machine alone",
             ]
         ),
@@ -119,9 +119,8 @@ def make_certificates(arguments: argparse.Namespace) -> int:
     out = shlex.quote(arguments.out)
     print(f"server: fedkeel server --config FILE --certificates {out}/server")
     for name in sites:
-        print(
-            f"site {name}: fedkeel join {hosts[0]} --data DIR --certificates {shlex.quote(f'{arguments.out}/sites/{name}')}"
-        )
+        own = shlex.quote(f"{arguments.out}/sites/{name}")
+        print(f"site {name}: fedkeel join {hosts[0]} --data DIR --certificates {own}")
     print(f"Give each site its own folder and nothing else; keep {out}/authority.key away from all of them.")
     return 0
 

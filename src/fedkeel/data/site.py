@@ -84,7 +84,7 @@ def load_site(folder: Path, name: str, config: Config, classes: Sequence[str] | 
     """The federation of this one site, cut as the configuration says. Without `classes`, labels follow its own."""
     options = check_reading(config)
     held_out = name in [*names(config.unseen), *names(options.get("unseen", ()))]
-    transforms = {key: parse_transforms(options[key]) for key in CUTTING[-2:] if key in options}
+    transforms: dict[str, Any] = {key: parse_transforms(options[key]) for key in CUTTING[-2:] if key in options}
     reading = {key: value for key, value in options.items() if key in OPTIONS}
     source = read_site(folder, name, classes=classes, **reading)
     federation = cut(

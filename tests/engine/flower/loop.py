@@ -54,7 +54,7 @@ def one_of(federation: Federation, name: str) -> Read:
     trains = any(client.name == name for client in federation.clients)
     one = replace(federation, clients=(mine,) if trains else (), unseen=() if trains else (mine,))
 
-    def read(config: Config, classes: Sequence[str] | None) -> Federation:
+    def read(_: Config, classes: Sequence[str] | None) -> Federation:
         return one if classes is None else relabelled(one, classes)
 
     return read

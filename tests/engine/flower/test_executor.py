@@ -12,7 +12,7 @@ from fedkeel import methods
 from fedkeel.method import Composition
 from fedkeel.run import Run
 from tests import tiny
-from tests.engine.flower.loop import Loop, over_network, sites_of
+from tests.engine.flower.loop import over_network
 
 OVER_A_NETWORK = [name for name in methods.METHODS.names() if not Composition.of(methods.build(name)).is_pooled]
 

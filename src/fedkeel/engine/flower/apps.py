@@ -1,14 +1,15 @@
 """Fedkeel as a plain Flower app: a ServerApp that runs the ordinary round loop, a ClientApp that is one site.
 
 `flwr run` reads the options of a run from `[tool.flwr.app.config]`, by the names they have everywhere in Fedkeel, with
-four more: `out` (the run directory; one that holds a run is resumed), `sites` (how many to wait for), `wait` (for how
-many seconds), and, for a node, `data` (its folder of images), `name`, `state` and `device` in its node configuration.
+three more: `out` (the run directory; one that holds a run is resumed), `sites` (how many to wait for) and `wait` (for
+how many seconds). A node's own configuration has `data` (its folder of images), `name`, `state` and `device`; a node of
+a simulation has none of these and is one client of the data set that the options name.
 """
 
 from __future__ import annotations
 
 import logging
-import os
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
@@ -29,14 +30,11 @@ server_app = ServerApp()
 client_app = ClientApp()
 
 
-@server_app.main()
 def main(grid: Grid, context: Context) -> None:
-    given = {name.replace("-", "_"): value for name, value in context.run_config.items()}
-    out, wait = given.pop("out", ""), given.pop("wait", 600)
-    sites = int(given.pop("sites", 0))  # type: ignore[arg-type]
-    config = from_dict(typed(given))
-    channel = GridChannel(grid)
-    carry_out(channel, config, out=str(out) or None, sites=sites, wait=float(wait))  # type: ignore[arg-type]
+    """The ServerApp: the ordinary round loop over the nodes of the grid."""
+    given: dict[str, Any] = {name.replace("-", "_"): value for name, value in context.run_config.items()}
+    out, sites, wait = str(given.pop("out", "")), int(given.pop("sites", 0)), float(given.pop("wait", 600))
+    carry_out(GridChannel(grid), from_dict(typed(given)), out=out or None, sites=sites, wait=wait)
 
 
 def typed(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,44 +43,37 @@ def typed(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: float(value) if name in floats else value for name, value in options.items()}
 
 
-@client_app.train()
-def train(message: Message, context: Context) -> Message:
-    return answer(message, context)
-
-
-@client_app.evaluate()
-def evaluate(message: Message, context: Context) -> Message:
-    return answer(message, context)
-
-
-@client_app.query()
-def query(message: Message, context: Context) -> Message:
-    return answer(message, context)
-
-
-_sites: dict[str, Site] = {}
+KEPT_SITES = 16  # of a simulation, in one process
+_sites: OrderedDict[str, Site] = OrderedDict()
 
 
 def answer(message: Message, context: Context) -> Message:
     """One request. The site stays in this process for the next one, where there is a next one."""
     key = repr(sorted(context.node_config.items()))
     if key not in _sites:
-        _sites.clear()
-        _sites[key] = site_of(context.node_config)
+        _sites[key] = site_of(context.node_config, context.run_config)
+    _sites.move_to_end(key)
+    while len(_sites) > KEPT_SITES:
+        _sites.popitem(last=False)
     table, data = from_records(message.content)
     return Message(to_records(*_sites[key].reply(table, data)), reply_to=message)
 
 
-def site_of(node: Mapping[str, Any]) -> Site:
+def site_of(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     """From a node's configuration: its own folder, or one client of the data set that the server names."""
-    state = node.get("state")
-    device = str(node.get("device", "auto"))
+    state, device = node.get("state"), str(node.get("device", "auto"))
     if "data" in node:
         folder = Path(str(node["data"])).expanduser()
         name = str(node.get("name", "")) or folder.resolve().name
         return Site(own_folder(folder, name), Path(str(state)) if state else None, name, device)
     if "partition-id" in node:
-        position = int(node["partition-id"])
-        place = Path(str(state) if state else os.environ.get("FEDKEEL_STATE", "runs/.sites"))
-        return Site(share_of_data_set(position), place / str(position), device=device, position=position)
+        # Nodes of a simulation share a disk with the server, or at least its run directory.
+        position, out = int(node["partition-id"]), str(run.get("out", ""))
+        place = Path(out) / "sites" / str(position) if Path(out).is_absolute() else None
+        return Site(share_of_data_set(position), place, device=device, position=position)
     raise FedkeelError("A node needs its images: give 'data' in its node configuration, the folder of its classes.")
+
+
+server_app.main()(main)
+for kind in (client_app.train, client_app.evaluate, client_app.query):
+    kind()(answer)

@@ -22,7 +22,7 @@ from pathlib import Path
 from fedkeel.config import Config
 from fedkeel.data.site import check_reading, class_folders
 from fedkeel.engine.flower.certificates import ServerFiles, SiteFiles
-from fedkeel.engine.flower.executor import pause
+from fedkeel.engine.flower.executor import Channel, pause
 from fedkeel.engine.flower.federation import carry_out, check
 from fedkeel.engine.flower.site import Site, own_folder
 from fedkeel.errors import FedkeelError
@@ -98,7 +98,7 @@ def serve(
         runtime.start_run(endpoint, APP)
         result: list[Run] = []
 
-        def act(channel: runtime.GridChannel) -> None:
+        def act(channel: Channel) -> None:
             run = carry_out(channel, config, out=out, sites=sites, wait=wait, owners=owners, observer=observer)
             result.append(run)
 

@@ -320,7 +320,7 @@ def evaluation_of(client: str, domain: str, given: object) -> Evaluation:
     return Evaluation(client, domain, str(split), str(kind), correct, samples, float(loss))  # type: ignore[arg-type]
 
 
-def join(first: Roster | None, run: str, described: Iterable[Description], config: Config, **rules: Any) -> Roster:
+def join(first: Roster | None, run: str, described: Iterable[Description], **rules: Any) -> Roster:
     """The roster of a run, of those that are here and, when it goes on, of those that took part before."""
     here = list(described)
     if first is None:

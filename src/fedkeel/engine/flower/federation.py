@@ -117,7 +117,7 @@ def settle(
     options = spec.parse(config.data).options
     fixed = names(options["classes"]) if "classes" in options else None
     unseen = [*names(config.unseen), *names(options.get("unseen", ()))]
-    roster = join(before, run, described.values(), config, classes=fixed, unseen=unseen)
+    roster = join(before, run, described.values(), classes=fixed, unseen=unseen)
     roster.sitting_out |= silent
     for name, reason in roster.sitting_out.items():
         observer.note(f"The site {name if name in silent else repr(name)} sits out: {reason}.")

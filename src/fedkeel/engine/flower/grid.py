@@ -38,11 +38,12 @@ def to_records(table: Table, message: bytes) -> RecordDict:
 def from_records(records: RecordDict) -> Reply:
     """The inverse; raises `BadMessage` on anything else that a node may have sent."""
     try:
-        table = json.loads(records[TABLE]["table"])  # type: ignore[index, arg-type]
-        array = records[BYTES]["message"] if BYTES in records else None  # type: ignore[index]
-        if not isinstance(table, dict) or (array is not None and array.stype != SAFETENSORS):  # type: ignore[union-attr]
+        given: Any = dict(records.items())
+        table = json.loads(given[TABLE]["table"])
+        array = given[BYTES]["message"] if BYTES in given else None
+        if not isinstance(table, dict) or (array is not None and array.stype != SAFETENSORS):
             raise BadMessage("its reply is not one of fedkeel's")
-        return table, bytes(array.data) if array is not None else b""  # type: ignore[union-attr]
+        return table, bytes(array.data) if array is not None else b""
     except BadMessage:
         raise
     except Exception as error:  # whatever the bytes of a stranger make Flower's records do
@@ -72,9 +73,8 @@ class GridChannel:
         deadline = time.monotonic() + timeout
         while waiting and time.monotonic() < deadline:
             for reply in self._grid.pull_messages(list(waiting)):
-                node = waiting.pop(reply.metadata.reply_to_message_id, None)
-                if node is not None:
-                    yield node, read_reply(reply)
+                if reply.metadata.reply_to_message_id in waiting:
+                    yield waiting.pop(reply.metadata.reply_to_message_id), read_reply(reply)
             if waiting:
                 pause(POLL)
 

@@ -23,7 +23,7 @@ def from_this_machine(scope: dict[str, Any]) -> bool:
             return True
     except ValueError:
         return False
-    return bool(server) and client[0] == server[0]
+    return server is not None and client[0] == server[0]
 
 
 class OnlySitesFromOutside:

@@ -43,7 +43,7 @@ class Memory:
             forget_other_runs(self.folder)
             self.folder.mkdir(parents=True)
         write_atomically(self._path(step), pack({}, memory=memory))
-        # The newest of the states that are older than any checkpoint is still the one that a repeated round begins with.
+        # Of the states older than any checkpoint, the newest is still what a repeated round may begin with.
         settled = max((known for known in self._steps() if known[0] <= step[0] - self.keep_rounds), default=None)
         for known in self._steps():
             if known > step or (settled is not None and known < settled):

@@ -52,13 +52,13 @@ class Description:
         """From what a site sent; raises `BadMessage` on anything that is not a description."""
         if not isinstance(given, dict):
             raise BadMessage("it does not say who it is")
-        text = {key: given.get(key) for key in ("name", "domain", "version")}
+        text: dict[str, Any] = {key: given.get(key) for key in ("name", "domain", "version")}
         for key, value in text.items():
             if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME or not value.isprintable():
                 raise BadMessage(f"its {key} is not a line of text")
-        numbers = {key: given.get(key) for key in ("train", "validation", "test")}
+        numbers: dict[str, Any] = {key: given.get(key) for key in ("train", "validation", "test")}
         for key, value in numbers.items():
-            if not _whole(value) or not 0 <= value < MOST_SAMPLES:  # type: ignore[operator]
+            if not _whole(value) or not 0 <= value < MOST_SAMPLES:
                 raise BadMessage(f"its number of {key} samples is {value!r}")
         classes, shape, position = given.get("classes"), given.get("shape"), given.get("position")
         if not isinstance(classes, list) or not all(isinstance(label, str) for label in classes):
@@ -79,7 +79,7 @@ class Description:
             **numbers,
             classes=tuple(classes),
             shape=(channels, height, width),
-            position=position,  # type: ignore[arg-type]
+            position=position,
         )
 
 

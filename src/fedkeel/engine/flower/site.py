@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def share_of_data_set(position: int) -> Read:
     """One client of the data set that the configuration names: a node of a simulation."""
 
     def read(config: Config, classes: Sequence[str] | None) -> Federation:
-        whole = load_federation(config)
+        whole = data_set(config)
         sites = list(whole)
         if position >= len(sites):
             raise FedkeelError(
@@ -59,6 +60,12 @@ def share_of_data_set(position: int) -> Read:
         return one if classes is None else relabelled(one, classes)
 
     return read
+
+
+@lru_cache(maxsize=1)
+def data_set(config: Config) -> Federation:
+    """Read once for all the nodes of a simulation that share a process."""
+    return load_federation(config)
 
 
 def relabelled(federation: Federation, classes: Sequence[str]) -> Federation:

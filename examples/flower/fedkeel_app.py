@@ -1,0 +1,3 @@
+from fedkeel.engine.flower import client_app, server_app
+
+__all__ = ["client_app", "server_app"]

@@ -1,0 +1,130 @@
+"""A federation of real processes on loopback, with TLS and keys: what a person would type, and kills in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+import fedkeel
+
+CLASSES = ("cat", "dog", "owl")
+SITES = {"north": 8, "south": 12, "west": 6}
+OPTIONS: dict[str, Any] = {
+    "data": "folder(size=16)",
+    "model": "simple_cnn",
+    "batch_size": 8,
+    "learning_rate": 0.05,
+    "device": "cpu",
+    "rounds": 2,
+    "round_timeout": 90.0,
+}
+
+
+def draw_images(root: Path, sites: Mapping[str, int] = SITES, classes: tuple[str, ...] = CLASSES) -> None:
+    """Noisy patterns, one for each class, each site in a tint of its own; 'west' never sees an owl."""
+    generator = np.random.default_rng(5)
+    patterns = {label: generator.integers(0, 255, (12, 12, 3)) for label in classes}
+    for number, (site, count) in enumerate(sites.items()):
+        for label, pattern in patterns.items():
+            if site == "west" and label == "owl":
+                continue
+            folder = root / site / label
+            folder.mkdir(parents=True)
+            for image in range(count):
+                noisy = pattern * (0.4 + 0.25 * number) + generator.integers(0, 60, (12, 12, 3))
+                Image.fromarray(noisy.clip(0, 255).astype(np.uint8)).save(folder / f"{image}.png")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Loopback:
+    """Processes by what they are called. All of them end with the block."""
+
+    def __init__(self, place: Path) -> None:
+        self.place = place
+        self.port = free_port()
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> Loopback:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self.processes):
+            self.stop(name)
+
+    def command(self, *words: str) -> list[str]:
+        return [sys.executable, "-m", "fedkeel", *words]
+
+    def start(self, name: str, *words: str) -> None:
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(fedkeel.__file__).parents[1])}
+        with open(self.place / f"{name}.log", "ab") as output:
+            self.processes[name] = subprocess.Popen(
+                self.command(*words), cwd=self.place, stdout=output, stderr=output, env=environment
+            )
+
+    def certificates(self, *sites: str) -> None:
+        subprocess.run(
+            self.command("certificates", "--out", "keys", "--sites", ",".join(sites)), cwd=self.place, check=True
+        )
+
+    def site(self, name: str, folder: str = "", key: str = "") -> None:
+        keys = f"keys/sites/{key or name}"
+        words = ["--data", folder or f"images/{name}", "--name", name, "--certificates", keys]
+        self.start(name, "join", f"localhost:{self.port}", *words, "--state", f"state/{name}", "--device", "cpu")
+
+    def server(self, out: str, *words: str, **options: Any) -> None:
+        config = self.place / f"{out}.toml"
+        config.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in {**OPTIONS, **options}.items()))
+        trust = ["--certificates", "keys/server"]
+        self.start("server", "server", "--config", str(config), *trust, "--port", str(self.port), "--out", out, *words)
+
+    def serial(self, out: str, **options: Any) -> fedkeel.Run:
+        """The same, in this process, over the same folders."""
+        options = {**OPTIONS, **options, "executor": "serial"}
+        options["data"] = options["data"].replace(")", f", root='{self.place / 'images'}')")
+        return fedkeel.simulate(options, directory=self.place / out)
+
+    def finish(self, seconds: float = 240) -> int:
+        return self.processes.pop("server").wait(timeout=seconds)
+
+    def kill(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+
+    def stop(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.terminate()
+        try:
+            process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+    def log(self, name: str) -> str:
+        path = self.place / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def until(self, happened: Callable[[], bool], seconds: float = 120) -> None:
+        deadline = time.monotonic() + seconds
+        while not happened():
+            assert time.monotonic() < deadline, f"it did not happen:\n{self.log('server')}"
+            time.sleep(0.2)
+
+    def checkpointed(self, out: str, round: int) -> Callable[[], bool]:
+        return lambda: (self.place / out / "checkpoints" / f"round-{round:06d}").exists()

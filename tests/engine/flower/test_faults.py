@@ -1,0 +1,250 @@
+"""Sites that are away, fail, lie or come back: the others go on, and the log says who and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedkeel.engine.flower.executor import Reply, Table
+from fedkeel.errors import FedkeelError, MethodError, TrainingError
+from fedkeel.messages import update_from_bytes, update_to_bytes
+from fedkeel.run import Run
+from tests import tiny
+from tests.engine.flower.loop import Loop, over_network, sites_of
+from tests.engine.flower.test_executor import assert_same
+
+WARD, CLINIC, HOSPITAL = 100, 101, 102
+Spoil = Callable[[Reply], "Reply | str"]
+
+
+def loop_of(directory: Path, **options: Any) -> Loop:
+    return Loop(sites_of(tiny.federation(**options), directory / "sites", tiny.model()))
+
+
+def spoiling(loop: Loop, do: str, spoil: Spoil, *, node: int = CLINIC, round: int = 1) -> Loop:
+    """Change what one site replies to one request of one round."""
+
+    def change(at: int, request: Table, reply: Reply) -> Reply | str:
+        hit = at == node and request["do"] == do and request["step"][0] == round
+        return spoil(reply) if hit else reply
+
+    loop.spoil = change
+    return loop
+
+
+def swallow(_: Reply) -> Reply:
+    raise TimeoutError
+
+
+def changed(**changes: Any) -> Spoil:
+    def spoil(reply: Reply) -> Reply:
+        return reply[0], update_to_bytes(replace(update_from_bytes(reply[1]), **changes))
+
+    return spoil
+
+
+BAD_UPDATES: dict[str, tuple[Spoil, str]] = {
+    "none": (swallow, "it did not reply within 3600 s"),
+    "an error": (lambda _: "it failed (no memory)", "it failed (no memory)"),
+    "a failure": (lambda _: ({"failure": "its loss became nan"}, b""), "its loss became nan"),
+    "nothing": (lambda _: ({}, b""), "it cannot be read"),
+    "random bytes": (lambda _: ({}, bytes(range(256)) * 40), "it cannot be read"),
+    "half of it": (lambda reply: (reply[0], reply[1][: len(reply[1]) // 2]), "it cannot be read"),
+    "another's": (changed(client="ward"), "it is signed 'ward'"),
+    "an old one": (changed(round=0), "it is of round 0, not of round 1"),
+    "none of the weights": (changed(weights={}), "weight"),
+    "too many samples": (changed(samples=2**50), f"its number of samples is {2**50}"),
+}
+
+
+@pytest.mark.parametrize(("spoil", "reason"), BAD_UPDATES.values(), ids=list(BAD_UPDATES))
+def test_a_bad_update_is_as_if_it_had_not_come(tmp_path: Path, spoil: Spoil, reason: str) -> None:
+    notes = tiny.Notes()
+    loop = spoiling(loop_of(tmp_path / "a"), "train", spoil)
+    run = over_network(tmp_path / "a", loop=loop, observer=notes)
+    (dropped,) = run.records("dropped")
+    assert (dropped["round"], dropped["client"]) == (1, "clinic")
+    assert reason in dropped["reason"]
+    assert any("'clinic'" in note and reason in note for note in notes.notes)
+    away = over_network(tmp_path / "b", loop=spoiling(loop_of(tmp_path / "b"), "train", swallow))
+    assert (run.directory / "model.safetensors").read_bytes() == (away.directory / "model.safetensors").read_bytes()
+
+
+def test_a_site_that_is_away_is_missing_and_takes_part_again_when_it_is_back(tmp_path: Path) -> None:
+    loop, notes = loop_of(tmp_path), tiny.Notes()
+
+    def leave_and_return(round: int) -> None:
+        loop.away = {CLINIC} if round == 0 else set()
+
+    notes._after = leave_and_return
+    run = over_network(tmp_path, loop=loop, observer=notes, rounds=4)
+    assert [record["round"] for record in run.records("dropped")] == [1]
+    assert run.records("dropped")[0]["reason"] == "it is not connected"
+    assert [r["round"] for r in run.records("client") if r["client"] == "clinic"] == [0, 2, 3]
+
+
+def test_a_restarted_site_is_known_by_its_name_and_remembers(tmp_path: Path) -> None:
+    """Without keys, its node has another number after every restart."""
+    loop = loop_of(tmp_path / "flower")
+
+    def restart(round: int) -> None:
+        del loop.sites[CLINIC + 10 * round]
+        fresh = sites_of(tiny.federation(), tmp_path / "flower" / "sites", tiny.model())
+        loop.sites[CLINIC + 10 * (round + 1)] = fresh[CLINIC]
+
+    run = over_network(tmp_path / "flower", "scaffold+fedbn", loop=loop, observer=tiny.Notes(restart))
+    assert_same(run, tiny.run(tmp_path / "serial", "scaffold+fedbn"))
+
+
+def test_a_resumed_server_finds_what_sites_remembered_at_its_checkpoint(tmp_path: Path) -> None:
+    """The sites had gone two rounds further than the checkpoint."""
+    loop = loop_of(tmp_path / "flower")
+    options = {"rounds": 5, "checkpoint_every": 2}
+
+    def die(round: int) -> None:
+        if round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        over_network(tmp_path / "flower", "scaffold+fedbn", loop=loop, observer=tiny.Notes(die), **options)
+    checkpoints = sorted((tmp_path / "flower/run/checkpoints").iterdir())
+    for file in checkpoints[-1].iterdir():  # the last one is damaged: the server goes back to the one before it
+        file.write_bytes(b"")
+    run = over_network(tmp_path / "flower", "scaffold+fedbn", loop=loop, **options)
+    assert_same(run, tiny.run(tmp_path / "serial", "scaffold+fedbn", **options))
+
+
+def test_a_site_cannot_pose_as_another_when_there_are_keys(tmp_path: Path) -> None:
+    loop, notes = loop_of(tmp_path), tiny.Notes()
+    owners = {WARD: "ward", CLINIC: "pharmacy", HOSPITAL: "hospital"}
+    run = over_network(tmp_path, loop=loop, observer=notes, owners=owners)
+    assert {record["client"] for record in run.records("client")} == {"ward", "hospital"}
+    assert any("'pharmacy' sits out: it calls itself 'clinic'" in note for note in notes.notes)
+
+
+def test_a_site_that_comes_late_is_told_of_and_takes_part_after_a_restart(tmp_path: Path) -> None:
+    loop, notes = loop_of(tmp_path), tiny.Notes()
+    late = loop.sites.pop(HOSPITAL)
+
+    def come(round: int) -> None:
+        loop.sites[HOSPITAL] = late
+        if round == 1:
+            raise KeyboardInterrupt
+
+    notes._after = come
+    with pytest.raises(KeyboardInterrupt):
+        over_network(tmp_path, loop=loop, observer=notes)
+    assert any("'hospital' sits out: it came after the run had begun" in note for note in notes.notes)
+    run = over_network(tmp_path, loop=loop)
+    assert [r["round"] for r in run.records("client") if r["client"] == "hospital"] == [2]
+
+
+def test_a_site_of_another_version_sits_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, notes = loop_of(tmp_path), tiny.Notes()
+    old = loop.sites[CLINIC]._act
+
+    def act(request: Table, message: bytes) -> Reply:
+        return old({**request, "session": {**request["session"], "version": "9.9"}}, message)
+
+    monkeypatch.setattr(loop.sites[CLINIC], "_act", act)
+    run = over_network(tmp_path, loop=loop, observer=notes)
+    assert {record["client"] for record in run.records("client")} == {"ward", "hospital"}
+    assert any("sits out: it runs fedkeel" in note and "the server 9.9" in note for note in notes.notes)
+
+
+def test_a_round_waits_for_as_many_sites_as_it_needs(tmp_path: Path) -> None:
+    loop, notes = loop_of(tmp_path), tiny.Notes()
+    looks = 0
+    nodes = loop.nodes
+
+    def coming_back() -> list[int]:
+        nonlocal looks
+        looks += bool(loop.away)
+        if looks > 2:
+            loop.away = set()
+        return nodes()
+
+    loop.nodes = coming_back  # type: ignore[method-assign]
+    notes._after = lambda round: loop.away.update({WARD, CLINIC} if round == 0 else ())
+    run = over_network(tmp_path, loop=loop, observer=notes, min_clients=3)
+    assert run.records("dropped") == []
+    assert any("Waiting for sites: 1 of 3" in note for note in notes.notes)
+
+
+@pytest.mark.parametrize(
+    "evaluations",
+    [
+        None,
+        [7],
+        [{"split": "test", "statistics": "global", "correct": 9, "samples": 8, "loss_sum": 1.0}],
+        [{"split": "test", "statistics": "global", "correct": 0, "samples": 0, "loss_sum": 1.0}],
+        [{"split": "train", "statistics": "global", "correct": 1, "samples": 8, "loss_sum": 1.0}],
+        [{"split": "test", "statistics": "global", "correct": True, "samples": 8, "loss_sum": 1.0}],
+        [{"split": "test", "statistics": "global", "correct": 1, "samples": 8, "loss_sum": "low"}],
+    ],
+)
+def test_an_evaluation_that_cannot_be_is_left_out(tmp_path: Path, evaluations: Any) -> None:
+    notes = tiny.Notes()
+    loop = spoiling(loop_of(tmp_path), "evaluate", lambda _: ({"evaluations": evaluations}, b""))
+    run = over_network(tmp_path, loop=loop, observer=notes)
+    tested = [(r["round"], r["domain"]) for r in run.records("evaluation") if r["split"] == "test"]
+    assert (1, "dark") not in tested
+    assert len(tested) == 8
+    assert any(note.startswith("Round 1: 'clinic' did not evaluate") for note in notes.notes)
+
+
+def test_a_run_stops_when_no_site_has_an_update_and_goes_on_later(tmp_path: Path) -> None:
+    loop = loop_of(tmp_path / "flower")
+    usual = loop.spoil
+    loop.spoil = lambda _, request, reply: reply if request.get("step", [0])[0] < 1 else "its power is cut"
+    with pytest.raises(TrainingError, match="its power is cut"):
+        over_network(tmp_path / "flower", loop=loop)
+    loop.spoil = usual
+    assert_same(over_network(tmp_path / "flower", loop=loop), tiny.run(tmp_path / "serial"))
+
+
+def test_no_pixel_and_no_list_of_labels_leaves_a_site(tmp_path: Path) -> None:
+    loop, federation = loop_of(tmp_path), tiny.federation()
+    over_network(tmp_path, "fedcoda", loop=loop)
+    carried = b"".join(loop.carried)
+    for image in federation.images:
+        assert image.numpy().tobytes() not in carried
+        assert (image.float() / 255).numpy().tobytes() not in carried
+    for client in federation.clients:
+        labels = federation.labels[client.train]
+        for kind in (torch.int64, torch.int32, torch.uint8, torch.float32):
+            assert labels.to(kind).numpy().tobytes() not in carried
+        assert str(labels.tolist()).encode() not in carried
+
+
+def test_a_model_is_evaluated_in_one_exchange(tmp_path: Path) -> None:
+    loop = loop_of(tmp_path)
+    over_network(tmp_path, loop=loop, rounds=2)
+    done = [request["do"] for node, request in loop.requests if node == CLINIC]
+    assert done == ["describe", "train", "evaluate", "train", "evaluate"]
+
+
+def test_an_unseen_site_is_evaluated_and_never_trains(tmp_path: Path) -> None:
+    on = tiny.federation(unseen=9)
+    run = over_network(tmp_path / "flower", on=on)
+    assert_same(run, tiny.run(tmp_path / "serial", on=on))
+    assert run.summary is not None
+    assert run.summary["unseen_domains"] == ["foreign"]
+
+
+def test_pooling_over_a_network_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MethodError, match="stay where they are"):
+        over_network(tmp_path, "central")
+
+
+def test_another_configuration_does_not_go_on_with_a_run(tmp_path: Path) -> None:
+    over_network(tmp_path)
+    assert isinstance(over_network(tmp_path), Run)
+    with pytest.raises(FedkeelError, match="another configuration"):
+        over_network(tmp_path, rounds=4)
+    assert over_network(tmp_path, round_timeout=5.0).finished
