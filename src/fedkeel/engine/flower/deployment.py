@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import ctypes
 import ipaddress
+import itertools
 import logging
 import os
 import secrets
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -31,6 +33,7 @@ from fedkeel.run import Run
 
 log = logging.getLogger("fedkeel")
 PORT = 9092
+RETRY = 5.0
 PATIENCE = 120.0  # for a Flower process to come up
 
 APP = {
@@ -52,6 +55,10 @@ clientapp = "app:client_app"
     "app.py": b"from fedkeel.engine.flower import client_app, server_app\n",
     "LICENSE": b"Apache-2.0\n",
 }
+
+
+class ProcessEnded(FedkeelError):
+    """A Flower process is gone; the text has its last words."""
 
 
 def serve(
@@ -128,8 +135,17 @@ def join(address: str, folder: Path, name: str, state: Path, *, files: SiteFiles
     command += ["--superexec-auth-secret-file", str(new_secret(place))]
     endpoint = runtime.Endpoint(f"127.0.0.1:{own_port}", None, (place / "secret").read_bytes())
     site = Site(own_folder(folder, name), private_folder(place / "memory"), name, device)
-    with process(command, place, "supernode") as alive:
-        runtime.answer_all(endpoint, site, alive)
+    for attempt in itertools.count():
+        if files is not None:
+            refuse_untrusted(host, int(port), files.ca)
+        try:
+            with process(command, place, "supernode") as alive:
+                runtime.answer_all(endpoint, site, alive)
+        except ProcessEnded:
+            # A server of another run, or one that does not know this site's key (yet).
+            if attempt == 0:
+                log.warning("The server did not let this site in, or let it go: trying again until it does.")
+            pause(RETRY)
 
 
 # -- processes ------------------------------------------------------------------------------------------------------
@@ -147,7 +163,7 @@ def process(command: list[str], place: Path, name: str) -> Iterator[Callable[[],
     def alive() -> None:
         pause(0.2)
         if child.poll() is not None:
-            raise FedkeelError(f"Flower's {name} ended ({last_words(log_file)}): see '{log_file}'.")
+            raise ProcessEnded(f"Flower's {name} ended ({last_words(log_file)}): see '{log_file}'.")
 
     try:
         yield alive
@@ -224,6 +240,25 @@ def loopback(host: str) -> str:
         f"'--insecure' is for this machine alone, and '{host}' is not a loopback address: "
         "give certificates, see 'fedkeel certificates --help'."
     )
+
+
+def refuse_untrusted(host: str, port: int, ca: Path) -> None:
+    """A certificate that is expired, made out to another name or signed by another authority is told of at once; a
+    server that is not there yet is waited for."""
+    context = ssl.create_default_context(cafile=str(ca))
+    try:
+        with (
+            socket.create_connection((host, port), timeout=10) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            pass
+    except ssl.SSLCertVerificationError as error:
+        raise FedkeelError(
+            f"The certificate of {host}:{port} is not trusted ({error.verify_message}): "
+            "ask the server's operator, and check --ca."
+        ) from error
+    except OSError:
+        pass
 
 
 def refuse_taken(host: str, port: int) -> None:

@@ -1,0 +1,96 @@
+"""A site's own folder is read as one domain of 'folder' is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedkeel.config import Config
+from fedkeel.data import load
+from fedkeel.data.site import check_reading, class_folders, load_site
+from fedkeel.errors import DataError
+from tests.engine.flower.real import draw_images
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    draw_images(tmp_path)
+    return tmp_path
+
+
+def config(data: str = "folder(size=10)", **options: object) -> Config:
+    return Config(data=data, **options)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["north", "west"])
+def test_a_site_has_the_images_and_labels_of_its_domain_in_the_same_order(root: Path, name: str) -> None:
+    together = load("folder", root=root, size=10)
+    alone = load_site(root / name, name, config(), together.classes)
+    assert alone.classes == together.classes == ("cat", "dog", "owl")
+    (mine,) = alone.clients
+    for part in ("train", "validation", "test"):
+        ours, theirs = getattr(mine, part), getattr(together[name], part)
+        assert torch.equal(alone.images[ours], together.images[theirs])
+        assert torch.equal(alone.labels[ours], together.labels[theirs])
+    assert (mine.name, mine.domain) == (name, name)
+
+
+def test_labels_follow_the_names_of_the_federation_s_classes(root: Path) -> None:
+    site = load_site(root / "west", "west", config(), ["owl", "dog", "cat"])
+    (mine,) = site.clients
+    assert sorted(set(site.labels[mine.train].tolist())) == [1, 2]
+
+
+def test_lists_beside_the_folder_say_what_is_for_what(root: Path) -> None:
+    (root / "splits").mkdir()
+    for use, numbers in (("train", (3, 1)), ("test", (0,))):
+        lines = [f"north/{label}/{n}.png {at}" for at, label in enumerate(("cat", "dog", "owl")) for n in numbers]
+        (root / "splits" / f"north_{use}.txt").write_text("\n".join(lines) + "\n")
+    options = "folder(size=10, validation=0)"
+    together = load("folder", root=root, size=10, validation=0)["north"]
+    (mine,) = load_site(root / "north", "north", config(options), ("cat", "dog", "owl")).clients
+    assert (len(mine.train), len(mine.test)) == (len(together.train), len(together.test)) == (6, 3)
+
+
+def test_an_unseen_site_is_tested_on_all_its_images(root: Path) -> None:
+    site = load_site(root / "west", "west", config(unseen="west"), None)
+    assert list(site.clients) == []
+    assert len(site["west"].test) == 12
+    few = load_site(root / "west", "west", config("folder(size=10, unseen_split=test)", unseen="west"), None)
+    assert len(few["west"].test) == 4
+
+
+def test_a_subsample_is_that_of_a_run_on_one_machine(root: Path) -> None:
+    together = load("folder", root=root, size=10, subsample=6, seed=3)
+    alone = load_site(root / "south", "south", config(subsample=6, seed=3), together.classes)
+    assert torch.equal(alone.images[alone["south"].train], together.images[together["south"].train])
+
+
+def test_a_class_that_the_federation_does_not_have_is_named(root: Path) -> None:
+    with pytest.raises(DataError, match="The class folder 'owl' .* is no class of the federation"):
+        load_site(root / "north", "north", config(), ["cat", "dog"])
+
+
+def test_a_folder_that_is_no_site_is_refused_with_the_layout(root: Path) -> None:
+    for folder in (root / "nowhere", root / "north" / "cat", root / "north" / "cat" / "0.png"):
+        with pytest.raises(DataError, match="folder/<class>"):
+            class_folders(folder)
+    (root / "empty").mkdir()
+    with pytest.raises(DataError, match="no class folders"):
+        class_folders(root / "empty")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"data": "digits-shift"}, "folders of images"),
+        ({"data": "folder(root=/etc)"}, "does not know the option 'root'"),
+        ({"data": "folder(colour=red)"}, "does not know the option 'colour'"),
+        ({"data": "folder", "partition": "iid(clients=2)"}, "each site is one client"),
+    ],
+)
+def test_what_sites_cannot_read_is_refused_before_they_are_asked(options: dict[str, str], said: str) -> None:
+    with pytest.raises(DataError, match=said):
+        check_reading(config(**options))
