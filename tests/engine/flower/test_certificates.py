@@ -52,13 +52,13 @@ def test_a_site_trusts_its_server_and_no_other(tmp_path: Path) -> None:
 def test_a_certificate_for_another_name_and_an_expired_one_are_refused(tmp_path: Path) -> None:
     make(tmp_path / "other", ["north"], ["fl.example.org"])
     other = ServerFiles.of(tmp_path / "other/server")
-    with pytest.raises(FedkeelError, match="not trusted.*localhost"):
+    with pytest.raises(FedkeelError, match=r"not trusted.*localhost"):
         refuse_untrusted("localhost", listen(other, 1), other.ca)
     make(tmp_path / "old", ["north"], ["localhost"], days=0)
     old = ServerFiles.of(tmp_path / "old/server")
     with pytest.raises(FedkeelError, match="expired on"):
         old.check()
-    with pytest.raises(FedkeelError, match="not trusted.*expired"):
+    with pytest.raises(FedkeelError, match=r"not trusted.*expired"):
         refuse_untrusted("localhost", listen(old, 1), old.ca)
 
 
