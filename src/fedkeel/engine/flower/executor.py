@@ -37,7 +37,8 @@ Table = dict[str, Any]
 Reply = tuple[Table, bytes]
 STATUS = "status.json"
 POLL = 0.5
-NEWCOMERS = 30.0
+NEWCOMERS, PATIENCE = 30.0, 120.0  # for a site to say who it is: in the midst of a run, and before it
+AWAY = "it is not connected"
 SILENT = "it did not say in time who it is"
 SPLITS = ("test", "validation")
 
@@ -154,7 +155,7 @@ class FlowerExecutor:
         # Nobody waits long for a site that is only just coming: it is asked again before the next exchange.
         patience = min(self.config.round_timeout, NEWCOMERS)
         for node, description in describe(self.channel, new, self.session, self.owners, patience).items():
-            if description == SILENT:
+            if description in (SILENT, AWAY):
                 continue
             problem = description if isinstance(description, str) else self._unfit(description)
             if isinstance(description, str) or problem:
@@ -188,7 +189,7 @@ class FlowerExecutor:
         self._await(clients, min(least, len(clients)))
         common = {**request, "session": self.session, "step": list(self._step)}
         there = {self.nodes[client]: client for client in clients if client in self.nodes}
-        results: dict[str, Any] = {c: Missing(c, "it is not connected") for c in clients if c not in there.values()}
+        results: dict[str, Any] = {c: Missing(c, AWAY) for c in clients if c not in there.values()}
         turn = 0
         doing = f"round {broadcast.round}: {request['do']}"
         for client in there.values():
@@ -245,15 +246,19 @@ def gather(
     """Wait for `wanted` sites and hear what they say of themselves; and those of whom nothing could be learnt."""
     deadline = time.monotonic() + wait
     note(f"Waiting for {wanted} sites.")
-    told = 0
-    while (here := len(channel.nodes())) < wanted and (time.monotonic() < deadline or here < config.min_clients):
-        if here != told:
-            note(f"{here} of {wanted} sites are connected.")
-            told = here
-        pause(POLL)
-    described = describe(channel, channel.nodes(), session, owners, config.round_timeout)
-    failed = {name_of(node, owners): reason for node, reason in described.items() if isinstance(reason, str)}
-    return {node: site for node, site in described.items() if isinstance(site, Description)}, failed
+    found: dict[int, Description] = {}
+    failed: dict[int, str] = {}
+    while len(found) + len(failed) < wanted and (time.monotonic() < deadline or len(found) < config.min_clients):
+        new = [node for node in channel.nodes() if node not in found and node not in failed]
+        for node, answer in describe(channel, new, session, owners, min(config.round_timeout, PATIENCE)).items():
+            if isinstance(answer, Description):
+                found[node] = answer
+                note(f"The site '{answer.name}' is connected, {len(found)} of {wanted}.")
+            elif answer not in (SILENT, AWAY):
+                failed[node] = answer
+        if not new:
+            pause(POLL)
+    return found, {name_of(node, owners): reason for node, reason in failed.items()}
 
 
 def describe(

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
+from flwr.common.constant import ErrorCode
 
-from fedkeel.engine.flower.executor import POLL, Reply, Table, pause
+from fedkeel.engine.flower.executor import AWAY, POLL, Reply, Table, pause
 from fedkeel.messages import BadMessage
 
 TABLE, BYTES = "fedkeel", "fedkeel.tensors"
@@ -80,6 +81,8 @@ class GridChannel:
 
 
 def read_reply(reply: Message) -> Reply | str:
+    if reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE:
+        return AWAY
     if reply.has_error():
         return f"it failed ({str(reply.error.reason)[:300]})"
     try:
