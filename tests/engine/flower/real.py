@@ -99,7 +99,7 @@ class Loopback:
         options["data"] = options["data"].replace(")", f", root='{self.place / 'images'}')")
         return fedkeel.simulate(options, directory=self.place / out)
 
-    def finish(self, seconds: float = 240) -> int:
+    def finish(self, seconds: float = 400) -> int:
         return self.processes.pop("server").wait(timeout=seconds)
 
     def kill(self, name: str) -> None:
@@ -120,7 +120,7 @@ class Loopback:
         path = self.place / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
 
-    def until(self, happened: Callable[[], bool], seconds: float = 120) -> None:
+    def until(self, happened: Callable[[], bool], seconds: float = 300) -> None:
         deadline = time.monotonic() + seconds
         while not happened():
             assert time.monotonic() < deadline, f"it did not happen:\n{self.log('server')}"
