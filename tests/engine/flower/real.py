@@ -77,9 +77,9 @@ class Loopback:
                 self.command(*words), cwd=self.place, stdout=output, stderr=output, env=environment
             )
 
-    def certificates(self, *sites: str) -> None:
+    def certificates(self, *sites: str, out: str = "keys") -> None:
         subprocess.run(
-            self.command("certificates", "--out", "keys", "--sites", ",".join(sites)), cwd=self.place, check=True
+            self.command("certificates", "--out", out, "--sites", ",".join(sites)), cwd=self.place, check=True
         )
 
     def site(self, name: str, folder: str = "", key: str = "") -> None:

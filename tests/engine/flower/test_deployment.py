@@ -23,6 +23,7 @@ def loopback(tmp_path: Path) -> Iterator[Loopback]:
     draw_images(tmp_path / "images")
     with Loopback(tmp_path) as processes:
         processes.certificates("north", "south", "west")
+        processes.certificates("thief", out="elsewhere")
         yield processes
 
 
@@ -34,6 +35,27 @@ def test_methods_over_real_processes_give_what_they_give_in_one(loopback: Loopba
         loopback.server(out, method=method)
         assert loopback.finish() == 0, loopback.log("server")
         assert_same(Run(loopback.place / out), loopback.serial(f"{out}-serial", method=method))
+
+
+def test_strangers_stay_out_and_the_others_go_on_without_a_site_that_dies(loopback: Loopback) -> None:
+    (loopback.place / "images/west/owl").mkdir()
+    (loopback.place / "images/west/cat").rename(loopback.place / "images/west/kat")
+    for site in ("north", "south", "west"):
+        loopback.site(site)
+    loopback.site("thief", folder="images/north", key="../../elsewhere/sites/thief")
+    loopback.server("run", "--sites", "3", rounds=3, round_timeout=25.0)
+    loopback.until(loopback.checkpointed("run", 0))
+    loopback.kill("south")
+    assert loopback.finish() == 0, loopback.log("server")
+    assert "The site 'west' sits out: it has the class 'kat', and the federation has cat, dog, owl." in loopback.log(
+        "server"
+    )
+    run = Run(loopback.place / "run")
+    clients = {(record["round"], record["client"]) for record in run.records("client")}
+    assert {(0, "north"), (0, "south"), (1, "north"), (2, "north")} <= clients
+    assert (2, "south") not in clients
+    assert not any(name in ("west", "thief") for _, name in clients)
+    assert any(record["client"] == "south" for record in run.records("dropped"))
 
 
 def test_a_killed_server_and_a_killed_site_go_on_where_they_were(loopback: Loopback) -> None:

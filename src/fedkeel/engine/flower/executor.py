@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedkeel.config import Config
+from fedkeel.durable import write_atomically
 from fedkeel.engine import local
 from fedkeel.engine.evaluation import Evaluation
 from fedkeel.engine.execution import ClientMemory
@@ -31,7 +32,6 @@ from fedkeel.messages import (
     unpack,
     update_from_bytes,
 )
-from fedkeel.store import write_atomically
 
 Table = dict[str, Any]
 Reply = tuple[Table, bytes]

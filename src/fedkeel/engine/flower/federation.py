@@ -22,6 +22,7 @@ from fedkeel.method import Composition
 from fedkeel.methods import build as build_method
 from fedkeel.observer import Observer
 from fedkeel.run import Run, finish, free_directory
+from fedkeel.shelf import Shelf
 from fedkeel.store import Store, fingerprint, read_config
 
 log = logging.getLogger("fedkeel")
@@ -33,7 +34,7 @@ class NetworkSetup(Setup):
 
     channel: FlowerExecutor | None = None
 
-    def executor(self) -> Executor:
+    def executor(self, shelf: Shelf | None = None) -> Executor:
         assert self.channel is not None
         return self.channel
 
@@ -83,6 +84,11 @@ def carry_out(
         roster, nodes = settle(channel, config, before, sites, wait, owners, observer)
         roster.save(directory)
         setup = prepare(config.replace(executor="serial", profile=False), federation=roster.outline(), **objects)
+        if config.weights and setup.worker.layout.local:
+            raise MethodError(
+                f"'{config.method}' keeps layers at the sites, and these cannot start from '{config.weights}', "
+                "which only the server has: leave 'weights' out."
+            )
         status = Status(directory)
         for site in roster.sites:
             status.told(site.name, "connected" if site.name in nodes else "not connected", connected=site.name in nodes)

@@ -7,9 +7,9 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from fedkeel.durable import write_atomically
 from fedkeel.messages import BadMessage, pack, unpack
 from fedkeel.state import Tensors
-from fedkeel.store import write_atomically
 
 Step = tuple[int, int]  # round, and which request of that round
 KEPT_RUNS = 3

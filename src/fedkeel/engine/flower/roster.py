@@ -18,9 +18,9 @@ import torch
 import fedkeel
 from fedkeel.data.federation import Client, Federation
 from fedkeel.data.transforms import parse_transforms
+from fedkeel.durable import write_atomically
 from fedkeel.errors import TrainingError
 from fedkeel.messages import BadMessage
-from fedkeel.store import write_atomically
 
 FILE = "sites.json"
 LONGEST_NAME = 200

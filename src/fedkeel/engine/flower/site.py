@@ -48,14 +48,15 @@ def share_of_data_set(position: int) -> Read:
 
     def read(config: Config, classes: Sequence[str] | None) -> Federation:
         whole = data_set(config)
-        sites = list(whole)
-        if position >= len(sites):
+        training = len(whole.clients)
+        count = training + len(whole.unseen)
+        if position >= count:
             raise FedkeelError(
-                f"This is node {position}, counted from 0, and '{config.data}' has {len(sites)} clients: "
-                f"start {len(sites)} nodes."
+                f"This is node {position}, counted from 0, and '{config.data}' has {count} clients: "
+                f"start {count} nodes."
             )
-        mine = sites[position]
-        trains = position < len(whole.clients)
+        trains = position < training
+        mine = whole.clients[position] if trains else whole.unseen[position - training]
         one = replace(whole, clients=(mine,) if trains else (), unseen=() if trains else (mine,))
         return one if classes is None else relabelled(one, classes)
 
@@ -163,7 +164,9 @@ class Site:
         """The model and data of this session, made once."""
         key = json.dumps(session, sort_keys=True)
         if self._worker is None or key != self._session:
-            config = from_dict(session["config"]).replace(device=self.device, executor="serial", compile=False)
+            config = from_dict(session["config"]).replace(
+                device=self.device, executor="serial", compile=False, weights=""
+            )
             method = Composition.of(build_method(config.method))
             if method.stateful_parts and self.state is None:
                 raise FedkeelError(
