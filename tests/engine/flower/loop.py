@@ -12,8 +12,8 @@ from torch import nn
 
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
-from fedkeel.engine.flower.executor import Reply, Table
 from fedkeel.engine.flower.federation import carry_out
+from fedkeel.engine.flower.gathering import Reply, Table
 from fedkeel.engine.flower.site import Read, Site, relabelled
 from fedkeel.run import Run
 from tests import tiny

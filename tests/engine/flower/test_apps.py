@@ -16,7 +16,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 import fedkeel
 from fedkeel.engine.flower import client_app, grid, server_app
-from fedkeel.engine.flower.executor import AWAY
+from fedkeel.engine.flower.gathering import AWAY
 from fedkeel.messages import BadMessage
 from tests.engine.flower.real import OPTIONS, SITES, draw_images
 from tests.engine.flower.test_executor import assert_same

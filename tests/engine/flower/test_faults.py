@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from fedkeel.engine.flower.executor import Reply, Table
+from fedkeel.engine.flower.gathering import Reply, Table
 from fedkeel.errors import FedkeelError, MethodError, TrainingError
 from fedkeel.messages import update_from_bytes, update_to_bytes
 from fedkeel.run import Run
@@ -155,6 +155,20 @@ def test_a_site_of_another_version_sits_out(tmp_path: Path, monkeypatch: pytest.
     run = over_network(tmp_path, loop=loop, observer=notes)
     assert {record["client"] for record in run.records("client")} == {"ward", "hospital"}
     assert any("sits out: it runs fedkeel" in note and "the server 9.9" in note for note in notes.notes)
+
+
+def test_a_site_that_sits_out_is_told_of_once(tmp_path: Path) -> None:
+    on = tiny.federation()
+    odd = replace(on, classes=("dot", "bar", "cross", "fame"))
+    loop, notes = loop_of(tmp_path), tiny.Notes()
+    loop.sites[CLINIC] = sites_of(odd, tmp_path / "sites", tiny.model())[CLINIC]
+    run = over_network(tmp_path, loop=loop, observer=notes)
+    assert {record["client"] for record in run.records("client")} == {"ward", "hospital"}
+    told = [note for note in notes.notes if "sits out" in note]
+    assert told == [
+        "The site 'clinic' sits out: it has the class 'fame', and the federation has bar, cross, dot, frame."
+    ]
+    assert [request["do"] for node, request in loop.requests if node == CLINIC] == ["describe"]
 
 
 def test_a_round_waits_for_as_many_sites_as_it_needs(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ messages, and a site answers with Updates.
 
     site.py        a site: its images, its memory (`memory.py`), what it replies to a request
     roster.py      who takes part, and who sits out because something differs
+    gathering.py   the channel, and asking nodes who they are
     executor.py    the executor over a channel, whatever carries it
     federation.py  gather the sites, then run the rounds
     grid.py        the channel over Flower's grid

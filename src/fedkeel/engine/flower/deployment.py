@@ -24,8 +24,8 @@ from pathlib import Path
 from fedkeel.config import Config
 from fedkeel.data.site import check_reading, class_folders
 from fedkeel.engine.flower.certificates import ServerFiles, SiteFiles
-from fedkeel.engine.flower.executor import Channel, pause
 from fedkeel.engine.flower.federation import carry_out, check
+from fedkeel.engine.flower.gathering import Channel, pause
 from fedkeel.engine.flower.site import Site, own_folder
 from fedkeel.errors import FedkeelError
 from fedkeel.observer import Observer

@@ -9,18 +9,29 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fedkeel.config import Config
 from fedkeel.durable import write_atomically
-from fedkeel.engine import local
 from fedkeel.engine.evaluation import Evaluation
 from fedkeel.engine.execution import ClientMemory
-from fedkeel.engine.flower.roster import Description, Roster, agree, differs
-from fedkeel.engine.local import Stopped
+from fedkeel.engine.flower.gathering import (
+    AWAY,
+    NEWCOMERS,
+    POLL,
+    SILENT,
+    Channel,
+    Reply,
+    Table,
+    describe,
+    name_of,
+    pause,
+    plain,
+)
+from fedkeel.engine.flower.roster import Description, Roster, differs
 from fedkeel.errors import TrainingError
 from fedkeel.messages import (
     Answer,
@@ -33,29 +44,8 @@ from fedkeel.messages import (
     update_from_bytes,
 )
 
-Table = dict[str, Any]
-Reply = tuple[Table, bytes]
 STATUS = "status.json"
-POLL = 0.5
-NEWCOMERS, PATIENCE = 30.0, 120.0  # for a site to say who it is: in the midst of a run, and before it
-AWAY = "it is not connected"
-SILENT = "it did not say in time who it is"
 SPLITS = ("test", "validation")
-
-
-class Channel(Protocol):
-    """What carries requests to nodes and their replies back."""
-
-    def nodes(self) -> list[int]:
-        """Those that can be reached at the moment."""
-        ...
-
-    def exchange(
-        self, requests: Mapping[int, Table], message: bytes, timeout: float
-    ) -> Iterator[tuple[int, Reply | str]]:
-        """A request for each node, all with the same message. Replies, or what went wrong, as they come; a node that
-        does not reply in time has none."""
-        ...
 
 
 @dataclass
@@ -80,6 +70,7 @@ class FlowerExecutor:
     Attributes:
         roster: who takes part; a site that comes back is known by its name.
         session: what every request carries: the run's name, the configuration, the classes.
+        strangers: nodes that sit out, so that they are not asked again and again.
         owners: the site that a node's key was made for; a node cannot pose as another site. Empty without keys.
     """
 
@@ -90,11 +81,11 @@ class FlowerExecutor:
     note: Callable[[str], None]
     owners: Mapping[int, str] = field(default_factory=dict)
     nodes: dict[str, int] = field(default_factory=dict)
+    strangers: set[int] = field(default_factory=set)
     status: Status = field(default_factory=Status)
     memory: ClientMemory = field(default_factory=lambda: ClientMemory(stateless=True))  # it stays with the sites
     _step: tuple[int, int] = (-1, 0)
     _evaluated: tuple[Broadcast | None, dict[str, list[Evaluation]]] = (None, {})
-    _strangers: set[int] = field(default_factory=set)
 
     # -- what the round loop asks for ------------------------------------------------------------------------
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
@@ -144,12 +135,12 @@ class FlowerExecutor:
     def recognise(self) -> None:
         """Find out who the nodes are that were not there before: sites of this run that came back, or strangers."""
         here = self.channel.nodes()
-        self._strangers &= set(here)
+        self.strangers &= set(here)
         for name, node in list(self.nodes.items()):
             if node not in here:
                 del self.nodes[name]
                 self.status.told(name, "not connected", connected=False)
-        new = [node for node in here if node not in self.nodes.values() and node not in self._strangers]
+        new = [node for node in here if node not in self.nodes.values() and node not in self.strangers]
         if not new:
             return
         # Nobody waits long for a site that is only just coming: it is asked again before the next exchange.
@@ -159,7 +150,7 @@ class FlowerExecutor:
                 continue
             problem = description if isinstance(description, str) else self._unfit(description)
             if isinstance(description, str) or problem:
-                self._strangers.add(node)
+                self.strangers.add(node)
                 who = name_of(node, self.owners) if isinstance(description, str) else f"'{description.name}'"
                 self.note(f"The site {who} sits out: {problem}.")
             else:
@@ -170,9 +161,10 @@ class FlowerExecutor:
     def _unfit(self, site: Description) -> str:
         if site.name in self.nodes:
             return f"another site is called '{site.name}'"
-        if site.name not in self.roster:
+        difference = differs(site, self.roster.classes, self.roster.sites[0].shape)
+        if not difference and site.name not in self.roster:
             return "it came after the run had begun, and takes part when the server is started again"
-        return differs(site, self.roster.classes, self.roster[site.name].shape)
+        return difference
 
     # -- one exchange ----------------------------------------------------------------------------------------
     def _in_order(
@@ -227,80 +219,15 @@ class FlowerExecutor:
             pause(POLL)
 
 
-def pause(seconds: float) -> None:
-    """Wait, but not when the run is asked to stop."""
-    if local.stop_requested.wait(seconds):
-        raise Stopped
-
-
-def gather(
-    channel: Channel,
-    session: Table,
-    config: Config,
-    *,
-    wanted: int,
-    wait: float,
-    owners: Mapping[int, str],
-    note: Callable[[str], None],
-) -> tuple[dict[int, Description], dict[str, str]]:
-    """Wait for `wanted` sites and hear what they say of themselves; and those of whom nothing could be learnt."""
-    deadline = time.monotonic() + wait
-    note(f"Waiting for {wanted} sites.")
-    found: dict[int, Description] = {}
-    failed: dict[int, str] = {}
-    while len(found) + len(failed) < wanted and (time.monotonic() < deadline or len(found) < config.min_clients):
-        new = [node for node in channel.nodes() if node not in found and node not in failed]
-        for node, answer in describe(channel, new, session, owners, min(config.round_timeout, PATIENCE)).items():
-            if isinstance(answer, Description):
-                found[node] = answer
-                note(f"The site '{answer.name}' is connected, {len(found)} of {wanted}.")
-            elif answer not in (SILENT, AWAY):
-                failed[node] = answer
-        if not new:
-            pause(POLL)
-    return found, {name_of(node, owners): reason for node, reason in failed.items()}
-
-
-def describe(
-    channel: Channel, nodes: Iterable[int], session: Table, owners: Mapping[int, str], timeout: float
-) -> dict[int, Description | str]:
-    """Each node's description, or what is wrong with it."""
-    found: dict[int, Description | str] = dict.fromkeys(nodes, SILENT)
-    request = {"do": "describe", "session": session}
-    for node, reply in channel.exchange(dict.fromkeys(found, request), b"", timeout):
-        try:
-            if isinstance(reply, str):
-                raise BadMessage(reply)
-            if "failure" in reply[0]:
-                raise BadMessage(_text(reply[0]["failure"]))
-            site = Description.read(reply[0].get("description"))
-            if owners and owners.get(node) != site.name:
-                raise BadMessage(f"it calls itself '{site.name}', and its key is not that site's")
-        except BadMessage as bad:
-            found[node] = str(bad)
-        else:
-            found[node] = site
-    return found
-
-
-def name_of(node: int, owners: Mapping[int, str]) -> str:
-    return f"'{owners[node]}'" if node in owners else f"at node {node}"
-
-
 def _read(client: str, reply: Reply | str, read: Callable[[str, Reply], Any]) -> Any:
     if isinstance(reply, str):
         return Missing(client, reply)
     try:
         if "failure" in reply[0]:
-            return Missing(client, _text(reply[0]["failure"]))
+            return Missing(client, plain(reply[0]["failure"]))
         return read(client, reply)
     except BadMessage as bad:
         return Missing(client, str(bad))
-
-
-def _text(given: object) -> str:
-    """A site's own words, as one line that does no harm in a log."""
-    return "".join(c for c in str(given)[:500] if c.isprintable()) or "it does not say why"
 
 
 def _list(given: object) -> list[Any]:
@@ -323,12 +250,3 @@ def evaluation_of(client: str, domain: str, given: object) -> Evaluation:
     if isinstance(loss, bool) or not isinstance(loss, (int, float)):
         raise BadMessage(f"an evaluation of it has the loss {loss!r}")
     return Evaluation(client, domain, str(split), str(kind), correct, samples, float(loss))  # type: ignore[arg-type]
-
-
-def join(first: Roster | None, run: str, described: Iterable[Description], **rules: Any) -> Roster:
-    """The roster of a run, of those that are here and, when it goes on, of those that took part before."""
-    here = list(described)
-    if first is None:
-        return agree(run, here, **rules)
-    known = [site for site in first.sites if site.name not in {other.name for other in here}]
-    return agree(first.run, [*known, *here], **{**rules, "classes": first.classes})

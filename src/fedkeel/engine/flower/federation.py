@@ -14,7 +14,8 @@ from fedkeel import spec
 from fedkeel.config import Config
 from fedkeel.data.source import names
 from fedkeel.engine.execution import Executor
-from fedkeel.engine.flower.executor import Channel, FlowerExecutor, Status, Table, gather, join
+from fedkeel.engine.flower.executor import FlowerExecutor, Status
+from fedkeel.engine.flower.gathering import Channel, Table, gather, join, name_of
 from fedkeel.engine.flower.roster import Roster, refuse_empty
 from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, MethodError
@@ -81,7 +82,7 @@ def carry_out(
     else:
         store, before = Store.create(directory, config), None
     try:
-        roster, nodes = settle(channel, config, before, sites, wait, owners, observer)
+        roster, nodes, strangers = settle(channel, config, before, sites, wait, owners, observer)
         roster.save(directory)
         setup = prepare(config.replace(executor="serial", profile=False), federation=roster.outline(), **objects)
         if config.weights and setup.worker.layout.local:
@@ -96,7 +97,15 @@ def carry_out(
             status.told(name, f"sits out: {reason}")
         status.save()
         executor = FlowerExecutor(
-            channel, roster, session(roster.run, config, roster.classes), config, observer.note, owners, nodes, status
+            channel,
+            roster,
+            session(roster.run, config, roster.classes),
+            config,
+            observer.note,
+            owners,
+            nodes,
+            strangers,
+            status,
         )
     except BaseException:
         store.close()
@@ -113,17 +122,18 @@ def settle(
     wait: float,
     owners: Mapping[int, str],
     observer: Observer,
-) -> tuple[Roster, dict[str, int]]:
-    """Who takes part, and at which nodes they are."""
+) -> tuple[Roster, dict[str, int], set[int]]:
+    """Who takes part, at which nodes they are, and the nodes of those who sit out."""
     run = before.run if before else secrets.token_hex(8)
     wanted = sites or len(set(owners.values())) or config.min_clients
-    described, silent = gather(
+    described, failed = gather(
         channel, session(run, config, None), config, wanted=wanted, wait=wait, owners=owners, note=observer.note
     )
     options = spec.parse(config.data).options
     fixed = names(options["classes"]) if "classes" in options else None
     unseen = [*names(config.unseen), *names(options.get("unseen", ()))]
     roster = join(before, run, described.values(), classes=fixed, unseen=unseen)
+    silent = {name_of(node, owners): reason for node, reason in failed.items()}
     roster.sitting_out |= silent
     for name, reason in roster.sitting_out.items():
         observer.note(f"The site {name if name in silent else repr(name)} sits out: {reason}.")
@@ -132,7 +142,7 @@ def settle(
     for node, site in described.items():
         if site.name in roster and roster[site.name] == site:
             nodes.setdefault(site.name, node)
-    return roster, nodes
+    return roster, nodes, {*described, *failed} - set(nodes.values())
 
 
 def session(run: str, config: Config, classes: tuple[str, ...] | None) -> Table:

@@ -15,7 +15,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 
-from fedkeel.engine.flower.executor import AWAY, POLL, Reply, Table, pause
+from fedkeel.engine.flower.gathering import AWAY, POLL, Reply, Table, pause
 from fedkeel.messages import BadMessage
 
 TABLE, BYTES = "fedkeel", "fedkeel.tensors"
