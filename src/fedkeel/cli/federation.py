@@ -18,7 +18,7 @@ from fedkeel.config import from_dict
 from fedkeel.errors import FedkeelError
 
 PORT = 9092
-WITHOUT = ("data", "partition", "executor", "workers", "profile", "compile")
+WITHOUT = ("data", "partition", "executor", "workers", "profile", "compile", "record", "record_every")
 
 
 def add_commands(commands: Any) -> None:

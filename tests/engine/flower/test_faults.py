@@ -256,6 +256,11 @@ def test_pooling_over_a_network_is_refused(tmp_path: Path) -> None:
         over_network(tmp_path, "central")
 
 
+def test_diagnostics_that_look_at_images_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FedkeelError, match="stay at the sites"):
+        over_network(tmp_path, record="statistics-divergence")
+
+
 def test_another_configuration_does_not_go_on_with_a_run(tmp_path: Path) -> None:
     over_network(tmp_path)
     assert isinstance(over_network(tmp_path), Run)

@@ -45,6 +45,10 @@ def check(config: Config) -> None:
     method = Composition.of(build_method(config.method))
     if method.is_pooled:
         raise MethodError(f"'{method.name}' pools the data of all clients, which over a network stay where they are.")
+    if config.record:
+        raise FedkeelError(
+            f"'record' is '{config.record}', but diagnostics look at images, which stay at the sites: leave it out."
+        )
 
 
 def carry_out(
