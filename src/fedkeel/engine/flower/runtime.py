@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import ssl
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ from fedkeel.engine.flower.grid import GridChannel, from_records, to_records
 from fedkeel.engine.flower.site import Site
 
 log = logging.getLogger("fedkeel")
+LAST_REPLY = 10.0  # seconds
 ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 
 
@@ -182,22 +184,31 @@ def serve(endpoint: Endpoint, pauses: Callable[[], None], act: Callable[[GridCha
 
 # -- a site -----------------------------------------------------------------------------------------------------
 def answer_all(endpoint: Endpoint, site: Site, pauses: Callable[[], None]) -> None:
-    """Reply to one message after another, until `pauses` raises."""
-    for token in endpoint.tasks(TaskType.CLIENT_APP, pauses):
-        try:
-            answer_one(endpoint, site, token)
-        except (httpx.HTTPError, RuntimeError, ValueError) as error:
-            log.warning("A reply could not be sent: %s.", error)
+    """Reply to one message after another, until `pauses` raises.
+
+    Each in a thread of its own, since Flower waits for hours for the rest of a message whose server was killed; but
+    the site does one thing at a time.
+    """
+    busy = threading.Lock()
+    try:
+        for token in endpoint.tasks(TaskType.CLIENT_APP, pauses):
+            threading.Thread(target=answer_one, args=(endpoint, site, token, busy), daemon=True).start()
+    finally:
+        busy.acquire(timeout=LAST_REPLY)  # what is under way ends by itself when the site is asked to stop
 
 
-def answer_one(endpoint: Endpoint, site: Site, token: str) -> None:
+def answer_one(endpoint: Endpoint, site: Site, token: str, busy: threading.Lock) -> None:
     with endpoint.task(token, lost=lambda: None) as client:
         status, details, context = SubStatus.FAILED, "the reply could not be sent", None
         try:
             message, context, _, _ = pull_task_input(client)
             table, data = from_records(message.content)
-            log.info("%s, round %s", table.get("do"), (table.get("step") or ["-"])[0])
-            push_message(client, Message(to_records(*site.reply(table, data)), reply_to=message), context)
+            with busy:
+                log.info("%s, round %s", table.get("do"), (table.get("step") or ["-"])[0])
+                reply = site.reply(table, data)
+            push_message(client, Message(to_records(*reply), reply_to=message), context)
             status, details = SubStatus.COMPLETED, ""
+        except Exception as error:  # whatever it is, the next message comes
+            log.warning("A message could not be replied to: %s.", str(error).rstrip("."))
         finally:
             push_task_output(client, context, status, details)
