@@ -48,6 +48,7 @@ def test_the_examples_in_the_docstrings_hold() -> None:
     assert results.failed == 0
 
 
+@pytest.mark.slow
 def test_importing_the_rules_does_not_import_scipy() -> None:
     code = "import sys, fedkeel.aggregation; sys.exit('scipy.optimize' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -270,6 +270,7 @@ class TestTheProcess:
         code = "import sys; from fedkeel.cli import main; main(['run', '--help']); sys.exit('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
+    @pytest.mark.slow
     def test_a_reader_that_leaves_is_no_error(self) -> None:
         command = f"{sys.executable} -m fedkeel list methods | head -n 1"
         done = subprocess.run(

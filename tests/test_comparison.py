@@ -162,6 +162,7 @@ class TestRunning:
         assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.parent != tmp_path} == before
         assert again.rows() == first.rows()
 
+    @pytest.mark.slow
     def test_a_stopped_comparison_goes_on_where_it_was(self, tmp_path: Path) -> None:
         options = {**TINY, "rounds": 3, "executor": "serial"}
 

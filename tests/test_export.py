@@ -64,6 +64,7 @@ def some_images(count: int) -> tuple[Tensor, Tensor]:
 METHODS = ("fedavg", "hbn", "fedwon", "gn", "greg", "greg(mode=mix-learned)", "fedfn", "fedfa", "moon(projector=16)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", EACH)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_file_says_what_the_model_says_for_any_batch_size(
@@ -78,6 +79,7 @@ def test_the_file_says_what_the_model_says_for_any_batch_size(
             torch.testing.assert_close(outputs(path, format, x), model(x).logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", EACH)
 def test_the_transform_can_be_part_of_it(trained: Callable[[str], Run], tmp_path: Path, format: str) -> None:
     run = trained("fedavg")
@@ -90,6 +92,7 @@ def test_the_transform_can_be_part_of_it(trained: Callable[[str], Run], tmp_path
     assert (card["input"]["dtype"], card["input"]["range"]) == ("uint8", [0, 255])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", EACH)
 @pytest.mark.parametrize("method", ["fedbn", "fedrdn"])
 def test_a_client_with_layers_of_its_own_has_a_file_of_its_own(

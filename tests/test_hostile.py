@@ -158,6 +158,7 @@ def scene(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Scene(request.param, tmp_path_factory.mktemp("hostile"))
 
 
+@pytest.mark.slow
 def test_a_lie_is_dropped_and_the_round_is_as_if_it_had_not_come(scene: Scene) -> None:
     without_it = scene.outcome(Missing(LIAR, "gone"))
     assert not same(scene.outcome(scene.honest[LIAR]), without_it)
@@ -190,6 +191,7 @@ def test_the_scenes_have_what_they_are_there_for(tmp_path: Path) -> None:
     assert sent == {"fedavg": set(), "fedcoda": {f"fedcoda/{name}" for name in ("history", "prototypes", "present")}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "extra", "value", "reason"),
     [
@@ -355,6 +357,7 @@ def bombard(scene: Scene, examples: int) -> None:
     at_the_level_of_bytes()
 
 
+@pytest.mark.slow
 def test_generated_lies_harm_nobody(scene: Scene) -> None:
     bombard(scene, 60)
 
@@ -416,6 +419,7 @@ ANSWER_LIES: dict[str, Callable[[Answer], Answer]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["hbn", "fedtan", "fedrdn", "fedfm(from_round=0)", "fediir", "ga"])
 @pytest.mark.parametrize("lie", list(ANSWER_LIES))
 def test_a_false_answer_is_as_none(tmp_path: Path, method: str, lie: str) -> None:

@@ -153,6 +153,7 @@ headers = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(headers)
 def test_any_header_is_read_or_refused(header: dict[str, Any]) -> None:

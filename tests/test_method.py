@@ -272,6 +272,7 @@ class AsksWithoutName(Asks):
     name = ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_a_question_reaches_every_client_and_counts_as_communication(tmp_path: Path, executor: str) -> None:
     plain = tiny.run(tmp_path / "plain", rounds=2, executor=executor, workers=2)

@@ -74,6 +74,7 @@ def test_a_server_optimiser_leaves_statistics_and_counters_alone(tmp_path: Path)
         assert torch.equal(left[name], right[name]) is not is_weight, name
 
 
+@pytest.mark.slow
 def test_the_order_of_clients_is_the_federations_under_every_executor(tmp_path: Path) -> None:
     """Flower #3328, #1845: there it is the order in which they happened to finish."""
     sizes = {"slow": 60, "quick": 3, "middle": 20, "a": 5}

@@ -46,6 +46,7 @@ def renyi_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
     return min(found)
 
 
+@pytest.mark.slow
 @needs_opacus
 @pytest.mark.parametrize(("noise", "rate", "steps"), [(1.0, 0.1, 100), (2.0, 1.0, 30)])
 def test_epsilon_is_that_of_a_direct_integration(noise: float, rate: float, steps: int) -> None:
@@ -103,6 +104,7 @@ def test_clients_take_part_independently_of_each_other() -> None:
     assert takes_part(config.replace(participation=1.0), 20, 3) == list(range(20))
 
 
+@pytest.mark.slow
 @needs_opacus
 def test_a_central_run_reports_epsilon_and_trains_through_rounds_without_anyone(tmp_path: Path) -> None:
     run = tiny.run(tmp_path / "r", on=tiny.federation(EIGHT), **CENTRAL, participation=0.15, rounds=8, dp_noise=0.8)
@@ -191,6 +193,7 @@ def test_each_sample_is_in_a_batch_independently_of_the_others() -> None:
         assert len(set(plan.order[start:stop].tolist())) == stop - start
 
 
+@pytest.mark.slow
 @needs_opacus
 @pytest.mark.parametrize("method", ["gn", "fedwon", "fedavgm+ln"])
 def test_a_local_run_trains_reports_epsilon_and_tells_no_loss(tmp_path: Path, method: str) -> None:
@@ -202,6 +205,7 @@ def test_a_local_run_trains_reports_epsilon_and_tells_no_loss(tmp_path: Path, me
     assert not any("loss" in record for record in run.records("client"))
 
 
+@pytest.mark.slow
 @needs_opacus
 @pytest.mark.parametrize("options", [{**CENTRAL, "participation": 0.7}, {"dp": "local", "method": "gn"}])
 def test_a_private_run_is_the_same_under_other_executors_and_after_a_stop(

@@ -125,6 +125,7 @@ def test_processes_add_up_what_each_spent(time: Time) -> None:
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 @pytest.mark.parametrize("method", ["fedavg", "hbn", "greg+fedprox(mu=0.1)"])
 def test_profiling_changes_no_bit_of_the_result(tmp_path: Path, executor: str, method: str) -> None:
@@ -221,6 +222,7 @@ def test_a_resumed_run_goes_on_with_its_profile(tmp_path: Path) -> None:
     assert document["total"]["phases"]["local training"]["calls"] == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"rounds": [{}]}'])
 def test_a_damaged_profile_does_not_stop_a_run_from_going_on(tmp_path: Path, text: str) -> None:
     run = stopped_in_round(tmp_path / "run", 1)
@@ -238,6 +240,7 @@ def test_a_profiled_run_is_the_same_run() -> None:
 TINY = ["--subsample", "10", "--model", "simple_cnn(width=2)", "--device", "cpu", "--rounds", "2", "--quiet"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("executor", "sentence"),
     [

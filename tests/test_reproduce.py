@@ -90,6 +90,7 @@ def by_hand(recipe: Recipe, place: Path, row: str, column: str, seed: int, **acc
 
 
 class TestRunning:
+    @pytest.mark.slow
     def test_a_cell_that_is_done_is_never_run_again(self, run: Callable[..., Any]) -> None:
         first, started = run(only=["FedAvg", "GN", "digits"], seeds=1)
         # Three columns, one of them an average, are read from one run of each method.
@@ -104,6 +105,7 @@ class TestRunning:
             "GN, more bigger seed 4 from 0",
         ]
 
+    @pytest.mark.slow
     def test_the_numbers_are_those_of_the_runs(self, run: Callable[..., Any], tmp_path: Path) -> None:
         result, _ = run(only=["GN", "digits"], seeds=2)
         summaries = [json.loads(path.read_text()) for path in sorted((tmp_path / "runs").rglob("summary.json"))]
@@ -121,6 +123,7 @@ class TestRunning:
         assert [column.name for column in result.columns] == ["digits Avg."]
         assert result.entries["FedAvg", "digits Avg."].mean is not None
 
+    @pytest.mark.slow
     def test_cells_in_processes_of_their_own_give_the_same(self, recipe: Recipe, tmp_path: Path) -> None:
         options: dict[str, Any] = {"only": ["FedAvg", "GN", "digits"], "seeds": 1, "rounds": 1}
         alone = reproduce(recipe, directory=tmp_path / "alone", jobs=1, **options)
@@ -128,6 +131,7 @@ class TestRunning:
         assert {**alone.to_dict(), "directory": ""} == {**together.to_dict(), "directory": ""}
         assert not together.failures
 
+    @pytest.mark.slow
     def test_what_cannot_run_is_told_in_one_sentence_and_the_rest_runs(self, run: Callable[..., Any]) -> None:
         result, started = run(seeds=1)
         assert started == [
@@ -312,6 +316,7 @@ class TestReadings:
         assert str(result.entries["GN", "more bigger"]) == "– / 60.0 / –"
         assert ["'nmi'" in sentence for sentence in result.skipped] == [True]
 
+    @pytest.mark.slow
     def test_a_diagnostic_is_recorded_and_its_number_is_the_cell(self, tmp_path: Path) -> None:
         text = RECIPE.replace('label = "bigger"', 'label = "bigger", unseen = "paper", read = "nmi"')
         diagnosed = parse("small", text.replace('["label-distribution"]', '["loss-gap", "singular-values"]'))
@@ -329,6 +334,7 @@ class TestReadings:
 
 
 class TestCommand:
+    @pytest.mark.slow
     def test_the_list_has_every_recipe_with_paper_table_and_caption(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["reproduce", "--list"]) == 0
         text = capsys.readouterr().out

@@ -202,6 +202,7 @@ def accuracy(directory: Path, method: Method | str, robust: str) -> float:
     return tiny.run(directory, method, on=ten_sites(), robust=robust, rounds=8, learning_rate=0.1).accuracy
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [-100.0, 1000.0])
 def test_one_liar_among_ten_ruins_the_mean_and_not_the_robust_rules(tmp_path: Path, scale: float) -> None:
     assert accuracy(tmp_path / "honest", "fedavg", "") > 0.95
@@ -212,12 +213,14 @@ def test_one_liar_among_ten_ruins_the_mean_and_not_the_robust_rules(tmp_path: Pa
         assert accuracy(tmp_path / rule, Liar(scale), rule) > 0.5, rule
 
 
+@pytest.mark.slow
 def test_a_liar_that_is_larger_still_ends_a_run_with_the_mean_alone(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="No client had a usable update"):
         accuracy(tmp_path / "mean", Liar(-1e6), "")
     assert accuracy(tmp_path / "median", Liar(-1e6), "median") > 0.95
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "hbn", "scaffold", "fedcoda"])
 def test_where_multi_krum_finds_the_liar_all_is_as_if_it_had_sent_nothing(tmp_path: Path, method: str) -> None:
     """Also what the method itself makes of updates, extras and answers."""
@@ -254,6 +257,7 @@ def test_without_a_rule_there_is_the_plain_mean() -> None:
     torch.testing.assert_close(defence.mean([u.weights for u in updates], [2, 1])["w"], torch.tensor([2.0, -2.0]))
 
 
+@pytest.mark.slow
 def test_a_run_with_a_robust_rule_is_the_same_under_other_executors(tmp_path: Path) -> None:
     runs = [
         tiny.run(tmp_path / executor, on=tiny.federation(TEN), robust="norm-clip+trimmed-mean", executor=executor)

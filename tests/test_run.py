@@ -116,6 +116,7 @@ def interrupted(path: Path, method: str | Method = "fedbn", at: int = 1, **optio
     return Run(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedprox(mu=0.5)", "fedbn", "silobn", "standalone", "central"])
 def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path, method: str) -> None:
     options: dict[str, Any] = {"result": "best-validation", "participation": 0.7, "momentum": 0.9}
@@ -132,6 +133,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path, method:
         }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_a_request_to_stop_ends_the_run_after_the_step_and_keeps_it(tmp_path: Path, executor: str) -> None:
     options: dict[str, Any] = {"executor": executor, "workers": 2}
@@ -239,6 +241,7 @@ def user_network() -> nn.Module:
     return wrap(nn.Sequential(*layers), head="5")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_objects_of_the_user_train_and_resume(tmp_path: Path, executor: str) -> None:
     options: dict[str, Any] = {"executor": executor, "workers": 2, "participation": 0.7}
@@ -285,6 +288,7 @@ def test_importing_the_package_does_not_import_torch() -> None:
     assert "numpy" not in modules
 
 
+@pytest.mark.slow
 def test_a_run_imports_only_what_it_needs() -> None:
     modules = imported_by(
         "import fedkeel.run, fedkeel; fedkeel.simulate, fedkeel.Method, fedkeel.register, fedkeel.data"

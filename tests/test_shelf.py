@@ -213,6 +213,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return tiny.result(tiny.run(tmp_path_factory.mktemp("whole") / "run", "fedbn", **options))
 
 
+@pytest.mark.slow
 def test_killed_between_two_writes_and_resumed_it_is_the_same_run(tmp_path: Path, whole: dict[str, bytes]) -> None:
     moments = list(range(30, 60, 3))
     assert kill_and_resume(tmp_path, whole, moments) == len(moments)

@@ -175,6 +175,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return tiny.result(tiny.run(tmp_path_factory.mktemp("whole") / "run", "fedbn", rounds=4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(
     tmp_path: Path, damage: Callable[[Path], None], whole: dict[str, bytes]

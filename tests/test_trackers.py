@@ -71,6 +71,7 @@ class TestTensorBoard:
         events.Reload()
         return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
 
+    @pytest.mark.slow
     def test_it_has_what_the_run_recorded(self, tmp_path: Path) -> None:
         run = run_tracked("tensorboard", tmp_path / "run")
         found = self.read(tmp_path / "run")
@@ -219,6 +220,7 @@ class TestMissing:
         with pytest.raises(FedkeelError, match="did you mean 'mlflow'"), tracked("mlflo", tmp_path, Observer()):
             pass
 
+    @pytest.mark.slow
     def test_importing_fedkeel_imports_neither_trackers_nor_matplotlib(self) -> None:
         code = (
             "import sys, fedkeel, fedkeel.report, fedkeel.trackers, fedkeel.cli; "

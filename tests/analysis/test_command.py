@@ -25,6 +25,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.slow
 def test_a_table_is_printed_and_the_file_is_written(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["analyse", "label-distribution", str(run)]) == 0
     out = capsys.readouterr().out

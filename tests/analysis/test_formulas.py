@@ -148,6 +148,7 @@ def test_the_gradient_norm_is_over_all_tensors_together() -> None:
     assert float(gradient_norm(parameters)) == pytest.approx(math.sqrt((everything**2).sum()), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_nmi_is_one_for_clusters_that_are_the_classes_and_by_its_definition_otherwise() -> None:
     labels = np.repeat(np.arange(3), 20)
     centers = np.array([[0, 0], [50, 0], [0, 50]])

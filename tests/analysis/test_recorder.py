@@ -24,6 +24,7 @@ ON_HBN = ["mixing-factors", "statistics-divergence", "bn-statistics", "represent
 ON_ANY_MODEL = ["representation-divergence", "prototype-similarity", "gradient-norms", "nmi", "singular-values"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "names", "executor"),
     [
@@ -68,6 +69,7 @@ def test_on_a_gpu_recording_changes_no_bit_and_says_what_serial_says(
             assert found[line] == pytest.approx(expected[line], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_worker_processes_record_what_one_process_records(tmp_path: Path) -> None:
     names = ["gradient-norms", "loss-gap", "statistics-divergence"]
     for executor in ("serial", "processes"):
@@ -95,6 +97,7 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoint_every", [1, 2])
 def test_a_resumed_run_goes_on_with_its_records_and_doubles_none(tmp_path: Path, checkpoint_every: int) -> None:
     names = ["statistics-divergence", "loss-gap", "gradient-norms"]

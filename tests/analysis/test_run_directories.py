@@ -134,6 +134,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 class TestRuns:
+    @pytest.mark.slow
     @pytest.mark.parametrize("name", [name for name in AFTER if name != "mixing-factors"])
     def test_of_the_embedded_data_every_diagnostic_writes_its_file(self, digits: Run, name: str) -> None:
         document = analysis.run(name, digits)
@@ -217,6 +218,7 @@ class TestRuns:
         assert largest < max(max(row) for row in analysis.run("representation-divergence", run)["figures"][0]["values"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "hbn"])
 def test_of_a_hundred_thousand_clients_those_of_the_round_or_a_hundred_are_looked_at(
     tmp_path: Path, method: str

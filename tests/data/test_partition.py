@@ -31,6 +31,7 @@ def cut(text: str, y: np.ndarray, seed: int = 0) -> list[np.ndarray]:
     return build(text).cut("here", y, seeds.numpy_generator(seed, "partition", "here"))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(texts, labels, st.integers(0, 5))
 def test_clients_are_disjoint_and_together_the_domain(text: str, y: np.ndarray, seed: int) -> None:

@@ -115,6 +115,7 @@ def test_user_names_are_found_and_near_ones_are_not() -> None:
 
 
 # -- what they have ------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_user_has_exactly_their_images() -> None:
     source, federation = read(), load("crowd", partition="by-user")
     assert source.users is not None
@@ -183,6 +184,7 @@ def test_a_class_that_is_used_up_leaves_the_rest_to_others(alpha: float) -> None
 
 
 # -- none that nobody asked for ------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_hundred_thousand_clients_are_none_until_asked_for(made: list[str]) -> None:
     before = living()
     federation = load("crowd", partition=MANY)
@@ -199,6 +201,7 @@ def test_a_hundred_thousand_clients_are_none_until_asked_for(made: list[str]) ->
     assert living() - before <= RECENT + 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", [False, True])
 def test_memory_does_not_grow_with_the_number_of_clients(ask: bool) -> None:
     def bytes_of(clients: int) -> int:

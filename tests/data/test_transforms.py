@@ -149,6 +149,7 @@ def test_a_pipeline_deals_the_draws_in_order_and_starts_from_bytes() -> None:
     assert parse_transforms("")(x, none(2)).equal(x.float() / 255)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRANSFORMS.names())
 def test_every_transform_treats_the_images_of_a_batch_alone(name: str) -> None:
     transform = TRANSFORMS.build(name)
@@ -159,6 +160,7 @@ def test_every_transform_treats_the_images_of_a_batch_alone(name: str) -> None:
     assert together.dtype == torch.float32
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRANSFORMS.names())
 def test_no_transform_asks_the_host_for_a_value(name: str) -> None:
     """Tensors on the meta device have no values: whatever needs one (item, nonzero, a boolean mask) raises there."""

@@ -134,6 +134,7 @@ def test_evaluation_every_few_rounds_and_always_in_the_last(tmp_path: Path) -> N
     assert [r["round"] for r in run.scores()] == [1, 3, 4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluate_with", ["global", "both"])
 def test_results_by_each_rule(tmp_path: Path, evaluate_with: str) -> None:
     options: dict[str, Any] = {"rounds": 12, "learning_rate": 0.4, "evaluate_with": evaluate_with}

@@ -142,6 +142,7 @@ def test_a_temporary_folder_is_removed_in_the_end() -> None:
 METHODS = ["fedbn", "standalone", "fedcoda", "hbn"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_that_keeps_nothing_in_memory_is_the_same_run(tmp_path: Path, method: str, executor: str) -> None:
@@ -164,6 +165,7 @@ def test_the_limit_is_in_mebibytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert limits == [3 * 1024 * 1024]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_costs_what_changed_not_what_all_remember(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty clients, two a round: at the end as many files are written a round as in the beginning."""
     written: list[str] = []

@@ -29,6 +29,7 @@ def tensors(run: Run) -> dict[str, torch.Tensor]:
     return {f"{p.stem}/{name}": t for p in paths for name, t in safetensors.torch.load_file(p).items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_agrees_with_serial_whatever_the_number_of_workers(tmp_path: Path, method: str) -> None:
     on = tiny.federation(unseen=4)
@@ -60,6 +61,7 @@ class Dies(Method):
             os.kill(os.getpid(), self.number)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_killed_worker_takes_only_its_client_with_it(tmp_path: Path, workers: int) -> None:
     notes = tiny.Notes()
@@ -100,6 +102,7 @@ def test_a_worker_that_dies_in_an_evaluation_is_replaced(tmp_path: Path, monkeyp
     assert tiny.result(run) == tiny.result(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("evaluate_with", ["global", "batch"])
 def test_a_test_set_of_many_batches_is_shared_out_and_counted_once(tmp_path: Path, evaluate_with: str) -> None:
     on = tiny.federation({"ward": 8, "clinic": 5}, test=61, validation=9)  # 61 samples: 31 batches, the last of one
@@ -218,6 +221,7 @@ class Grows(Method):
         return {"all": torch.cat([update.extras["sum"] + 1 for update in updates])}
 
 
+@pytest.mark.slow
 def test_messages_may_grow_from_round_to_round(tmp_path: Path) -> None:
     serial = tiny.run(tmp_path / "s", Grows(), rounds=4)
     parallel = tiny.run(tmp_path / "p", Grows(), rounds=4, executor="processes", workers=2)

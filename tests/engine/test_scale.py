@@ -46,6 +46,7 @@ def tensors(run: Run) -> dict[str, torch.Tensor]:
     return safetensors.torch.load_file(run.directory / "model.safetensors")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedcoda", "central"])
 def test_no_round_makes_more_clients_than_it_samples(
     tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
@@ -67,6 +68,7 @@ def test_no_round_makes_more_clients_than_it_samples(
     assert len(made) <= 3 * len(set(made))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("partition", [DRAWN, "by-user", "even(clients=10)"])
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_executors_agree_on_clients_that_are_made_on_demand(tmp_path: Path, method: str, partition: str) -> None:
@@ -80,6 +82,7 @@ def test_executors_agree_on_clients_that_are_made_on_demand(tmp_path: Path, meth
         torch.testing.assert_close(tensors(processes)[name], tensor, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_listed_or_made_on_demand_it_is_the_same_run(tmp_path: Path, method: str) -> None:
     lazy = crowd("dirichlet(alpha=0.5, clients=30, samples=6)")
@@ -88,6 +91,7 @@ def test_listed_or_made_on_demand_it_is_the_same_run(tmp_path: Path, method: str
     assert tiny.result(runs[0]) == tiny.result(runs[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_a_resumed_run_of_very_many_is_the_run_that_was_never_stopped(tmp_path: Path, method: str) -> None:
     options: dict[str, Any] = {"memory_limit": 0, "evaluate_clients": 10, "rounds": 4}
@@ -133,6 +137,7 @@ def test_a_domain_with_a_single_client_among_very_many_is_tested_too(tmp_path: P
     assert len(evaluated(done, 0)) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("most", [0, 30, 1000])
 def test_of_few_clients_all_are_tested(tmp_path: Path, most: int) -> None:
     notes = tiny.Notes()

@@ -13,6 +13,7 @@ from tests.engine.test_local import Spoils
 METHODS = ["fedavg", "fedprox(mu=0.1)", "fedbn", "silobn", "gn", "ln", "standalone", "central"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_the_same_seed_gives_the_same_bits(tmp_path: Path, method: str) -> None:
     on = tiny.federation(unseen=4)

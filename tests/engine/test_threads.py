@@ -55,6 +55,7 @@ def test_a_large_step_fills_them_and_one_of_three_clients_would_be_alone_at_the_
     assert made(participation=0.2).config.threads == 1  # two clients, two cores
 
 
+@pytest.mark.slow
 def test_equal_runs_choose_alike() -> None:
     assert len({made(participation=0.3).config.threads for _ in range(5)}) == 1
 
@@ -94,6 +95,7 @@ def test_a_network_that_cannot_be_counted_trains_side_by_side(monkeypatch: pytes
     assert made(participation=0.3).config.threads == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("operations", [1.0, 5e10])
 def test_the_choice_is_stored_and_a_resumed_run_keeps_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, operations: float

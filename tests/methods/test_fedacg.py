@@ -79,10 +79,12 @@ def test_executors_agree(tmp_path: Path) -> None:
     together.assert_executors_agree(tmp_path, "fedacg", participation=0.7)
 
 
+@pytest.mark.slow
 def test_it_composes(tmp_path: Path) -> None:
     together.assert_it_composes(tmp_path, "fedacg", ("greg", "hbn", "gn", "fedbn"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedacg", "fedacg+hbn", "fedacg+greg"])
 def test_a_captured_step_serves_one_client_after_another(method: str) -> None:
     worker = tiny.setup(method, local_epochs=2).worker

@@ -63,6 +63,7 @@ def test_executors_agree(tmp_path: Path) -> None:
     together.assert_executors_agree(tmp_path, "fedadam")
 
 
+@pytest.mark.slow
 def test_it_composes(tmp_path: Path) -> None:
     together.assert_it_composes(tmp_path, "fedadam", ("greg", "hbn", "gn", "scaffold"))
 

@@ -60,6 +60,7 @@ def test_executors_agree(tmp_path: Path) -> None:
     together.assert_executors_agree(tmp_path, "fedavgm")
 
 
+@pytest.mark.slow
 def test_it_composes(tmp_path: Path) -> None:
     together.assert_it_composes(tmp_path, "fedavgm", ("greg", "hbn", "fedbn"))
 

@@ -222,6 +222,7 @@ def test_a_single_client(tmp_path):
 
 
 # -- losses ----------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_the_losses_act_from_round_1_on_and_each_has_its_switch(tmp_path):
     variants = {
         "both": "fedcoda",
@@ -274,6 +275,7 @@ class NoWaiting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clip", ["adaptive", "fixed"])
 def test_a_step_does_not_wait_for_the_device(tmp_path, clip):
     method = methods.build("fedcoda", clip=clip)
@@ -294,6 +296,7 @@ def test_a_step_does_not_wait_for_the_device(tmp_path, clip):
 
 
 # -- with other models and methods -----------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedprox+fedcoda", "fedcoda(calibrate_bn=false)+hbn", "fedcoda+fedprox"])
 def test_it_composes(tmp_path, method):
     run = started(method, tmp_path)

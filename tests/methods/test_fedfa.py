@@ -185,6 +185,7 @@ def test_a_graph_of_its_steps_can_be_replayed(tmp_path):
         run.round(round)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["greg", "hbn", "fedwon", "gn"])
 @pytest.mark.parametrize("order", ["fedfa+{}", "{}+fedfa"])
 def test_it_acts_together_with(tmp_path, other, order):

@@ -87,6 +87,7 @@ def test_training_moves_along_the_gradient_of_that_loss(tmp_path, matching):
     assert_descends(run, lambda: expected_loss(run, anchors, 2, matching))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anchors", ["asked", "update"])
 def test_it_matches_from_its_round_on(tmp_path, anchors):
     runs = {
@@ -152,6 +153,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
     assert_it_resumes(tmp_path, "fedfm(from_round=1, momentum=0.5)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("anchors", ["asked", "update"])
 def test_processes_agree_with_serial(tmp_path, anchors):
     text = f"fedfm(from_round=1, lambda_=1, anchors={anchors})"
@@ -167,6 +169,7 @@ def test_a_graph_of_its_steps_can_be_replayed(tmp_path, matching):
     assert_replayable(run, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["greg", "hbn"])
 def test_it_acts_together_with(tmp_path, other):
     own = "fedfm(from_round=1, lambda_=1)"

@@ -90,11 +90,13 @@ def test_it_masks_what_the_part_before_it_made():
     assert both.weights(server, updates, mean)["w"].tolist() == [4.0, 0.0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"participation": 0.7}, {"batch_size": 1, "rounds": 2}])
 def test_executors_agree(tmp_path: Path, options: dict[str, float]) -> None:
     together.assert_executors_agree(tmp_path, "fedgma", **options)
 
 
+@pytest.mark.slow
 def test_it_composes_and_both_parts_act(tmp_path: Path) -> None:
     together.assert_it_composes(tmp_path, "fedgma(tau=1)")
     for other in ("greg", "hbn"):

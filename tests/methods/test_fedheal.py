@@ -67,6 +67,7 @@ def memory_of(run: Federated, client: str) -> Tensors:
     return select(run.executor.memory.of(client), "fedheal")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tau", "beta", "participation"), [(0.3, 0.4, 1.0), (0.6, 0.9, 1.0), (0.5, 0.5, 0.67)])
 def test_every_round_is_that_of_the_formulas(tmp_path, tau, beta, participation):
     run = started(f"fedheal(tau={tau}, beta={beta})", tmp_path, participation=participation, rounds=5)
@@ -167,6 +168,7 @@ def test_statistics_and_counters_keep_their_own_rule(tmp_path: Path) -> None:
         assert torch.equal(plain[name], healed[name]) is not is_weight, name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"participation": 0.7, "rounds": 4}, {"batch_size": 1, "rounds": 2}])
 def test_executors_agree(tmp_path: Path, options: dict[str, float]) -> None:
     together.assert_executors_agree(tmp_path, "fedheal", **options)
@@ -176,6 +178,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None
     together.assert_it_resumes(tmp_path, "fedheal", participation=0.7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["greg", "hbn"])
 def test_it_composes_and_both_parts_act(tmp_path: Path, other: str) -> None:
     together.assert_it_composes(tmp_path, "fedheal", [other])

@@ -147,6 +147,7 @@ def test_without_any_answer_the_last_mean_stays(tmp_path):
 
 
 # -- everywhere --------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"participation": 0.7, "rounds": 3}, {"batch_size": 1, "rounds": 2}])
 def test_executors_agree(tmp_path: Path, options: dict[str, float]) -> None:
     together.assert_executors_agree(tmp_path, "fediir(gamma=0.1)", **options)
@@ -156,6 +157,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None
     together.assert_it_resumes(tmp_path, "fediir(gamma=0.1)", participation=0.7)
 
 
+@pytest.mark.slow
 def test_it_composes_and_both_parts_act(tmp_path: Path) -> None:
     together.assert_it_composes(tmp_path, "fediir(gamma=0.5)")
     for other in ("greg", "hbn"):

@@ -137,6 +137,7 @@ def test_a_graph_of_its_steps_can_be_replayed(tmp_path):
         run.round(round)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["greg", "hbn"])
 def test_it_acts_together_with(tmp_path, other):
     own = "fedplvm(lambda_=1)"

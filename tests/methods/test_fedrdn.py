@@ -206,6 +206,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
     assert_it_resumes(tmp_path, "fedrdn")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", BOTH)
 def test_processes_agree_with_serial(tmp_path, method):
     assert_executors_agree(method, tmp_path, small_federation())
@@ -231,6 +232,7 @@ def test_rounds_and_clients_draw_differently(tmp_path):
     assert not torch.allclose(sums[0], sums[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["greg", "hbn"])
 def test_it_acts_together_with(tmp_path, other):
     results = {

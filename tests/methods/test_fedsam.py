@@ -99,11 +99,13 @@ def test_it_is_written_before_what_corrects_gradients() -> None:
         torch.testing.assert_close(results[0][name], plain - RATE, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_executors_agree_and_it_resumes(tmp_path: Path) -> None:
     together.assert_executors_agree(tmp_path / "a", "fedsam")
     together.assert_it_resumes(tmp_path / "b", "fedsam")
 
 
+@pytest.mark.slow
 def test_it_composes(tmp_path: Path) -> None:
     together.assert_it_composes(tmp_path, "fedsam", ("greg", "hbn", "fedprox", "univarfl"))
 

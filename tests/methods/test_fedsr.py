@@ -232,6 +232,7 @@ def test_a_trained_model_comes_back_with_the_same_predictions(tmp_path: Path) ->
 
 
 # -- everywhere --------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"participation": 0.7, "rounds": 3}, {"batch_size": 1, "rounds": 2}])
 def test_executors_agree(tmp_path: Path, options: dict[str, float]) -> None:
     together.assert_executors_agree(tmp_path, SMALL, **options)
@@ -241,6 +242,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None
     together.assert_it_resumes(tmp_path, SMALL, participation=0.7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["greg", "hbn", "fediir(gamma=0.5)", "fedgma(tau=1)"])
 def test_it_composes_and_both_parts_act(tmp_path: Path, other: str) -> None:
     alone = load_file(tiny.run(tmp_path / "alone", SMALL, rounds=2).directory / "model.safetensors")

@@ -18,6 +18,7 @@ def identical(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -> 
     return left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "rounds", "first"),
     [("", 4, 2), ("", 5, 2), ("freeze_from=0.29", 4, 1), ("freeze_from=0", 3, 0), ("freeze_from=1", 3, 3)],

@@ -128,6 +128,7 @@ def test_rows_are_padded_to_a_power_of_two_with_rows_of_no_class():
     assert points.shape == (0, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", BOTH)
 @pytest.mark.parametrize("batch_size", [8, 1])
 def test_missing_classes_and_single_samples(tmp_path, method, batch_size):
@@ -137,10 +138,12 @@ def test_missing_classes_and_single_samples(tmp_path, method, batch_size):
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
     assert_it_resumes(tmp_path, "fpl(prototypes=seen)")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", BOTH)
 def test_processes_agree_with_serial(tmp_path, method):
     assert_executors_agree(method, tmp_path, small_federation(UNEVEN))
@@ -154,6 +157,7 @@ def test_a_graph_of_its_steps_can_be_replayed(tmp_path, method):
         run.round(round)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("other", ["greg", "hbn"])
 def test_it_acts_together_with(tmp_path, other):
     results = {

@@ -69,11 +69,13 @@ def test_a_head_that_another_part_puts_in_is_frozen_too() -> None:
     assert not model.head.weight.requires_grad
 
 
+@pytest.mark.slow
 def test_executors_agree_and_it_resumes(tmp_path: Path) -> None:
     together.assert_executors_agree(tmp_path / "a", "freeze")
     together.assert_it_resumes(tmp_path / "b", "freeze")
 
 
+@pytest.mark.slow
 def test_it_composes(tmp_path: Path) -> None:
     together.assert_it_composes(tmp_path, "freeze")
 

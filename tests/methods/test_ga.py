@@ -85,6 +85,7 @@ def test_weights_stay_between_zero_and_one_and_keep_their_sum():
 
 
 # -- in a run ----------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", ["accuracy", "loss"])
 @pytest.mark.parametrize("validation", [True, False])
 def test_weights_follow_the_gaps_measured_image_by_image(tmp_path, measure, validation):
@@ -191,6 +192,7 @@ def test_the_question_counts_as_communication(tmp_path: Path) -> None:
 
 
 # -- everywhere --------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"participation": 0.7, "rounds": 4}, {"batch_size": 1, "rounds": 2}])
 def test_executors_agree(tmp_path: Path, options: dict[str, float]) -> None:
     together.assert_executors_agree(tmp_path, "ga(measure=loss)", **options)
@@ -202,6 +204,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(tmp_path: Path) -> None
     assert (tmp_path / "whole" / "model.safetensors").read_bytes() != changed["model.safetensors"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["ga(measure=loss)+greg", "greg+ga(measure=loss)", "ga(measure=loss)+hbn"])
 def test_it_composes_and_both_parts_act(tmp_path, method):
     run = started(method, tmp_path)

@@ -164,11 +164,13 @@ def test_the_paper_s_projector_can_be_put_in() -> None:
         methods.build("moon(projector=16)").prepare(tiny.model())
 
 
+@pytest.mark.slow
 def test_executors_agree_and_it_resumes(tmp_path: Path) -> None:
     together.assert_executors_agree(tmp_path / "a", "moon", participation=0.7)
     together.assert_it_resumes(tmp_path / "b", "moon", participation=0.7)
 
 
+@pytest.mark.slow
 def test_it_composes(tmp_path: Path) -> None:
     together.assert_it_composes(tmp_path, "moon", ("greg", "hbn", "fedbn"))
 

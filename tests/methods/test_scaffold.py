@@ -221,11 +221,13 @@ def test_executors_agree(tmp_path: Path) -> None:
     together.assert_executors_agree(tmp_path, "scaffold", participation=0.7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["scaffold", "scaffold(option=I)"])
 def test_it_resumes(tmp_path: Path, method: str) -> None:
     together.assert_it_resumes(tmp_path, method, participation=0.7)
 
 
+@pytest.mark.slow
 def test_it_composes(tmp_path: Path) -> None:
     together.assert_it_composes(tmp_path, "scaffold", ("greg", "hbn", "fedprox", "fedwon+hbn"))
 

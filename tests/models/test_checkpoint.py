@@ -106,6 +106,7 @@ def test_a_classifier_of_other_classes_stays_new(tmp_path: Path) -> None:
     assert equal(model.encoder, network.state_dict())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("timm_ready")
 def test_torchvisions_alexnet_gives_its_convolutions_to_ours_which_has_batch_norm_too(tmp_path: Path) -> None:
     import torchvision
@@ -134,6 +135,7 @@ def test_a_wrapped_network_takes_the_file_of_the_network_in_it(tmp_path: Path) -
 
 
 # -- timm --------------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.usefixtures("timm_ready")
 @pytest.mark.parametrize("name", ["resnet18", "tf_efficientnet_lite0", "mobilenetv2_100"])
 def test_timms_network_becomes_ours_with_the_same_outputs(name: str, tmp_path: Path) -> None:

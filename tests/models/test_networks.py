@@ -44,6 +44,7 @@ def _no_random_weights(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
         monkeypatch.setattr(nn.init, "kaiming_uniform_", lambda tensor, *_, **__: tensor.data.fill_(0.01))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spec", "size"), TRAINED)
 def test_a_network_gives_features_and_logits_and_trains(spec: str, size: int) -> None:
     model = models.build_spec(spec, num_classes=7, image_size=size)

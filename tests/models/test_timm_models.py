@@ -37,6 +37,7 @@ def test_a_projector_and_grey_images_work_with_timm_too() -> None:
     assert model(torch.randn(2, 1, 32, 32)).features.shape == (2, 16)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("timm_ready")
 def test_surgery_keeps_the_activations_that_live_inside_timms_norms() -> None:
     # efficientnet's batch norms apply SiLU themselves

@@ -28,6 +28,7 @@ def correlation(a: Tensor, b: Tensor) -> float:
     return float(torch.corrcoef(torch.stack([a, b]).double())[0, 1])
 
 
+@pytest.mark.slow
 def test_steps_keys_and_neighbours_are_independent():
     n = 20_000
     base = uniform(key(1), torch.tensor(5), n)

@@ -159,6 +159,7 @@ PLACES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PLACES)
 def test_there_is_one_after_each_block_of_convolutions_of_every_network(name):
     options = {"hidden": 0} if name.startswith("vgg") else {}

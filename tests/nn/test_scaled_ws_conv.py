@@ -87,6 +87,7 @@ def test_initialisation_is_xavier_normal() -> None:
     assert convolution.weight.std().item() == pytest.approx(math.sqrt(2 / (25 * (32 + 64))), rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["simple_cnn", "mobilenetv2", "resnet10"])
 def test_a_folded_network_gives_the_same_outputs(name: str) -> None:
     model = models.build(name, num_classes=3, image_size=32)

@@ -91,6 +91,7 @@ def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Open]:
 ALL = ["comparison", "odd", "forty", "mixed", "unfinished", "empty"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("width", [320, 1200])
 def test_it_opens_in_silence_and_is_no_wider_than_the_screen(opened: Open, name: str, width: int) -> None:
@@ -99,6 +100,7 @@ def test_it_opens_in_silence_and_is_no_wider_than_the_screen(opened: Open, name:
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ALL)
 def test_everything_has_a_name_and_headings_do_not_skip(opened: Open, name: str) -> None:
     page = opened(name)
@@ -120,6 +122,7 @@ def test_everything_has_a_name_and_headings_do_not_skip(opened: Open, name: str)
 
 
 class TestTable:
+    @pytest.mark.slow
     def test_it_sorts_both_ways_by_a_number_and_by_name(self, opened: Open) -> None:
         page = opened("comparison")
         table = page.locator("#g0-table table")
@@ -140,6 +143,7 @@ class TestTable:
         assert methods.all_inner_texts() == sorted(METHODS)
         assert heading.get_attribute("aria-sort") is None
 
+    @pytest.mark.slow
     def test_it_is_there_without_javascript(self, opened: Open) -> None:
         page = opened("comparison", java_script_enabled=False)
         assert page.locator("#g0-table tbody tr").count() == len(METHODS)
@@ -148,6 +152,7 @@ class TestTable:
 
 
 class TestCurves:
+    @pytest.mark.slow
     def test_the_legend_toggles_a_curve_by_mouse_and_by_keyboard(self, opened: Open) -> None:
         page = opened("comparison")
         section = page.locator("#g0-curves")
@@ -162,6 +167,7 @@ class TestCurves:
         assert curves.count() == 3
         assert button.get_attribute("aria-pressed") == "true"
 
+    @pytest.mark.slow
     def test_pointing_at_a_round_shows_all_values_there_the_highest_first(self, opened: Open) -> None:
         page = opened("comparison")
         plot = page.locator("#g0-curves .plot svg").first
@@ -178,6 +184,7 @@ class TestCurves:
         page.mouse.move(5, 300)
         assert not tip.is_visible()
 
+    @pytest.mark.slow
     def test_a_finger_shows_them_too_and_they_stay_when_it_is_lifted(self, opened: Open) -> None:
         page = opened("comparison", width=390, has_touch=True)
         plot = page.locator("#g0-curves .plot svg").first
@@ -192,6 +199,7 @@ class TestCurves:
         page.locator("h3").first.tap()
         assert not tip.is_visible()
 
+    @pytest.mark.slow
     def test_the_arrow_keys_read_the_values(self, opened: Open) -> None:
         page = opened("comparison")
         plot = page.locator("#g0-curves [role=slider]")
@@ -205,6 +213,7 @@ class TestCurves:
         page.keyboard.press("Escape")
         assert not page.locator("#g0-curves .tip").is_visible()
 
+    @pytest.mark.slow
     def test_another_metric_keeps_what_was_hidden(self, opened: Open) -> None:
         page = opened("comparison")
         section = page.locator("#g0-curves")
@@ -217,6 +226,7 @@ class TestCurves:
         mean = sum(accuracy("fedavg", s, 1, 0, ROUNDS) for s in range(3)) / 3
         assert f"fedavg {100 * mean:.1f} ±" in plot.get_attribute("aria-valuetext")
 
+    @pytest.mark.slow
     def test_a_run_that_stopped_says_of_how_many_seeds_a_value_is(self, browser: Any, tmp_path: Path) -> None:
         make_run(tmp_path / "r" / "a", seed=0)
         make_run(tmp_path / "r" / "b", seed=1, done=3)
@@ -230,6 +240,7 @@ class TestCurves:
         assert "seeds)" not in plot.get_attribute("aria-valuetext")
         page.close()
 
+    @pytest.mark.slow
     def test_of_forty_ten_are_drawn_and_all_can_be(self, opened: Open) -> None:
         page = opened("forty")
         section = page.locator("#g0-curves")
@@ -244,6 +255,7 @@ class TestCurves:
         assert section.get_by_text("Nothing is chosen").is_visible()
 
 
+@pytest.mark.slow
 def test_bars_are_as_long_as_their_means_with_a_dot_for_every_seed(opened: Open) -> None:
     page = opened("comparison")
     panel = page.locator("#g0-domains svg").nth(1)
@@ -255,6 +267,7 @@ def test_bars_are_as_long_as_their_means_with_a_dot_for_every_seed(opened: Open)
 
 
 class TestDiagnostics:
+    @pytest.mark.slow
     def test_every_kind_is_drawn_for_two_runs_side_by_side_on_one_scale(self, opened: Open) -> None:
         page = opened("comparison")
         article = page.locator(".diagnostic").first
@@ -275,6 +288,7 @@ class TestDiagnostics:
         article.get_by_label("beside").select_option(label="nothing")
         assert article.locator(".beside > div").count() == 1
 
+    @pytest.mark.slow
     def test_a_class_and_a_domain_can_be_hidden(self, opened: Open) -> None:
         page = opened("odd")
         article = page.locator(".diagnostic").first
@@ -286,6 +300,7 @@ class TestDiagnostics:
         article.get_by_role("button", name="sketch").click()
         assert 0 < points.count() < without_class
 
+    @pytest.mark.slow
     def test_behind_every_figure_is_its_table(self, opened: Open) -> None:
         page = opened("comparison")
         for details in page.locator("details.behind").all():
@@ -305,18 +320,21 @@ class TestDiagnostics:
 
 
 class TestOddNames:
+    @pytest.mark.slow
     def test_they_are_shown_as_they_are(self, opened: Open) -> None:
         page = opened("odd")
         assert ODD in page.locator("#g0-table tbody th").first.inner_text().replace("\n", "")
         assert page.locator("#g0-table thead th").nth(1).inner_text().startswith(ODD_DOMAIN[:10])
         assert page.locator("img").count() == 0
 
+    @pytest.mark.slow
     def test_a_very_long_one_leaves_the_numbers_in_view(self, opened: Open) -> None:
         page = opened("odd")
         cell = page.locator("#g0-table tbody th").nth(1).bounding_box()
         assert cell["width"] < 320
 
 
+@pytest.mark.slow
 def test_runs_that_do_not_go_together_have_parts_of_their_own(opened: Open) -> None:
     page = opened("mixed")
     assert page.locator(".part").count() == 2
@@ -336,6 +354,7 @@ def contrast(one: str, other: str) -> float:
     return (high + 0.05) / (low + 0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dark", [False, True])
 def test_text_and_curves_stand_out_in_both_themes(opened: Open, dark: bool) -> None:
     page = opened("forty", dark=dark)
@@ -357,6 +376,7 @@ def test_text_and_curves_stand_out_in_both_themes(opened: Open, dark: bool) -> N
     assert min(contrast(stroke, card) for stroke in strokes) >= 3
 
 
+@pytest.mark.slow
 def test_the_theme_follows_the_system_until_it_is_chosen(opened: Open) -> None:
     page = opened("comparison", dark=True)
     background = "getComputedStyle(document.body).backgroundColor"
@@ -371,6 +391,7 @@ def test_the_theme_follows_the_system_until_it_is_chosen(opened: Open) -> None:
     assert luminance(page.evaluate(background)) < 0.05
 
 
+@pytest.mark.slow
 def test_on_paper_it_is_light_and_without_controls(opened: Open) -> None:
     page = opened("comparison", dark=True)
     page.emulate_media(media="print")

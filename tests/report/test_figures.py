@@ -18,6 +18,7 @@ needs_matplotlib = pytest.mark.skipif(
 STARTS = {"svg": b"<?xml", "png": b"\x89PNG", "pdf": b"%PDF"}
 
 
+@pytest.mark.slow
 @needs_matplotlib
 @pytest.mark.parametrize("format", ["svg", "png", "pdf"])
 def test_every_figure_is_a_file_of_that_format(tmp_path: Path, format: str) -> None:
@@ -30,6 +31,7 @@ def test_every_figure_is_a_file_of_that_format(tmp_path: Path, format: str) -> N
     assert all(path.read_bytes().startswith(STARTS[format]) for path in written)
 
 
+@pytest.mark.slow
 @needs_matplotlib
 def test_the_same_runs_give_the_same_svg_with_names_as_text(tmp_path: Path) -> None:
     make_run(tmp_path / "a", "fedprox(note='<$x$>')", rounds=3, domains=("日本", "b"))
@@ -49,6 +51,7 @@ def test_names_that_make_one_file_name_make_two_files(tmp_path: Path) -> None:
     assert sum(path.stem.startswith("curve-domain-a-b") for path in written) == 3
 
 
+@pytest.mark.slow
 @needs_matplotlib
 def test_letters_that_the_font_lacks_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_run(tmp_path / "a", rounds=2, domains=("日本", "中国"))

@@ -35,6 +35,7 @@ def near(value: object) -> object:
     return pytest.approx(value, rel=1e-5, abs=1e-6) if isinstance(value, float) else value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", OVER_A_NETWORK)
 def test_a_method_over_a_network_gives_what_it_gives_in_one_process(tmp_path: Path, method: str) -> None:
     wanted = tiny.run(tmp_path / "serial", method)

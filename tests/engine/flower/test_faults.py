@@ -62,6 +62,7 @@ BAD_UPDATES: dict[str, tuple[Spoil, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("spoil", "reason"), BAD_UPDATES.values(), ids=list(BAD_UPDATES))
 def test_a_bad_update_is_as_if_it_had_not_come(tmp_path: Path, spoil: Spoil, reason: str) -> None:
     notes = tiny.Notes()
@@ -171,6 +172,7 @@ def test_a_site_that_sits_out_is_told_of_once(tmp_path: Path) -> None:
     assert [request["do"] for node, request in loop.requests if node == CLINIC] == ["describe"]
 
 
+@pytest.mark.slow
 def test_a_round_waits_for_as_many_sites_as_it_needs(tmp_path: Path) -> None:
     loop, notes = loop_of(tmp_path), tiny.Notes()
     looks = 0
@@ -190,6 +192,7 @@ def test_a_round_waits_for_as_many_sites_as_it_needs(tmp_path: Path) -> None:
     assert any("Waiting for sites: 1 of 3" in note for note in notes.notes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "evaluations",
     [
