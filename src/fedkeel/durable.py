@@ -16,6 +16,11 @@ def explained(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, KeyboardInterrupt):  # Ctrl-C inside of `shutil.rmtree`, which then trips over itself
+                raise KeyboardInterrupt from None
+            cause = cause.__context__
         raise StoreError(
             f"'{error.filename or path}' cannot be written: {error.strerror or error}; "
             "make room or choose another directory with --out, then resume."
