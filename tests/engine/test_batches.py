@@ -116,3 +116,12 @@ def test_streamed_images_make_the_same_batches() -> None:
     for one, other in zip(*batches, strict=True):
         assert torch.equal(one.x, other.x)
         assert torch.equal(one.y, other.y)
+
+
+@pytest.mark.parametrize(
+    ("samples", "sizes"), [(128, [64, 64]), (159, [64, 95]), (160, [64, 64, 32]), (31, [31]), (65, [65])]
+)
+def test_a_small_rest_joins_the_batch_before_it(samples: int, sizes: list[int]) -> None:
+    bounds = batch_bounds(samples, 64, least=32)
+    assert [stop - start for start, stop in bounds] == sizes
+    assert [start for start, _ in bounds] == [0, *(stop for _, stop in bounds[:-1])]
