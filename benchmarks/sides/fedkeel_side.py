@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import torch
 import work
 
-from fedkeel import models, state
+from fedkeel import state
 from fedkeel.config import Config
 from fedkeel.data.federation import Client, Federation, no_indices
 from fedkeel.data.transforms import parse_transforms
@@ -33,12 +32,11 @@ def main(batch_size: int, executor_name: str, norm: bool) -> None:
         executor=executor_name,
         rounds=100_000,
         device="cpu",
+        model="simple_cnn" if norm else "simple_cnn(norm=false)",
     )
-    options: dict[str, Any] = {} if norm else {"model": models.wrap(work.SimpleCNN(norm=False), head="head")}
-    setup = prepare(config, federation=federation, **options).with_threads(lambda text: print(text, file=sys.stderr))
+    setup = prepare(config, federation=federation).with_threads(lambda text: print(text, file=sys.stderr))
     executor, layout, model = setup.executor(), setup.worker.layout, setup.worker.model
-    if norm:
-        assert model.state_dict().keys() == work.SimpleCNN().state_dict().keys()
+    assert model.state_dict().keys() == work.SimpleCNN(norm).state_dict().keys()
     weights, statistics = layout.extract(model, layout.weights), layout.extract(model, layout.statistics)
     number = 0
 

@@ -44,8 +44,13 @@ class OnDemand(TrainingProcessCallback):
         self.left, self.began = 0, 0.0
 
     def after_central_iteration(self, aggregate_metrics, model, *, central_iteration):  # type: ignore[no-untyped-def]
-        if int(os.environ.get("RANK", "0")):
-            return False, Metrics()  # another process waits; this one waits for it
+        if int(os.environ.get("RANK", "0")) == 0:
+            self._answer_and_wait()
+        if torch.distributed.is_initialized():
+            torch.distributed.barrier()  # or the other processes would train ahead, in another side's turn
+        return False, Metrics()
+
+    def _answer_and_wait(self) -> None:
         self.left -= 1
         if self.left <= 0:
             if self.began:
@@ -54,7 +59,6 @@ class OnDemand(TrainingProcessCallback):
             if not line:
                 os._exit(0)
             self.left, self.began = int(line), time.perf_counter()
-        return False, Metrics()
 
 
 def main(batch_size: int, threads: int) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedkeel.engine import optimizers
 from fedkeel.engine.local import Worker
 from fedkeel.engine.slot import Slot
 from fedkeel.messages import Broadcast, Update
@@ -39,7 +40,7 @@ def through_one_slot(
     slot: Any = SimpleNamespace(worker=worker, recorded={})
     results, first = [], None
     for name, memory in memories.items():
-        worker.reset(optimizer)
+        optimizers.reset(optimizer)
         client = Slot._adopt(slot, worker.begin(name, broadcast, memory, optimizer))
         first = first or client
         assert client is first, "the step would be recorded anew"

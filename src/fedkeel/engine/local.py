@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedkeel import privacy, seeds, state
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
+from fedkeel.engine import optimizers
 from fedkeel.engine.batches import ImageStore, Plan, TrainingPasses, poisson_plan, training_plan
 from fedkeel.engine.evaluation import Evaluation, Totals, evaluate
 from fedkeel.messages import Answer, BadMessage, Broadcast, Update, check_finite
@@ -93,7 +94,7 @@ class Worker:
         # The tensors themselves: walking the module tree anew for every client takes longer than a small step.
         self.entries = dict(self.model.state_dict(keep_vars=True))
         self.initial_local = state.copies(self.entries, self.layout.local)
-        self._modules = list(self.model.modules())
+        self._modules, self._every_parameter = list(self.model.modules()), list(self.model.parameters())
         self._totals = Totals.on(self.device)
         self.watch = self.watching(self.model) if self.watching else None
         self._compiled = self._compile()
@@ -291,7 +292,8 @@ class Worker:
         batch = Batch(x.contiguous(memory_format=torch.channels_last) if self.channels_last else x, batch.y)
 
         def backward() -> Tensor:
-            self.model.zero_grad(set_to_none=True)
+            for parameter in self._every_parameter:
+                parameter.grad = None
             # A single sample has no batch statistics: batch norm then uses the global ones and leaves them alone.
             with frozen_statistics(self.model) if len(batch.y) == 1 else nullcontext(), self._precision():
                 output = self._forward(client, batch.x)
@@ -309,7 +311,7 @@ class Worker:
             self.watch.used()
         assert client.optimizer is not None
         if self.device.type == "cpu":
-            lay_out_gradients(client.optimizer)
+            optimizers.lay_out_gradients(client.optimizer)
         client.optimizer.step()
         return loss
 
@@ -350,51 +352,13 @@ class Worker:
         return self.device.type == "cuda" and self.config.precision == "bf16"
 
     def resident_optimizer(self, learning_rate: Tensor) -> torch.optim.Optimizer:
-        """An optimiser that a CUDA graph can hold: its learning rate is a tensor, its state is made beforehand."""
-        parameters, config = self._parameters, self.config
-        if config.optimizer == "adamw":
-            return torch.optim.AdamW(
-                parameters, lr=learning_rate, weight_decay=config.weight_decay, fused=True, capturable=True
-            )
-        sgd = torch.optim.SGD(
-            parameters, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
-        )
-        if config.momentum:
-            for parameter in parameters:
-                sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-        return sgd
-
-    @staticmethod
-    def reset(optimizer: torch.optim.Optimizer) -> None:
-        """As new, but at the same addresses. A momentum of zeros gives the same first step as none."""
-        values = [value for entries in optimizer.state.values() for value in entries.values()]
-        tensors = [value for value in values if isinstance(value, Tensor)]
-        if tensors:
-            torch._foreach_zero_(tensors)
+        return optimizers.resident_optimizer(self._parameters, self.config, learning_rate)
 
     def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
         """A new local optimiser."""
         if self.device.type == "cuda":
             return self.resident_optimizer(torch.tensor(learning_rate, device=self.device))
-        parameters, config = self._parameters, self.config
-        if config.optimizer == "adamw":
-            return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=config.weight_decay, fused=True)
-        return torch.optim.SGD(
-            parameters,
-            lr=learning_rate,
-            momentum=config.momentum,
-            weight_decay=config.weight_decay,
-            fused=True,
-        )
-
-
-def lay_out_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Fused optimisers on the CPU walk straight through memory, so a gradient must lie as its parameter does. Autograd
-    sees to that; a method that puts another gradient in its place may not."""
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        gradient = parameter.grad
-        if gradient is not None and gradient.stride() != parameter.stride():
-            parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+        return optimizers.local_optimizer(self._parameters, self.config, learning_rate)
 
 
 def check_loss(loss: float) -> None:

@@ -2,7 +2,7 @@
 
 Workers are forked from the process that holds the federation, so they see its images, models and methods
 without any copying or pickling. Tensors travel through memory that is shared too: a broadcast is written once and
-read by all, and each worker has a segment of its own for the rest; a line of JSON over a pipe says what is where.
+read by all, and each worker has two segments of its own for the rest; a line of JSON over a pipe says what is where.
 A worker that dies takes only the client it was running with it: that client's update is missing, a new worker takes
 its place.
 """
@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import torch
 
 from fedkeel.engine import local
+from fedkeel.engine.allocation import keep_freed_memory
 from fedkeel.engine.evaluation import Evaluation, merged, split_indices
 from fedkeel.engine.execution import EXECUTORS, ClientMemory
 from fedkeel.engine.local import ClientFailure, Stopped, Worker
@@ -41,11 +42,15 @@ Groups = dict[str, Tensors]
 
 @dataclass
 class _Seat:
-    """A worker process, the pipe to it, and the memory that the two share."""
+    """A worker process, the pipe to it, and the memory that the two share.
+
+    Two segments take turns: while one holds an answer that is still to be read, the next job is under way in the other.
+    """
 
     process: BaseProcess
     pipe: Connection
-    segment: Segment
+    segments: tuple[Segment, Segment]
+    turn: int = 0  # of which segment
     job: int | None = None  # what it is at, as a place in the list of jobs
     broadcast: int = -1  # the one it has
 
@@ -63,7 +68,7 @@ class ProcessesExecutor:
         torch.optim.SGD([torch.zeros(1)])
         self._shared = Segment()  # before the workers, which inherit it
         self._broadcasts = 0
-        self._seats = [self._open_seat(Segment()) for _ in range(workers or available_cores())]
+        self._seats = [self._open_seat((Segment(), Segment())) for _ in range(workers or available_cores())]
 
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
         def read(client: str, header: Header, groups: Groups) -> Update:
@@ -156,7 +161,10 @@ class ProcessesExecutor:
                     else:
                         results[job] = lost(client, reason)
                 else:
-                    seat.job = None
+                    seat.job, answered = None, seat.segments[seat.turn]
+                    if waiting:  # at once: the worker need not wait until its answer is read
+                        following = waiting.pop(0)
+                        self._send(seat, following, *jobs[following], message)
                     if "error" in header:
                         raise RuntimeError(f"Client '{client}' failed in its worker process:\n{header['error']}")
                     if "mistake" in header:
@@ -165,7 +173,7 @@ class ProcessesExecutor:
                     if failure:
                         results[job] = lost(client, failure)
                     else:
-                        results[job] = read(client, header, seat.segment.read(header.pop("tensors", [])))
+                        results[job] = read(client, header, answered.read(header.pop("tensors", [])))
             if local.stop_requested.is_set():
                 raise Stopped
             while turn in results:
@@ -181,23 +189,23 @@ class ProcessesExecutor:
     def _send(self, seat: _Seat, job: int, client: str, what: Header, message: Header) -> None:
         if not seat.process.is_alive():
             self._replace(seat)  # it died while it had nothing to do: nobody's loss
-        seat.job = job
+        seat.job, seat.turn = job, 1 - seat.turn
         fresh = seat.broadcast != self._broadcasts
-        memory = seat.segment.write({"memory": self.memory.of(client)})
-        parts = {"client": client, "broadcast": message if fresh else None, "memory": memory}
+        memory = seat.segments[seat.turn].write({"memory": self.memory.of(client)})
+        parts = {"client": client, "broadcast": message if fresh else None, "memory": memory, "segment": seat.turn}
         try:
             seat.pipe.send_bytes(json.dumps({**what, **parts}).encode())
             seat.broadcast = self._broadcasts
         except OSError:
             pass  # the worker is dead: reading from it says so, and why
 
-    def _open_seat(self, segment: Segment) -> _Seat:
+    def _open_seat(self, segments: tuple[Segment, Segment]) -> _Seat:
         here, there = self._context.Pipe()
-        arguments = (self.worker, there, here, self._shared, segment)
+        arguments = (self.worker, there, here, self._shared, segments)
         process = self._context.Process(target=_work, args=arguments, daemon=True)
         process.start()
         there.close()
-        return _Seat(process, here, segment)
+        return _Seat(process, here, segments)
 
     def _replace(self, seat: _Seat) -> str:
         """Put a new worker in a dead one's seat; returns what became of the old one."""
@@ -205,17 +213,20 @@ class ProcessesExecutor:
         code = seat.process.exitcode
         cause = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
         seat.pipe.close()
-        fresh = self._open_seat(seat.segment)
+        fresh = self._open_seat(seat.segments)
         seat.process, seat.pipe, seat.job, seat.broadcast = fresh.process, fresh.pipe, None, -1
         return f"its worker process died ({cause})"
 
 
-def _work(worker: Worker, pipe: Connection, parents_end: Connection, shared: Segment, own: Segment) -> None:
+def _work(
+    worker: Worker, pipe: Connection, parents_end: Connection, shared: Segment, segments: tuple[Segment, Segment]
+) -> None:
     """The life of a worker process: jobs in, replies out, until the pipe closes."""
     parents_end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     torch.set_num_threads(1)
+    keep_freed_memory()
     broadcast: Broadcast | None = None
     while True:
         try:
@@ -227,6 +238,7 @@ def _work(worker: Worker, pipe: Connection, parents_end: Connection, shared: Seg
             kinds = {kind: groups.get(kind, {}) for kind in ("weights", "statistics", "extras")}
             broadcast = Broadcast(message["round"], message["rounds"], **kinds)
         assert broadcast is not None
+        own = segments[job["segment"]]
         memory = own.read(job["memory"]).get("memory", {})
         header, reply = _reply(worker, job, broadcast, memory)
         pipe.send_bytes(json.dumps({**header, "tensors": own.write(reply)}).encode())

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeel.engine import optimizers
 from fedkeel.engine.batches import Plan
 from fedkeel.engine.local import Worker
 from fedkeel.engine.replay import Replays
@@ -74,7 +75,7 @@ class Slot:
     def start(self, job: Job, broadcast: Broadcast, memory: Tensors) -> None:
         worker = self.worker
         self.rate.fill_(worker.config.learning_rate_at(broadcast.round))
-        worker.reset(self.optimizer)
+        optimizers.reset(self.optimizer)
         client = worker.begin(job.name, broadcast, memory, self.optimizer)
         self.loss.zero_()
         job.client = self._adopt(client)

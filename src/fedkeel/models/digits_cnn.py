@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from fedkeel.models.catalogue import network
 from fedkeel.models.encoder import Encoder, ImageSize, check_image_shape, feature_map_size, height_width
-from fedkeel.nn.norm_relu import norm_relu
+from fedkeel.nn.norm_relu import norm_relu, norm_relu_pool
 
 
 @network("digits_cnn", paper="FedWon, Table 6")
@@ -33,8 +33,8 @@ class DigitsCNN(Encoder):
 
     def extract(self, x: Tensor) -> Tensor:
         check_image_shape("digits_cnn", x, self.image_size)
-        x = F.max_pool2d(norm_relu(self.bn1, self.conv1(x)), 2)
-        x = F.max_pool2d(norm_relu(self.bn2, self.conv2(x)), 2)
+        x = norm_relu_pool(self.bn1, self.conv1(x))
+        x = norm_relu_pool(self.bn2, self.conv2(x))
         x = norm_relu(self.bn3, self.conv3(x)).flatten(1)
         x = F.relu(self.fc1(self.dropout(x)))
         return F.relu(self.fc2(self.dropout(x)))

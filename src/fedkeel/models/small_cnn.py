@@ -57,7 +57,7 @@ class MoonCNN(Encoder):
 
     def extract(self, x: Tensor) -> Tensor:
         check_image_shape("moon_cnn", x, self.image_size)
-        x = F.max_pool2d(F.relu(self.conv1(x)), 2)
-        x = F.max_pool2d(F.relu(self.conv2(x)), 2)
+        x = F.relu_(F.max_pool2d(self.conv1(x), 2))
+        x = F.relu_(F.max_pool2d(self.conv2(x), 2))
         x = F.relu(self.fc1(x.flatten(1)))
         return F.relu(self.fc2(x))
