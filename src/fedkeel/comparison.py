@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
-
 from fedkeel import analysis
 from fedkeel import methods as registered
 from fedkeel.config import Config
@@ -25,7 +23,7 @@ from fedkeel.engine.setup import choose_device, choose_executor, load_federation
 from fedkeel.engine.threads import available_cores
 from fedkeel.entries import read_entries, read_seeds, slug
 from fedkeel.errors import FedkeelError
-from fedkeel.jobs import Job, JobsObserver, run_all
+from fedkeel.jobs import Job, JobsObserver, beside_others, run_all, uses_gpu
 from fedkeel.method import Composition
 from fedkeel.run import Run
 from fedkeel.store import MACHINE_OPTIONS, fingerprint
@@ -130,7 +128,7 @@ def compare(
     chosen = read_seeds(seeds)
     processes = choose_jobs(jobs, entries)
     if processes > 1:
-        entries = {label: config.replace(executor="serial") for label, config in entries.items()}
+        entries = {label: beside_others(config) for label, config in entries.items()}
     place = choose_directory(directory, entries, chosen)
     planned = plan(entries, chosen, place)
     refuse_other_configurations(planned)
@@ -148,11 +146,8 @@ def compare(
 def choose_jobs(jobs: int | None, entries: Mapping[str, Config]) -> int:
     if jobs is not None and jobs < 1:
         raise FedkeelError(f"'jobs' is {jobs}: give at least 1.")
-    on_gpu = any(config.device != "cpu" for config in entries.values()) and torch.cuda.is_available()
-    if on_gpu and jobs is not None and jobs > 1:
-        raise FedkeelError(f"'jobs' is {jobs}, which is for CPU cores: give --device cpu, or --jobs 1 on the GPU.")
     can_fork = hasattr(os, "fork")
-    return jobs or (1 if on_gpu or not can_fork else available_cores())
+    return jobs or (1 if uses_gpu(entries.values()) or not can_fork else available_cores())
 
 
 def choose_directory(directory: str | Path | None, entries: Mapping[str, Config], seeds: Sequence[int]) -> Path:

@@ -1,5 +1,8 @@
 """Several runs at once, each in a process and with a core of its own, or one after another in this process.
 
+On a GPU several runs share the card. Each has its own context, and the card takes turns between them, unless NVIDIA's
+Multi-Process Service lets them run side by side.
+
 A job that crashes takes only its own run with it.
 """
 
@@ -9,9 +12,10 @@ import json
 import logging
 import multiprocessing
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -66,7 +70,11 @@ def run_all(todo: Sequence[Job], processes: int, observer: JobsObserver) -> dict
     """Run the jobs; returns what went wrong with those that failed. Raises `Stopped` when asked to stop."""
     if processes == 1:
         return _one_after_another(todo, observer)
-    return _Crew(processes, observer).run(todo)
+    return _Crew(processes, observer, uses_gpu([job.config for job in todo])).run(todo)
+
+
+def uses_gpu(configs: Iterable[Config]) -> bool:
+    return any(config.device != "cpu" for config in configs) and torch.cuda.is_available()
 
 
 def execute(job: Job, observer: Observer) -> None:
@@ -75,6 +83,11 @@ def execute(job: Job, observer: Observer) -> None:
         running.resume(job.directory, observer=observer)
     else:
         running.simulate(job.config, directory=job.directory, observer=observer)
+
+
+def beside_others(config: Config) -> Config:
+    """The run as it is when others take place at the same time: on a CPU it has one core, and no workers of its own."""
+    return config if uses_gpu([config]) else config.replace(executor="serial")
 
 
 class _Reporter(Observer):
@@ -147,13 +160,14 @@ class _Seat:
 class _Crew:
     """As many processes as asked for, a new one for each job."""
 
-    def __init__(self, processes: int, observer: JobsObserver) -> None:
+    def __init__(self, processes: int, observer: JobsObserver, on_gpu: bool) -> None:
         self.processes = processes
         self.observer = observer
         self.failures: dict[Job, str] = {}
         self._seats: list[_Seat] = []
-        # Fork shares what is in memory: the images, and methods that were never put into a module.
-        self._context = multiprocessing.get_context("fork")
+        # Fork shares what is in memory: the images, and methods that were never put into a module. CUDA allows none.
+        self._forks = not on_gpu
+        self._context: BaseContext = multiprocessing.get_context("fork" if self._forks else "spawn")
         # The first optimiser makes torch import its compiler, which takes seconds: once here, not in every job.
         torch.optim.SGD([torch.zeros(1)])
 
@@ -181,9 +195,11 @@ class _Crew:
 
     def _start(self, job: Job) -> _Seat:
         here, there = self._context.Pipe(duplex=False)
-        not_its_own = [here, *(seat.pipe for seat in self._seats)]
+        not_its_own = [here, *(seat.pipe for seat in self._seats)] if self._forks else []
         # Not a daemon: a run may have worker processes of its own.
-        process = self._context.Process(target=_work, args=(job, there, not_its_own), daemon=False)
+        process = self._context.Process(  # type: ignore[attr-defined]
+            target=_work, args=(job, there, not_its_own), daemon=False
+        )
         process.start()
         there.close()
         return _Seat(job, process, here)

@@ -25,7 +25,7 @@ from fedkeel.data import DATASETS
 from fedkeel.engine.setup import load_federation
 from fedkeel.entries import read_seeds, slug
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.jobs import Job, JobsObserver, run_all
+from fedkeel.jobs import Job, JobsObserver, beside_others, run_all
 from fedkeel.methods import METHODS
 from fedkeel.recipes import DIAGNOSTICS, Column, Recipe, Row, load
 from fedkeel.run import Run, summarise_run
@@ -248,7 +248,7 @@ def run_missing(plan: Plan, jobs: int | None, observer: JobsObserver) -> dict[st
         return {}
     observer.planned(plan.jobs, finished)
     if processes > 1:
-        todo = [replace(job, config=job.config.replace(executor="serial")) for job in todo]
+        todo = [replace(job, config=beside_others(job.config)) for job in todo]
     failures = run_all(todo, min(processes, len(todo)), observer)
     return {str(job): problem for job, problem in failures.items()}
 
