@@ -120,7 +120,9 @@ class Config:
         False, "compile the network with torch.compile: faster steps on a GPU after a minute or so", "machine"
     )
     memory_limit: int = option(1024, "MiB of clients' memories that are not moved to disk", "machine", least=0)
-    checkpoint_every: int = option(1, "rounds between checkpoints", "machine", least=1)
+    checkpoint_every: int = option(
+        0, "rounds between checkpoints (0: every round, less often where writing them takes long)", "machine", least=0
+    )
     profile: bool = option(False, "write where the time went, phase by phase, to profile.json", "machine")
 
     def __post_init__(self) -> None:

@@ -18,6 +18,7 @@ from fedkeel.data.federation import Client
 from fedkeel.engine.evaluation import Evaluation, Scores, split_indices, summarise
 from fedkeel.engine.execution import Executor
 from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
+from fedkeel.engine.pace import Pace
 from fedkeel.engine.setup import Setup, clients_per_round
 from fedkeel.errors import StoreError, TrainingError
 from fedkeel.messages import Answer, BadMessage, Broadcast, Missing, Update, check, check_samples
@@ -56,6 +57,7 @@ class Federated:
         config, worker = self.setup.config, self.setup.worker
         self.config, self.method, self.federation = config, worker.method, worker.federation
         self.profile = self.setup.profile
+        self.pace = Pace(config.checkpoint_every)
         self.server = Server(
             round=0,
             rounds=config.rounds,
@@ -136,8 +138,8 @@ class Federated:
             }
         )
         self._tell(broadcast, updates, tested)
-        if last or (round + 1) % config.checkpoint_every == 0:
-            self._checkpoint(tested if last else server, round)
+        if last or self.pace.is_due(round):
+            self.pace.write(lambda: self._checkpoint(tested if last else server, round))
         self.observer.round_done(round, config.rounds, scores, loss)
         return tested
 

@@ -70,6 +70,7 @@ def carry_out(
         owners: which site each node's key was made for.
     """
     check(config)
+    config = config.replace(checkpoint_every=config.checkpoint_every or 1)  # sites keep as many rounds as may be undone
     observer, owners = observer or Observer(), owners or {}
     directory = Path(out) if out else free_directory(config)
     if (directory / "config.toml").exists():
