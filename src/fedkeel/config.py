@@ -84,7 +84,7 @@ class Config:
 
     # evaluation
     evaluate_every: int = option(
-        1, "rounds between evaluations; the last round is always evaluated", "evaluation", least=1
+        1, "rounds between evaluations; those that the result is taken from are always evaluated", "evaluation", least=1
     )
     evaluate_with: Literal["global", "batch", "both"] = option(
         "global", "statistics that batch norm uses in evaluation", "evaluation"
@@ -136,6 +136,11 @@ class Config:
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
+
+    def evaluates(self, round: int) -> bool:
+        """Whether an evaluation follows this round: every few, the last, and all that the result is a mean of."""
+        counted = 10 if self.result == "mean-last-10" else 1
+        return round >= self.rounds - counted or (round + 1) % self.evaluate_every == 0
 
     def learning_rate_at(self, round: int) -> float:
         """The local learning rate in `round`, by the schedule."""

@@ -14,7 +14,7 @@ from typing import Any
 
 RULES = {
     "last": "the last round",
-    "mean-last-10": "the mean of the last ten evaluated rounds",
+    "mean-last-10": "the mean of the last ten rounds",
     "best-validation": "the round that was best on the validation data",
 }
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedkeel.config import Config
 from fedkeel.engine.evaluation import Evaluation, summarise
 from fedkeel.engine.local import Worker
 from fedkeel.models import Classifier
@@ -162,3 +163,15 @@ def test_batch_statistics_alone_are_the_result_where_they_are_asked_for(tmp_path
     assert {r["statistics"] for r in run.records("evaluation")} == {"batch"}
     assert run.summary is not None
     assert run.summary["statistics"] == "batch"
+
+
+def test_the_mean_of_the_last_ten_rounds_does_not_depend_on_how_often_is_evaluated(tmp_path: Path) -> None:
+    often, seldom = (
+        tiny.run(tmp_path / str(every), rounds=12, result="mean-last-10", evaluate_every=every) for every in (1, 6)
+    )
+    assert [record["round"] for record in seldom.scores()] == list(range(2, 12))
+    assert seldom.accuracy == often.accuracy
+    assert Config(rounds=30, evaluate_every=7).evaluates(6)
+    assert not Config(rounds=30, evaluate_every=7).evaluates(28)
+    assert Config(rounds=30, evaluate_every=7).evaluates(29)
+    assert Config(rounds=4, evaluate_every=7, result="mean-last-10").evaluates(0)

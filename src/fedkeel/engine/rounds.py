@@ -110,7 +110,7 @@ class Federated:
         aggregated = time.perf_counter()
         last = round == config.rounds - 1
         tested, scores = server, None
-        if last or (round + 1) % config.evaluate_every == 0:
+        if config.evaluates(round):
             tested = self._before_evaluation(server)
             scores = self._evaluate(tested)
         loss = _mean_loss(updates)
