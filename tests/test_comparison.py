@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import statistics
 import sys
@@ -320,3 +321,26 @@ class TestResults:
         (tmp_path / "comparison.json").write_text("{")
         with pytest.raises(FedkeelError, match="does not hold a comparison"):
             gather([tmp_path])
+
+
+@pytest.mark.slow
+def test_runs_that_share_a_gpu_have_processes_that_are_not_forked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CUDA does not survive a fork. The runs themselves are on the CPU here."""
+    compare(["fedavg", "gn"], seeds=1, directory=tmp_path / "alone", jobs=1, **TINY)
+    started: list[str] = []
+    plain = multiprocessing.get_context
+
+    def remembered(kind: str) -> Any:
+        started.append(kind)
+        return plain(kind)
+
+    monkeypatch.setattr(jobs, "uses_gpu", lambda _: True)
+    monkeypatch.setattr(multiprocessing, "get_context", remembered)
+    together = compare(["fedavg", "gn"], seeds=1, directory=tmp_path / "together", jobs=2, **TINY)
+    assert started == ["spawn"]
+    assert not together.failures
+    for method in ("fedavg", "gn"):
+        one, other = (tmp_path / place / method / "seed0" / "model.safetensors" for place in ("alone", "together"))
+        assert one.read_bytes() == other.read_bytes()
