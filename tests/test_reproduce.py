@@ -15,8 +15,8 @@ from fedkeel import analysis
 from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
-from fedkeel.recipes import DIAGNOSTICS, Recipe, load, names, parse
-from fedkeel.reproduce import choose_seeds, directory_name, epoch_seconds, reproduce, select
+from fedkeel.recipes import DIAGNOSTICS, Recipe, chosen, load, names, parse
+from fedkeel.reproduce import choose_seeds, directory_name, epoch_seconds, reproduce, reproduce_all, select
 from fedkeel.run import Run, summarise_run
 from fedkeel.side_by_side import Reproduction
 from tests.test_comparison import Watching, finish
@@ -331,6 +331,39 @@ class TestReadings:
 
     def test_every_diagnostic_that_recipes_may_name_is_there(self) -> None:
         assert sorted(DIAGNOSTICS) == sorted(name for name in DIAGNOSTICS if name in analysis.DIAGNOSTICS)
+
+
+class TestSeveral:
+    @pytest.mark.slow
+    def test_a_run_that_two_recipes_need_is_run_once_and_both_show_it(self, recipe: Recipe, tmp_path: Path) -> None:
+        other = parse("other", RECIPE.replace("Two methods on two domains", "The same again"))
+        watching = Watching()
+        first, second = reproduce_all(
+            [recipe, other], only=["GN", "digits"], seeds=1, directory=tmp_path / "runs", jobs=1, observer=watching
+        )
+        assert watching.started == ["GN, digits scan seed 3 from 0"]
+        assert first.entries["GN", "digits scan"].ours == second.entries["GN", "digits scan"].ours != {}
+        assert second.recipe.caption == "The same again"
+
+    @pytest.mark.slow
+    def test_a_label_of_one_of_them_chooses_there_and_leaves_the_others_whole(
+        self, recipe: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("fedkeel.reproduce.run_missing", lambda *_: {})
+        other = parse("other", RECIPE.replace('"FedAvg"', '"Averaging"').replace("FedAvg ", "Averaging "))
+        first, second = reproduce_all([recipe, other], only=["FedAvg"], seeds=1, directory=tmp_path / "runs")
+        assert [row.label for row in first.rows] == ["FedAvg"]
+        assert [row.label for row in second.rows] == [row.label for row in other.rows]
+        with pytest.raises(FedkeelError, match="'FedAvgg' is no row"):
+            reproduce_all([recipe, other], only=["FedAvg", "FedAvgg"], directory=tmp_path / "runs")
+
+    def test_a_paper_means_its_own_tables_and_a_star_those_that_fit(self) -> None:
+        assert chosen("hbn/table1") == ["hbn/table1"]
+        assert chosen("./mine.toml") == ["./mine.toml"]
+        assert chosen("greg") == [n for n in names() if n.startswith("greg/") and "-" not in n]
+        assert chosen("hbn/figure*") == [n for n in names() if n.startswith("hbn/figure")]
+        assert chosen("greg/*-lite0") == ["greg/table1-lite0", "greg/table2-lite0", "greg/table3-lite0"]
+        assert chosen("nothing/*") == ["nothing/*"]  # refused by its name when it is read
 
 
 class TestCommand:

@@ -79,27 +79,67 @@ def reproduce(
 
     Raises `fedkeel.engine.local.Stopped` when it was asked to stop; the same call then continues it.
     """
-    recipe = name if isinstance(name, Recipe) else load(name)
+    (result,) = reproduce_all(
+        [name],
+        root=root,
+        only=only,
+        seeds=seeds,
+        scale=scale,
+        directory=directory,
+        jobs=jobs,
+        observer=observer,
+        **changes,
+    )
+    return result
+
+
+def reproduce_all(
+    names: Sequence[str | Recipe],
+    *,
+    root: str | Path | None = None,
+    only: Sequence[str] = (),
+    seeds: int | str | Sequence[int] | None = None,
+    scale: float = 1.0,
+    directory: str | Path = PLACE,
+    jobs: int | None = None,
+    observer: JobsObserver | None = None,
+    **changes: Any,
+) -> list[Reproduction]:
+    """Several recipes as one: all of their runs in one queue, one that several need run once. Arguments as above.
+
+    A label in `only` need not be one of every recipe; where a recipe has none of them, all of its cells run.
+    """
+    recipes = [name if isinstance(name, Recipe) else load(name) for name in names]
     if not 0 < scale <= 1:
         raise FedkeelError(f"'scale' is {scale:g}: give a share of the rounds, above 0 and at most 1.")
-    chosen = choose_seeds(recipe, seeds)
-    rows, columns = select(recipe, only)
+    chosen = {recipe.name: choose_seeds(recipe, seeds) for recipe in recipes}
+    cells = {recipe.name: select(recipe, _known(only, recipe, recipes)) for recipe in recipes}
+    plans: dict[str, Plan] = {}
     with data_at(root):
-        plan = make_plan(recipe, rows, columns, chosen, Path(directory), scaled(scale, changes))
-        failures = run_missing(plan, jobs, observer or JobsObserver())
-        undiagnosed = diagnose(plan, wanted_diagnostics(recipe, rows, columns), chosen)
-    entries = gather(recipe, rows, columns, plan, chosen)
-    return Reproduction(
-        recipe=recipe,
-        rows=rows,
-        columns=columns,
-        entries=entries,
-        seeds=chosen,
-        directory=Path(directory),
-        marks=marks(recipe, scale, changes),
-        skipped=[*dict.fromkeys(plan.skipped.values()), *undiagnosed],
-        failures=failures,
-    )
+        for recipe in recipes:
+            change = scaled(scale, changes)
+            plans[recipe.name] = make_plan(recipe, *cells[recipe.name], chosen[recipe.name], Path(directory), change)
+        failures = run_missing([job for plan in plans.values() for job in plan.jobs], jobs, observer or JobsObserver())
+        undiagnosed = {
+            name: diagnose(plan, wanted_diagnostics(recipe, *cells[name]), chosen[name])
+            for recipe, (name, plan) in zip(recipes, plans.items(), strict=True)
+        }
+    return [
+        Reproduction(
+            recipe=recipe,
+            rows=cells[recipe.name][0],
+            columns=cells[recipe.name][1],
+            entries=gather(recipe, *cells[recipe.name], plans[recipe.name], chosen[recipe.name]),
+            seeds=chosen[recipe.name],
+            directory=Path(directory),
+            marks=marks(recipe, scale, changes),
+            skipped=[*dict.fromkeys(plans[recipe.name].skipped.values()), *undiagnosed[recipe.name]],
+            failures={
+                str(job): failures[job.directory] for job in plans[recipe.name].jobs if job.directory in failures
+            },
+        )
+        for recipe in recipes
+    ]
 
 
 # -- what is asked for ------------------------------------------------------------------------------------------
@@ -133,6 +173,17 @@ def select(recipe: Recipe, only: Sequence[str]) -> tuple[list[Row], list[Column]
         [row for row in recipe.rows if row in rows or not rows],
         [column for column in recipe.columns if column in columns or not columns],
     )
+
+
+def _known(only: Sequence[str], recipe: Recipe, recipes: Sequence[Recipe]) -> list[str]:
+    """Those of the patterns that name something in this recipe, and those that name nothing in any, to be refused."""
+
+    def names_something(pattern: str, within: Recipe) -> bool:
+        rows = any(_matches(pattern, row.label) for row in within.rows)
+        return rows or any(_matches(pattern, c.name, c.group, c.label) for c in within.columns)
+
+    nowhere = [pattern for pattern in only if not any(names_something(pattern, other) for other in recipes)]
+    return [pattern for pattern in only if pattern in nowhere or names_something(pattern, recipe)]
 
 
 def _matches(pattern: str, *labels: str) -> bool:
@@ -239,18 +290,19 @@ def _unreadable(config: Config, problems: dict[str, str]) -> str:
     return problems[config.data]
 
 
-def run_missing(plan: Plan, jobs: int | None, observer: JobsObserver) -> dict[str, str]:
-    """Run what is not finished; returns why a run failed, by its name."""
-    finished = [job for job in plan.jobs if has_finished(job.directory)]
-    todo = [job for job in plan.jobs if job not in finished]
+def run_missing(planned: Sequence[Job], jobs: int | None, observer: JobsObserver) -> dict[Path, str]:
+    """Run what is not finished; returns why a run failed, by its directory."""
+    planned = list({job.directory: job for job in reversed(planned)}.values())[::-1]  # two recipes may need one run
+    finished = [job for job in planned if has_finished(job.directory)]
+    todo = [job for job in planned if job not in finished]
     processes = choose_jobs(jobs, {str(job): job.config for job in todo})
     if not todo:
         return {}
-    observer.planned(plan.jobs, finished)
+    observer.planned(planned, finished)
     if processes > 1:
         todo = [replace(job, config=beside_others(job.config)) for job in todo]
     failures = run_all(todo, min(processes, len(todo)), observer)
-    return {str(job): problem for job, problem in failures.items()}
+    return {job.directory: problem for job, problem in failures.items()}
 
 
 # -- from runs to numbers ---------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ CHANGEABLE = ("rounds", "model", "weights", "executor", "workers", "device", "pr
 def add_commands(commands: Any) -> None:
     parser = commands.add_parser(
         "reproduce",
-        usage="%(prog)s NAME [options]",
+        usage="%(prog)s NAME... [options]",
         help="run a table or figure of a paper and print ours beside it",
         description="Run the cells of a paper's table or figure and print ours / paper / difference.\n"
         "The same command again continues: a cell that is done is never run again.",
@@ -32,10 +32,13 @@ def add_commands(commands: Any) -> None:
                 "fedkeel reproduce hbn/table1 --root ./data --only CIFAR-10",
                 "fedkeel reproduce fedwon/table1 --only FedBN FedWon Office-Caltech-10 --seeds 1",
                 "fedkeel reproduce hbn/table6 --root ./data --scale 0.1       a quick look",
+                "fedkeel reproduce hbn                                        all of a paper's tables and figures",
             ]
         ),
     )
-    parser.add_argument("recipe", nargs="?", metavar="NAME", help="a recipe, see --list, or a TOML file of your own")
+    parser.add_argument(
+        "recipes", nargs="*", metavar="NAME", help="recipes, see --list, a paper, or a TOML file of your own"
+    )
     parser.add_argument("--list", action="store_true", help="every recipe with its paper, table and caption")
     parser.add_argument("--root", metavar="DIR", help="folder that has the data sets in it (default: $FEDKEEL_DATA)")
     parser.add_argument("--only", nargs="+", default=[], metavar="LABEL", help="rows, groups or columns; * is anything")
@@ -51,23 +54,23 @@ def add_commands(commands: Any) -> None:
 def reproduce_one(arguments: argparse.Namespace) -> int:
     if arguments.list:
         return list_recipes(arguments)
-    if arguments.recipe is None:
+    if not arguments.recipes:
         raise FedkeelError("'fedkeel reproduce' lacks NAME: 'fedkeel reproduce --list' shows what there is.")
-    from fedkeel.recipes import load
+    from fedkeel.recipes import chosen, load
 
-    recipe = load(arguments.recipe)
+    recipes = [load(name) for name in dict.fromkeys(name for word in arguments.recipes for name in chosen(word))]
     scale, jobs = share(arguments.scale), whole_jobs(arguments)
     root, arguments.root = arguments.root, None  # here it is the folder above the data sets, not that of one of them
     changes = given_options(arguments)
 
     from fedkeel.console import ComparisonProgress
     from fedkeel.engine.local import Stopped
-    from fedkeel.reproduce import PLACE, reproduce
+    from fedkeel.reproduce import PLACE, reproduce_all
 
     try:
         with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
-            result = reproduce(
-                recipe,
+            results = reproduce_all(
+                recipes,
                 root=root,
                 only=arguments.only,
                 seeds=arguments.seeds,
@@ -80,12 +83,15 @@ def reproduce_one(arguments: argparse.Namespace) -> int:
     except Stopped:
         return stopped(shlex.join(["fedkeel", *arguments.typed]))
     if arguments.json:
-        print(json.dumps(result.to_dict(), indent=1))
+        told = [result.to_dict() for result in results]
+        print(json.dumps(told if len(told) > 1 else told[0], indent=1))
     elif arguments.markdown:
-        print(result.markdown())
+        print("\n".join(result.markdown() for result in results))
     else:
-        print_reproduction(result)
-    return 1 if result.missing else 0
+        for number, result in enumerate(results):
+            print_reproduction(result, space=number > 0)
+        print(f"The run directories are in {results[0].directory}/")
+    return 1 if any(result.missing for result in results) else 0
 
 
 def share(text: str | None) -> float:
@@ -95,7 +101,7 @@ def share(text: str | None) -> float:
         raise FedkeelError(f"'scale' is '{text}': give a share of the rounds, like 0.1.") from None
 
 
-def print_reproduction(result: Reproduction) -> None:
+def print_reproduction(result: Reproduction, space: bool) -> None:
     from fedkeel.console import console, plain_table
 
     out = console(sys.stdout)
@@ -103,7 +109,7 @@ def print_reproduction(result: Reproduction) -> None:
     def say(text: str) -> None:
         out.print(text, markup=False)
 
-    say(result.title)
+    say(f"\n{result.title}" if space else result.title)
     for mark in result.marks:
         say(f"*** {mark} ***")
     say(result.legend)
@@ -117,7 +123,6 @@ def print_reproduction(result: Reproduction) -> None:
         say(f"*** {mark} ***")
     for sentence in [*result.skipped, *(f"{name} failed: {why}" for name, why in (result.failures or {}).items())]:
         print(f"fedkeel: {sentence}", file=sys.stderr)
-    say(f"The run directories are in {result.directory}/")
 
 
 def list_recipes(arguments: argparse.Namespace) -> int:

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -201,6 +202,17 @@ def names() -> list[str]:
         if file.name.endswith(".toml")
     ]
     return sorted(found, key=_in_order)
+
+
+def chosen(name: str) -> list[str]:
+    """The recipes that a word means: a recipe or a file, all of a paper's ("hbn"), or those that fit "hbn/table*".
+
+    A paper's are those with its own data and networks; a variant is only run by its name.
+    """
+    if name.endswith(".toml") or name in names():
+        return [name]
+    found = [known for known in names() if fnmatchcase(known, name if "*" in name else f"{name}/*")]
+    return [known for known in found if "-" in name or not load(known).substitute] or [name]
 
 
 def load(name: str) -> Recipe:
