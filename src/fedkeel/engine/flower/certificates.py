@@ -125,6 +125,7 @@ def _authority(directory: Path, days: int) -> tuple[Any, Any]:
 
 def _server(folder: Path, authority: Any, issuer: Any, hosts: Sequence[str], days: int) -> None:
     from cryptography import x509
+    from cryptography.x509.oid import ExtendedKeyUsageOID
 
     key = _new_key()
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, hosts[0][:64])])
@@ -135,7 +136,7 @@ def _server(folder: Path, authority: Any, issuer: Any, hosts: Sequence[str], day
         .add_extension(alternatives, critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(identifier, critical=False)
-        .add_extension(x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     )
     _write(folder / "server.key", _private(key), secret=True)
     _write(folder / "server.pem", _pem(_signed(builder, authority)))
