@@ -37,6 +37,7 @@ def test_data_check_names_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     image(root / "photo" / "cat" / "1.png")
     assert main(["data", "check", "pacs", "--root", str(root)]) == 1
     text = capsys.readouterr().out
+    assert text.splitlines()[0] == f"pacs in {root}"
     assert "The class 'dog' of pacs has no images in" in text
     assert "photo/cat' is no class of pacs" in text
     assert "The domain 'photo' has 7 images, and 1,670 are published." in text

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fedkeel.data import DATASETS
+from fedkeel.data import DATASETS, load
 from fedkeel.data.check import check
 from fedkeel.data.cifar import CIFAR10, CIFAR100
 from fedkeel.errors import DataError
@@ -108,3 +109,21 @@ def test_a_binary_file_that_is_missing_or_of_another_length_is_named(tmp_path: P
 def test_an_empty_root_is_told_where_to_look(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"There is no cifar10 in .*: 'fedkeel data list cifar10' shows"):
         DATASETS.build("cifar10", root=tmp_path)
+
+
+def test_a_folder_of_images_that_is_missing_is_named(tmp_path: Path) -> None:
+    image(tmp_path / "train" / "cat" / "1.png")
+    with pytest.raises(DataError, match=r"test' is missing: cifar10 has the folders train/<class>/ and test/<class>/"):
+        DATASETS.build("cifar10", root=tmp_path)
+    (tmp_path / "train").rename(tmp_path / "test")
+    with pytest.raises(DataError, match="train' is missing"):
+        DATASETS.build("cifar10", root=tmp_path)
+
+
+def test_classes_without_an_image_are_told_in_one_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for file in [*(f"data_batch_{n}.bin" for n in range(1, 6)), "test_batch.bin"]:
+        (tmp_path / file).write_bytes(b"".join(bytes([label]) + bytes(3072) for label in (0, 1, 2, 3, 4, 8)))
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        load("cifar10", root=tmp_path)
+    told = "'cifar10' has no image of 4 of the 10 classes: 'dog', 'frog', 'horse' and others."
+    assert [record.getMessage() for record in caplog.records] == [told]

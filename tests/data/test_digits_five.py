@@ -272,3 +272,36 @@ def test_digits_dg_keeps_the_split_of_its_folders(tmp_path: Path) -> None:
     assert sum("The class '7' of digits-dg has no images in" in sentence for sentence in sentences) == 1
     assert sum("usps' is no domain of digits-dg" in sentence for sentence in sentences) == 1
     assert "The domain 'syn' has 40 images to train, and 4,800 are published." in sentences
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x_train": noise(40, 28, 28, 4)}, "needs uint8 images x_train"),
+        ({"x_test": noise(20, 28, 28) / 255}, "needs uint8 images x_test"),
+        ({"y_train": np.array(["a"] * 40)}, "and their labels y_train, whole numbers"),
+    ],
+)
+def test_an_npz_of_digits_of_another_kind_is_refused(
+    tmp_path: Path, changes: dict[str, np.ndarray], message: str
+) -> None:
+    x = noise(60, 28, 28)
+    arrays = {"x_train": x[:40], "y_train": LABELS, "x_test": x[40:], "y_test": LABELS[:20], **changes}
+    np.savez(tmp_path / "mnist.npz", **arrays)
+    with pytest.raises(DataError, match=message):
+        DATASETS.build("digits-five", root=tmp_path)
+
+
+def test_an_npz_of_grey_digits_may_have_a_channel_of_its_own(tmp_path: Path) -> None:
+    x = noise(60, 28, 28, 1)
+    np.savez(tmp_path / "mnist.npz", x_train=x[:40], y_train=LABELS, x_test=x[40:], y_test=LABELS[:20])
+    source = DATASETS.build("digits-five", root=tmp_path)
+    for channel in range(3):
+        assert np.array_equal(source.images[source.domains["mnist"].test, channel].numpy(), x[40:, :, :, 0])
+
+
+def test_a_single_array_is_no_npz_of_digits(tmp_path: Path) -> None:
+    with (tmp_path / "mnist.npz").open("wb") as stream:
+        np.save(stream, noise(3))
+    with pytest.raises(DataError, match=r"mnist.npz' cannot be read as an .npz pack"):
+        DATASETS.build("digits-five", root=tmp_path)

@@ -76,6 +76,8 @@ def test_hidden_folders_and_files_are_not_data(tmp_path: Path) -> None:
     (root / "art" / ".thumbs").mkdir()
     (root / "art" / "cat" / "._000.png").write_bytes(b"x")
     (root / "art" / "cat" / "notes.txt").write_text("x")
+    (root / "__MACOSX" / "art" / "cat").mkdir(parents=True)
+    (root / "__MACOSX" / "art" / "cat" / "._000.png").write_bytes(b"x")
     assert len(load("folder", root=root).images) == 32
 
 
@@ -199,3 +201,11 @@ def test_a_data_set_is_looked_for_in_fedkeel_data(tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("FEDKEEL_DATA", str(tmp_path))
     with pytest.raises(DataError, match="there is no 'pacs' or 'PACS' in it"):
         load("pacs")
+
+
+def test_class_folders_that_differ_in_case_only_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path)
+    (root / "art" / "dog").rename(root / "art" / "Dog")
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        assert load("folder", root=root).classes == ("Dog", "cat", "dog")
+    assert "The class folders 'Dog' and 'dog' count as two classes: give them one name." in caplog.text

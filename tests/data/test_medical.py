@@ -154,5 +154,11 @@ def test_what_is_wrong_with_ham10000_is_named(tmp_path: Path) -> None:
     table.write_text(text.replace(",nv,", ",nx,", 1))
     with pytest.raises(DataError, match=r"Line 2 of .* has the diagnosis 'nx'"):
         DATASETS.build("ham10000", root=root)
+    table.write_text(text.rstrip().rpartition(",")[0])
+    with pytest.raises(DataError, match=r"Line 421 of .*HAM10000_metadata.csv' ends too early: download it again"):
+        DATASETS.build("ham10000", root=root)
+    table.write_text("")
+    with pytest.raises(DataError, match=r"has the columns \(none\), and lacks 'lesion_id'"):
+        DATASETS.build("ham10000", root=root)
     table.unlink()
     assert "ham10000 needs the authors' table" in check("ham10000", root).problems[0]

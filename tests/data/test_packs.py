@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -103,6 +104,15 @@ def test_grey_images_keep_one_channel(tmp_path: Path) -> None:
         ({"x_a": images(4, 8, 8) / 255, "y_a": [0] * 4}, "x_a has dtype float64"),
         ({"y_a": [0] * 4}, "no array named x_<domain>"),
         ({"x_a": images(4, 8, 8), "y_a": [0, 1, 2, 3], "classes": ["one"]}, "names 1 classes, but has the label 3"),
+        ({"x_a": images(4, 3, 8, 8), "y_a": [0] * 4}, r"x_a has shape \(4, 3, 8, 8\), channels first"),
+        (
+            {"x_train": images(4, 8, 8), "y_train": [0] * 4, "x_test": images(4, 8, 8), "y_test": [0] * 4},
+            "has x_test but no x_<domain>: store a domain's images as",
+        ),
+        (
+            {"x_a": images(4, 8, 8), "y_a": [0] * 4, "x_b_test": images(4, 8, 8), "y_b_test": [0] * 4},
+            "has x_b_test but no x_b",
+        ),
     ],
 )
 def test_a_pack_that_contradicts_itself_is_refused(tmp_path: Path, arrays: dict[str, object], message: str) -> None:
@@ -115,9 +125,15 @@ def test_pickled_arrays_are_never_loaded(tmp_path: Path) -> None:
     np.savez(file, x_a=np.array([{"a": 1}], dtype=object), y_a=np.zeros(1, np.int64))
     with pytest.raises(DataError, match=r"cannot be read as an \.npz pack of plain arrays"):
         load("npz", root=file)
-    (tmp_path / "text.npz").write_text("hello")
+    for content in (b"hello", b"", file.read_bytes()[:-40]):
+        (tmp_path / "text.npz").write_bytes(content)
+        with pytest.raises(DataError, match=r"cannot be read as an \.npz pack of plain arrays \(it is no \.npz file\)"):
+            load("npz", root=tmp_path / "text.npz")
+    damaged = bytearray(save(tmp_path / "p.npz", x_a=images(8, 5, 5), y_a=np.arange(8) % 2).read_bytes())
+    damaged[180:200] = bytes(20)
+    file.write_bytes(damaged)
     with pytest.raises(DataError, match=r"cannot be read as an \.npz pack"):
-        load("npz", root=tmp_path / "text.npz")
+        load("npz", root=file)
 
 
 def write_parquet(file: Path, column: str, count: int, size: int, mode: str = "RGB") -> None:
@@ -169,3 +185,59 @@ def test_a_parquet_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train.parquet").write_text("hello")
     with pytest.raises(DataError, match="cannot be read as parquet"):
         load("cifar10", root=tmp_path)
+
+
+def rewrite(file: Path, **columns: object) -> None:
+    """The parquet file with these columns in place of its own."""
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    own = parquet.read_table(file).to_pydict()
+    parquet.write_table(pyarrow.table({**own, **columns}), file)
+
+
+def test_parquet_may_have_plain_bytes_and_a_null_is_an_image_that_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "cache"))
+    for use, count in (("train", 200), ("test", 10)):
+        write_parquet(tmp_path / f"{use}.parquet", "img", count, 8)
+    parquet = pytest.importorskip("pyarrow.parquet")
+    rows = [row["bytes"] for row in parquet.read_table(tmp_path / "train.parquet")["img"].to_pylist()]
+    rewrite(tmp_path / "train.parquet", img=rows)
+    federation = load("cifar10", root=tmp_path)
+    assert federation.images[:200, 0, 0, 0].tolist() == list(range(200))
+    rewrite(tmp_path / "train.parquet", img=[None, *rows[1:]])
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        federation = load("cifar10", root=tmp_path)
+    assert federation.images[:199, 0, 0, 0].tolist() == list(range(1, 200))
+    assert "train.parquet row 0' of 'cifar10' cannot be decoded and is left out" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"img": ["a.png"] * 4}, "are of the type string: store them as {bytes, path} or as bytes"),
+        ({"img": [{"path": "a.png"}] * 4}, "are of the type struct<path: string>"),
+        ({"label": ["cat"] * 4}, "labels of .* are not all from 0 to 9"),
+        ({"label": [None, 1, 2, 3]}, "labels of .* are not all from 0 to 9"),
+    ],
+)
+def test_parquet_columns_of_another_type_are_refused(tmp_path: Path, columns: dict[str, object], message: str) -> None:
+    write_parquet(tmp_path / "train.parquet", "img", 4, 8)
+    rewrite(tmp_path / "train.parquet", **columns)
+    with pytest.raises(DataError, match=message):
+        load("cifar10", root=tmp_path)
+
+
+def test_a_parquet_file_that_is_damaged_inside_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "cache"))
+    for use in ("train", "test"):
+        write_parquet(tmp_path / f"{use}.parquet", "img", 20, 8)
+    content = bytearray((tmp_path / "train.parquet").read_bytes())
+    content[4:40] = b"\xff" * 36
+    (tmp_path / "train.parquet").write_bytes(content)
+    with pytest.raises(DataError, match=r"train.parquet' cannot be read as parquet \(.*\): download it again") as told:
+        load("cifar10", root=tmp_path)
+    assert "\n" not in str(told.value)

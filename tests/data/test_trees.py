@@ -56,6 +56,8 @@ def test_pacs_uses_its_authors_lists(tmp_path: Path, folder: str) -> None:
     assert len(load("pacs", root=root, size=4, unseen="photo")["photo"].test) == 35
     tested = DATASETS.build("pacs", root=root, size=4, crossval="test", validation=0)
     assert [(c, n) for _, c, n in colours(tested, "photo", "test")] == [(c, 4) for c in range(7)]
+    shares = DATASETS.build("pacs", root=root, size=4, crossval="unused", validation=0.2, test=0.4).domains["photo"]
+    assert [len(part) for part in (shares.train, shares.validation, shares.test)] == [14, 7, 14]
 
 
 @pytest.mark.parametrize(
@@ -275,3 +277,41 @@ def test_domainnet_uses_its_authors_lists_for_the_classes_that_are_read(tmp_path
     (root / "splits" / "real_train.txt").write_text("real/zebra/9.jpg 3\n")
     with pytest.raises(DataError, match=r"'real/zebra/9.jpg 3', is no image of the domain 'real'"):
         DATASETS.build("domainnet", root=root, size=4)
+
+
+# -- what people's disks have -----------------------------------------------------------------------------------
+def test_a_list_may_have_a_byte_order_mark_and_must_be_text(tmp_path: Path) -> None:
+    root = tree(tmp_path, pacs.DOMAINS, pacs.CLASSES)
+    kfold(root)
+    plain = DATASETS.build("pacs", root=root, size=4)
+    file = root / "photo_train_kfold.txt"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes().replace(b"\n", b"\r\n"))
+    marked = DATASETS.build("pacs", root=root, size=4)
+    assert marked.domains["photo"].train.equal(plain.domains["photo"].train)
+    file.write_bytes("photo/dog/\xe9.png 1".encode("latin-1"))
+    with pytest.raises(DataError, match=r"photo_train_kfold.txt' is not text in UTF-8 .*: download it, or save it"):
+        DATASETS.build("pacs", root=root, size=4)
+    assert sum("is not text in UTF-8" in sentence for sentence in check("pacs", root).problems) == 1
+
+
+def test_a_link_to_nowhere_is_an_image_that_cannot_be_decoded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = tree(tmp_path, pacs.DOMAINS, pacs.CLASSES)
+    link = root / "photo" / "dog" / "link.png"
+    link.symlink_to(tmp_path / "nowhere.png")
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        assert len(DATASETS.build("pacs", root=root, size=4).images) == 140
+    assert f"The image '{link}' of 'pacs' cannot be decoded and is left out" in caplog.text
+    assert sum(str(link) in sentence for sentence in check("pacs", root, decode_images=True).problems) == 1
+    link.unlink()
+    link.symlink_to(root / "photo" / "dog" / "000.png")
+    assert len(DATASETS.build("pacs", root=root, size=4).images) == 141
+
+
+def test_what_macos_puts_into_archives_is_not_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = tree(tmp_path, pacs.DOMAINS, pacs.CLASSES)
+    for folder in ("__MACOSX/photo/dog", "photo/__MACOSX"):
+        (root / folder).mkdir(parents=True)
+        (root / folder / "._000.png").write_bytes(b"x")
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        DATASETS.build("pacs", root=root, size=4)
+    assert caplog.text == ""

@@ -124,7 +124,8 @@ def check_data(arguments: argparse.Namespace) -> int:
         for count in result.counts
     ]
     out = console(sys.stdout)
-    out.print(plain_table(["domain", "for", "found", "published"], rows, caption=f"{result.name} in {result.root}"))
+    out.print(f"{result.name} in {result.root}", markup=False, soft_wrap=True)
+    out.print(plain_table(["domain", "for", "found", "published"], rows))
     for sentence in result.problems:
         out.print(f"- {sentence}", markup=False, highlight=False, soft_wrap=True)
     if result.complete:

@@ -32,7 +32,10 @@ def cache_folder() -> Path:
 
 def fingerprint(file: Path) -> list[object]:
     """What identifies a file's content without reading it."""
-    about = file.stat()
+    try:
+        about = file.stat()
+    except OSError:  # a link to nowhere is an image that cannot be decoded, no error here
+        return [str(file), None, None]
     return [str(file), about.st_size, about.st_mtime_ns]
 
 

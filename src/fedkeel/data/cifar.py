@@ -72,7 +72,11 @@ def read_domain(
                     continue
                 part.append(cifar_items(name, binary / file, 1 if name == "cifar10" else 2, len(classes)))
         return train_and_test(*parts)
-    if (root / "train").is_dir() and (root / "test").is_dir():
+    trees_there = [(root / use).is_dir() for use in ("train", "test")]
+    if any(trees_there) and not all(trees_there):
+        lost = root / ("test" if trees_there[0] else "train")
+        raise DataError(f"'{lost}' is missing: {name} has the folders train/<class>/ and test/<class>/.")
+    if all(trees_there):
         trees = [image_files(*class_files(name, root / use, classes, findings)) for use in ("train", "test")]
         return train_and_test([trees[0]], [trees[1]])
     if any((pickled / file).is_file() for file in ("data_batch_1", "test_batch", "train", "test")):

@@ -23,6 +23,7 @@ from fedkeel.data.listing import (
     train_and_test,
     visible_folders,
 )
+from fedkeel.data.metadata import read_lines
 from fedkeel.data.parquet import parquet_domain, parquet_files
 from fedkeel.data.published import Published, publish, scanned
 from fedkeel.data.source import DATASETS, Source, find_root, names
@@ -145,7 +146,7 @@ def labelled(domain: str, folder: Path) -> tuple[Items, Items] | None:
         place = folder / file.name.removesuffix("_labels.txt")
         there = {image.name: image for image in images_in(place)} if place.is_dir() else {}
         files, labels = [], []
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(read_lines(file), start=1):
             if not line.strip():
                 continue
             image, _, label = line.strip().rpartition(" ")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedkeel.data import rules
 from fedkeel.data.listing import Findings, Listing, Parts, assemble, images_in, visible_folders
+from fedkeel.data.metadata import read_lines
 from fedkeel.data.published import Published, publish, scanned
 from fedkeel.data.source import DATASETS, Source, find_root, names
 from fedkeel.data.split_lists import class_of, read_lists
@@ -65,7 +66,7 @@ def choose(classes: str | Sequence[str], present: list[str], folders: Mapping[st
 
 def is_of_fedbn(file: Path) -> bool:
     """FedBN's lists name its ten classes and no other; the authors' lists go by the same names."""
-    lines = file.read_text(encoding="utf-8").splitlines() if file.is_file() else []
+    lines = read_lines(file) if file.is_file() else []
     named = {class_of(line) for line in lines if line.strip()}
     return bool(named) and named <= set(FEDBN)
 

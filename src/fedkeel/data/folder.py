@@ -6,6 +6,7 @@ each class of each domain is split at random by `split_seed`.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from fedkeel.data.listing import Domain, Listing, assemble, image_files, images_
 from fedkeel.data.source import DATASETS, Source, find_root, names
 from fedkeel.data.split_lists import read_lists
 from fedkeel.errors import DataError, nearest
+
+log = logging.getLogger("fedkeel")
 
 LAYOUT = "root/<domain>/<class>/*.png (or jpg, jpeg, bmp, webp)"
 
@@ -53,6 +56,7 @@ def scan_own(root: Path, classes: str | Sequence[str] | None) -> Listing:
         )
     folders = sorted({folder.name for domain in domains for folder in visible_folders(domain)})
     order = tuple(folders) if classes is None else tuple(names(classes))
+    warn_of_near_names(folders)
     for label in folders:
         if label not in order:
             raise DataError(f"The class folder '{label}' of 'folder' is not in classes: {nearest(label, order)}")
@@ -60,6 +64,15 @@ def scan_own(root: Path, classes: str | Sequence[str] | None) -> Listing:
     if not listed:
         raise DataError(f"There are no images in '{root}': the layout must be {LAYOUT}.")
     return Listing("folder", root, order, listed)
+
+
+def warn_of_near_names(folders: Sequence[str]) -> None:
+    """Dog in one domain and dog in another are two classes, which is hardly ever meant."""
+    seen: dict[str, str] = {}
+    for folder in folders:
+        other = seen.setdefault(folder.casefold(), folder)
+        if other != folder:
+            log.warning("The class folders '%s' and '%s' count as two classes: give them one name.", other, folder)
 
 
 def scan_domain(domain: Path, order: Sequence[str]) -> Domain:

@@ -9,17 +9,16 @@ from __future__ import annotations
 import bz2
 import gzip
 import math
-import zipfile
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedkeel.data.images import Bytes
 from fedkeel.data.listing import Items, pixels
+from fedkeel.data.packs import read_arrays
 from fedkeel.data.source import IntArray
 from fedkeel.errors import DataError
 
@@ -149,19 +148,17 @@ def stl_items(name: str, images: Path, labels: Path) -> Items:
 # -- npz, as Keras has MNIST ----------------------------------------------------------------------------------
 def npz_items(name: str, file: Path) -> tuple[Items, Items]:
     """`x_train`, `y_train`, `x_test` and `y_test`: uint8 images (N, H, W) or (N, H, W, 3)."""
-    try:
-        with np.load(file, allow_pickle=False) as pack:
-            arrays: dict[str, npt.NDArray[Any]] = {key: pack[key] for key in pack.files}
-    except (*BROKEN, ValueError, zipfile.BadZipFile) as error:
-        raise DataError(f"'{file}' cannot be read as plain arrays ({error}): write it with np.savez.") from error
+    arrays = read_arrays(str(file))
     both = []
     for use in ("train", "test"):
         x, y = arrays.get(f"x_{use}"), arrays.get(f"y_{use}")
-        if x is None or y is None or x.dtype != np.uint8 or x.ndim not in (3, 4) or len(x) != y.size:
+        shapes = x is not None and x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] in (1, 3)))
+        if x is None or y is None or not shapes or len(x) != y.size or y.dtype.kind not in "iu":
             raise DataError(
-                f"'{file}' needs uint8 images x_{use}, (N, H, W) or (N, H, W, 3), and their labels y_{use}."
+                f"'{file}' needs uint8 images x_{use}, (N, H, W) or (N, H, W, 3), and their labels y_{use}, whole "
+                "numbers."
             )
-        square: Bytes = x
+        square: Bytes = x[..., 0] if x.ndim == 4 and x.shape[3] == 1 else x
         labels = checked(file, y.reshape(-1).astype(np.int64), 10)
         both.append(
             pixels(f"{name}-{use}", file, labels, x.shape[1] if x.shape[1] == x.shape[2] else 0, reader(square))

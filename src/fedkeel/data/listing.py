@@ -203,7 +203,12 @@ def pixels(name: str, file: Path, labels: IntArray, side: int, read: Callable[[]
 
 # -- folders --------------------------------------------------------------------------------------------------
 def visible_folders(path: Path) -> list[Path]:
-    return sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith("."))
+    """Without hidden ones, and without what macOS puts into an archive beside its content."""
+    return sorted(
+        child
+        for child in path.iterdir()
+        if child.is_dir() and not child.name.startswith(".") and child.name != "__MACOSX"
+    )
 
 
 def images_in(path: Path) -> list[Path]:

@@ -55,7 +55,9 @@ def load(
         raise DataError(f"unseen_split is {unseen_split!r}: choose 'all' or 'test'.")
     if subsample is not None:
         whole("subsample", subsample, 1)
-    return cut(DATASETS.build(name, **options), cutter, unseen, unseen_split, subsample, seed, training, testing)
+    source = DATASETS.build(name, **options)
+    warn_of_empty_classes(source)
+    return cut(source, cutter, unseen, unseen_split, subsample, seed, training, testing)
 
 
 def cut(
@@ -159,6 +161,15 @@ def subsampled(group: Group, labels: IntArray, samples: int, seed: int) -> Group
         return left
 
     return replace(group, shares=shares.fewer([kept(number) for number in range(len(group))]))
+
+
+def warn_of_empty_classes(source: Source) -> None:
+    present = set(torch.unique(source.labels).tolist())
+    missing = [f"'{name}'" for label, name in enumerate(source.classes) if label not in present]
+    if missing:
+        shown = ", ".join(missing[:3]) + (" and others" if len(missing) > 3 else "")
+        counts = f"{len(missing)} of the {len(source.classes)} classes"
+        log.warning("'%s' has no image of %s: %s.", source.name, counts, shown)
 
 
 def warn_of_untrained_classes(federation: Federation) -> None:

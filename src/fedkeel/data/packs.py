@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +41,7 @@ def read_npz(
     domains = [name for name in stored if name not in uses]
     if not domains:
         raise DataError(f"'{root}' has no array named x_<domain>: store images as x_<domain>, labels as y_<domain>.")
+    refuse_parts_as_domains(domains)
     images: list[npt.NDArray[np.uint8]] = []
     labels: list[IntArray] = []
     users: list[npt.NDArray[Any]] = []
@@ -78,14 +80,27 @@ def read_npz(
     )
 
 
+def refuse_parts_as_domains(domains: Sequence[str]) -> None:
+    """Names that are meant as parts of a split, though nothing says of which domain: they must not be trained on."""
+    for name in domains:
+        domain, _, use = name.rpartition("_")
+        if use in ("validation", "test") and (domain or len(domains) > 1):
+            wanted = f"x_{domain}" if domain else "x_<domain>"
+            raise DataError(
+                f"The pack has x_{name} but no {wanted}: store a domain's images as x_<domain>, x_<domain>_validation "
+                "and x_<domain>_test."
+            )
+
+
 def read_arrays(path: str) -> Arrays:
+    problem = "it is no .npz file"
     try:
-        with np.load(path, allow_pickle=False) as pack:
-            return {key: pack[key] for key in pack.files}
-    except (OSError, ValueError, AttributeError, zipfile.BadZipFile) as error:
-        raise DataError(
-            f"'{path}' cannot be read as an .npz pack of plain arrays ({error}): write it with np.savez."
-        ) from error
+        if zipfile.is_zipfile(path):  # what else NumPy reads are single arrays and pickles
+            with np.load(path, allow_pickle=False) as pack:
+                return {key: pack[key] for key in pack.files}
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        problem = str(error)
+    raise DataError(f"'{path}' cannot be read as an .npz pack of plain arrays ({problem}): write it with np.savez.")
 
 
 def images_and_labels(arrays: Arrays, name: str) -> tuple[npt.NDArray[np.uint8], IntArray]:
@@ -95,6 +110,8 @@ def images_and_labels(arrays: Arrays, name: str) -> tuple[npt.NDArray[np.uint8],
         raise DataError(
             f"x_{name} has dtype {x.dtype} and shape {x.shape}: store uint8 images as (N, H, W, C) or (N, H, W)."
         )
+    if x.ndim == 4 and x.shape[1] in (1, 3) and x.shape[3] > 4:
+        raise DataError(f"x_{name} has shape {x.shape}, channels first: store images as (N, H, W, C).")
     if f"y_{name}" not in arrays:
         raise DataError(f"The pack has x_{name} but no y_{name}: store its labels under that name.")
     y = arrays[f"y_{name}"]

@@ -32,7 +32,7 @@ def scan(root: Path, findings: Findings, crossval: str = "validation") -> Listin
     places = (images, root, root / "splits", root / LISTS)
 
     def lists(domain: str, position: Mapping[str, int], labels: Sequence[int]) -> Parts | None:
-        kfold = read_kfold(places, domain, position, labels)
+        kfold = None if crossval == "unused" else read_kfold(places, domain, position, labels)
         if kfold is None:
             return read_lists(images, domain, position)
         empty = np.empty(0, np.int64)
@@ -48,7 +48,8 @@ PACS = publish(
         home="https://domaingeneralization.github.io",
         licence="none stated; for research",
         layout="pacs/<domain>/<class>/*.jpg   with the domains art_painting, cartoon, photo, sketch\n"
-        "pacs/<domain>_{train,crossval,test}_kfold.txt   the authors' lists, if you have them",
+        "pacs/<domain>_{train,crossval,test}_kfold.txt   the authors' lists, if you have them: to hold a domain out\n"
+        "with unseen=sketch; without that take pacs(crossval=test), or pacs(crossval=unused) for a split of your own",
         folders=("pacs", "PACS"),
         classes=7,
         sizes={
@@ -76,11 +77,11 @@ def read_pacs(
 
     `subset="greg"` takes 584 / 233 images of each domain to train / validate and tests on 30 %, with FedBN's
     transforms and size (256, else 224); `subset="fedcoda"` splits 80 / 20. `crossval` says what the authors'
-    cross-validation lists are used for, "validation" or "test".
+    cross-validation lists are used for, "validation" or "test"; "unused" leaves all of their lists aside.
     """
     rules.check_subset("pacs", subset, ("greg", "fedcoda"))
-    if crossval not in ("validation", "test"):
-        raise DataError(f"crossval is {crossval!r}: choose 'validation' or 'test'.")
+    if crossval not in ("validation", "test", "unused"):
+        raise DataError(f"crossval is {crossval!r}: choose 'validation', 'test' or 'unused'.")
     listing = scanned(PACS, find_root("pacs", root, PACS.folders), crossval=crossval)
     if subset == "greg":
         parts = rules.equal_shares(rules.unsplit(listing.domains), 0.5, 0.2, 0.3, split_seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,29 +40,44 @@ def parquet_domain(name: str, folder: Path, classes: int) -> tuple[list[Items], 
 
 
 def parquet_items(name: str, file: Path, num_classes: int) -> Items:
+    """The labels at once; the images, {bytes, path} or plain bytes, when they are asked for."""
     try:
-        import pyarrow
-        import pyarrow.parquet as parquet
+        from pyarrow import ArrowException, parquet, types
     except ImportError:
         raise DataError(
             f"'{name}' is read with pyarrow, which is not installed: pip install 'fedkeel[parquet]'."
         ) from None
+
+    def column(wanted: str) -> Any:
+        try:
+            return parquet.read_table(file, columns=[wanted])[wanted]
+        except (ArrowException, OSError) as error:
+            raise DataError(f"'{file}' cannot be read as parquet ({flat(error)}): download it again.") from error
+
     try:
-        columns = parquet.read_schema(file).names
-        image = next((column for column in ("img", "image") if column in columns), None)
-        label = next((column for column in ("label", "fine_label") if column in columns), None)
-        if image is None or label is None:
-            raise DataError(f"'{file}' has the columns {', '.join(columns)}: expected 'img' or 'image', and 'label'.")
-        labels = np.asarray(parquet.read_table(file, columns=[label])[label].to_numpy(), np.int64)
-    except pyarrow.ArrowInvalid as error:
-        raise DataError(f"'{file}' cannot be read as parquet ({error}): download it again.") from error
+        schema = parquet.read_schema(file)
+    except (ArrowException, OSError) as error:
+        raise DataError(f"'{file}' cannot be read as parquet ({flat(error)}): download it again.") from error
+    image = next((entry for entry in ("img", "image") if entry in schema.names), None)
+    label = next((entry for entry in ("label", "fine_label") if entry in schema.names), None)
+    if image is None or label is None:
+        raise DataError(f"'{file}' has the columns {', '.join(schema.names)}: expected 'img' or 'image', and 'label'.")
+    kind = schema.field(image).type
+    in_struct = types.is_struct(kind) and kind.get_field_index("bytes") >= 0
+    if not (in_struct or types.is_binary(kind) or types.is_large_binary(kind)):
+        raise DataError(f"The images of '{file}' are of the type {kind}: store them as {{bytes, path}} or as bytes.")
+    numbers = column(label)
+    whole = types.is_integer(numbers.type) and numbers.null_count == 0
+    labels = np.asarray(numbers.to_numpy(), np.int64) if whole else np.empty(0, np.int64)
     if len(labels) == 0 or labels.min() < 0 or labels.max() >= num_classes:
         raise DataError(
             f"The labels of '{file}' are not all from 0 to {num_classes - 1}: give the parquet of '{name}'."
         )
 
     def contents() -> list[bytes]:
-        return [row["bytes"] for row in parquet.read_table(file, columns=[image])[image].to_pylist()]
+        # An image that is null is one that cannot be decoded.
+        rows = column(image).to_pylist()
+        return [(row and row["bytes"] if in_struct else row) or b"" for row in rows]
 
     def load(positions: IntArray, size: int) -> tuple[Bytes, IntArray]:
         key = fingerprint(file.absolute())
@@ -74,3 +90,8 @@ def parquet_items(name: str, file: Path, num_classes: int) -> Items:
         return images[place[positions[good]]], good
 
     return Items(labels, load=load)
+
+
+def flat(error: Exception) -> str:
+    """An error of pyarrow on one line."""
+    return " ".join(str(error).split())

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkeel.data.metadata import read_lines
 from fedkeel.data.source import IntArray
 from fedkeel.errors import DataError
 
@@ -37,7 +38,7 @@ def read_lists(
     owner: dict[int, str] = {}
     parts: dict[str, list[int]] = {part: [] for part in files}
     for part, file in files.items():
-        lines = file.read_text(encoding="utf-8").splitlines() if present[part] else []
+        lines = read_lines(file) if present[part] else []
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -45,7 +46,7 @@ def read_lists(
             if place is None and classes is not None and class_of(line) not in classes:
                 continue
             if place is None:
-                raise DataError(f"Line {number} of '{file}', '{line.strip()}', is no image of the domain '{domain}'.")
+                raise DataError(absent(number, file, line, domain))
             if place in owner:
                 raise DataError(
                     f"Line {number} of '{file}', '{line.strip()}', is already in the {owner[place]} list: keep one."
@@ -73,13 +74,13 @@ def read_kfold(
         file = folder / f"{domain}_{use}_kfold.txt"
         if not file.is_file():
             raise DataError(f"'{file}' is missing, but the train list of '{domain}' is there: give both or none.")
-        for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+        for number, line in enumerate(read_lines(file), start=1):
             if not line.strip():
                 continue
             path, _, label = line.strip().rpartition(" ")
             place = position.get(path)
             if place is None:
-                raise DataError(f"Line {number} of '{file}', '{line.strip()}', is no image of the domain '{domain}'.")
+                raise DataError(absent(number, file, line, domain))
             if not label.isdigit() or int(label) - 1 != labels[place]:
                 raise DataError(
                     f"Line {number} of '{file}' gives '{path}' the label {label}, but its folder is class "
@@ -100,6 +101,13 @@ def find(line: str, position: Mapping[str, int]) -> int | None:
         if path in position:
             return position[path]
     return None
+
+
+def absent(number: int, file: Path, line: str, domain: str) -> str:
+    return (
+        f"Line {number} of '{file}', '{line.strip()}', is no image of the domain '{domain}': put the image there, or "
+        "remove the line."
+    )
 
 
 def class_of(line: str) -> str:

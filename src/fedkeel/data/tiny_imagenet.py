@@ -21,6 +21,7 @@ from fedkeel.data.listing import (
     train_and_test,
     visible_folders,
 )
+from fedkeel.data.metadata import read_lines
 from fedkeel.data.published import Published, publish, scanned
 from fedkeel.data.source import DATASETS, Source, find_root
 
@@ -44,7 +45,7 @@ def class_ids(folder: Path) -> tuple[str, ...]:
     """The WordNet ids in `wnids.txt`, or else the folders of the training images; sorted, as labels are counted."""
     listed = folder / "wnids.txt"
     if listed.is_file():
-        return tuple(sorted(listed.read_text(encoding="utf-8").split()))
+        return tuple(sorted(" ".join(read_lines(listed)).split()))
     return tuple(path.name for path in visible_folders(folder / "train")) if (folder / "train").is_dir() else ()
 
 
@@ -59,7 +60,7 @@ def annotated(folder: Path, classes: tuple[str, ...], findings: Findings) -> Ite
     number = {wnid: label for label, wnid in enumerate(classes)}
     there = {file.name: file for file in images_in(folder / "images")} if (folder / "images").is_dir() else {}
     lost: list[str] = []
-    for line_number, line in enumerate(listed.read_text(encoding="utf-8").splitlines(), start=1):
+    for line_number, line in enumerate(read_lines(listed), start=1):
         fields = line.split()
         if not fields:
             continue

@@ -165,7 +165,10 @@ def check_clients(federation: Federation, config: Config) -> None:
                 "name its domain differently, so that the averages keep them apart."
             )
     if not any(len(client.test) for client in federation.one_of_each()):
-        raise DataError(f"No client of '{federation.name}' has test samples: give at least one a test set.")
+        raise DataError(
+            f"No client of '{federation.name}' has test samples: hold a domain out with 'unseen', or take a split that "
+            f"has a test set."
+        )
     validated = any(len(client.validation) for client in federation.one_of_each(unseen=False))
     if config.result == "best-validation" and not validated:
         raise DataError(
