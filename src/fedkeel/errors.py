@@ -32,7 +32,7 @@ class TrainingError(FedkeelError):
 
 def nearest(given: str, choices: Iterable[str]) -> str:
     """The end of an error sentence: the nearest valid choice, or all of them when none is near."""
-    choices = sorted(choices)
+    choices = sorted(set(choices))
     in_lower_case = {choice.lower(): choice for choice in choices}
     close = get_close_matches(given.lower(), in_lower_case, n=1, cutoff=0.5)
     if close:

@@ -18,19 +18,19 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedkeel import analysis
+from fedkeel import analysis, methods
 from fedkeel.comparison import choose_jobs, has_finished
 from fedkeel.config import Config
-from fedkeel.data import DATASETS
+from fedkeel.data import partition as partitions
 from fedkeel.engine.setup import load_federation
 from fedkeel.entries import read_seeds, slug
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.jobs import Job, JobsObserver, beside_others, run_all
-from fedkeel.methods import METHODS
+from fedkeel.models import MODELS
 from fedkeel.recipes import DIAGNOSTICS, Column, Recipe, Row, load
 from fedkeel.run import Run, summarise_run
 from fedkeel.side_by_side import Entry, Reproduction
-from fedkeel.spec import parse, parse_sum
+from fedkeel.spec import parse
 from fedkeel.store import MACHINE_OPTIONS, fingerprint
 
 PLACE = "runs/reproduce"
@@ -224,7 +224,7 @@ def marks(recipe: Recipe, scale: float, changes: Mapping[str, Any]) -> list[str]
     if recipe.substitute:
         found.append(f"SUBSTITUTE: {recipe.substitute}")
     if scale != 1:
-        found.append(f"QUICK LOOK: every run has {scale:g} of its rounds, so these are not reproduced numbers.")
+        found.append(f"QUICK LOOK: every run has {100 * scale:g} % of its rounds, so these are not reproduced numbers.")
     changed = [f"{name}={value}" for name, value in changes.items() if name not in MACHINE_OPTIONS]
     if changed:
         found.append(f"CHANGED: {', '.join(changed)}, where the paper's setting is another.")
@@ -255,7 +255,7 @@ def make_plan(
         if directory in planned:
             continue
         finished = all(has_finished(directory / f"seed{seed}") for seed in seeds)
-        problem = "" if finished else unregistered(config) or _unreadable(config, problems)
+        problem = "" if finished else unusable(config) or _unreadable(config, problems)
         if problem:
             plan.skipped[row.label, column.name] = problem
             continue
@@ -270,13 +270,17 @@ def directory_name(config: Config) -> str:
     return f"{slug(config.method)[:60]}-{parse(config.data).name}-{fingerprint(config.replace(seed=0))}"
 
 
-def unregistered(config: Config) -> str:
-    """One sentence if this version lacks the method or the data set."""
-    for part in parse_sum(config.method):
-        if part.name not in METHODS:
-            return f"The method '{part.name}' is not available yet: its cells are skipped."
-    name = parse(config.data).name
-    return "" if name in DATASETS else f"The data set '{name}' is not available yet: its cells are skipped."
+def unusable(config: Config) -> str:
+    """One sentence if there is no such method, network or partition, or one of them does not have that option."""
+    try:
+        methods.build(config.method)
+        partitions.build(config.partition)
+        model = parse(config.model)
+        if ":" not in model.name:  # what comes after timm: only timm knows
+            MODELS.entry(model.name).check_options("model", model.options)
+    except FedkeelError as error:
+        return f"Skipped: {error}"
+    return ""
 
 
 def _unreadable(config: Config, problems: dict[str, str]) -> str:

@@ -19,6 +19,8 @@ from typing import Any
 
 from fedkeel.config import Config, from_dict
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.recipes.kinds import COLUMN, ROW, own_entries, refuse_other_kinds
+from fedkeel.spec import parse as parse_spec
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -215,13 +217,21 @@ def chosen(name: str) -> list[str]:
     return [known for known in found if "-" in name or not load(known).substitute] or [name]
 
 
-def load(name: str) -> Recipe:
-    """A recipe by its name, "hbn/table1", or by the path of a TOML file of one's own."""
+def load(name: str, below: Sequence[str] = ()) -> Recipe:
+    """A recipe by its name, "hbn/table1", or by the path of a TOML file of one's own.
+
+    `below` are those that are `like` it, for which it is read.
+    """
+    if name in below:
+        raise FedkeelError(f"'{name}' is like itself: name another recipe there.")
     if name.endswith(".toml"):
         try:
-            return parse(Path(name).stem, Path(name).read_text(encoding="utf-8"))
+            text = Path(name).read_text(encoding="utf-8")
         except OSError as error:
             raise FedkeelError(f"The recipe '{name}' cannot be read: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise FedkeelError(f"The recipe '{name}' is not text in UTF-8 ({error}): save it as such.") from error
+        return parse(Path(name).stem, text, (*below, name))
     if name not in names():
         close = nearest(name, names())
         ending = close if close.startswith("did") else "'fedkeel reproduce --list' shows what there is."
@@ -230,21 +240,22 @@ def load(name: str) -> Recipe:
     return parse(name, resources.files(__name__).joinpath(paper, f"{table}.toml").read_text(encoding="utf-8"))
 
 
-def parse(name: str, text: str) -> Recipe:
+def parse(name: str, text: str, below: Sequence[str] = ()) -> Recipe:
     """A recipe from its text; whatever in it cannot be meant is refused."""
     try:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise FedkeelError(f"The recipe '{name}' is not valid TOML: {error}.") from error
     try:
-        return _recipe(name, table)
+        return _recipe(name, table, below)
     except FedkeelError as error:
         raise FedkeelError(f"In the recipe '{name}': {error}") from error
 
 
-def _recipe(name: str, table: Mapping[str, Any]) -> Recipe:
+def _recipe(name: str, table: Mapping[str, Any], below: Sequence[str]) -> Recipe:
     _refuse_unknown(table, HEADER, "entry")
-    parent = load(table["like"]) if "like" in table else None
+    refuse_other_kinds(table)
+    parent = load(table["like"], below) if "like" in table else None
     for key in NEEDED:
         if key not in table and parent is None:
             raise FedkeelError(f"the entry '{key}' is missing: add it.")
@@ -294,17 +305,29 @@ def _check(recipe: Recipe, groups: Mapping[str, Any]) -> None:
     _refuse_unknown(recipe.diagnostics, DIAGNOSTICS, "diagnostic")
     _refuse_unknown([recipe.order], ORDERS, "order")
     for row, column in recipe.cells():
-        recipe.config(row, column)
+        _check_reading(recipe.config(row, column), recipe.reading(row, column), f"{row.label}, {column.name}")
+
+
+def _check_reading(config: Config, reading: Mapping[str, str], cell: str) -> None:
+    """A run must have what is read of it."""
+    if reading.get("read") == "unseen" and not (config.unseen or parse_spec(config.data).options.get("unseen")):
+        raise FedkeelError(f"the cell '{cell}' reads the unseen domain, but there is none: set 'unseen' in its column.")
+    statistics = reading.get("statistics", config.evaluate_with)
+    if statistics != config.evaluate_with and config.evaluate_with != "both":
+        raise FedkeelError(
+            f"the cell '{cell}' reads the accuracy under {statistics} statistics, but 'evaluate_with' is "
+            f"'{config.evaluate_with}': set it to 'both'."
+        )
 
 
 def _column(entry: Mapping[str, Any]) -> Column:
-    own = {key: entry[key] for key in ("label", "group", "average", "relative_to") if key in entry}
+    own = own_entries(entry, COLUMN)
     reading, options = _split(entry, own)
     return Column(**own, reading=reading, options=options)
 
 
 def _row(entry: Mapping[str, Any]) -> Row:
-    own = {key: entry[key] for key in ("label", "on") if key in entry}
+    own = own_entries(entry, ROW)
     reading, options = _split(entry, own)
     return Row(**own, reading=reading, options=options)
 
@@ -336,7 +359,10 @@ def _numbers(
             continue
         numbers = lines[row.label].split()
         if len(numbers) != len(columns):
-            raise FedkeelError(f"'{row.label}' has {len(numbers)} published numbers for {len(columns)} columns.")
+            raise FedkeelError(
+                f"'{row.label}' has {len(numbers)} published numbers for {len(columns)} columns: give one for each, ? "
+                "where none is printed."
+            )
         for column, text in zip(columns, numbers, strict=True):
             if text == NOT_A_CELL:
                 absent.add((row.label, column.name))
