@@ -108,6 +108,12 @@ class TestEveryRecipe:
             if parsed.name in DATASETS:
                 refuse_unknown_options(DATASETS, parsed)
 
+    def test_which_lists_lie_beside_pacs_does_not_matter(self, recipe: Recipe) -> None:
+        for data in {recipe.config(row, column).data for row, column in recipe.cells()}:
+            parsed = spec.parse(data)
+            if parsed.name == "pacs":
+                assert "subset" in parsed.options or parsed.options.get("crossval") == "unused"
+
     def test_an_unseen_domain_has_no_clients(self, recipe: Recipe) -> None:
         for row, column in recipe.cells():
             config = recipe.config(row, column)
@@ -115,6 +121,14 @@ class TestEveryRecipe:
             if config.unseen and counted.name == "clients":
                 assert config.unseen not in counted.options
             assert bool(config.unseen) == (recipe.reading(row, column).get("read") in UNSEEN_READINGS)
+
+
+@pytest.mark.parametrize("name", ["table1", "table1-cifar10", "table2", "table2-cifar10", "figure1"])
+def test_univarfl_splits_what_it_does_not_test_on_90_to_10(name: str) -> None:
+    recipe = load(f"univarfl/{name}")
+    for row, column in recipe.cells():
+        options = spec.parse(recipe.config(row, column).data).options
+        assert options["validation"] == pytest.approx(0.1 * (1 - options.get("test", 0)))
 
 
 UNSEEN_READINGS = ("unseen", "nmi", "prototype-similarity")  # FedCoda's are all of the unseen domain

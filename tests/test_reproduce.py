@@ -396,6 +396,45 @@ class TestCommand:
         assert named in told
         assert len(told.splitlines()) == 1
 
+    @pytest.mark.parametrize(
+        ("old", "new", "named"),
+        [
+            ('"fedavg"', '"fedavgg"', "There is no method named 'fedavgg': did you mean 'fedavg'?"),
+            ('"fedavg"', '"fedprox(muu=1)"', "The method 'fedprox' has no option 'muu': did you mean 'mu'?"),
+            ('"simple_cnn"', '"simpel_cnn"', "There is no model named 'simpel_cnn': did you mean 'simple_cnn'?"),
+            ('"domains"', '"domain"', "There is no partition named 'domain': did you mean 'domains'?"),
+            (
+                '"digits-shift"',
+                '"digits-shft"',
+                "There is no data set named 'digits-shft': did you mean 'digits-shift'?",
+            ),
+        ],
+    )
+    def test_a_name_that_does_not_exist_is_told_once_before_anything_runs(
+        self, old: str, new: str, named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        text = """
+            paper = "HBN"
+            table = "Table 0"
+            caption = "Slips"
+            measure = "Accuracy in %"
+            protocol = "Section 0"
+            seeds = [0, 1]
+            columns = [{ label = "A" }, { label = "B", rounds = 2 }]
+            rows = [{ label = "one", method = "fedavg" }]
+            [base]
+            rounds = 1
+            data = "digits-shift"
+            model = "simple_cnn"
+            partition = "domains"
+            """
+        assert old in text
+        (tmp_path / "mine.toml").write_text(text.replace(old, new))
+        assert main(["reproduce", str(tmp_path / "mine.toml"), "--out", str(tmp_path / "runs"), "--quiet"]) == 1
+        told = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fedkeel:")]
+        assert told == [f"fedkeel: Skipped: {named}"]
+        assert not list((tmp_path / "runs").glob("*"))
+
     def test_a_table_is_run_and_printed(
         self, file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -77,7 +77,7 @@ def test_the_list_says_what_was_found(tmp_path: Path, monkeypatch: pytest.Monkey
     tree(tmp_path / "VLCS", ("Caltech101", "LabelMe", "SUN09", "VOC2007"), ("bird", "car", "chair", "dog", "person"), 1)
     (tmp_path / "stl10").write_text("a file, not a folder")
     found = {standing.entry.name: standing.found for standing in standings()}
-    assert found["vlcs"] == f"{tmp_path / 'VLCS'}: 20 images, 4 findings"
+    assert found["vlcs"] == f"{tmp_path / 'VLCS'}: 20 images, 4 findings: 'fedkeel data check vlcs' tells"
     assert "is not a folder" in found["stl10"]
     assert found["pacs"] == f"nothing (pacs or PACS in '{tmp_path}')"
 

@@ -57,7 +57,8 @@ def scan(root: Path, findings: Findings, share: float = 1.0, split_seed: int = 0
         if not there.all():
             first = files[int(np.flatnonzero(~there)[0])]
             findings.missing(
-                f"{int((~there).sum())} of {len(files)} patches of {hospital} are missing, '{first}' among them."
+                f"{int((~there).sum())} of {len(files)} patches of {hospital} are missing, '{first}' among them: "
+                "unpack all of the archive."
             )
         kept = np.flatnonzero(there)
         domains[hospital] = Domain([image_files([files[i] for i in kept], labels[drawn[kept]])])

@@ -154,7 +154,8 @@ def standings(names: Sequence[str] = ()) -> list[Standing]:
     for entry in chosen:
         try:
             done = check(entry.name)
-            result.append(Standing(entry, done, f"{done.root}: {done.summary()}"))
+            more = "" if done.complete else f": 'fedkeel data check {entry.name}' tells"
+            result.append(Standing(entry, done, f"{done.root}: {done.summary()}{more}"))
         except DataError as error:
             base = os.environ.get("FEDKEEL_DATA", "")
             place = f"{' or '.join(entry.folders[:2])} in '{base}'" if base else "FEDKEEL_DATA is not set"

@@ -152,7 +152,8 @@ def labelled(domain: str, folder: Path) -> tuple[Items, Items] | None:
             image, _, label = line.strip().rpartition(" ")
             if image not in there or label not in CLASSES:
                 raise DataError(
-                    f"Line {number} of '{file}', '{line.strip()}', does not name an image of '{place}' and its digit."
+                    f"Line {number} of '{file}', '{line.strip()}', does not name an image of '{place}' and its digit: "
+                    "unpack all of the archive."
                 )
             files.append(there[image])
             labels.append(int(label))

@@ -66,7 +66,9 @@ def mat_items(name: str, file: Path) -> Items:
     """`X` of shape (32, 32, 3, N) and `y`, in which SVHN writes the digit 0 as 10."""
     shapes = {key: shape for key, shape, _ in from_mat(file, "whosmat")}
     if "X" not in shapes or "y" not in shapes:
-        raise DataError(f"'{file}' has {', '.join(sorted(shapes)) or 'nothing'} in it, but X and y are expected.")
+        raise DataError(
+            f"'{file}' has {', '.join(sorted(shapes)) or 'nothing'} in it, but X and y are expected: download it again."
+        )
     labels = np.asarray(from_mat(file, "loadmat", variable_names=["y"])["y"]).reshape(-1).astype(np.int64)
     shape = shapes["X"]
     if len(shape) != 4 or shape[2] != 3 or shape[0] != shape[1] or shape[3] != len(labels):

@@ -33,7 +33,10 @@ def scan(root: Path, findings: Findings) -> Listing:
         rows = read_table(table, ("lesion_id", "image_id", "dx", "dataset"))
         lost = [row["image_id"] for row in rows if row["image_id"] not in there]
         if lost:
-            findings.missing(f"{len(lost)} of the {len(rows)} images in '{table}' are missing, '{lost[0]}' among them.")
+            findings.missing(
+                f"{len(lost)} of the {len(rows)} images in '{table}' are missing, '{lost[0]}' among them: "
+                f"put their folder right into '{root}'."
+            )
         members: dict[str, list[dict[str, str]]] = {domain: [] for domain in DOMAINS}
         for line, row in enumerate(rows, start=2):
             if row["dataset"] not in members:

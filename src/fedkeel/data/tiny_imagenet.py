@@ -66,7 +66,8 @@ def annotated(folder: Path, classes: tuple[str, ...], findings: Findings) -> Ite
             continue
         if len(fields) < 2 or fields[1] not in number:
             findings.missing(
-                f"Line {line_number} of '{listed}', '{line.strip()}', names no class of the training images."
+                f"Line {line_number} of '{listed}', '{line.strip()}', names no class of the training images: get the "
+                "authors' file."
             )
         elif fields[0] not in there:
             lost.append(fields[0])
@@ -75,7 +76,8 @@ def annotated(folder: Path, classes: tuple[str, ...], findings: Findings) -> Ite
             labels.append(number[fields[1]])
     if lost:
         findings.missing(
-            f"{len(lost)} of the images in '{listed}' are missing from '{folder / 'images'}', '{lost[0]}' among them."
+            f"{len(lost)} of the images in '{listed}' are missing from '{folder / 'images'}', '{lost[0]}' among them: "
+            "unpack all of the archive."
         )
     return image_files(files, labels)
 
