@@ -114,6 +114,13 @@ class TestEveryRecipe:
             if parsed.name == "pacs":
                 assert "subset" in parsed.options or parsed.options.get("crossval") == "unused"
 
+    def test_the_domains_of_digits_are_named_since_others_may_lie_beside_them(self, recipe: Recipe) -> None:
+        for row, column in recipe.cells():
+            config = recipe.config(row, column)
+            parsed = spec.parse(config.data)
+            if parsed.name == "digits-five" and not recipe.substitute:
+                assert parsed.options["domains"] == "[mnist, mnistm, svhn, synth, usps]"
+
     def test_an_unseen_domain_has_no_clients(self, recipe: Recipe) -> None:
         for row, column in recipe.cells():
             config = recipe.config(row, column)
