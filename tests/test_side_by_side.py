@@ -153,3 +153,13 @@ class TestReproduction:
         assert "- one seed 0: it broke" in text
         lines = text.splitlines()
         assert all(a.count("|") == b.count("|") for a, b in pairwise(lines) if a.startswith("|") and b.startswith("|"))
+
+    def test_what_the_paper_says_and_where_its_figure_is_of_ours_is_told(self) -> None:
+        more = 'claims = ["One wins."]\nmisprints = ["70.0 is 71.0 elsewhere."]\ndiagnostics = ["nmi"]\nseeds'
+        result = reproduction({}, RECIPE.replace("seeds", more, 1))
+        claim, misprint, figure = result.notes()
+        assert claim == "The paper: One wins."
+        assert misprint == "A misprint: 70.0 is 71.0 elsewhere."
+        assert "diagnostics/nmi.json of each run, shown by 'fedkeel analyse nmi RUN'" in figure
+        assert result.to_dict()["misprints"] == ["70.0 is 71.0 elsewhere."]
+        assert reproduction({}).notes() == []

@@ -11,7 +11,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from fedkeel.recipes import Column, Published, Recipe, Row
+from fedkeel.recipes import DIAGNOSTICS, Column, Published, Recipe, Row
 from fedkeel.tables import Cell
 
 DASH = "–"
@@ -199,6 +199,18 @@ class Reproduction:
         )
         return [summary, *(str(order) for order in orders if not order.same)]
 
+    def notes(self) -> list[str]:
+        """What the paper says of this table or figure besides its numbers, and where the same is of ours."""
+        return [
+            *(f"The paper: {claim}" for claim in self.recipe.claims),
+            *(f"A misprint: {misprint}" for misprint in self.recipe.misprints),
+            *(
+                f"Ours, {DIAGNOSTICS[name]}: "
+                f"diagnostics/{name}.json of each run, shown by 'fedkeel analyse {name} RUN'."
+                for name in self.recipe.diagnostics
+            ),
+        ]
+
     def markdown(self) -> str:
         """For a page of results."""
         lines = [f"### {self.title}", "", *(f"**{mark}**" for mark in self.marks), "", self.legend]
@@ -215,6 +227,10 @@ class Reproduction:
             "table": self.recipe.table,
             "caption": self.recipe.caption,
             "measure": self.recipe.measure,
+            "protocol": self.recipe.protocol,
+            "decisions": list(self.recipe.decisions),
+            "misprints": list(self.recipe.misprints),
+            "claims": list(self.recipe.claims),
             "marks": list(self.marks),
             "seeds": list(self.seeds),
             "cells": [

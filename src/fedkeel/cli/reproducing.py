@@ -117,7 +117,7 @@ def print_reproduction(result: Reproduction, space: bool) -> None:
         if group:
             say(f"\n{group}")
         out.print(plain_table(headings, rows))
-    for sentence in [*result.sentences(), *(f"The paper: {claim}" for claim in result.recipe.claims)]:
+    for sentence in [*result.sentences(), *result.notes()]:
         say(f"- {sentence}")
     for mark in result.marks:
         say(f"*** {mark} ***")
