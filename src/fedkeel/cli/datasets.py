@@ -128,8 +128,10 @@ def check_data(arguments: argparse.Namespace) -> int:
     out.print(plain_table(["domain", "for", "found", "published"], rows))
     for sentence in result.problems:
         out.print(f"- {sentence}", markup=False, highlight=False, soft_wrap=True)
-    if result.complete:
+    if result.complete and any(count.published for count in result.counts):
         out.print("Complete: everything is as published.")
+    elif result.complete:
+        out.print("Nothing is missing; there are no published sizes of this choice to compare with.")
     return 0 if result.complete else 1
 
 
