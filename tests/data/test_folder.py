@@ -209,3 +209,11 @@ def test_class_folders_that_differ_in_case_only_are_told(tmp_path: Path, caplog:
     with caplog.at_level(logging.WARNING, "fedkeel"):
         assert load("folder", root=root).classes == ("Dog", "cat", "dog")
     assert "The class folders 'Dog' and 'dog' count as two classes: give them one name." in caplog.text
+
+
+def test_parts_of_a_split_are_not_taken_for_domains(tmp_path: Path) -> None:
+    make_tree(tmp_path, domains=("test", "train", "val"))
+    with pytest.raises(DataError, match="has the folders test, train, val, parts of a split that would be trained on"):
+        load("folder", root=tmp_path)
+    (tmp_path / "val").rename(tmp_path / "street")
+    assert load("folder", root=tmp_path).domains == ["street", "test", "train"]

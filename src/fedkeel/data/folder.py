@@ -19,6 +19,7 @@ from fedkeel.errors import DataError, nearest
 
 log = logging.getLogger("fedkeel")
 
+PARTS = ("train", "training", "val", "valid", "validation", "test", "testing")
 LAYOUT = "root/<domain>/<class>/*.png (or jpg, jpeg, bmp, webp)"
 
 
@@ -53,6 +54,12 @@ def scan_own(root: Path, classes: str | Sequence[str] | None) -> Listing:
         raise DataError(
             f"'{root / flat[0]}' has images right in it, but the layout must be {LAYOUT}: if '{flat[0]}' is a class, "
             f"put the class folders of '{root}' into a folder named after their domain."
+        )
+    if len(domains) > 1 and all(path.name.lower() in PARTS for path in domains):
+        parts = ", ".join(path.name for path in domains)
+        raise DataError(
+            f"'{root}' has the folders {parts}, parts of a split that would be trained on as domains: the layout must "
+            f"be {LAYOUT}, and root/splits/<domain>_train.txt and _test.txt say what is for what."
         )
     folders = sorted({folder.name for domain in domains for folder in visible_folders(domain)})
     order = tuple(folders) if classes is None else tuple(names(classes))
