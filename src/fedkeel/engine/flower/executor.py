@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedkeel.config import Config
 from fedkeel.durable import write_atomically
 from fedkeel.engine.evaluation import Evaluation
@@ -46,6 +48,7 @@ from fedkeel.messages import (
 
 STATUS = "status.json"
 SPLITS = ("test", "validation")
+COUNTED = "step"
 
 
 @dataclass
@@ -72,6 +75,8 @@ class FlowerExecutor:
         session: what every request carries: the run's name, the configuration, the classes.
         strangers: nodes that sit out, so that they are not asked again and again.
         owners: the site that a node's key was made for; a node cannot pose as another site. Empty without keys.
+        memory: what sites remember stays with them; here is, for each, after which of its steps that counts. The round
+            loop puts it back for one whose update is dropped, as it would put back the memory itself.
     """
 
     channel: Channel
@@ -83,7 +88,7 @@ class FlowerExecutor:
     nodes: dict[str, int] = field(default_factory=dict)
     strangers: set[int] = field(default_factory=set)
     status: Status = field(default_factory=Status)
-    memory: ClientMemory = field(default_factory=lambda: ClientMemory(stateless=True))  # it stays with the sites
+    memory: ClientMemory = field(default_factory=ClientMemory)
     _step: tuple[int, int] = (-1, 0)
     _evaluated: tuple[Broadcast | None, dict[str, list[Evaluation]]] = (None, {})
 
@@ -95,7 +100,8 @@ class FlowerExecutor:
                 raise BadMessage(f"it is signed '{update.client[:80]}'")
             return update
 
-        yield from self._in_order(clients, broadcast, {"do": "train"}, read, least=self.config.min_clients)
+        least = self.config.min_clients
+        yield from self._remembering(clients, self._in_order(clients, broadcast, {"do": "train"}, read, least))
 
     def evaluate(
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
@@ -126,7 +132,8 @@ class FlowerExecutor:
                 raise BadMessage(f"its number of samples is {samples!r}")
             return Answer(client, samples, unpack(reply[1])[1].get("tensors", {}))
 
-        yield from self._in_order(clients, broadcast, {"do": "ask", "question": question}, read)
+        request = {"do": "ask", "question": question}
+        yield from self._remembering(clients, self._in_order(clients, broadcast, request, read))
 
     def close(self) -> None:
         self.status.save()
@@ -179,7 +186,7 @@ class FlowerExecutor:
         round, number = self._step
         self._step = (round, number + 1) if round == broadcast.round else (broadcast.round, 0)
         self._await(clients, min(least, len(clients)))
-        common = {**request, "session": self.session, "step": list(self._step)}
+        common = {**request, "session": self.session, "start": self.roster.starts, "step": list(self._step)}
         there = {self.nodes[client]: client for client in clients if client in self.nodes}
         results: dict[str, Any] = {c: Missing(c, AWAY) for c in clients if c not in there.values()}
         turn = 0
@@ -187,9 +194,8 @@ class FlowerExecutor:
         for client in there.values():
             self.status.told(client, f"{doing}, under way")
         self.status.save()
-        replies = self.channel.exchange(
-            dict.fromkeys(there, common), broadcast_to_bytes(broadcast), self.config.round_timeout
-        )
+        requests = {node: {**common, "after": self._counted(client)} for node, client in there.items()}
+        replies = self.channel.exchange(requests, broadcast_to_bytes(broadcast), self.config.round_timeout)
         for node, reply in replies:
             client = there[node]
             results[client] = result = _read(client, reply, read)
@@ -204,6 +210,18 @@ class FlowerExecutor:
             late = Missing(client, f"it did not reply within {self.config.round_timeout:g} s")
             yield results.get(client, late)
         self.status.save()
+
+    def _remembering(self, clients: Sequence[str], results: Iterator[Any]) -> Iterator[Any]:
+        """The same; what a site remembers after this step counts if its reply came."""
+        for client, result in zip(clients, results, strict=True):
+            if not isinstance(result, Missing):
+                self.memory.keep(client, {COUNTED: torch.tensor(self._step)})
+            yield result
+
+    def _counted(self, client: str) -> list[int] | None:
+        """After which step the memory of a site counts; None: what it was at first."""
+        known = self.memory.of(client)
+        return known[COUNTED].tolist() if known else None
 
     def _await(self, clients: Sequence[str], least: int) -> None:
         """Wait until `least` of these are there, no longer than a round may take."""

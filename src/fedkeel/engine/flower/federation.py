@@ -13,7 +13,7 @@ import fedkeel
 from fedkeel import spec
 from fedkeel.config import Config
 from fedkeel.data.source import names
-from fedkeel.engine.execution import Executor
+from fedkeel.engine.execution import ClientMemory, Executor
 from fedkeel.engine.flower.executor import FlowerExecutor, Status
 from fedkeel.engine.flower.gathering import Channel, Table, gather, join, name_of
 from fedkeel.engine.flower.roster import Roster, refuse_empty
@@ -37,6 +37,7 @@ class NetworkSetup(Setup):
 
     def executor(self, shelf: Shelf | None = None) -> Executor:
         assert self.channel is not None
+        self.channel.memory = ClientMemory(self.config.stateless, shelf=shelf)
         return self.channel
 
 
@@ -88,6 +89,7 @@ def carry_out(
         store, before = Store.create(directory, config), None
     try:
         roster, nodes, strangers = settle(channel, config, before, sites, wait, owners, observer)
+        roster.starts = before.starts + 1 if before else 1
         roster.save(directory)
         setup = prepare(config.replace(executor="serial", profile=False), federation=roster.outline(), **objects)
         if config.weights and setup.worker.layout.local:
@@ -115,7 +117,7 @@ def carry_out(
     except BaseException:
         store.close()
         raise
-    network = NetworkSetup(config, setup.worker, setup.held_out, "flower", channel=executor)
+    network = NetworkSetup(config, setup.worker, setup.held_out, "flower", defence=setup.defence, channel=executor)
     return finish(store, network, observer)
 
 

@@ -18,8 +18,9 @@ KEPT_RUNS = 3
 class Memory:
     """What a site remembers of one run, in files: a state after each request that changed it.
 
-    A server that goes back to a checkpoint repeats requests; the site then begins each with what it remembered before
-    it, not after. So states of the last few rounds are kept, as far back as the server's checkpoints can go.
+    The server says with each request after which of them the site's memory counts. What came later did not happen:
+    an update that was dropped, a reply that came too late, rounds that a server repeats from its last checkpoint. So
+    states of the last few rounds are kept, as far back as the server's checkpoints can go.
     """
 
     def __init__(self, state: Path | None, run: str, keep: int) -> None:
@@ -28,15 +29,16 @@ class Memory:
         self.folder = None if state is None else state / run
         self.keep_rounds = keep
 
-    def before(self, step: Step) -> Tensors:
-        """What was remembered when this step came up."""
-        earlier = [known for known in self._steps() if known < step]
-        if not earlier:
-            return {}
-        return unpack(self._path(earlier[-1]).read_bytes())[1].get("memory", {})
+    def after(self, step: Step | None) -> Tensors:
+        """What was remembered after this step, or at first; whatever came later is forgotten."""
+        for known in self._steps():
+            if step is None or known > step:
+                self._forget(known)
+        steps = self._steps()
+        return unpack(self._path(steps[-1]).read_bytes())[1].get("memory", {}) if steps else {}
 
     def keep(self, step: Step, memory: Tensors) -> None:
-        """Remember this after the step, and forget what came later in a future that was given up."""
+        """Remember this after the step."""
         if self.folder is None or (not memory and not self._steps()):
             return
         if not self.folder.exists():
@@ -46,9 +48,12 @@ class Memory:
         # Of the states older than any checkpoint, the newest is still what a repeated round may begin with.
         settled = max((known for known in self._steps() if known[0] <= step[0] - self.keep_rounds), default=None)
         for known in self._steps():
-            if known > step or (settled is not None and known < settled):
-                with suppress(FileNotFoundError):
-                    os.unlink(self._path(known))
+            if settled is not None and known < settled:
+                self._forget(known)
+
+    def _forget(self, step: Step) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self._path(step))
 
     def _path(self, step: Step) -> Path:
         assert self.folder is not None

@@ -89,13 +89,17 @@ def _whole(value: object) -> bool:
 
 @dataclass
 class Roster:
-    """The sites of a run, in the order of their clients, and the classes they agreed on by name."""
+    """The sites of a run, in the order of their clients, and the classes they agreed on by name.
+
+    `starts` counts how often the server was started for this run.
+    """
 
     run: str
     classes: tuple[str, ...]
     sites: list[Description]
     unseen: tuple[str, ...] = ()
     sitting_out: dict[str, str] = field(default_factory=dict)
+    starts: int = 0
 
     def __getitem__(self, name: str) -> Description:
         return next(site for site in self.sites if site.name == name)
@@ -140,6 +144,7 @@ class Roster:
             sites=[Description.read(site) for site in stored["sites"]],
             unseen=tuple(stored["unseen"]),
             sitting_out=dict(stored["sitting_out"]),
+            starts=int(stored.get("starts", 0)),
         )
 
 

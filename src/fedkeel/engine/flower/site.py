@@ -96,6 +96,7 @@ class Site:
     device: str = "auto"
     position: int | None = None
     model: nn.Module | None = None
+    _latest: tuple[str, tuple[int, int, int]] = field(default=("", (0, 0, 0)), init=False)
     _session: str = field(default="", init=False)
     _worker: Worker | None = field(default=None, init=False)
 
@@ -128,8 +129,9 @@ class Site:
         name = next(iter(worker.federation)).name
         place = None if worker.config.stateless else self.state
         memory = Memory(place, session["run"], keep=KEPT_CHECKPOINTS * worker.config.checkpoint_every + 1)
-        step = (int(request["step"][0]), int(request["step"][1]))
-        remembered = memory.before(step)
+        step, counted = (int(request["step"][0]), int(request["step"][1])), request["after"]
+        self._refuse_overtaken(session["run"], (int(request["start"]), *step))
+        remembered = memory.after((int(counted[0]), int(counted[1])) if counted else None)
         if do == "train":
             update, kept = worker.train(name, broadcast, remembered)
             memory.keep(step, kept)
@@ -142,6 +144,13 @@ class Site:
             splits = [split for split in request["splits"] if split in ("test", "validation")]
             return {"evaluations": [asdict(e) for e in worker.evaluate(name, broadcast, remembered, splits)]}, b""
         raise BadMessage(f"there is no request '{do}'")
+
+    def _refuse_overtaken(self, run: str, moment: tuple[int, int, int]) -> None:
+        """A request that a later one of the same run has overtaken must not undo what that one made remembered."""
+        known, latest = self._latest
+        if known == run and moment < latest:
+            raise BadMessage("it was overtaken by a later one")
+        self._latest = run, moment
 
     def _describe(self, config: Config) -> Description:
         federation = self.read(config, None)
