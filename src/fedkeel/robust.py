@@ -209,6 +209,10 @@ class Defence:
                         f"'{part.name}' weighs the clients, and '{rule.name}' counts all alike: choose 'krum' or "
                         "'multi-krum', or another method."
                     )
+
+    def warn_of_the_rest(self, method: Composition) -> None:
+        for rule in self.rules:
+            for part in method.parts:
                 if rule.replaces_mean and part.overrides("extras"):
                     log.warning(
                         "'%s' protects weights and statistics, but not what '%s' makes of the clients' extras: 'krum' "

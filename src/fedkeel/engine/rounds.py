@@ -89,6 +89,7 @@ class Federated:
         began = time.perf_counter()
         server, config = self.server, self.config
         self.traffic = Traffic()
+        self._welcome()
         server.round, server.participants = round, self._sample(round)
         with self.profile(profile.BROADCAST):
             self.method.before_training(server)
@@ -142,6 +143,17 @@ class Federated:
             self.pace.write(lambda: self._checkpoint(tested if last else server, round))
         self.observer.round_done(round, config.rounds, scores, loss)
         return tested
+
+    def _welcome(self) -> None:
+        """From this round on, count those who came since the last one."""
+        grown = self.setup.grown()
+        if grown is None:
+            return
+        self.federation = self.setup.worker.federation = grown
+        self.setup.held_out = list(dict.fromkeys(client.domain for client in grown.unseen))
+        self.server.num_clients = len(grown.clients)
+        for known in ("_sizes", "_tested"):
+            self.__dict__.pop(known, None)
 
     @phase(profile.SAMPLING)
     def _sample(self, round: int) -> list[str]:

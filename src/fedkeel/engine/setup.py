@@ -54,6 +54,10 @@ class Setup:
     def federation(self) -> Federation:
         return self.worker.federation
 
+    def grown(self) -> Federation | None:
+        """The federation with clients that came since the last round, where clients can come: over a network."""
+        return None
+
     def with_threads(self, note: Callable[[str], None]) -> Setup:
         """The same with the number of threads settled: it decides the last bits, so a resumed run needs to know it."""
         config = self.config
@@ -89,6 +93,7 @@ def prepare(
     composed = Composition.of(method or methods.build(config.method))
     defence = Defence.of(config.robust)
     defence.refuse_what_it_cannot_protect(composed)
+    defence.warn_of_the_rest(composed)
     privacy.refuse_contradictions(config, composed, executor_name)
     if config.stateless and composed.stateful_parts:
         raise MethodError(

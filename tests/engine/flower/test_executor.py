@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
 
 from fedkeel import methods
+from fedkeel.errors import FedkeelError
 from fedkeel.method import Composition
 from fedkeel.run import Run
 from tests import tiny
-from tests.engine.flower.loop import over_network
+from tests.engine.flower.loop import Loop, over_network, sites_of
+from tests.test_privacy import needs_opacus
 
 OVER_A_NETWORK = [name for name in methods.METHODS.names() if not Composition.of(methods.build(name)).is_pooled]
 
@@ -40,3 +43,66 @@ def near(value: object) -> object:
 def test_a_method_over_a_network_gives_what_it_gives_in_one_process(tmp_path: Path, method: str) -> None:
     wanted = tiny.run(tmp_path / "serial", method)
     assert_same(over_network(tmp_path / "flower", method), wanted)
+
+
+@pytest.mark.parametrize(
+    "robust",
+    ["norm-clip", "median", "trimmed-mean(share=0.34)", "krum(liars=0)", "norm-clip+multi-krum(liars=0, keep=2)"],
+)
+def test_robust_rules_protect_a_network_as_they_do_one_process(tmp_path: Path, robust: str) -> None:
+    wanted = tiny.run(tmp_path / "serial", robust=robust)
+    assert_same(over_network(tmp_path / "flower", robust=robust), wanted)
+    plain = tiny.run(tmp_path / "plain")
+    assert plain.records("evaluation")[-1]["loss"] != pytest.approx(wanted.records("evaluation")[-1]["loss"], rel=1e-5)
+
+
+def test_a_rule_that_needs_more_sites_than_came_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FedkeelError, match="'krum\\(liars=1\\)' needs 5 clients in a round, and there are 3"):
+        over_network(tmp_path, robust="krum")
+
+
+@needs_opacus
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedavg", {"dp": "central", "weighting": "uniform", "participation": 0.6, "seed": 3, "rounds": 4}),
+        ("gn", {"dp": "local"}),
+    ],
+)
+def test_noise_and_epsilon_over_a_network_are_those_of_one_process(
+    tmp_path: Path, method: str, options: dict[str, Any]
+) -> None:
+    wanted = tiny.run(tmp_path / "serial", method, **options)
+    assert_same(over_network(tmp_path / "flower", method, **options), wanted)
+    assert all(record["epsilon"] > 0 for record in wanted.records("round"))
+    took_part = [record["clients"] for record in wanted.records("round")]
+    assert (min(took_part) < 3) == (options["dp"] == "central")
+
+
+@needs_opacus
+def test_local_noise_is_the_site_s_own_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's environment says nothing of what the sites draw."""
+    runs = []
+    for place in ("server", "site"):
+        loop = Loop(sites_of(tiny.federation(), tmp_path / place / "sites", tiny.model()))
+        with_secret(loop, monkeypatch, at_sites=place == "site")
+        runs.append(over_network(tmp_path / place, "gn", loop=loop, dp="local", rounds=1))
+        monkeypatch.delenv("FEDKEEL_SECRET")
+    plain = tiny.run(tmp_path / "plain", "gn", dp="local", rounds=1)
+    weights = [(run.directory / "model.safetensors").read_bytes() for run in [*runs, plain]]
+    assert weights[0] == weights[2] != weights[1]
+
+
+def with_secret(loop: Loop, monkeypatch: pytest.MonkeyPatch, *, at_sites: bool) -> None:
+    """One process stands for the server and the sites: the variable is set while one of them is at work."""
+    monkeypatch.setenv("FEDKEEL_SECRET", "" if at_sites else "known to one")
+    for site in loop.sites.values():
+
+        def reply(request: Any, message: bytes, usual: Any = site.reply) -> Any:
+            monkeypatch.setenv("FEDKEEL_SECRET", "known to one" if at_sites else "")
+            try:
+                return usual(request, message)
+            finally:
+                monkeypatch.setenv("FEDKEEL_SECRET", "" if at_sites else "known to one")
+
+        site.reply = reply  # type: ignore[method-assign]

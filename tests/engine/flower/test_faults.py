@@ -11,12 +11,16 @@ import pytest
 import torch
 
 from fedkeel.engine.flower.gathering import Reply, Table
+from fedkeel.engine.flower.roster import Roster
+from fedkeel.engine.flower.site import Site
 from fedkeel.errors import FedkeelError, MethodError, TrainingError
 from fedkeel.messages import update_from_bytes, update_to_bytes
+from fedkeel.methods.scaffold import Scaffold
 from fedkeel.run import Run
 from tests import tiny
 from tests.engine.flower.loop import Loop, over_network, sites_of
 from tests.engine.flower.test_executor import assert_same
+from tests.test_privacy import needs_opacus
 
 WARD, CLINIC, HOSPITAL = 100, 101, 102
 Spoil = Callable[[Reply], "Reply | str"]
@@ -128,21 +132,84 @@ def test_a_site_cannot_pose_as_another_when_there_are_keys(tmp_path: Path) -> No
     assert any("'pharmacy' sits out: it calls itself 'clinic'" in note for note in notes.notes)
 
 
-def test_a_site_that_comes_late_is_told_of_and_takes_part_after_a_restart(tmp_path: Path) -> None:
-    loop, notes = loop_of(tmp_path), tiny.Notes()
-    late = loop.sites.pop(HOSPITAL)
+def coming_late(loop: Loop, late: dict[int, Site]) -> tiny.Notes:
+    """These connect when the first round is over."""
 
     def come(round: int) -> None:
-        loop.sites[HOSPITAL] = late
-        if round == 1:
-            raise KeyboardInterrupt
+        if round == 0:
+            loop.sites |= late
 
-    notes._after = come
-    with pytest.raises(KeyboardInterrupt):
-        over_network(tmp_path, loop=loop, observer=notes)
-    assert any("'hospital' sits out: it came after the run had begun" in note for note in notes.notes)
-    run = over_network(tmp_path, loop=loop)
-    assert [r["round"] for r in run.records("client") if r["client"] == "hospital"] == [2]
+    return tiny.Notes(come)
+
+
+def test_a_site_that_comes_late_takes_part_from_the_next_round_on(tmp_path: Path) -> None:
+    loop = loop_of(tmp_path / "late")
+    notes = coming_late(loop, {CLINIC: loop.sites.pop(CLINIC)})
+    run = over_network(tmp_path / "late", "fedbn", loop=loop, observer=notes)
+    assert [(r["round"], r["client"]) for r in run.records("client")] == [
+        (0, "ward"), (0, "hospital"), (1, "ward"), (1, "clinic"), (1, "hospital"), (2, "ward"), (2, "clinic"),
+        (2, "hospital"),
+    ]  # fmt: skip
+    assert "The site 'clinic' came and takes part from now on." in notes.notes
+    tested = [r["client"] for r in run.records("evaluation") if r["split"] == "test" and r["statistics"] == "global"]
+    assert tested == ["ward", "hospital", *["ward", "clinic", "hospital"] * 2]
+    assert Roster.load(run.directory) is not None
+    assert "clinic" in Roster.load(run.directory)  # type: ignore[operator]
+    # The model is that of a federation which knew it from the beginning and missed it in its first round.
+    missing = spoiling(loop_of(tmp_path / "missing"), "train", swallow, round=0)
+    wanted = over_network(tmp_path / "missing", "fedbn", loop=missing)
+    assert (run.directory / "model.safetensors").read_bytes() == (wanted.directory / "model.safetensors").read_bytes()
+
+
+def test_a_late_site_goes_through_the_same_checks(tmp_path: Path) -> None:
+    loop = loop_of(tmp_path)
+    odd = replace(tiny.federation(), classes=("dot", "bar", "cross", "fame"))
+    wide = tiny.federation(side=9)
+    del loop.sites[HOSPITAL]
+    late = {
+        200: sites_of(odd, tmp_path / "odd", tiny.model())[HOSPITAL],
+        201: sites_of(wide, tmp_path / "wide", tiny.model())[HOSPITAL],
+        202: sites_of(tiny.federation(), tmp_path / "again", tiny.model())[WARD],
+    }
+    notes = coming_late(loop, late)
+    run = over_network(tmp_path, loop=loop, observer=notes)
+    assert {record["client"] for record in run.records("client")} == {"ward", "clinic"}
+    assert [note for note in notes.notes if "sits out" in note] == [
+        "The site 'hospital' sits out: it has the class 'fame', and the federation has dot, bar, cross, frame.",
+        "The site 'hospital' sits out: its images have the shape 3x9x9, and those of the federation 3x8x8.",
+        "The site 'ward' sits out: another site is called 'ward'.",
+    ]
+
+
+def test_a_late_site_without_training_images_sits_out_unless_it_is_only_tested(tmp_path: Path) -> None:
+    on = tiny.federation(unseen=9)
+    stranger = HOSPITAL + 1
+    for place, unseen in (("a", ""), ("b", "foreign")):
+        loop = Loop(sites_of(on, tmp_path / place / "sites", tiny.model()))
+        notes = coming_late(loop, {stranger: loop.sites.pop(stranger)})
+        run = over_network(tmp_path / place, loop=loop, observer=notes, unseen=unseen)
+        told = "The site 'stranger' sits out: it has no training images." in notes.notes
+        assert told == (not unseen)
+        assert run.summary is not None
+        assert run.summary["unseen_domains"] == ([unseen] if unseen else [])
+        tested = [r["round"] for r in run.records("evaluation") if r["domain"] == "foreign"]
+        assert tested == ([1, 2] if unseen else [])
+
+
+def test_a_late_site_counts_among_the_clients_that_methods_know(tmp_path: Path) -> None:
+    """SCAFFOLD's server step divides by all clients: after a late site, by one more."""
+    loop, seen = loop_of(tmp_path), []
+    notes = coming_late(loop, {CLINIC: loop.sites.pop(CLINIC)})
+    usual = Scaffold.extras
+
+    def extras(self: Scaffold, server: Any, updates: Any) -> Any:
+        seen.append(server.num_clients)
+        return usual(self, server, updates)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scaffold, "extras", extras)
+        over_network(tmp_path, "scaffold", loop=loop, observer=notes)
+    assert seen == [2, 3, 3]
 
 
 def test_a_site_of_another_version_sits_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,6 +329,24 @@ def test_pooling_over_a_network_is_refused(tmp_path: Path) -> None:
 def test_diagnostics_that_look_at_images_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FedkeelError, match="stay at the sites"):
         over_network(tmp_path, record="statistics-divergence")
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("hbn", {"robust": "median"}, "'hbn' makes the global statistics from all updates"),
+        ("fedavg", {"robust": "mediam"}, "did you mean 'median'"),
+        pytest.param("fedavg", {"dp": "central"}, "give '--weighting uniform'", marks=needs_opacus),
+        pytest.param("fedprox", {"dp": "local"}, "'fedprox' computes or sends something else", marks=needs_opacus),
+    ],
+)
+def test_what_cannot_go_together_is_refused_before_any_site_is_waited_for(
+    tmp_path: Path, method: str, options: dict[str, Any], said: str
+) -> None:
+    loop = loop_of(tmp_path)
+    with pytest.raises(FedkeelError, match=said):
+        over_network(tmp_path, method, loop=loop, **options)
+    assert loop.requests == []
 
 
 def test_another_configuration_does_not_go_on_with_a_run(tmp_path: Path) -> None:

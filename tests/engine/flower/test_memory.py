@@ -41,13 +41,15 @@ def files(directory: Path, site: str) -> list[str]:
     return sorted(path.stem for path in (directory / "sites" / site).rglob("*.safetensors"))
 
 
-def test_a_site_whose_update_is_dropped_remembers_what_it_did_before(tmp_path: Path, bad_update: None) -> None:
+@pytest.mark.usefixtures("bad_update")
+def test_a_site_whose_update_is_dropped_remembers_what_it_did_before(tmp_path: Path) -> None:
     run = over_network(tmp_path / "flower", METHOD, rounds=4)
     assert [(r["round"], r["client"]) for r in run.records("dropped")] == [(1, "clinic")]
     assert_same(run, tiny.run(tmp_path / "serial", METHOD, rounds=4))
 
 
-def test_a_restarted_server_still_knows_whose_update_was_dropped(tmp_path: Path, bad_update: None) -> None:
+@pytest.mark.usefixtures("bad_update")
+def test_a_restarted_server_still_knows_whose_update_was_dropped(tmp_path: Path) -> None:
     """It dies right after the checkpoint of that round; the site thinks that its update counted."""
     loop = loop_of(tmp_path / "flower")
 
@@ -79,7 +81,8 @@ def assert_same_but_for_reasons(run: Run, wanted: Run) -> None:
         }
 
 
-def test_a_round_with_too_few_updates_leaves_no_trace_at_any_site(tmp_path: Path, bad_update: None) -> None:
+@pytest.mark.usefixtures("bad_update")
+def test_a_round_with_too_few_updates_leaves_no_trace_at_any_site(tmp_path: Path) -> None:
     run = over_network(tmp_path / "flower", METHOD, rounds=4, min_clients=3)
     assert_same(run, tiny.run(tmp_path / "serial", METHOD, rounds=4, min_clients=3))
 

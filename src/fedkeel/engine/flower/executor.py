@@ -33,7 +33,7 @@ from fedkeel.engine.flower.gathering import (
     pause,
     plain,
 )
-from fedkeel.engine.flower.roster import Description, Roster, differs
+from fedkeel.engine.flower.roster import Description, Roster
 from fedkeel.errors import TrainingError
 from fedkeel.messages import (
     Answer,
@@ -89,6 +89,7 @@ class FlowerExecutor:
     strangers: set[int] = field(default_factory=set)
     status: Status = field(default_factory=Status)
     memory: ClientMemory = field(default_factory=ClientMemory)
+    _newcomers: list[Description] = field(default_factory=list)
     _step: tuple[int, int] = (-1, 0)
     _evaluated: tuple[Broadcast | None, dict[str, list[Evaluation]]] = (None, {})
 
@@ -139,8 +140,20 @@ class FlowerExecutor:
         self.status.save()
 
     # -- sites that come and go ------------------------------------------------------------------------------
+    def welcome(self) -> bool:
+        """Let those who came since the last call take part from now on; whether there are any."""
+        self.recognise()
+        came, self._newcomers = self._newcomers, []
+        for site in came:
+            self.roster.add(site)
+            self.note(f"The site '{site.name}' came and takes part from now on.")
+        if came and self.status.directory is not None:
+            self.roster.save(self.status.directory)
+        return bool(came)
+
     def recognise(self) -> None:
-        """Find out who the nodes are that were not there before: sites of this run that came back, or strangers."""
+        """Find out who the nodes are that were not there before: sites of this run that came back, newcomers, or
+        strangers."""
         here = self.channel.nodes()
         self.strangers &= set(here)
         for name, node in list(self.nodes.items()):
@@ -163,15 +176,15 @@ class FlowerExecutor:
             else:
                 self.nodes[description.name] = node
                 self.status.told(description.name, "connected")
+                if description.name not in self.roster:
+                    known = [site for site in self._newcomers if site.name != description.name]
+                    self._newcomers = [*known, description]
         self.status.save()
 
     def _unfit(self, site: Description) -> str:
         if site.name in self.nodes:
             return f"another site is called '{site.name}'"
-        difference = differs(site, self.roster.classes, self.roster.sites[0].shape)
-        if not difference and site.name not in self.roster:
-            return "it came after the run had begun, and takes part when the server is started again"
-        return difference
+        return self.roster.unfit(site)
 
     # -- one exchange ----------------------------------------------------------------------------------------
     def _in_order(

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import fedkeel
-from fedkeel import spec
+from fedkeel import privacy, spec
 from fedkeel.config import Config
+from fedkeel.data.federation import Federation
 from fedkeel.data.source import names
 from fedkeel.engine.execution import ClientMemory, Executor
 from fedkeel.engine.flower.executor import FlowerExecutor, Status
@@ -22,6 +23,7 @@ from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.method import Composition
 from fedkeel.methods import build as build_method
 from fedkeel.observer import Observer
+from fedkeel.robust import Defence
 from fedkeel.run import Run, finish, free_directory
 from fedkeel.shelf import Shelf
 from fedkeel.store import Store, fingerprint, read_config
@@ -40,12 +42,18 @@ class NetworkSetup(Setup):
         self.channel.memory = ClientMemory(self.config.stateless, shelf=shelf)
         return self.channel
 
+    def grown(self) -> Federation | None:
+        assert self.channel is not None
+        return self.channel.roster.outline() if self.channel.welcome() else None
+
 
 def check(config: Config) -> None:
     """What can be refused before any site is waited for."""
     method = Composition.of(build_method(config.method))
     if method.is_pooled:
         raise MethodError(f"'{method.name}' pools the data of all clients, which over a network stay where they are.")
+    Defence.of(config.robust).refuse_what_it_cannot_protect(method)
+    privacy.refuse_contradictions(config, method, "flower")
     if config.record:
         raise FedkeelError(
             f"'record' is '{config.record}', but diagnostics look at images, which stay at the sites: leave it out."

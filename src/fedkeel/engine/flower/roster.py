@@ -107,6 +107,13 @@ class Roster:
     def __contains__(self, name: str) -> bool:
         return any(site.name == name for site in self.sites)
 
+    def unfit(self, site: Description) -> str:
+        """Why a site cannot take part, or nothing."""
+        return cannot_train(site, self.unseen) or differs(site, self.classes, self.sites[0].shape)
+
+    def add(self, site: Description) -> None:
+        self.sites = in_order([*self.sites, site])
+
     def outline(self) -> Federation:
         """The federation as the server sees it: names, sizes and shapes, and not one image."""
         one = torch.zeros(1, dtype=torch.int64)
@@ -161,10 +168,8 @@ def agree(
     for site in described:
         if site.name in (other.name for other in fitting):
             out[f"{site.name} (again)"] = f"another site is called '{site.name}'"
-        elif site.version != fedkeel.__version__:
-            out[site.name] = f"it runs fedkeel {site.version}, and the server {fedkeel.__version__}"
-        elif site.train == 0 and site.domain not in unseen:
-            out[site.name] = "it has no training images"
+        elif reason := cannot_train(site, unseen):
+            out[site.name] = reason
         else:
             fitting.append(site)
     agreed = tuple(classes) if classes is not None else _usual_classes([site.classes for site in fitting])
@@ -176,8 +181,20 @@ def agree(
             out[site.name] = reason
         else:
             kept.append(site)
-    kept.sort(key=lambda site: (site.position if site.position is not None else -1, site.name))
-    return Roster(run, agreed, kept, tuple(unseen), out)
+    return Roster(run, agreed, in_order(kept), tuple(unseen), out)
+
+
+def in_order(sites: Sequence[Description]) -> list[Description]:
+    return sorted(sites, key=lambda site: (site.position if site.position is not None else -1, site.name))
+
+
+def cannot_train(site: Description, unseen: Collection[str]) -> str:
+    """What of this site, whatever the others have, keeps it from taking part, or nothing."""
+    if site.version != fedkeel.__version__:
+        return f"it runs fedkeel {site.version}, and the server {fedkeel.__version__}"
+    if site.train == 0 and site.domain not in unseen:
+        return "it has no training images"
+    return ""
 
 
 def differs(site: Description, classes: Sequence[str], shape: Sequence[int]) -> str:
