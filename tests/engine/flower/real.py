@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from PIL import Image
 
 import fedkeel
 
+SOURCES = (Path(fedkeel.__file__).parents[1], Path(__file__).parents[3])
 CLASSES = ("cat", "dog", "owl")
 SITES = {"north": 8, "south": 12, "west": 6}
 OPTIONS: dict[str, Any] = {
@@ -52,12 +54,57 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class Networks:
+    """A network namespace for each site, joined to the server's by a cable of its own, which can be pulled."""
+
+    def __init__(self, *sites: str) -> None:
+        self.places = {site: f"fk{os.getpid() % 100_000}{number}" for number, site in enumerate(sites)}
+        self.addresses = {site: f"10.213.{number}.1" for number, site in enumerate(sites)}
+
+    def __enter__(self) -> Networks:
+        for site, place in self.places.items():
+            here = self.addresses[site]
+            there = here.removesuffix("1") + "2"
+            ip("netns", "add", place)
+            ip("link", "add", f"{place}a", "type", "veth", "peer", "name", f"{place}b", "netns", place)
+            ip("addr", "add", f"{here}/24", "dev", f"{place}a")
+            ip("link", "set", f"{place}a", "up")
+            for words in (["addr", "add", f"{there}/24", "dev", f"{place}b"], ["link", "set", f"{place}b", "up"]):
+                ip("-n", place, *words)
+            ip("-n", place, "link", "set", "lo", "up")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for place in self.places.values():
+            ip("netns", "del", place)
+
+    def cut(self, site: str) -> None:
+        """Nothing gets through, and nobody is told: packets are lost without a word."""
+        ip("link", "set", f"{self.places[site]}a", "down")
+
+    def mend(self, site: str) -> None:
+        ip("link", "set", f"{self.places[site]}a", "up")
+
+
+def ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)
+
+
+def has_namespaces() -> bool:
+    try:
+        with Networks("probe"):
+            return True
+    except (OSError, subprocess.CalledProcessError):
+        return False
+
+
 class Loopback:
     """Processes by what they are called. All of them end with the block."""
 
-    def __init__(self, place: Path) -> None:
+    def __init__(self, place: Path, networks: Networks | None = None) -> None:
         self.place = place
         self.port = free_port()
+        self.networks = networks
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def __enter__(self) -> Loopback:
@@ -67,25 +114,32 @@ class Loopback:
         for name in list(self.processes):
             self.stop(name)
 
-    def command(self, *words: str) -> list[str]:
-        return [sys.executable, "-m", "fedkeel", *words]
+    def command(self, *words: str, module: str = "fedkeel") -> list[str]:
+        return [sys.executable, "-m", module, *words]
 
-    def start(self, name: str, *words: str) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(fedkeel.__file__).parents[1])}
+    def start(self, name: str, *words: str, module: str = "fedkeel") -> None:
+        inside = ["ip", "netns", "exec", self.networks.places[name]] if self.networks and name != "server" else []
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, SOURCES))}
         with open(self.place / f"{name}.log", "ab") as output:
             self.processes[name] = subprocess.Popen(
-                self.command(*words), cwd=self.place, stdout=output, stderr=output, env=environment
+                [*inside, *self.command(*words, module=module)],
+                cwd=self.place,
+                stdout=output,
+                stderr=output,
+                env=environment,
             )
 
     def certificates(self, *sites: str, out: str = "keys") -> None:
-        subprocess.run(
-            self.command("certificates", "--out", out, "--sites", ",".join(sites)), cwd=self.place, check=True
-        )
+        hosts = ["localhost", "127.0.0.1", *(self.networks.addresses.values() if self.networks else ())]
+        words = ["certificates", "--out", out, "--sites", ",".join(sites), "--host", ",".join(hosts)]
+        subprocess.run(self.command(*words), cwd=self.place, check=True, stdout=subprocess.DEVNULL)
 
-    def site(self, name: str, folder: str = "", key: str = "") -> None:
+    def site(self, name: str, folder: str = "", key: str = "", module: str = "fedkeel") -> None:
         keys = f"keys/sites/{key or name}"
+        host = self.networks.addresses[name] if self.networks else "localhost"
         words = ["--data", folder or f"images/{name}", "--name", name, "--certificates", keys]
-        self.start(name, "join", f"localhost:{self.port}", *words, "--state", f"state/{name}", "--device", "cpu")
+        words += ["--state", f"state/{name}", "--device", "cpu"]
+        self.start(name, "join", f"{host}:{self.port}", *words, module=module)
 
     def server(self, out: str, *words: str, **options: Any) -> None:
         config = self.place / f"{out}.toml"
@@ -107,7 +161,23 @@ class Loopback:
         process.send_signal(signal.SIGKILL)
         process.wait()
 
+    def freeze(self, name: str) -> None:
+        """It does nothing any more, and nobody is told; nor does its Flower process."""
+        for process in self.family(name):
+            os.kill(process, signal.SIGSTOP)
+
+    def thaw(self, name: str) -> None:
+        for process in self.family(name):
+            os.kill(process, signal.SIGCONT)
+
+    def family(self, name: str) -> list[int]:
+        parent = self.processes[name].pid
+        children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
+        return [parent, *map(int, children)]
+
     def stop(self, name: str) -> None:
+        with suppress(OSError):
+            self.thaw(name)
         process = self.processes.pop(name)
         process.terminate()
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
+from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.task_identity import TaskIdentity
 
 import fedkeel
-from fedkeel.engine.flower import client_app, grid, server_app
+from fedkeel.engine.flower import client_app, grid, runtime, server_app
 from fedkeel.engine.flower.gathering import AWAY
 from fedkeel.messages import BadMessage
 from tests.engine.flower.real import OPTIONS, SITES, draw_images
@@ -104,3 +107,83 @@ def test_errors_of_flower_are_told_in_words() -> None:
     assert grid.read_reply(gone) == AWAY
     broken = Message(Error(ErrorCode.CLIENT_APP_CRASHED, "killed"), reply_to=question)
     assert grid.read_reply(broken) == "it failed (killed)"
+
+
+class Hostile(Grid):
+    """What one node replies to its second training makes Flower itself fail, or never comes to an end."""
+
+    def __init__(self, nodes: dict[int, dict[str, Any]], fail: Callable[[], None]) -> None:
+        super().__init__(nodes)
+        self.fail = fail
+        self.bad = ""
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        messages = list(messages)
+        numbers = super().push_messages(messages)
+        for number, message in zip(numbers, messages, strict=True):
+            request = grid.from_records(message.content)[0]
+            if message.metadata.dst_node_id == 70 and request["do"] == "train" and request["step"][0] == 1:
+                self.bad = number
+        return numbers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        if self.bad in list(message_ids):
+            self.fail()
+        return super().pull_messages(message_ids)
+
+
+def break_off() -> None:
+    raise ValueError("Object of type Bomb is not supported.")
+
+
+@pytest.mark.parametrize(
+    ("fail", "reason"),
+    [
+        pytest.param(break_off, "its reply cannot be read (ValueError)", id="it cannot be read"),
+        pytest.param(lambda: time.sleep(30), "it did not reply within 4 s", id="it never ends", marks=pytest.mark.slow),
+    ],
+)
+def test_a_reply_that_trips_flower_is_missing_and_those_of_the_others_are_not(
+    tmp_path: Path, fail: Callable[[], None], reason: str
+) -> None:
+    draw_images(tmp_path / "images")
+    nodes = {
+        number: {"data": str(tmp_path / "images" / name), "state": str(tmp_path / "state" / name), "device": "cpu"}
+        for number, name in enumerate(SITES, start=70)
+    }
+    given = {**OPTIONS, "method": "fedavg", "out": str(tmp_path / "run"), "sites": 3, "round_timeout": 4.0}
+    server_app(Hostile(nodes, fail), Context(1, 0, {}, RecordDict(), given))
+    run = fedkeel.Run(tmp_path / "run")
+    (dropped,) = run.records("dropped")
+    assert (dropped["round"], dropped["client"], dropped["reason"]) == (1, "north", reason)
+    assert [r["client"] for r in run.records("client") if r["round"] == 1] == ["south", "west"]
+
+
+class Parts:
+    """A Flower client whose objects have a size, or do not come."""
+
+    def __init__(self, size: int, available: bool = True) -> None:
+        self.size, self.available = size, available
+
+    def PullObject(self, _: Any) -> Any:  # noqa: N802
+        return PullObjectResponse(object_found=True, object_available=self.available, object_content=bytes(self.size))
+
+
+def test_a_reply_is_given_up_when_it_grows_beyond_reason_or_is_never_complete() -> None:
+    later = time.monotonic() + 100
+    guard = runtime.Guard(Parts(400), most=1000, deadline=later)
+    for _ in range(2):
+        guard.PullObject(PullObjectRequest())
+    with pytest.raises(ObjectPullError, match="more than 1,000 bytes"):
+        guard.PullObject(PullObjectRequest())
+    incomplete = runtime.Guard(Parts(0, available=False), most=1000, deadline=later)
+    assert not incomplete.PullObject(PullObjectRequest()).object_available, "the rest may still come"
+    incomplete = runtime.Guard(Parts(0, available=False), most=1000, deadline=time.monotonic() - 1)
+    with pytest.raises(ObjectPullError, match="not complete in time"):
+        incomplete.PullObject(PullObjectRequest())
+
+
+def test_a_table_beyond_reason_is_not_even_read() -> None:
+    records = grid.to_records({"text": "x" * 5 * 2**20}, b"")
+    with pytest.raises(BadMessage, match="more than 4,194,304"):
+        grid.from_records(records)

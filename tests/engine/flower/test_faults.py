@@ -58,6 +58,7 @@ BAD_UPDATES: dict[str, tuple[Spoil, str]] = {
     "a failure": (lambda _: ({"failure": "its loss became nan"}, b""), "its loss became nan"),
     "nothing": (lambda _: ({}, b""), "it cannot be read"),
     "random bytes": (lambda _: ({}, bytes(range(256)) * 40), "it cannot be read"),
+    "far too much": (lambda reply: (reply[0], reply[1] + bytes(5 * 2**20)), "bytes, more than 4,2"),
     "half of it": (lambda reply: (reply[0], reply[1][: len(reply[1]) // 2]), "it cannot be read"),
     "another's": (changed(client="ward"), "it is signed 'ward'"),
     "an old one": (changed(round=0), "it is of round 0, not of round 1"),

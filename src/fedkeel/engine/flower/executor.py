@@ -29,6 +29,7 @@ from fedkeel.engine.flower.gathering import (
     Reply,
     Table,
     describe,
+    largest_reply,
     name_of,
     pause,
     plain,
@@ -208,10 +209,12 @@ class FlowerExecutor:
             self.status.told(client, f"{doing}, under way")
         self.status.save()
         requests = {node: {**common, "after": self._counted(client)} for node, client in there.items()}
-        replies = self.channel.exchange(requests, broadcast_to_bytes(broadcast), self.config.round_timeout)
+        message = broadcast_to_bytes(broadcast)
+        most = largest_reply(message)
+        replies = self.channel.exchange(requests, message, self.config.round_timeout)
         for node, reply in replies:
             client = there[node]
-            results[client] = result = _read(client, reply, read)
+            results[client] = result = _read(client, reply, read, most)
             failed = isinstance(result, Missing)
             self.status.told(client, f"{doing} failed, {result.reason}" if failed else f"{doing}, done")
             while turn < len(clients) and clients[turn] in results:
@@ -250,9 +253,11 @@ class FlowerExecutor:
             pause(POLL)
 
 
-def _read(client: str, reply: Reply | str, read: Callable[[str, Reply], Any]) -> Any:
+def _read(client: str, reply: Reply | str, read: Callable[[str, Reply], Any], most: int) -> Any:
     if isinstance(reply, str):
         return Missing(client, reply)
+    if len(reply[1]) > most:
+        return Missing(client, f"its reply has {len(reply[1]):,} bytes, more than {most:,}")
     try:
         if "failure" in reply[0]:
             return Missing(client, plain(reply[0]["failure"]))

@@ -20,6 +20,14 @@ AWAY = "it is not connected"
 SILENT = "it did not say in time who it is"
 
 
+TIMES, ROOM = 8, 4 * 2**20
+
+
+def largest_reply(message: bytes) -> int:
+    """Bytes that a reply may have: an update is as large as the broadcast it answers, with a method's extras."""
+    return TIMES * len(message) + ROOM
+
+
 class Channel(Protocol):
     """What carries requests to nodes and their replies back."""
 
@@ -31,7 +39,7 @@ class Channel(Protocol):
         self, requests: Mapping[int, Table], message: bytes, timeout: float
     ) -> Iterator[tuple[int, Reply | str]]:
         """A request for each node, all with the same message. Replies, or what went wrong, as they come; a node that
-        does not reply in time has none."""
+        does not reply in time has none. A reply that is larger than `largest_reply` need not be fetched."""
         ...
 
 

@@ -8,18 +8,22 @@ the server once.
 from __future__ import annotations
 
 import json
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from queue import Empty, Queue
 from typing import Any
 
+import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 
-from fedkeel.engine.flower.gathering import AWAY, POLL, Reply, Table, pause
+from fedkeel.engine.flower.gathering import AWAY, POLL, Reply, Table, largest_reply, pause
 from fedkeel.messages import BadMessage
 
 TABLE, BYTES = "fedkeel", "fedkeel.tensors"
 SAFETENSORS = "fedkeel.safetensors"
+LARGEST_TABLE = 4 * 2**20
 KINDS = {
     "describe": MessageType.QUERY,
     "train": MessageType.TRAIN,
@@ -40,7 +44,10 @@ def from_records(records: RecordDict) -> Reply:
     """The inverse; raises `BadMessage` on anything else that a node may have sent."""
     try:
         given: Any = dict(records.items())
-        table = json.loads(given[TABLE]["table"])
+        text = given[TABLE]["table"]
+        if len(text) > LARGEST_TABLE:
+            raise BadMessage(f"its reply has a table of {len(text):,} bytes, more than {LARGEST_TABLE:,}")
+        table = json.loads(text)
         array = given[BYTES]["message"] if BYTES in given else None
         if not isinstance(table, dict) or (array is not None and array.stype != SAFETENSORS):
             raise BadMessage("its reply is not one of fedkeel's")
@@ -51,11 +58,19 @@ def from_records(records: RecordDict) -> Reply:
         raise BadMessage(f"its reply cannot be read ({type(error).__name__})") from error
 
 
-class GridChannel:
-    """A `Channel` over the grid that Flower gives to a ServerApp."""
+# Of a message's number, the largest size and the latest moment: its reply, what is wrong with it, or None as yet.
+Fetch = Callable[[str, int, float], "Reply | str | None"]
 
-    def __init__(self, grid: Any) -> None:
+
+class GridChannel:
+    """A `Channel` over the grid that Flower gives to a ServerApp.
+
+    Each reply is fetched by itself: one that cannot be read, or is never complete, is nobody else's business.
+    """
+
+    def __init__(self, grid: Any, fetch: Fetch | None = None) -> None:
         self._grid = grid
+        self._fetch = fetch or self._pull
 
     def nodes(self) -> list[int]:
         return sorted(self._grid.get_node_ids())
@@ -68,16 +83,48 @@ class GridChannel:
             for node, request in requests.items()
         ]
         ids = list(self._grid.push_messages(messages)) if messages else []
-        waiting = {number: node for number, node in zip(ids, requests, strict=False) if number}
-        for node in [node for node in requests if node not in waiting.values()]:
+        waiting = {node: number for number, node in zip(ids, requests, strict=False) if number}
+        for node in [node for node in requests if node not in waiting]:
             yield node, "the message to it could not be sent"
-        deadline = time.monotonic() + timeout
-        while waiting and time.monotonic() < deadline:
-            for reply in self._grid.pull_messages(list(waiting)):
-                if reply.metadata.reply_to_message_id in waiting:
-                    yield waiting.pop(reply.metadata.reply_to_message_id), read_reply(reply)
-            if waiting:
-                pause(POLL)
+        came: Queue[tuple[int, Reply | str | httpx.TransportError]] = Queue()
+        over, deadline, most = threading.Event(), time.monotonic() + timeout, largest_reply(message)
+        interval = POLL * max(1.0, len(waiting) / 10)  # of each: Flower's process has to answer them all
+
+        def look(node: int, number: str) -> None:
+            while not over.is_set() and time.monotonic() < deadline:
+                reply = self._try(number, most, deadline)
+                if reply is not None:
+                    came.put((node, reply))
+                    return
+                over.wait(interval)
+
+        for node, number in waiting.items():
+            threading.Thread(target=look, args=(node, number), daemon=True).start()
+        try:
+            while waiting and time.monotonic() < deadline:
+                try:
+                    node, reply = came.get(timeout=POLL)
+                except Empty:
+                    pause(0)
+                    continue
+                if isinstance(reply, httpx.TransportError):
+                    raise reply
+                del waiting[node]
+                yield node, reply
+        finally:
+            over.set()
+
+    def _try(self, number: str, most: int, deadline: float) -> Reply | str | httpx.TransportError | None:
+        try:
+            return self._fetch(number, most, deadline)
+        except httpx.TransportError as gone:  # Flower's own process, not the site
+            return gone
+        except Exception as error:  # whatever the objects of a stranger make Flower do
+            return f"its reply cannot be read ({type(error).__name__})"
+
+    def _pull(self, number: str, _most: int, _deadline: float) -> Reply | str | None:
+        replies = list(self._grid.pull_messages([number]))
+        return read_reply(replies[0]) if replies else None
 
 
 def read_reply(reply: Message) -> Reply | str:

@@ -11,6 +11,7 @@ import ipaddress
 from typing import Any
 
 FOR_SITES = "/v1/fleet/"
+LARGEST = 64 * 2**20  # bytes of one request: Flower cuts what is larger than 20 MiB into pieces
 
 
 def from_this_machine(scope: dict[str, Any]) -> bool:
@@ -26,21 +27,34 @@ def from_this_machine(scope: dict[str, Any]) -> bool:
     return server is not None and client[0] == server[0]
 
 
+def too_large(scope: dict[str, Any]) -> bool:
+    """Whether a request says that it is larger than any of a site's, or does not say how large it is."""
+    headers = dict(scope.get("headers", ()))
+    length = headers.get(b"content-length", b"0")
+    return b"transfer-encoding" in headers or not length.isdigit() or int(length) > LARGEST
+
+
 class OnlySitesFromOutside:
-    """Middleware: other machines may ask for what sites ask for, and for nothing else."""
+    """Middleware: other machines may ask for what sites ask for, and for nothing else. Nobody is read without end."""
 
     def __init__(self, app: Any) -> None:
         self._app = app
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         allowed = scope["type"] == "lifespan" or scope.get("path", "").startswith(FOR_SITES) or from_this_machine(scope)
-        if allowed:
+        if allowed and scope["type"] == "http" and too_large(scope):
+            await refuse(send, 413, b"Too large.")
+        elif allowed:
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await send({"type": "http.response.start", "status": 403, "headers": []})
-            await send({"type": "http.response.body", "body": b"Only sites may come from outside."})
+            await refuse(send, 403, b"Only sites may come from outside.")
         else:
             await send({"type": "websocket.close", "code": 1008})
+
+
+async def refuse(send: Any, status: int, reason: bytes) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"connection", b"close")]})
+    await send({"type": "http.response.body", "body": reason})
 
 
 def main() -> None:

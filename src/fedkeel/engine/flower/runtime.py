@@ -8,10 +8,13 @@ extra `flower` pins the version they are of.
 
 from __future__ import annotations
 
+import copy
+import functools
 import hashlib
 import logging
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -39,6 +42,7 @@ from flwr.supercore.constant import TaskType
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -51,7 +55,8 @@ from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fedkeel.engine import local
-from fedkeel.engine.flower.grid import GridChannel, from_records, to_records
+from fedkeel.engine.flower.gathering import Reply
+from fedkeel.engine.flower.grid import GridChannel, from_records, read_reply, to_records
 from fedkeel.engine.flower.site import Site
 
 log = logging.getLogger("fedkeel")
@@ -175,11 +180,46 @@ def serve(endpoint: Endpoint, pauses: Callable[[], None], act: Callable[[GridCha
             grid = HttpGrid(endpoint.address, insecure=endpoint.ca is None, token=token)
             grid._client = client
             grid.set_run(run_from_proto(given.run))
-            act(GridChannel(grid))
+            act(GridChannel(grid, functools.partial(fetch, grid)))
             status, details = SubStatus.COMPLETED, ""
         finally:
             with suppress(httpx.HTTPError):
                 client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
+
+
+class Guard:
+    """Flower's client, for one reply: gives up on one that is too large, or not complete in time.
+
+    Flower by itself would store whatever a site sends, and wait for hours for the rest of what was cut off.
+    """
+
+    def __init__(self, client: Any, most: int, deadline: float) -> None:
+        self._client, self._most, self._deadline = client, most, deadline
+        self._bytes, self._lock = 0, threading.Lock()
+        self.refusal = ""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def PullObject(self, request: Any) -> Any:  # noqa: N802 - Flower's name
+        part = self._client.PullObject(request)
+        with self._lock:
+            self._bytes += len(part.object_content)
+            if self._bytes > self._most:
+                self.refusal = f"its reply has more than {self._most:,} bytes"
+            elif not part.object_available and time.monotonic() > self._deadline:
+                self.refusal = "its reply was not complete in time"
+        if self.refusal:
+            raise ObjectPullError(request.object_id, self.refusal)
+        return part
+
+
+def fetch(grid: HttpGrid, number: str, most: int, deadline: float) -> Reply | str | None:
+    """The reply to one message, if there is one yet."""
+    one: Any = copy.copy(grid)
+    one._client = guard = Guard(grid._client, most, deadline)
+    replies = list(one.pull_messages([number]))
+    return guard.refusal or (read_reply(replies[0]) if replies else None)
 
 
 # -- a site -----------------------------------------------------------------------------------------------------
