@@ -1,4 +1,4 @@
-"""A site that lies, another way in each round: `python -m tests.engine.flower.liar join ...`, as one would `fedkeel`."""
+"""A site that lies, another way in each round: `python -m tests.engine.flower.liar join ...` in place of `fedkeel`."""
 
 from __future__ import annotations
 
@@ -33,6 +33,9 @@ class Unreadable(ConfigRecord):
     def deflate(self) -> bytes:
         head, divider, body = super().deflate().partition(b"\x00")
         return head + divider + bytes(255 - byte for byte in body)
+
+
+Unreadable.__qualname__ = ConfigRecord.__qualname__
 
 
 def reply(self: Site, request: Any, message: bytes) -> Any:

@@ -111,6 +111,10 @@ class Loopback:
         return self
 
     def __exit__(self, *_: object) -> None:
+        for name, process in self.processes.items():
+            with suppress(OSError):
+                self.thaw(name)
+            process.terminate()
         for name in list(self.processes):
             self.stop(name)
 
@@ -153,8 +157,10 @@ class Loopback:
         options["data"] = options["data"].replace(")", f", root='{self.place / 'images'}')")
         return fedkeel.simulate(options, directory=self.place / out)
 
-    def finish(self, seconds: float = 400) -> int:
-        return self.processes.pop("server").wait(timeout=seconds)
+    def finish(self, seconds: float = 300) -> int:
+        status = self.processes["server"].wait(timeout=seconds)
+        del self.processes["server"]
+        return status
 
     def kill(self, name: str) -> None:
         process = self.processes.pop(name)
@@ -176,8 +182,6 @@ class Loopback:
         return [parent, *map(int, children)]
 
     def stop(self, name: str) -> None:
-        with suppress(OSError):
-            self.thaw(name)
         process = self.processes.pop(name)
         process.terminate()
         try:
@@ -193,7 +197,9 @@ class Loopback:
     def until(self, happened: Callable[[], bool], seconds: float = 300) -> None:
         deadline = time.monotonic() + seconds
         while not happened():
-            assert time.monotonic() < deadline, f"it did not happen:\n{self.log('server')}"
+            server = self.processes.get("server")
+            ended = server is not None and server.poll() is not None and not happened()
+            assert not ended and time.monotonic() < deadline, f"it did not happen:\n{self.log('server')}"
             time.sleep(0.2)
 
     def checkpointed(self, out: str, round: int) -> Callable[[], bool]:

@@ -105,6 +105,8 @@ def test_errors_of_flower_are_told_in_words() -> None:
     question = Message(RecordDict(), 5, "train")
     gone = Message(Error(ErrorCode.NODE_UNAVAILABLE, "no heartbeat"), reply_to=question)
     assert grid.read_reply(gone) == AWAY
+    late = Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, "it may have expired"), reply_to=question)
+    assert grid.read_reply(late) is None
     broken = Message(Error(ErrorCode.CLIENT_APP_CRASHED, "killed"), reply_to=question)
     assert grid.read_reply(broken) == "it failed (killed)"
 

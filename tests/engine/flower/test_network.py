@@ -7,8 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
+from fedkeel.engine.local import ClientFailure, Worker
+from fedkeel.messages import Broadcast, Update
 from fedkeel.run import Run
+from fedkeel.state import Tensors
 from tests.engine.flower.real import Loopback, Networks, draw_images, has_namespaces
 
 pytestmark = [
@@ -16,6 +21,7 @@ pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed"),
 ]
 SITES = ("north", "south", "west")
+TIMEOUT = 30.0
 
 
 @pytest.fixture
@@ -40,7 +46,7 @@ def assert_went_through_it(loopback: Loopback, site: str, rounds: int) -> None:
     run = Run(loopback.place / "run")
     reasons = missed(run, site)
     assert reasons
-    assert set(reasons.values()) <= {"it did not reply within 15 s", "it is not connected"}
+    assert set(reasons.values()) <= {f"it did not reply within {TIMEOUT:g} s", "it is not connected"}
     for round, reason in reasons.items():
         assert f"Round {round}: the update of '{site}' is dropped, {reason}." in loopback.log("server")
     assert trained(run, site)[0] == 0
@@ -48,13 +54,31 @@ def assert_went_through_it(loopback: Loopback, site: str, rounds: int) -> None:
     for other in SITES:
         if other != site:
             assert trained(run, other) == list(range(rounds))
+    assert_as_if_it_had_not_trained(loopback, run, site, set(reasons))
+
+
+def assert_as_if_it_had_not_trained(loopback: Loopback, run: Run, site: str, rounds: set[int]) -> None:
+    """The model is that of one process in which the site failed in these rounds; SCAFFOLD would tell the difference."""
+    usual = Worker.train
+
+    def train(self: Worker, name: str, broadcast: Broadcast, memory: Tensors) -> tuple[Update, Tensors]:
+        if name == site and broadcast.round in rounds:
+            raise ClientFailure("it is not there")
+        return usual(self, name, broadcast, memory)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Worker, "train", train)
+        wanted = loopback.serial("serial", method=run.config.method, rounds=run.config.rounds)
+    ours, theirs = (safetensors.torch.load_file(r.directory / "model.safetensors") for r in (run, wanted))
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5)
 
 
 def go_on(loopback: Loopback, rounds: int) -> None:
     """Enough rounds, and a start."""
     for site in SITES:
         loopback.site(site)
-    loopback.server("run", method="scaffold", rounds=rounds, round_timeout=15.0)
+    loopback.server("run", method="scaffold", rounds=rounds, round_timeout=TIMEOUT)
     loopback.until(loopback.checkpointed("run", 0))
 
 

@@ -127,7 +127,9 @@ class GridChannel:
         return read_reply(replies[0]) if replies else None
 
 
-def read_reply(reply: Message) -> Reply | str:
+def read_reply(reply: Message) -> Reply | str | None:
+    if reply.has_error() and reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE:
+        return None  # its time ran out; whoever waits knows that by himself
     if reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE:
         return AWAY
     if reply.has_error():
