@@ -199,7 +199,8 @@ class Loopback:
         while not happened():
             server = self.processes.get("server")
             ended = server is not None and server.poll() is not None and not happened()
-            assert not ended and time.monotonic() < deadline, f"it did not happen:\n{self.log('server')}"
+            waited = ended or time.monotonic() > deadline
+            assert not waited, f"it did not happen:\n{self.log('server')}"
             time.sleep(0.2)
 
     def checkpointed(self, out: str, round: int) -> Callable[[], bool]:
