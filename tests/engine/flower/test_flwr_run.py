@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,15 @@ def running(place: Path, name: str, given: dict[str, str], *words: str) -> Itera
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def wait_for(port: int) -> None:
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return
+        time.sleep(0.2)
+    raise AssertionError("Flower's SuperLink did not come up")
 
 
 def flower(command: str) -> str:
@@ -88,6 +99,7 @@ def test_plain_supernodes_give_what_one_process_gives(tmp_path: Path) -> None:
         return running(tmp_path, f"node-{name}", given, *own)
 
     with running(tmp_path, "link", given, *words), node("north"), node("south"):
+        wait_for(port)
         said = flwr_run(tmp_path, given, **options_of_the_app(tmp_path, "folder(size=16)"))
         assert (tmp_path / "run" / "summary.json").exists(), said
     wanted = serial(tmp_path, data=f"folder(size=16, root='{tmp_path / 'images'}')")
@@ -102,6 +114,7 @@ def test_a_simulation_on_ray_gives_what_one_process_gives(tmp_path: Path) -> Non
     words = ["--insecure", "--simulation", "--port", str(port), "--disable-runtime-dependency-installation"]
     data = f"folder(size=16, root='{tmp_path / 'images'}')"
     with running(tmp_path, "link", given, *words):
+        wait_for(port)
         said = flwr_run(
             tmp_path, given, "--federation-config", "num-supernodes=2", **options_of_the_app(tmp_path, data)
         )
