@@ -94,6 +94,21 @@ def test_a_site_that_is_away_is_missing_and_takes_part_again_when_it_is_back(tmp
     assert [r["round"] for r in run.records("client") if r["client"] == "clinic"] == [0, 2, 3]
 
 
+def test_a_site_that_hangs_is_waited_for_once_in_a_round(tmp_path: Path) -> None:
+    loop, notes = spoiling(loop_of(tmp_path), "train", swallow), tiny.Notes()
+    run = over_network(tmp_path, "hbn", loop=loop, observer=notes)
+    asked = [(r["step"][0], r["do"]) for node, r in loop.requests if node == CLINIC and r["do"] != "describe"]
+    assert asked == [
+        (0, "train"),
+        (0, "ask"),
+        (0, "evaluate"),
+        (1, "train"),
+        *[(2, d) for d in ("train", "ask", "evaluate")],
+    ]
+    assert "Round 1: 'clinic' did not evaluate, it did not reply to an earlier request of this round." in notes.notes
+    assert [record["round"] for record in run.records("client") if record["client"] == "clinic"] == [0, 2]
+
+
 def test_a_restarted_site_is_known_by_its_name_and_remembers(tmp_path: Path) -> None:
     """Without keys, its node has another number after every restart."""
     loop = loop_of(tmp_path / "flower")

@@ -50,6 +50,7 @@ from fedkeel.messages import (
 STATUS = "status.json"
 SPLITS = ("test", "validation")
 COUNTED = "step"
+HANGING = "it did not reply to an earlier request of this round"
 
 
 @dataclass
@@ -90,6 +91,7 @@ class FlowerExecutor:
     strangers: set[int] = field(default_factory=set)
     status: Status = field(default_factory=Status)
     memory: ClientMemory = field(default_factory=ClientMemory)
+    _hanging: set[str] = field(default_factory=set)
     _newcomers: list[Description] = field(default_factory=list)
     _step: tuple[int, int] = (-1, 0)
     _evaluated: tuple[Broadcast | None, dict[str, list[Evaluation]]] = (None, {})
@@ -199,10 +201,15 @@ class FlowerExecutor:
         """Send the request to every client that is there; yield results in the order of `clients`."""
         round, number = self._step
         self._step = (round, number + 1) if round == broadcast.round else (broadcast.round, 0)
+        if round != broadcast.round:
+            self._hanging.clear()
         self._await(clients, min(least, len(clients)))
         common = {**request, "session": self.session, "start": self.roster.starts, "step": list(self._step)}
-        there = {self.nodes[client]: client for client in clients if client in self.nodes}
-        results: dict[str, Any] = {c: Missing(c, AWAY) for c in clients if c not in there.values()}
+        # Who hangs would make everybody wait for the whole timeout once more; the next round is a new chance.
+        there = {self.nodes[c]: c for c in clients if c in self.nodes and c not in self._hanging}
+        results: dict[str, Any] = {
+            c: Missing(c, HANGING if c in self._hanging else AWAY) for c in clients if c not in there.values()
+        }
         turn = 0
         doing = f"round {broadcast.round}: {request['do']}"
         for client in there.values():
@@ -222,6 +229,7 @@ class FlowerExecutor:
                 turn += 1
         for client in clients[turn:]:
             if client not in results:
+                self._hanging.add(client)
                 self.status.told(client, f"{doing}, no reply", connected=False)
             late = Missing(client, f"it did not reply within {self.config.round_timeout:g} s")
             yield results.get(client, late)
