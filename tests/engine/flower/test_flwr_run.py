@@ -33,7 +33,11 @@ def environment(place: Path, link: str) -> dict[str, str]:
     home.mkdir(exist_ok=True)
     (home / "config.toml").write_text(f'[superlink]\ndefault = "here"\n\n[superlink.here]\n{link}\n')
     sources = os.pathsep.join(map(str, SOURCES))
-    return {**os.environ, "FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": sources}
+    path = os.pathsep.join(
+        [str(Path(sys.executable).parent), os.environ.get("PATH", "")]
+    )  # Flower starts its own tools
+    own = {"FLWR_HOME": str(home), "FLWR_TELEMETRY_ENABLED": "0", "PYTHONPATH": sources, "PATH": path}
+    return {**os.environ, **own}
 
 
 @contextmanager
