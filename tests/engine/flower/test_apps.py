@@ -107,7 +107,7 @@ def test_errors_of_flower_are_told_in_words() -> None:
     assert grid.read_reply(gone) == AWAY
     late = Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, "it may have expired"), reply_to=question)
     assert grid.read_reply(late) is None
-    broken = Message(Error(ErrorCode.CLIENT_APP_CRASHED, "killed"), reply_to=question)
+    broken = Message(Error(ErrorCode.CLIENT_APP_CRASHED, "kil\x1b\nled"), reply_to=question)
     assert grid.read_reply(broken) == "it failed (killed)"
 
 

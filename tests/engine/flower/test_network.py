@@ -118,3 +118,21 @@ def test_whatever_a_site_sends_the_others_go_on(loopback: Loopback) -> None:
     assert "not finite" in reasons[6]
     assert trained(run, "south") == [0, 7]
     assert trained(run, "north") == trained(run, "west") == list(range(8))
+
+
+def test_a_site_that_comes_late_takes_part_and_one_that_does_not_fit_sits_out(loopback: Loopback) -> None:
+    (loopback.place / "images/west/cat").rename(loopback.place / "images/west/kat")
+    loopback.site("north")
+    loopback.server("run", "--sites", "1", method="scaffold", rounds=8)
+    loopback.until(loopback.checkpointed("run", 0))
+    loopback.site("south")
+    loopback.site("west")
+    assert loopback.finish() == 0, loopback.log("server")
+    run = Run(loopback.place / "run")
+    assert trained(run, "north") == list(range(8))
+    late = trained(run, "south")
+    assert late == list(range(late[0], 8))
+    assert late[0] > 0
+    assert "The site 'south' came and takes part from now on." in loopback.log("server")
+    assert trained(run, "west") == []
+    assert "The site 'west' sits out: it has the class 'kat'" in loopback.log("server")

@@ -18,7 +18,7 @@ import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 
-from fedkeel.engine.flower.gathering import AWAY, POLL, Reply, Table, largest_reply, pause
+from fedkeel.engine.flower.gathering import AWAY, POLL, Reply, Table, largest_reply, pause, plain
 from fedkeel.messages import BadMessage
 
 TABLE, BYTES = "fedkeel", "fedkeel.tensors"
@@ -133,7 +133,7 @@ def read_reply(reply: Message) -> Reply | str | None:
     if reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE:
         return AWAY
     if reply.has_error():
-        return f"it failed ({str(reply.error.reason)[:300]})"
+        return f"it failed ({plain(reply.error.reason)})"
     try:
         return from_records(reply.content)
     except BadMessage as bad:
