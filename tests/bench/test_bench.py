@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from fedkeel.bench.cell import run_cell
 from fedkeel.bench.measure import Result, fitted
 from fedkeel.cli import main
 from fedkeel.engine.local import Stopped, stop_requested
+from fedkeel.engine.optimizers import DirectSGD
 from fedkeel.errors import FedkeelError
 
 TINY = Row("simple_cnn(width=2)", 32, 4, 3, 2, 1, group="cpu", executors=("serial", "processes"), aim=1.5)
@@ -162,18 +163,21 @@ def test_every_client_of_a_made_up_federation_has_the_steps_of_the_row() -> None
 def test_both_sides_train_as_many_steps_as_they_count(monkeypatch: pytest.MonkeyPatch) -> None:
     federation = made_up(TINY)
     steps = 0
-    plain = torch.optim.SGD.step
 
-    def step(*args: Any, **kwargs: Any) -> Any:
-        nonlocal steps
-        steps += 1
-        return plain(*args, **kwargs)
+    def counting(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            nonlocal steps
+            steps += 1
+            return plain(*args, **kwargs)
+
+        return step
 
     moments = iter([100.0, 103.0] * 10)
     for make in (lambda: UsualLoop(TINY, federation), lambda: Executed(TINY, federation, "serial")):
         side = make()
         with monkeypatch.context() as patched:
-            patched.setattr(torch.optim.SGD, "step", step)
+            for optimizer in (torch.optim.SGD, DirectSGD):
+                patched.setattr(optimizer, "step", counting(optimizer.step))
             patched.setattr(sides.time, "perf_counter", lambda: next(moments))
             steps = 0
             assert side.speed() == pytest.approx(steps / 3)
