@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import statistics
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -274,7 +275,9 @@ LATEX = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     "±": r"$\pm$",
-    "\n": " ",
+    # At the beginning of a row these two would belong to the line break before it.
+    "[": "{[}",
+    "*": "{*}",
 }
 
 
@@ -284,7 +287,9 @@ def latex_text(text: str) -> str:
     >>> latex_text("fedprox(mu=0.1)_50%")
     'fedprox(mu=0.1)\\\\_50\\\\%'
     """
-    return "".join(LATEX.get(character, character) for character in text)
+    visible = (character if character.isprintable() else " " for character in unicodedata.normalize("NFC", text))
+    escaped = "".join(LATEX.get(character, character) for character in visible)
+    return escaped.replace("--", "-{}-").replace("--", "-{}-")  # else it is printed as a dash; of three, there are two
 
 
 def _latex_cell(cell: Cell | None, best: bool) -> str:
