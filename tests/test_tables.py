@@ -74,7 +74,7 @@ def awkward() -> Results:
     costs = {"bytes_up": 1e9, "bytes_down": 2, "questions": 3, "rounds": 7, "epsilon": 8.0}
 
     def summary(place: int, seed: int) -> dict[str, object]:
-        domains = {name: 0.5 + seed / 10 for name in AWKWARD[place % 2 :]}  # every other row lacks one of them
+        domains = dict.fromkeys(AWKWARD[place % 2 :], 0.5 + seed / 10)  # every other row lacks one of them
         return {
             "domains": domains,
             "accuracy": 0.5,

@@ -383,8 +383,8 @@ def wanted_diagnostics(recipe: Recipe, rows: Sequence[Row], columns: Sequence[Co
 
 
 def recording(config: Config, diagnostics: Sequence[str]) -> Config:
-    """The same run, with what can be recorded while it trains."""
-    names = [name for name in diagnostics if analysis.build(name).when != "after"]
+    """The same run, with what is recorded while it trains; its own records can be looked at at any time."""
+    names = [name for name in diagnostics if not analysis.build(name).of_records]
     return config.replace(record=",".join(names)) if names else config
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedkeel.run import Run
 from tests import tiny
 from tests.analysis.by_hand import (
     NORM,
+    Memory,
     bars_of,
     forward,
     images,
@@ -273,6 +275,86 @@ class TestGradientNorms:
         run, _ = recorded_run(tmp_path / "run", "gradient-norms", method="fedcoda(calibrate_from=0.6)", rounds=4)
         figure = analysis.run("gradient-norms", run)["figures"][0]
         assert figure["note"] == "Batch norm switches to global statistics in round 3."
+
+
+class TestGradientNormsAfterwards:
+    """Of the models that a run has kept: their gradients over the clients' data, nothing trained."""
+
+    def test_under_batch_statistics_the_norm_is_that_of_the_step_that_comes_next(self, tmp_path: Path) -> None:
+        def plain() -> Any:
+            return tiny.federation(augment="")
+
+        options: dict[str, Any] = {"momentum": 0.0, "learning_rate": 0.1, "batch_size": 64}
+        memory = Memory()
+        tiny.run(tmp_path / "longer", on=plain(), rounds=3, observer=memory, **options)
+        run = tiny.run(tmp_path / "run", on=plain(), rounds=2, **options)
+        document = analysis.run("gradient-norms", run, federation=plain(), model=tiny.model())
+        line, bars = lines_of(document)["under batch statistics"], bars_of(document, 1)["under batch statistics"]
+        for round in (0, 1):
+            after = memory.rounds[round + 1]
+            moved = {}
+            for name, update in after.updates.items():
+                weights = [k for k in update if "running" not in k and "num_batches" not in k]
+                way = np.concatenate([(after.sent[k] - update[k]).double().numpy().ravel() for k in weights])
+                moved[name] = np.linalg.norm(way) / 0.1
+            assert line[round] == pytest.approx(np.mean(list(moved.values())), rel=1e-4)
+        assert bars == pytest.approx(moved, rel=1e-4)
+
+    def test_under_global_statistics_it_is_that_of_finite_differences(self, tmp_path: Path) -> None:
+        run = tiny.run(tmp_path / "run", batch_size=64, learning_rate=0.2)
+        found = bars_of(analyse("gradient-norms", run), 1)["under global statistics"]
+        x, y = images(FEDERATION, CLIENTS["clinic"].train)
+        entries = {name: tensor.double().numpy().copy() for name, tensor in final_model(run).items()}
+        total, step = 0.0, 1e-5
+        for name in (name for name in entries if "running" not in name and "num_batches" not in name):
+            for place in np.ndindex(entries[name].shape):
+                value, ends = entries[name][place], []
+                for shift in (step, -step):
+                    entries[name][place] = value + shift
+                    ends.append(losses(forward(entries, x)[1], y).mean())
+                entries[name][place] = value
+                total += ((ends[0] - ends[1]) / (2 * step)) ** 2
+        assert found["clinic"] == pytest.approx(np.sqrt(total), rel=1e-3)
+
+    def test_it_is_the_mean_over_batches(self, tmp_path: Path) -> None:
+        run = tiny.run(tmp_path / "run", batch_size=4)
+        found = bars_of(analyse("gradient-norms", run), 1)["under global statistics"]["ward"]
+        network = tiny.model()
+        network.load_state_dict(final_model(run))
+        order = CLIENTS["ward"].train[torch.randperm(14, generator=seeds.generator(0, "diagnostic", "ward"))]
+        norms = []
+        for part in (order[:4], order[4:8], order[8:12], order[12:]):
+            x, y = images(FEDERATION, part)
+            loss = torch.nn.functional.cross_entropy(network.eval()(x / 255).logits, y)
+            gradients = torch.autograd.grad(loss, list(network.parameters()))
+            norms.append(np.linalg.norm(np.concatenate([g.double().numpy().ravel() for g in gradients])))
+        assert found == pytest.approx(np.mean(norms), rel=1e-4)
+
+    def test_it_says_of_which_rounds_there_is_a_model(self, tmp_path: Path) -> None:
+        run = tiny.run(tmp_path / "run", "fedcoda(calibrate_from=0.6)", rounds=5)
+        figure = analyse("gradient-norms", run)["figures"][0]
+        assert figure["note"].startswith("Made after the run, which has kept the model of rounds 3, 4: 2 points.")
+        assert figure["note"].endswith("Batch norm switches to global statistics in round 3.")
+        assert list(lines_of({"figures": [figure]})["under global statistics"]) == [3, 4]
+        shutil.rmtree(run.directory / "checkpoints")
+        figure = analyse("gradient-norms", run)["figures"][0]
+        assert figure["note"].startswith("Made after the run, which has kept the model of round 4: one point.")
+
+    def test_what_was_recorded_is_shown_instead(self, tmp_path: Path) -> None:
+        run, _ = recorded_run(tmp_path / "run", "gradient-norms")
+        assert list(lines_of(analyse("gradient-norms", run))) == ["as computed", "as used", "largest of a step"]
+
+    def test_a_model_without_batch_norm_has_one_line(self, tmp_path: Path) -> None:
+        run = tiny.run(tmp_path / "run", network=tiny.model(norm=False))
+        document = analysis.run("gradient-norms", run, federation=tiny.federation(), model=tiny.model(norm=False))
+        assert list(lines_of(document)) == ["at the model"]
+
+    def test_a_look_leaves_the_run_as_it_was(self, tmp_path: Path) -> None:
+        run = tiny.run(tmp_path / "run", "fedbn")
+        before = tiny.result(run)
+        first, second = (analyse("gradient-norms", run) for _ in range(2))
+        assert first == second
+        assert tiny.result(run) == before
 
 
 def test_mixing_factors_of_every_client(tmp_path: Path) -> None:

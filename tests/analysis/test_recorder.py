@@ -7,21 +7,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sklearn.cluster import KMeans
 
 import fedkeel
 from fedkeel import FedkeelError, analysis
 from fedkeel.analysis.diagnostic import DIAGNOSTICS, recorded
 from fedkeel.analysis.gradient_norms import GradientNorms
 from tests import tiny
-from tests.analysis.by_hand import lines_of
+from tests.analysis.by_hand import forward, images, lines_of, recorded_run
 
-WHILE_TRAINING = [entry.name for entry in DIAGNOSTICS if entry.build.when != "after"]  # type: ignore[attr-defined]
-ON_BATCH_NORM = [name for name in WHILE_TRAINING if name != "mixing-factors"]
+OF_RECORDS = ["label-distribution", "convergence", "fairness", "cost"]
+MEASURED = [entry.name for entry in DIAGNOSTICS if entry.name not in OF_RECORDS]
+ON_BATCH_NORM = [name for name in MEASURED if name != "mixing-factors"]
 ON_HBN = ["mixing-factors", "statistics-divergence", "bn-statistics", "representation-divergence", "gradient-norms"]
-ON_ANY_MODEL = ["representation-divergence", "prototype-similarity", "gradient-norms", "nmi", "singular-values"]
+ON_ANY_MODEL = ["representation-divergence", "prototype-similarity", "gradient-norms", "nmi", "tsne", "singular-values"]
 
 
 @pytest.mark.slow
@@ -93,6 +96,54 @@ def test_clients_that_do_not_take_part_have_no_point_in_that_round(tmp_path: Pat
     assert {(name, round) for name, line in lines.items() for round in line} == took_part
 
 
+def test_maps_of_chosen_rounds_are_of_the_same_images_with_the_nmi_by_round(tmp_path: Path) -> None:
+    run, seen = recorded_run(tmp_path / "run", "tsne(samples=10)", rounds=7, record_every=1)
+    curve, *maps = json.loads((run.directory / "diagnostics" / "tsne.json").read_text())["figures"]
+    assert [figure["title"].rpartition(" ")[2] for figure in maps] == ["0", "2", "4", "6"]  # four of seven
+    assert all(figure["class"] == maps[0]["class"] and figure["domain"] == maps[0]["domain"] for figure in maps)
+    assert all(len(figure["x"]) == len(figure["y"]) == 10 for figure in maps)
+    assert [entry.round for entry in recorded(run.directory, "tsne")] == list(range(7))
+    (line,) = curve["series"]
+    federation = tiny.federation()
+    for round, nmi in zip(line["x"], line["y"], strict=True):
+        tested = [(*images(federation, client.test), seen.rounds[round].model) for client in federation.clients]
+        features = np.concatenate([forward(model, x)[0] for x, _, model in tested])
+        labels = np.concatenate([y.numpy() for _, y, _ in tested])
+        # The best of many starts, so that the order of the samples does not matter.
+        clusters = KMeans(4, n_init=30, random_state=1).fit_predict(features)
+        assert nmi == pytest.approx(mutual_information(clusters, labels), abs=1e-6)
+
+
+def mutual_information(a: np.ndarray, b: np.ndarray) -> float:
+    """Normalised by the mean of the entropies; from the table of counts, in natural logarithms."""
+    joint = np.array([[np.mean((a == i) & (b == j)) for j in set(b.tolist())] for i in set(a.tolist())])
+    p, q = joint.sum(axis=1), joint.sum(axis=0)
+    shared = sum(w * np.log(w / (p[i] * q[j])) for (i, j), w in np.ndenumerate(joint) if w > 0)
+    return float(shared / ((-(p * np.log(p)).sum() - (q * np.log(q)).sum()) / 2))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "central"])
+def test_what_is_made_of_records_can_be_recorded_too(tmp_path: Path, method: str) -> None:
+    """With `record`, a report of the run has it without a further command."""
+    options: dict[str, Any] = {"data": "digits-shift", "subsample": 20, "model": "simple_cnn(width=2)", "rounds": 3}
+    options |= {"checkpoint_every": 3, "executor": "serial", "device": "cpu", "method": method}
+    run = fedkeel.simulate(directory=tmp_path / "run", record=",".join(OF_RECORDS), **options)
+    written = {path.stem: json.loads(path.read_text()) for path in (run.directory / "diagnostics").glob("*.json")}
+    assert sorted(written) == sorted(OF_RECORDS)
+    for name, document in written.items():
+        if name != "cost":  # seconds are those of the round that was being timed
+            assert document == analysis.run(name, run, save=False)
+    assert list(lines_of(written["cost"])["up"]) == [0, 1, 2]
+
+
+def test_an_unseen_domain_given_in_python_stays_out_of_the_recorded_spread(tmp_path: Path) -> None:
+    run = tiny.run(tmp_path / "run", on=tiny.federation(unseen=6), record="fairness")
+    document = json.loads((run.directory / "diagnostics" / "fairness.json").read_text())
+    last = run.scores()[-1]["domains"]
+    seen = [value for name, value in last.items() if name != "foreign"]
+    assert lines_of(document)["standard deviation"][2] == pytest.approx(np.std(seen, ddof=1))
+
+
 class Stop(Exception):
     pass
 
@@ -135,11 +186,12 @@ def test_recording_may_begin_when_a_run_is_resumed(tmp_path: Path) -> None:
     assert [entry.round for entry in recorded(tmp_path / "run", "loss-gap")] == [2, 3]
 
 
+@pytest.mark.parametrize("kind", [FedkeelError, ValueError, ZeroDivisionError, torch.OutOfMemoryError])
 def test_a_measure_that_fails_leaves_a_note_and_not_a_broken_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
 ) -> None:
     def fails(*_: object) -> dict[str, Any]:
-        raise FedkeelError("nothing to see.")
+        raise kind("nothing to see.")
 
     monkeypatch.setattr("fedkeel.analysis.loss_gap.LossGap.measure", fails)
     notes = tiny.Notes()
@@ -167,8 +219,8 @@ class TestRefusals:
     def test_an_unknown_option(self, tmp_path: Path) -> None:
         assert "has no option 'client'" in self.refused(tmp_path, "bn-statistics(client=ward)")
 
-    def test_one_that_needs_a_finished_run(self, tmp_path: Path) -> None:
-        assert "'fedkeel analyse tsne DIR'" in self.refused(tmp_path, "loss-gap,tsne")
+    def test_a_map_of_a_domain_that_is_not_there(self, tmp_path: Path) -> None:
+        assert "did you mean 'dark'" in self.refused(tmp_path, "tsne(domains='darkk')")
 
     def test_one_twice(self, tmp_path: Path) -> None:
         assert "twice" in self.refused(tmp_path, "loss-gap,loss-gap")

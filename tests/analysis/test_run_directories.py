@@ -23,7 +23,7 @@ from tests.analysis.by_hand import lines_of, matrix_of
 from tests.engine.test_scale import crowd
 from tests.engine.test_scale import run as crowded_run
 
-AFTER = [entry.name for entry in DIAGNOSTICS if entry.build.when != "during"]  # type: ignore[attr-defined]
+EVERY = [entry.name for entry in DIAGNOSTICS]
 
 
 def written(directory: Path, records: list[dict[str, Any]], timing: list[dict[str, Any]] = (), **options: Any) -> Run:  # type: ignore[assignment]
@@ -135,7 +135,7 @@ def digits(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 class TestRuns:
     @pytest.mark.slow
-    @pytest.mark.parametrize("name", [name for name in AFTER if name != "mixing-factors"])
+    @pytest.mark.parametrize("name", [name for name in EVERY if name != "mixing-factors"])
     def test_of_the_embedded_data_every_diagnostic_writes_its_file(self, digits: Run, name: str) -> None:
         document = analysis.run(name, digits)
         stored = json.loads((digits.directory / "diagnostics" / f"{name}.json").read_text())
@@ -176,6 +176,18 @@ class TestRuns:
         found = analysis.run("singular-values", tmp_path / "run", **objects)["figures"][0]["series"]
         assert found == analysis.run("singular-values", whole, **objects)["figures"][0]["series"]
 
+    @pytest.mark.parametrize("method", ["fedbn", "gn"])
+    def test_also_of_one_whose_statistics_never_travel(self, tmp_path: Path, method: str) -> None:
+        def stop(round: int) -> None:
+            if round == 1:
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            tiny.run(tmp_path / "run", method, rounds=5, observer=tiny.Notes(stop))
+        objects: dict[str, Any] = {"federation": tiny.federation(), "model": tiny.model()}
+        (line,) = analysis.run("singular-values", tmp_path / "run", **objects)["figures"][0]["series"]
+        assert line["name"] == "round 1"
+
     def test_personal_layers_are_those_of_each_client(self, tmp_path: Path) -> None:
         run = tiny.run(tmp_path / "run", "fedbn", on=tiny.federation(unseen=6), learning_rate=0.3)
         objects: dict[str, Any] = {"federation": tiny.federation(unseen=6), "model": tiny.model()}
@@ -193,11 +205,6 @@ class TestRuns:
                 analysis.run(name, run)
         with pytest.raises(FedkeelError, match=r"given in Python.*model="):
             analysis.run("nmi", run, federation=tiny.federation())
-
-    def test_what_is_only_recorded_cannot_be_made_afterwards(self, tmp_path: Path) -> None:
-        run = tiny.run(tmp_path / "run", rounds=1)
-        with pytest.raises(FedkeelError, match="run it with --record gradient-norms"):
-            analysis.run("gradient-norms", run)
 
     def test_a_model_without_batch_norm_has_no_statistics_to_show(self, tmp_path: Path) -> None:
         def network() -> Any:

@@ -29,7 +29,7 @@ class Convergence(Diagnostic):
         "the mean training loss of the clients."
     )
     paper = "FedWon, Figure 8; FedCoda, Figure 8"
-    when = "after"
+    of_records = True
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
         scores = evaluated(run)

@@ -40,7 +40,7 @@ class Cost(Diagnostic):
     title = "What a round costs"
     what = "Bytes that clients send (up) and receive (down) in a round, all of them together, and the seconds it took."
     paper = "HBN, Section 4; GReg, Table 10"
-    when = "after"
+    of_records = True
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
         records = run.records("round")

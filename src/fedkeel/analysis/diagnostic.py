@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from fedkeel import spec
 from fedkeel.analysis.figures import Figure
@@ -30,17 +30,17 @@ class Measured(NamedTuple):
 
 
 class Diagnostic:
-    """One way to look at a run. A diagnostic writes `measure` and `figures`, or, if the run's own records are all that
-    it needs, `of_run`.
+    """One way to look at a run, while it trains or after it.
 
-    `when` it works: "after" a run, from what it left behind; "during" it, as a recorder; or "both".
+    A diagnostic writes `measure` and `figures`; or, if the run's own records and data are all that it needs, `of_run`,
+    and says so with `of_records`.
     """
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
     what: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    when: ClassVar[Literal["after", "during", "both"]] = "both"
+    of_records: ClassVar[bool] = False
     needs_batch_norm: ClassVar[bool] = False
     has_options: bool = False  # given by whoever asks, who then does not want what was recorded with others
 
@@ -56,6 +56,10 @@ class Diagnostic:
         """What looks at every local step, if that is needed: called with the model."""
         return None
 
+    def moments(self, run: Run, objects: Objects) -> list[Moment]:
+        """What is looked at after a run of which nothing was recorded: its end."""
+        return [of_run(run, objects)]
+
     def measure(self, moment: Moment) -> Values:
         raise NotImplementedError
 
@@ -66,15 +70,10 @@ class Diagnostic:
         """From what was recorded while the run trained, or else, and if options are given, from the model that it ended
         with."""
         measured = [] if self.has_options else recorded(run.directory, self.name)
-        if not measured and self.when == "during":
-            raise FedkeelError(
-                f"'{self.name}' is recorded while training, and '{run.directory}' has no record of it: "
-                f"run it with --record {self.name}."
-            )
         if not measured:
-            moment = of_run(run, objects)
-            self.check(moment.worker)
-            measured = [Measured(moment.round, plain(self.measure(moment)))]
+            moments = self.moments(run, objects)
+            self.check(moments[0].worker)
+            measured = [Measured(moment.round, plain(self.measure(moment))) for moment in moments]
         return self.figures(measured)
 
     def document(self, figures: Sequence[Figure]) -> dict[str, Any]:

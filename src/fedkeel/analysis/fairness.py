@@ -38,11 +38,16 @@ class Fairness(Diagnostic):
         "them. A method can raise the average and still leave one domain behind."
     )
     paper = "FedHEAL (Chen et al. 2024)"
-    when = "after"
+    of_records = True
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
         scores, summary = evaluated(run), run.summary
-        unseen = set(summary["unseen_domains"]) if summary else {u.strip() for u in run.config.unseen.split(",")}
+        if summary:
+            unseen = set(summary["unseen_domains"])
+        elif objects.federation is not None:
+            unseen = {client.domain for client in objects.federation.unseen}
+        else:
+            unseen = {name.strip() for name in run.config.unseen.split(",")}
         rounds = {}
         for score in scores:
             rounds[score["round"]] = {d: a for d, a in score["domains"].items() if d not in unseen} or score["domains"]

@@ -7,24 +7,34 @@ there too: a jump at the switch of statistics lasts for a few steps only.
 
 The norms are taken in every local step, on the device, and read at the end of a client's recorded rounds. Figure 4
 needs every round: `record_every = 1`.
+
+After a run the local steps are gone, and with them what the method adds. Then it is the gradient of the cross-entropy
+at the models that the run has kept, its last checkpoints and its end, over each client's training images in batches of
+`batch_size`: the norm averaged over batches and then over clients, under the statistics of the batch and under the
+global ones. How far these two lie apart is the jump that a switch of statistics makes at that model.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
-from fedkeel.analysis.figures import Figure, by_round
-from fedkeel.analysis.moment import Moment
+from fedkeel.analysis.figures import Figure, bars, by_round
+from fedkeel.analysis.moment import Moment, Objects, all_of_run
 from fedkeel.engine.local import WATCHED, StepWatch
 from fedkeel.errors import FedkeelError
+from fedkeel.nn.surgery import batch_norms, batch_statistics
+from fedkeel.run import Run
 
 COMPUTED, USED, LARGEST = "gradient_norm", "used_gradient_norm", "largest_gradient_norm"
+BATCH, GLOBAL, NO_NORM = "under batch statistics", "under global statistics", "at the model"
 
 
 def gradient_norm(parameters: Sequence[Tensor]) -> Tensor:
@@ -80,22 +90,67 @@ def switch_round(moment: Moment) -> int | None:
     return None
 
 
+def at_rest(moment: Moment) -> dict[str, dict[str, float]]:
+    """By kind of statistics and client: the mean norm over the batches of the client's training images."""
+    worker = moment.worker
+    model, parameters = worker.model.eval(), list(worker.model.parameters())
+    kinds = (BATCH, GLOBAL) if batch_norms(model) else (NO_NORM,)
+    found: dict[str, dict[str, float]] = {kind: {} for kind in kinds}
+    for client in moment.clients:
+        moment.put_local(client)
+        for kind in kinds:
+            norms = []
+            for batch in moment.batches(client, client.train, worker.config.batch_size):
+                model.zero_grad(set_to_none=True)
+                with batch_statistics(model) if kind == BATCH and len(batch.y) > 1 else nullcontext():
+                    F.cross_entropy(model(batch.x).logits, batch.y).backward()  # type: ignore[no-untyped-call]
+                norms.append(float(gradient_norm(parameters)))
+            found[kind][client.name] = float(np.mean(norms))
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def figures_at_rest(measured: Sequence[Measured], switch: str) -> list[Figure]:
+    rounds = [entry.round for entry in measured]
+    kept = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {', '.join(map(str, rounds))}"
+    points = "one point" if len(rounds) == 1 else f"{len(rounds)} points"
+    note = (
+        f"Made after the run, which has kept the model of {kept}: {points}. For a curve over the rounds, and for what "
+        f"the method and its clipping do, run with --record gradient-norms. {switch}"
+    ).strip()
+    last = measured[-1]
+    tables = {entry.round: entry.values["at rest"] for entry in measured}
+    means = {r: {kind: float(np.mean(list(by.values()))) for kind, by in t.items()} for r, t in tables.items()}
+    by_client = {kind: list(by.values()) for kind, by in tables[last.round].items()}
+    clients = list(next(iter(tables[last.round].values())))
+    return [
+        by_round("Of the models that were kept, mean over the clients", "gradient norm", means, note=note),
+        bars(f"By client, round {last.round}", "gradient norm", clients, by_client, x_label="client"),
+    ]
+
+
 @diagnostic("gradient-norms")
 class GradientNormsByRound(Diagnostic):
     """Norms of the gradients of local training, as computed and as used."""
 
-    title = "Gradient norms of local training"
+    title = "Gradient norms"
     what = (
-        "The norm of all gradients of a local step, averaged over steps and clients: as computed, and as the optimiser "
-        "takes them after the method's clipping. Where a method switches batch norm to global statistics they jump."
+        "Recorded in training: the norm of all gradients of a local step, averaged over steps and clients, as computed "
+        "and as the optimiser takes them after the method's clipping; where a method switches batch norm to global "
+        "statistics they jump. Made after a run: the same at the models it kept, without steps, under batch and under "
+        "global statistics."
     )
     paper = "FedCoda, Figure 4"
-    when = "during"
 
     def watch(self, is_recorded: Callable[[int], bool]) -> Callable[[nn.Module], StepWatch]:
         return lambda model: GradientNorms(model, is_recorded)
 
+    def moments(self, run: Run, objects: Objects) -> list[Moment]:
+        return all_of_run(run, objects)
+
     def measure(self, moment: Moment) -> Values:
+        if not moment.updates:
+            return {"at rest": at_rest(moment), "switch": switch_round(moment)}
         names = {"computed": COMPUTED, "used": USED, "largest": LARGEST}
         found = {
             kind: {
@@ -114,7 +169,10 @@ class GradientNormsByRound(Diagnostic):
             return float(np.mean(list(values.values()))) if values else None
 
         switch = measured[-1].values["switch"]
-        note = {} if switch is None else {"note": f"Batch norm switches to global statistics in round {switch}."}
+        text = "" if switch is None else f"Batch norm switches to global statistics in round {switch}."
+        if "at rest" in measured[-1].values:
+            return figures_at_rest(measured, text)
+        note = {"note": text} if text else {}
         all_clients = {
             entry.round: {
                 "as computed": mean(entry.values["computed"]),

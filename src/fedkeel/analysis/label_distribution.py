@@ -32,7 +32,7 @@ class LabelDistribution(Diagnostic):
         "cells: clients see few classes, as under a small Dirichlet coefficient."
     )
     paper = "HBN, Figure 3"
-    when = "after"
+    of_records = True
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
         federation = objects.federation

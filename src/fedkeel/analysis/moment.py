@@ -6,7 +6,7 @@ It is made of a round while training, or of what a run left behind; a diagnostic
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -28,7 +28,7 @@ from fedkeel.messages import Broadcast, Update
 from fedkeel.method import Method
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.observer import Aggregated
-from fedkeel.parties import select
+from fedkeel.parties import Batch, select
 from fedkeel.run import PYTHON_OBJECT, Run
 from fedkeel.shelf import Damaged, Shelf
 from fedkeel.state import Tensors
@@ -135,21 +135,20 @@ class Moment:
         state.load(worker.entries, worker.initial_local, *(state.to_device(group, worker.device) for group in groups))
 
     # -- what they say ---------------------------------------------------------------------------------------
+    def batches(self, site: Client, indices: Tensor, batch_size: int) -> Iterator[Batch]:
+        """These images without augmentation, in an order that is random but always the same: images often lie class by
+        class, and a batch of one class has other statistics than any batch in training."""
+        generator = seeds.generator(self.worker.config.seed, "diagnostic", site.name)
+        shuffled = indices[torch.randperm(len(indices), generator=generator)]
+        return self.worker.store.in_order(shuffled, batch_size, self.federation.test_transform, least=2)
+
     @torch.no_grad()
     def outputs(self, site: Client, indices: Tensor, *, batch_size: int = 0, statistics: str = "global") -> Outputs:
         """Features and logits of the present network in evaluation mode, with batch norm under its own statistics or
-        under those of the batch.
-
-        The order is random but always the same: images often lie class by class, and a batch of one class has other
-        statistics than any batch in training.
-        """
-        worker = self.worker
-        model, config = worker.model.eval(), worker.config
-        generator = seeds.generator(config.seed, "diagnostic", site.name)
-        shuffled = indices[torch.randperm(len(indices), generator=generator)]
-        size = batch_size or config.evaluation_batch
+        under those of the batch."""
+        model, config = self.worker.model.eval(), self.worker.config
         found: list[tuple[Tensor, Tensor, Tensor]] = []
-        for batch in worker.store.in_order(shuffled, size, self.federation.test_transform, least=2):
+        for batch in self.batches(site, indices, batch_size or config.evaluation_batch):
             with batch_statistics(model) if statistics == "batch" and len(batch.y) > 1 else nullcontext():
                 output = model(batch.x)
             found.append((output.features.double().cpu(), output.logits.double().cpu(), batch.y.cpu()))
@@ -192,41 +191,52 @@ def of_round(state: Aggregated, worker: Worker, held_out: Sequence[str]) -> Mome
 
 def of_run(run: Run, objects: Objects) -> Moment:
     """The end of a run, or the last checkpoint of one that is not finished."""
+    return _left_behind(run, objects, earlier=False)[-1]
+
+
+def all_of_run(run: Run, objects: Objects) -> list[Moment]:
+    """The rounds of which a run has kept the model, in order: those of its checkpoints, and its end."""
+    return _left_behind(run, objects, earlier=True)
+
+
+def _left_behind(run: Run, objects: Objects, *, earlier: bool) -> list[Moment]:
     objects.refuse_missing(run)
-    checkpoint = last_checkpoint(run)
-    path = run.directory / "model.safetensors"
-    if not path.exists() and checkpoint is None:
+    path, summary = run.directory / "model.safetensors", run.summary
+    found = [(checkpoint.round, header, checkpoint) for header, checkpoint in whole_checkpoints(run, every=earlier)]
+    if not path.exists() and not found:
         raise FedkeelError(f"'{run.directory}' has neither a model nor a checkpoint: let it train for a round first.")
     config = run.config.replace(executor="serial", device="auto", profile=False, compile=False)
     setup = prepare(config, federation=objects.federation, model=objects.model, method=objects.method)
-    worker = setup.worker
-    summary = run.summary
+    layout = setup.worker.layout
+
+    def moment(round: int, tensors: Tensors, kept: Callable[[str], Tensors]) -> Moment:
+        missing = [name for name in (*layout.weights, *layout.statistics) if name not in tensors]
+        if missing:
+            raise FedkeelError(f"The model of '{run.directory}' lacks '{missing[0]}': it is not of its configuration.")
+        weights, statistics = ({name: tensors[name] for name in names} for names in (layout.weights, layout.statistics))
+        model = Broadcast(round, config.rounds, weights, statistics)
+        return Moment(round, setup.worker, model, model, kept=kept, held_out=setup.held_out)
+
+    moments: dict[int, Moment] = {}
+    if earlier or not path.exists():
+        for round, header, checkpoint in found:
+            # A group without tensors is not stored, such as the statistics of a model without batch norm.
+            tensors = {**checkpoint.groups["weights"], **checkpoint.groups.get("statistics", {})}
+            moments[round] = moment(round, tensors, _remembered(run, header))
     if path.exists():
-        tensors = safetensors.torch.load_file(path)
+        # What clients kept is in the last checkpoint that is whole, or else among the personal models.
+        kept = _remembered(run, found[0][1]) if found else _personal(run)
         round = int(summary["round"]) if summary else config.rounds - 1
-    else:
-        assert checkpoint is not None
-        groups, round = checkpoint[1].groups, checkpoint[1].round
-        tensors = {**groups["weights"], **groups["statistics"]}
-    missing = [name for name in (*worker.layout.weights, *worker.layout.statistics) if name not in tensors]
-    if missing:
-        raise FedkeelError(f"The model of '{run.directory}' lacks '{missing[0]}': it is not of its configuration.")
-    model = Broadcast(
-        round,
-        config.rounds,
-        {name: tensors[name] for name in worker.layout.weights},
-        {name: tensors[name] for name in worker.layout.statistics},
-    )
-    return Moment(round, worker, model, model, kept=kept_tensors(run), held_out=setup.held_out)
+        moments[round] = moment(round, safetensors.torch.load_file(path), kept)
+    return [moments[round] for round in sorted(moments)] if earlier else list(moments.values())
 
 
-def kept_tensors(run: Run) -> Callable[[str], Tensors]:
-    """Looks up what a client kept: in the last checkpoint that is whole, or else among the personal models."""
-    header = last_checkpoint(run)
-    if header is not None:
-        memory = Shelf(run.directory / "memory").as_of(header[0]["memory"])
-        return lambda name: select(memory(name), LOCAL)
+def _remembered(run: Run, header: Mapping[str, Any]) -> Callable[[str], Tensors]:
+    memory = Shelf(run.directory / "memory").as_of(header["memory"])
+    return lambda name: select(memory(name), LOCAL)
 
+
+def _personal(run: Run) -> Callable[[str], Tensors]:
     def look(name: str) -> Tensors:
         file = run.directory / "personal" / f"{quote(name, safe=' ')}.safetensors"
         return safetensors.torch.load_file(file) if file.exists() else {}
@@ -234,16 +244,20 @@ def kept_tensors(run: Run) -> Callable[[str], Tensors]:
     return look
 
 
-def last_checkpoint(run: Run) -> tuple[dict[str, Any], Checkpoint] | None:
-    """The newest one that is whole. The run may go on meanwhile, so nothing is locked and nothing is changed."""
+def whole_checkpoints(run: Run, *, every: bool) -> list[tuple[dict[str, Any], Checkpoint]]:
+    """The newest one that is whole, or every one, newest first. The run may go on meanwhile, so nothing is locked and
+    nothing is changed."""
+    found: list[tuple[dict[str, Any], Checkpoint]] = []
     for folder in sorted((run.directory / "checkpoints").glob("round-*"), reverse=True):
         try:
             header, checkpoint = read_checkpoint(folder)
             Shelf(run.directory / "memory").check(header["memory"])
         except (DamagedCheckpoint, Damaged):
             continue
-        return header, checkpoint
-    return None
+        found.append((header, checkpoint))
+        if not every:
+            break
+    return found
 
 
 def some_clients(federation: Federation, seed: int) -> list[Client]:

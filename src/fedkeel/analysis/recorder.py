@@ -12,28 +12,25 @@ from pathlib import Path
 
 from fedkeel import spec
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, build, recorded, records_file
-from fedkeel.analysis.moment import of_round, own_worker
+from fedkeel.analysis.moment import Objects, of_round, own_worker
 from fedkeel.config import Config
 from fedkeel.durable import explained, write_atomically
+from fedkeel.engine.evaluation import Scores
 from fedkeel.engine.local import Worker
 from fedkeel.engine.setup import Setup
 from fedkeel.errors import FedkeelError
 from fedkeel.observer import Aggregated, Observer
+from fedkeel.run import PYTHON_OBJECT, Run
 from fedkeel.store import plain
 
 
 def chosen(config: Config) -> list[Diagnostic]:
-    """The diagnostics that `record` names, each of which must work while training."""
+    """The diagnostics that `record` names."""
     diagnostics: list[Diagnostic] = []
     for text in spec.split(config.record, ",") if config.record.strip() else []:
         if not text.strip():
             raise FedkeelError(f"'record' is '{config.record}', which has an empty part: give names, with commas.")
         diagnostic = build(text)
-        if diagnostic.when == "after":
-            raise FedkeelError(
-                f"'{diagnostic.name}' is made from a run that is there, not recorded: "
-                f"use 'fedkeel analyse {diagnostic.name} DIR' afterwards."
-            )
         if diagnostic.name in [other.name for other in diagnostics]:
             raise FedkeelError(f"'record' names '{diagnostic.name}' twice: keep one.")
         diagnostics.append(diagnostic)
@@ -56,7 +53,9 @@ class Recorder(Observer):
         note: Callable[[str], None],
     ) -> None:
         worker = setup.worker
-        self._diagnostics, self._directory, self._setup, self._note = list(diagnostics), directory, setup, note
+        self._diagnostics = [diagnostic for diagnostic in diagnostics if not diagnostic.of_records]
+        self._of_records = [diagnostic for diagnostic in diagnostics if diagnostic.of_records]
+        self._directory, self._setup, self._note = directory, setup, note
         self._due = is_recorded(setup.config)
         self._own: Worker | None = None
         self._measured: dict[str, list[Measured]] = {}
@@ -81,7 +80,8 @@ class Recorder(Observer):
         for diagnostic in self._diagnostics:
             try:
                 entry = Measured(moment.round, plain(diagnostic.measure(moment)))
-            except FedkeelError as error:  # the run is worth more than this look at it
+            except (FedkeelError, ArithmeticError, RuntimeError, ValueError) as error:
+                # The run is worth more than this look at it.
                 self._note(f"Round {moment.round} has no record of '{diagnostic.name}': {error}")
                 continue
             self._measured[diagnostic.name].append(entry)
@@ -90,6 +90,26 @@ class Recorder(Observer):
                 file.write(_line(entry))
             figures = diagnostic.figures(self._measured[diagnostic.name])
             diagnostic.write(self._directory, diagnostic.document(figures))
+
+    def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
+        """What is made of the run's own records, once the round is among them."""
+        if not self._due(round):
+            return
+        for diagnostic in self._of_records:
+            try:
+                figures = diagnostic.of_run(Run(self._directory), self._objects())
+            except FedkeelError as error:
+                # Between checkpoints the newest records may not be on disk yet; after the last round they are.
+                if round == rounds - 1:
+                    self._note(f"There is no '{diagnostic.name}' of this run: {error}")
+                continue
+            diagnostic.write(self._directory, diagnostic.document(figures))
+
+    def _objects(self) -> Objects:
+        setup = self._setup
+        # Pooled data no longer tell whose they are: those that have a name are read again.
+        is_lost = setup.worker.method.is_pooled and setup.config.data != PYTHON_OBJECT
+        return Objects(None if is_lost else setup.federation)
 
     def note(self, text: str) -> None:
         """Notes are for people."""

@@ -2,7 +2,8 @@
 
 t-SNE (van der Maaten and Hinton, 2008) of the penultimate-layer outputs on the test sets. The paper gives no
 parameters: scikit-learn's defaults (perplexity 30, started from the principal components), seeded, on at most
-`samples` images drawn at random in all. The NMI of the same features stands beside it (`fedkeel.analysis.nmi`).
+`samples` images drawn at random in all, the same ones in every round. The NMI of the features stands beside it
+(`fedkeel.analysis.nmi`). Of many recorded rounds `MOST_MAPS` are drawn; `diagnostics/tsne.jsonl` has all.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
-from fedkeel.analysis.figures import Figure, points
+from fedkeel.analysis.figures import Figure, by_round, points
 from fedkeel.analysis.moment import Array, Moment
 from fedkeel.analysis.nmi import clustering_nmi
+from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError, unknown
+
+MOST_MAPS = 4
 
 
 def embedding(features: Array, perplexity: float = 30.0, seed: int = 0) -> Array:
@@ -38,7 +42,6 @@ class FeatureMap(Diagnostic):
         "domain show a representation that still knows where an image is from. Distances between clusters mean little."
     )
     paper = "FedCoda, Figures 3 and 7"
-    when = "after"
 
     def __init__(self, samples: int = 1000, domains: str = "", perplexity: float = 30.0, seed: int = 0) -> None:
         """`samples`: at most, of all domains together. `domains`: only these, separated by commas."""
@@ -49,11 +52,14 @@ class FeatureMap(Diagnostic):
         self.samples, self.perplexity, self.seed = samples, perplexity, seed
         self.domains = [name.strip() for name in domains.split(",") if name.strip()]
 
+    def check(self, worker: Worker) -> None:
+        there = dict.fromkeys(site.domain for site in worker.federation.one_of_each() if len(site.test))
+        for name in self.domains:
+            if name not in there:
+                raise FedkeelError(unknown("domain", name, there))
+
     def measure(self, moment: Moment) -> Values:
         outputs = moment.test_features()
-        for name in self.domains:
-            if name not in outputs:
-                raise FedkeelError(unknown("domain", name, outputs))
         outputs = {name: o for name, o in outputs.items() if name in (self.domains or outputs)}
         features = np.concatenate([o.features for o in outputs.values()])
         labels = np.concatenate([o.labels for o in outputs.values()])
@@ -75,8 +81,18 @@ class FeatureMap(Diagnostic):
         }
 
     def figures(self, measured: Sequence[Measured]) -> list[Figure]:
-        last = measured[-1]
-        values = last.values
-        note = f"NMI of K-means clusters of the features and the classes: {values['nmi']:.3f}."
-        title = f"Test features, round {last.round}"
-        return [points(title, values["x"], values["y"], values["class"], values["domain"], note=note)]
+        figures = []
+        if len(measured) > 1:
+            figures.append(by_round("NMI by round", "NMI", {e.round: {"NMI": e.values["nmi"]} for e in measured}))
+        for round, values in spread_out(measured, MOST_MAPS):
+            note = f"NMI of K-means clusters of the features and the classes: {values['nmi']:.3f}."
+            title = f"Test features, round {round}"
+            figures.append(points(title, values["x"], values["y"], values["class"], values["domain"], note=note))
+        return figures
+
+
+def spread_out(measured: Sequence[Measured], most: int) -> list[Measured]:
+    """Of many, `most` at even distances, the first and the last among them."""
+    if len(measured) <= most:
+        return list(measured)
+    return [measured[round(place * (len(measured) - 1) / (most - 1))] for place in range(most)]

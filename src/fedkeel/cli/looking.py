@@ -232,14 +232,10 @@ def list_names(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(entries, indent=1, default=str))
         return 0
-    when = ["after or during a run"] if arguments.list == "diagnostics" else []
-    rows = [
-        (e["name"], e["summary"], *([e["when"]] if when else []), e["paper"], options_text(e["options"]))
-        for e in entries
-    ]
+    rows = [(e["name"], e["summary"], e["paper"], options_text(e["options"])) for e in entries]
     caption = "Any timm model works by its name where timm is installed." if arguments.list == "models" else None
     console(sys.stdout).print(
-        plain_table(["name", "what it is", *when, "paper", "options and defaults"], rows, caption=caption)
+        plain_table(["name", "what it is", "paper", "options and defaults"], rows, caption=caption)
     )
     return 0
 
@@ -273,7 +269,6 @@ def describe_entry(entry: Entry[Any]) -> dict[str, Any]:
         "required": [name for name in required if name in options],
         "summary": entry.summary,
         "paper": entry.paper,
-        **({"when": entry.build.when} if hasattr(entry.build, "when") else {}),
     }
 
 
