@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 
 from fedkeel.cli import main
+from fedkeel.comparison import Comparison, compare
+from fedkeel.config import Config
 from fedkeel.engine.evaluation import Scores
 from fedkeel.engine.local import Stopped
 from fedkeel.errors import FedkeelError
@@ -139,15 +141,135 @@ class TestMLflow:
         assert starts == [("start", None, "run"), ("start", "abc123", None)]
         assert [call[1] for call in mlflow.calls if call[0] == "end"] == ["KILLED", "FINISHED"]
 
-    def test_the_real_one_takes_it(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_ended_a_run_shows_in_its_state(self, tmp_path: Path, mlflow: FakeMLflow) -> None:
+        def crash(_round: int) -> None:
+            raise ZeroDivisionError
+
+        with pytest.raises(ZeroDivisionError), tracked("mlflow", tmp_path / "run", tiny.Notes(crash)) as observer:
+            tiny.run(tmp_path / "run", observer=observer)
+        assert mlflow.calls[-1] == ("end", "FAILED")
+
+    def test_a_server_that_is_lost_costs_the_curves_and_not_the_run(
+        self, tmp_path: Path, mlflow: FakeMLflow, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def lost(*_: Any, **__: Any) -> None:
+            raise ConnectionError("Connection refused\nmany lines more")
+
+        monkeypatch.setattr(mlflow, "log_metrics", lost)
+        notes = tiny.Notes()
+        with tracked("mlflow", tmp_path / "run", notes) as observer:
+            run = tiny.run(tmp_path / "run", observer=observer)
+        assert run.finished
+        assert notes.notes == ["MLflow gets no more of this run, which goes on without it: Connection refused."]
+
+    def test_a_server_that_is_not_there_is_one_sentence_before_anything_trains(
+        self, tmp_path: Path, mlflow: FakeMLflow, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def refuse(**_: Any) -> None:
+            raise ConnectionError("Connection refused")
+
+        monkeypatch.setattr(mlflow, "start_run", refuse)
+        with pytest.raises(FedkeelError, match=r"^MLflow does not take this run: Connection refused\.$"):
+            run_tracked("mlflow", tmp_path / "run")
+        assert not (tmp_path / "run" / "metrics.jsonl").exists() or not Run(tmp_path / "run").records()
+
+
+class TestRealMLflow:
+    """Runs where MLflow is installed."""
+
+    @pytest.fixture(params=["file", "sqlite"])
+    def client(self, request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/store.db")
-        run = run_tracked("mlflow", tmp_path / "run")
-        client = mlflow.MlflowClient()
+        if request.param == "sqlite":
+            pytest.importorskip("alembic", reason="mlflow-skinny has no database")
+        uri = f"file://{tmp_path}/store" if request.param == "file" else f"sqlite:///{tmp_path}/store.db"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        monkeypatch.chdir(tmp_path)
+        return mlflow.MlflowClient()
+
+    def curve(self, client: Any, run_id: str, name: str) -> list[tuple[int, float]]:
+        return [(point.step, point.value) for point in client.get_metric_history(run_id, name)]
+
+    def test_it_has_what_the_run_recorded(self, tmp_path: Path, client: Any) -> None:
+        federation = tiny.federation(domains={"ward": "caf\u00e9 <1>"})
+        with tracked("mlflow", tmp_path / "run", Observer()) as observer:
+            run = tiny.run(tmp_path / "run", observer=observer, on=federation)
         run_id = (tmp_path / "run" / "mlflow.txt").read_text().strip()
-        history = client.get_metric_history(run_id, "test/accuracy")
-        assert [point.value for point in history] == pytest.approx(recorded(run)["test/accuracy"])
+        for name, expected in recorded(run).items():
+            found = self.curve(client, run_id, mlflow_name(name))
+            assert [step for step, _ in found] == [0, 1, 2]
+            assert [value for _, value in found] == pytest.approx(expected)
+        there = client.get_run(run_id)
+        assert (there.info.status, there.info.run_name) == ("FINISHED", "run")
+        assert there.data.params["learning_rate"] == "0.05"
+        assert there.data.tags["fedkeel.directory"] == str(tmp_path / "run")
+
+    def test_a_resumed_run_goes_on_in_the_same_run(self, tmp_path: Path, client: Any) -> None:
+        run = run_in_two_goes("mlflow", tmp_path / "run")
+        run_id = (tmp_path / "run" / "mlflow.txt").read_text().strip()
+        found = dict(self.curve(client, run_id, "train/loss"))  # round 2 is there twice, with the same value
+        assert list(found.values()) == pytest.approx(recorded(run)["train/loss"])
         assert client.get_run(run_id).info.status == "FINISHED"
+
+    @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+    def test_each_run_of_a_comparison_is_one_of_its_own(self, tmp_path: Path, client: Any, jobs: int) -> None:
+        comparison = compare_tracked(tmp_path / "all", "mlflow", jobs)
+        found = {run.info.run_name: run for run in client.search_runs(["0"])}
+        assert sorted(found) == ["fedavg seed 0", "fedavg seed 1", "gn seed 0", "gn seed 1"]
+        for place, run in zip(comparison.places, comparison.runs, strict=True):
+            there = found[str(place)]
+            assert there.info.status == "FINISHED"
+            assert there.data.params["seed"] == str(place.seed)
+            points = self.curve(client, there.info.run_id, "test/accuracy")
+            assert [value for _, value in points] == pytest.approx([s["average"] for s in run.scores()])
+
+
+def compare_tracked(directory: Path, track: str, jobs: int) -> Comparison:
+    options: dict[str, Any] = {"subsample": 10, "rounds": 2, "model": "simple_cnn(width=2)", "device": "cpu"}
+    return compare(["fedavg", "gn"], seeds=2, directory=directory, jobs=jobs, track=track, **options)
+
+
+class TestComparison:
+    @pytest.mark.parametrize("jobs", [2, pytest.param(1, marks=pytest.mark.slow)])
+    def test_every_method_and_seed_has_its_own_curves_in_tensorboard(self, tmp_path: Path, jobs: int) -> None:
+        """Named by their directories, as TensorBoard names runs; also where they run in other processes."""
+        accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+        comparison = compare_tracked(tmp_path / "all", "tensorboard", jobs)
+        assert len(comparison.runs) == 4
+        written = {path.parent.parent for path in (tmp_path / "all").rglob("events.out.tfevents.*")}
+        assert written == {tmp_path / "all" / method / f"seed{seed}" for method in ("fedavg", "gn") for seed in (0, 1)}
+        for run in comparison.runs:
+            events = accumulator.EventAccumulator(str(run.directory / "tensorboard"))
+            events.Reload()
+            points = {event.step: event.value for event in events.Scalars("test/accuracy")}
+            assert points == pytest.approx({s["round"]: s["average"] for s in run.scores()}, rel=1e-6)
+
+    def test_in_mlflow_each_is_named_after_its_method_and_seed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fake = FakeMLflow()
+        monkeypatch.setitem(sys.modules, "mlflow", fake)
+        compare_tracked(tmp_path / "all", "mlflow", 1)
+        names = [call[2] for call in fake.calls if call[0] == "start"]
+        assert names == ["fedavg seed 0", "fedavg seed 1", "gn seed 0", "gn seed 1"]
+        assert [call[1] for call in fake.calls if call[0] == "end"] == ["FINISHED"] * 4
+        # What is finished is not run again, and makes no further run there.
+        compare_tracked(tmp_path / "all", "mlflow", 1)
+        assert len([call for call in fake.calls if call[0] == "start"]) == 4
+
+    def test_from_the_command_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        fake = FakeMLflow()
+        monkeypatch.setitem(sys.modules, "mlflow", fake)
+        small = ["--subsample", "10", "--rounds", "1", "--model", "simple_cnn(width=2)", "--device", "cpu", "--quiet"]
+        words = ["compare", "fedavg", "--seeds", "7,", "--jobs", "1", "--track", "mlflow", "--out", str(tmp_path / "c")]
+        assert main([*words, *small]) == 0
+        assert fake.calls[0] == ("start", None, "fedavg seed 7")
+
+    def test_a_tracker_that_does_not_exist_is_refused_before_anything_trains(self, tmp_path: Path) -> None:
+        with pytest.raises(FedkeelError, match="did you mean 'mlflow'"):
+            compare(["fedavg"], directory=tmp_path / "all", track="mlflo")
+        assert not (tmp_path / "all").exists()
 
 
 def test_a_run_is_the_same_with_and_without_a_tracker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +286,10 @@ def test_unseen_domains_have_their_own_curve_and_what_is_not_a_number_has_none()
         def log(self, round: int, values: dict[str, float]) -> None:
             self.heard = values
 
+        def open(self, config: Any, first_round: int) -> None: ...
+
     tracker = Listening("somewhere")
+    tracker.started(Config(), 0)
     tracker.round_done(0, 1, None, float("nan"))
     assert tracker.heard == {}
 

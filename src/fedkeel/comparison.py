@@ -28,6 +28,7 @@ from fedkeel.method import Composition
 from fedkeel.run import Run
 from fedkeel.store import MACHINE_OPTIONS, fingerprint
 from fedkeel.tables import Results
+from fedkeel.trackers import require
 
 FILE = "comparison.json"
 
@@ -108,6 +109,7 @@ def compare(
     directory: str | Path | None = None,
     jobs: int | None = None,
     observer: JobsObserver | None = None,
+    track: str | None = None,
     **options: Any,
 ) -> Comparison:
     """Run each method with each seed and gather the results.
@@ -120,17 +122,19 @@ def compare(
             other configurations.
         jobs: runs at the same time, each in a process with one core; by default one per core, and on a GPU one.
         observer: is told how it is going.
+        track: a tracker, "tensorboard" or "mlflow", in which each method and seed is a run of its own.
         options: of all runs, as in `Config`.
 
     Raises `fedkeel.engine.local.Stopped` when it was asked to stop; the same call then continues it.
     """
     entries = read_entries(methods, options)
     chosen = read_seeds(seeds)
+    require(track)
     processes = choose_jobs(jobs, entries)
     if processes > 1:
         entries = {label: beside_others(config) for label, config in entries.items()}
     place = choose_directory(directory, entries, chosen)
-    planned = plan(entries, chosen, place)
+    planned = plan(entries, chosen, place, track)
     refuse_other_configurations(planned)
     check_all(entries, chosen[0])
     observer = observer or JobsObserver()
@@ -163,9 +167,9 @@ def choose_directory(directory: str | Path | None, entries: Mapping[str, Config]
     raise FedkeelError(f"'runs/{base}' and ten thousand after it are taken: give a directory.")
 
 
-def plan(entries: Mapping[str, Config], seeds: Sequence[int], place: Path) -> list[Job]:
+def plan(entries: Mapping[str, Config], seeds: Sequence[int], place: Path, track: str | None = None) -> list[Job]:
     return [
-        Job(label, seed, config.replace(seed=seed), place / slug(label) / f"seed{seed}")
+        Job(label, seed, config.replace(seed=seed), place / slug(label) / f"seed{seed}", track)
         for label, config in entries.items()
         for seed in seeds
     ]

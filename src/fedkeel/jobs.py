@@ -28,6 +28,7 @@ from fedkeel.engine.evaluation import Scores
 from fedkeel.engine.local import Stopped, stop_requested
 from fedkeel.errors import FedkeelError
 from fedkeel.observer import Observer
+from fedkeel.trackers import tracked
 
 log = logging.getLogger("fedkeel")
 
@@ -40,6 +41,7 @@ class Job:
     seed: int
     config: Config
     directory: Path
+    track: str | None = None  # the tracker that gets its curves, in whichever process it runs
 
     def __str__(self) -> str:
         return f"{self.label} seed {self.seed}"
@@ -79,10 +81,11 @@ def uses_gpu(configs: Iterable[Config]) -> bool:
 
 def execute(job: Job, observer: Observer) -> None:
     """Start this run, or go on with it."""
-    if (job.directory / "config.toml").exists():
-        running.resume(job.directory, observer=observer)
-    else:
-        running.simulate(job.config, directory=job.directory, observer=observer)
+    with tracked(job.track, job.directory, observer, title=str(job)) as told:
+        if (job.directory / "config.toml").exists():
+            running.resume(job.directory, observer=told)
+        else:
+            running.simulate(job.config, directory=job.directory, observer=told)
 
 
 def beside_others(config: Config) -> Config:

@@ -1,17 +1,18 @@
 """A run's curves in TensorBoard or MLflow, for those who already look there: `fedkeel run --track tensorboard`.
 
 A tracker is an observer like the progress bar: it is told of each round as it ends. The run directory stays the
-record of the run; nothing is ever read back from a tracker. Both packages are extras, imported when one is asked for.
+record of the run; nothing is ever read back from a tracker, and one that fails in the middle does not end the run.
+Both packages are extras, imported when one is asked for. Of a comparison each run has a tracker of its own.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from fedkeel.errors import FedkeelError, unknown
 from fedkeel.observer import Observer, Observers
@@ -20,26 +21,72 @@ if TYPE_CHECKING:
     from fedkeel.config import Config
     from fedkeel.engine.evaluation import Scores
 
+Outcome = Literal["FINISHED", "KILLED", "FAILED"]  # MLflow's words for a run that is over
+_NOBODY = Observer()  # what it is told goes to the log
 MLFLOW_RUN = "mlflow.txt"  # in the run directory: which run of MLflow a resumed run goes on with
 
 
 class Tracker(Observer):
-    """What trackers share: the values of a round by name."""
+    """What trackers share: the values of a round by name, and what happens when it does not take them.
 
-    def __init__(self, directory: str | Path) -> None:
+    Args:
+        directory: of the run.
+        name: what the run is called in the tracker.
+        tell: where a sentence for the user goes.
+    """
+
+    kind: ClassVar[str] = ""
+
+    def __init__(self, directory: str | Path, name: str = "", tell: Callable[[str], None] = _NOBODY.note) -> None:
         self.directory = Path(directory)
+        self.name, self._tell = name or self.directory.name, tell
+        self._open = False
+
+    def started(self, config: Config, first_round: int) -> None:
+        try:
+            self.open(config, first_round)
+        except Exception as error:  # the package's own, of whatever kind
+            raise FedkeelError(f"{self.kind} does not take this run: {first_line(error)}") from error
+        self._open = True
 
     def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
-        self.log(round, {name: value for name, value in values(scores, loss).items() if math.isfinite(value)})
+        if self._open:
+            known = {name: value for name, value in values(scores, loss).items() if math.isfinite(value)}
+            self._try(lambda: self.log(round, known))
 
-    def log(self, round: int, values: dict[str, float]) -> None:
-        raise NotImplementedError
+    def closed(self, outcome: Outcome) -> None:
+        """The run is over."""
+        if self._open:
+            self._try(lambda: self.close(outcome))
+
+    def _try(self, act: Callable[[], None]) -> None:
+        try:
+            act()
+        except Exception as error:
+            self._open = False
+            self._tell(f"{self.kind} gets no more of this run, which goes on without it: {first_line(error)}")
 
     def note(self, text: str) -> None:
         """The progress tells it already."""
 
-    def close(self, *, finished: bool) -> None:
-        """The run is over, or was stopped."""
+    # -- what a tracker writes -------------------------------------------------------------------------------
+    def open(self, config: Config, first_round: int) -> None:
+        raise NotImplementedError
+
+    def log(self, round: int, values: dict[str, float]) -> None:
+        raise NotImplementedError
+
+    def close(self, outcome: Outcome) -> None:
+        raise NotImplementedError
+
+
+def first_line(error: Exception) -> str:
+    """
+    >>> first_line(ValueError("no such host\\nTraceback ..."))
+    'no such host.'
+    """
+    text = str(error).strip().partition("\n")[0] or type(error).__name__
+    return text.rstrip(".") + "."
 
 
 def values(scores: Scores | None, loss: float) -> dict[str, float]:
@@ -55,11 +102,10 @@ def values(scores: Scores | None, loss: float) -> dict[str, float]:
 class TensorBoard(Tracker):
     """Event files in the run directory: `tensorboard --logdir runs` shows all runs side by side."""
 
-    def __init__(self, directory: str | Path) -> None:
-        super().__init__(directory)
-        self._writer: Any = None
+    kind = "TensorBoard"
+    _writer: Any
 
-    def started(self, config: Config, first_round: int) -> None:
+    def open(self, config: Config, first_round: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
         # What a stopped run wrote after its last checkpoint is done again.
@@ -72,42 +118,37 @@ class TensorBoard(Tracker):
             self._writer.add_scalar(name, value, round)
         self._writer.flush()
 
-    def close(self, *, finished: bool) -> None:
-        if self._writer is not None:
-            self._writer.close()
+    def close(self, outcome: Outcome) -> None:
+        self._writer.close()
 
 
 class MLflow(Tracker):
     """A run of MLflow with the options as parameters, wherever MLFLOW_TRACKING_URI and its kin point to."""
 
-    def __init__(self, directory: str | Path) -> None:
-        super().__init__(directory)
-        self._active = False
+    kind = "MLflow"
 
-    def started(self, config: Config, first_round: int) -> None:
+    def open(self, config: Config, first_round: int) -> None:
         import mlflow
 
         kept = self.directory / MLFLOW_RUN
         if first_round > 0 and kept.exists():
             mlflow.start_run(run_id=kept.read_text().strip())
         else:
-            run = mlflow.start_run(run_name=self.directory.name)
+            run = mlflow.start_run(run_name=self.name)
             kept.write_text(run.info.run_id + "\n")
             # MLflow refuses empty values.
             mlflow.log_params({name: value for name, value in config.to_dict().items() if value != ""})
             mlflow.set_tag("fedkeel.directory", str(self.directory.resolve()))
-        self._active = True
 
     def log(self, round: int, values: dict[str, float]) -> None:
         import mlflow
 
         mlflow.log_metrics({mlflow_name(name): value for name, value in values.items()}, step=round)
 
-    def close(self, *, finished: bool) -> None:
-        if self._active:
-            import mlflow
+    def close(self, outcome: Outcome) -> None:
+        import mlflow
 
-            mlflow.end_run("FINISHED" if finished else "KILLED")
+        mlflow.end_run(outcome)
 
 
 def mlflow_name(name: str) -> str:
@@ -134,16 +175,24 @@ def require(name: str | None) -> None:
 
 
 @contextmanager
-def tracked(name: str | None, directory: str | Path, observer: Observer) -> Iterator[Observer]:
-    """The observer, and beside it the tracker of that name; for None the observer alone."""
+def tracked(name: str | None, directory: str | Path, observer: Observer, title: str = "") -> Iterator[Observer]:
+    """The observer, and beside it the tracker of that name; for None the observer alone.
+
+    `title` is what the run is called in the tracker, by default as its directory is.
+    """
     require(name)
     if name is None:
         yield observer
         return
-    tracker = TRACKERS[name](directory)
-    finished = False
+    from fedkeel.engine.local import Stopped  # needs torch, for which the command line does not wait
+
+    tracker = TRACKERS[name](directory, title, observer.note)
+    outcome: Outcome = "FAILED"
     try:
         yield Observers([observer, tracker])
-        finished = True
+        outcome = "FINISHED"
+    except (Stopped, KeyboardInterrupt):
+        outcome = "KILLED"
+        raise
     finally:
-        tracker.close(finished=finished)
+        tracker.closed(outcome)

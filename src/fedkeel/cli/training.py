@@ -58,6 +58,7 @@ def add_commands(commands: Any) -> None:
     compare.add_argument("--seeds", default="3", metavar="N", help="how many, or which, like 0,1,5 (default: 3)")
     add_jobs(compare)
     add_place(compare, "where the run directories go (default: runs/compare-DATA)")
+    add_tracker(compare)
     add_sources(compare)
     add_options(compare, without=SET_BY_COMPARISON)
     compare.set_defaults(act=run_several)
@@ -152,6 +153,7 @@ def run_several(arguments: argparse.Namespace) -> int:
         options.pop(name, None)
     read_entries(arguments.methods, options)
     seeds, jobs = read_seeds(arguments.seeds), whole_jobs(arguments)
+    require(arguments.track)
 
     from fedkeel.comparison import compare
     from fedkeel.console import ComparisonProgress
@@ -160,7 +162,13 @@ def run_several(arguments: argparse.Namespace) -> int:
     try:
         with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
             comparison = compare(
-                arguments.methods, seeds=seeds, directory=arguments.out, jobs=jobs, observer=progress, **options
+                arguments.methods,
+                seeds=seeds,
+                directory=arguments.out,
+                jobs=jobs,
+                observer=progress,
+                track=arguments.track,
+                **options,
             )
     except Stopped:
         return stopped(shlex.join(["fedkeel", *arguments.typed]))
