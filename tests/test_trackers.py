@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
+import logging
 import subprocess
 import sys
 import types
@@ -182,14 +183,15 @@ class TestRealMLflow:
         mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
         if request.param == "sqlite":
             pytest.importorskip("alembic", reason="mlflow-skinny has no database")
+        monkeypatch.setattr(logging.getLogger("mlflow"), "disabled", True)
         uri = f"file://{tmp_path}/store" if request.param == "file" else f"sqlite:///{tmp_path}/store.db"
         monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
         monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
         monkeypatch.chdir(tmp_path)
-        return mlflow.MlflowClient()
+        return mlflow.MlflowClient
 
     def curve(self, client: Any, run_id: str, name: str) -> list[tuple[int, float]]:
-        return [(point.step, point.value) for point in client.get_metric_history(run_id, name)]
+        return [(point.step, point.value) for point in client().get_metric_history(run_id, name)]
 
     def test_it_has_what_the_run_recorded(self, tmp_path: Path, client: Any) -> None:
         federation = tiny.federation(domains={"ward": "caf\u00e9 <1>"})
@@ -200,7 +202,7 @@ class TestRealMLflow:
             found = self.curve(client, run_id, mlflow_name(name))
             assert [step for step, _ in found] == [0, 1, 2]
             assert [value for _, value in found] == pytest.approx(expected)
-        there = client.get_run(run_id)
+        there = client().get_run(run_id)
         assert (there.info.status, there.info.run_name) == ("FINISHED", "run")
         assert there.data.params["learning_rate"] == "0.05"
         assert there.data.tags["fedkeel.directory"] == str(tmp_path / "run")
@@ -210,12 +212,14 @@ class TestRealMLflow:
         run_id = (tmp_path / "run" / "mlflow.txt").read_text().strip()
         found = dict(self.curve(client, run_id, "train/loss"))  # round 2 is there twice, with the same value
         assert list(found.values()) == pytest.approx(recorded(run)["train/loss"])
-        assert client.get_run(run_id).info.status == "FINISHED"
+        assert client().get_run(run_id).info.status == "FINISHED"
 
-    @pytest.mark.parametrize("jobs", [1, pytest.param(2, marks=pytest.mark.slow)])
+    @pytest.mark.parametrize("jobs", [1, pytest.param(4, marks=pytest.mark.slow)])
     def test_each_run_of_a_comparison_is_one_of_its_own(self, tmp_path: Path, client: Any, jobs: int) -> None:
+        """Also of four at once that are the first to use a database."""
         comparison = compare_tracked(tmp_path / "all", "mlflow", jobs)
-        found = {run.info.run_name: run for run in client.search_runs(["0"])}
+        assert comparison.failures == {}
+        found = {run.info.run_name: run for run in client().search_runs(["0"])}
         assert sorted(found) == ["fedavg seed 0", "fedavg seed 1", "gn seed 0", "gn seed 1"]
         for place, run in zip(comparison.places, comparison.runs, strict=True):
             there = found[str(place)]
@@ -269,6 +273,18 @@ class TestComparison:
     def test_a_tracker_that_does_not_exist_is_refused_before_anything_trains(self, tmp_path: Path) -> None:
         with pytest.raises(FedkeelError, match="did you mean 'mlflow'"):
             compare(["fedavg"], directory=tmp_path / "all", track="mlflo")
+        assert not (tmp_path / "all").exists()
+
+    def test_a_server_that_is_not_there_is_told_once_before_several_runs_start(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Gone(FakeMLflow):
+            def __getattr__(self, name: str) -> Any:
+                raise ConnectionError("Connection refused")
+
+        monkeypatch.setitem(sys.modules, "mlflow", Gone())
+        with pytest.raises(FedkeelError, match=r"^MLflow does not take these runs: Connection refused\.$"):
+            compare_tracked(tmp_path / "all", "mlflow", 2)
         assert not (tmp_path / "all").exists()
 
 

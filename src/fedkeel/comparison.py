@@ -28,6 +28,7 @@ from fedkeel.method import Composition
 from fedkeel.run import Run
 from fedkeel.store import MACHINE_OPTIONS, fingerprint
 from fedkeel.tables import Results
+from fedkeel.trackers import prepare as prepare_tracker
 from fedkeel.trackers import require
 
 FILE = "comparison.json"
@@ -139,6 +140,8 @@ def compare(
     check_all(entries, chosen[0])
     observer = observer or JobsObserver()
     finished = [job for job in planned if has_finished(job.directory)]
+    if min(processes, len(planned) - len(finished)) > 1:
+        prepare_tracker(track)
     write_index(place, planned)
     observer.planned(planned, finished)
     todo = [job for job in planned if job not in finished]

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import multiprocessing
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -70,6 +73,10 @@ class Tracker(Observer):
         """The progress tells it already."""
 
     # -- what a tracker writes -------------------------------------------------------------------------------
+    @staticmethod
+    def share() -> None:
+        """Make what several runs have in common, if there is such a thing."""
+
     def open(self, config: Config, first_round: int) -> None:
         raise NotImplementedError
 
@@ -127,6 +134,12 @@ class MLflow(Tracker):
 
     kind = "MLflow"
 
+    @staticmethod
+    def share() -> None:
+        import mlflow
+
+        mlflow.MlflowClient().search_experiments(max_results=1)  # a new database gets its tables
+
     def open(self, config: Config, first_round: int) -> None:
         import mlflow
 
@@ -172,6 +185,37 @@ def require(name: str | None) -> None:
         raise FedkeelError(unknown("tracker", name, TRACKERS))
     if importlib.util.find_spec(name) is None:
         raise FedkeelError(f"'--track {name}' needs {name}, which is not installed: pip install 'fedkeel[{name}]'.")
+
+
+def prepare(name: str | None) -> None:
+    """Before several runs at once: what they share is made a single time, since they would trip over each other.
+
+    In a process of its own, so that no connection of it is inherited by the runs' processes.
+    """
+    if name is None:
+        return
+    require(name)
+    context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+    here, there = context.Pipe(duplex=False)
+    process = context.Process(target=_share, args=(name, there))  # type: ignore[attr-defined]
+    process.start()
+    there.close()
+    try:
+        problem = here.recv_bytes().decode()
+    except EOFError:
+        problem = "its process died."
+    process.join()
+    if problem:
+        raise FedkeelError(f"{TRACKERS[name].kind} does not take these runs: {problem}")
+
+
+def _share(name: str, pipe: Connection) -> None:
+    try:
+        TRACKERS[name].share()
+        problem = ""
+    except Exception as error:
+        problem = first_line(error)
+    pipe.send_bytes(problem.encode())
 
 
 @contextmanager
