@@ -181,7 +181,15 @@ class Run:
     @property
     def summary(self) -> dict[str, Any] | None:
         path = self.directory / "summary.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_bytes(), parse_constant=_null)
+        except (OSError, ValueError) as error:
+            raise FedkeelError(f"'{path}' cannot be read: {error}.") from error
+        if not isinstance(found, dict):
+            raise FedkeelError(f"'{path}' holds no table of results: it was not written by a run.")
+        return found
 
     @property
     def profile(self) -> dict[str, Any] | None:
@@ -209,16 +217,28 @@ class Run:
 
     def records(self, kind: str | None = None) -> list[dict[str, Any]]:
         """The lines of `metrics.jsonl`, or those of one kind: round, client, dropped, evaluation, scores."""
+        return [record for record in self.readable()[0] if kind is None or record["kind"] == kind]
+
+    def readable(self) -> tuple[list[dict[str, Any]], int]:
+        """The lines of `metrics.jsonl` that are records, and how many are not; of a run that is still writing its last
+        line, that one does not count."""
         path = self.directory / "metrics.jsonl"
-        if not path.exists():
-            return []
-        records = []
-        for line in path.read_text().splitlines():
+        try:
+            lines = path.read_bytes().splitlines() if path.exists() else []
+        except OSError as error:
+            raise FedkeelError(f"'{path}' cannot be read: {error.strerror}.") from error
+        records, unreadable = [], 0
+        for place, line in enumerate(lines):
             try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
-                break  # the run is still writing its last line
-        return [record for record in records if kind is None or record["kind"] == kind]
+                record = json.loads(line, parse_constant=_null)
+                is_record = isinstance(record, dict) and "kind" in record
+            except ValueError:
+                is_record = False
+            if is_record:
+                records.append(record)
+            elif line.strip() and place < len(lines) - 1:
+                unreadable += 1
+        return records, unreadable
 
     def scores(self, split: str = "test", statistics: str | None = None) -> list[dict[str, Any]]:
         """One entry per evaluated round."""
@@ -311,6 +331,10 @@ class Run:
         network = setup.worker.model
         state.load(network, safetensors.torch.load_file(self.directory / "model.safetensors"))
         return network.eval(), setup
+
+
+def _null(_constant: str) -> None:
+    """JSON has neither NaN nor infinity; a file that has them all the same was not written here."""
 
 
 def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) -> dict[str, Any]:

@@ -55,6 +55,14 @@ def losses(logits: np.ndarray, labels: Tensor) -> np.ndarray:
     return np.array([-np.log(row[label]) for row, label in zip(rows, labels.tolist(), strict=True)])
 
 
+def mutual_information(a: np.ndarray, b: np.ndarray) -> float:
+    """Normalised by the mean of the entropies; from the table of counts, in natural logarithms."""
+    joint = np.array([[np.mean((a == i) & (b == j)) for j in set(b.tolist())] for i in set(a.tolist())])
+    p, q = joint.sum(axis=1), joint.sum(axis=0)
+    shared = sum(w * np.log(w / (p[i] * q[j])) for (i, j), w in np.ndenumerate(joint) if w > 0)
+    return float(shared / ((-(p * np.log(p)).sum() - (q * np.log(q)).sum()) / 2))
+
+
 @dataclass
 class Kept:
     """A round as it went by."""

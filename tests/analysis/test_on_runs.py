@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from sklearn.cluster import KMeans
 
 from fedkeel import analysis, seeds
 from fedkeel.run import Run
@@ -23,6 +25,7 @@ from tests.analysis.by_hand import (
     lines_of,
     losses,
     matrix_of,
+    mutual_information,
     probabilities,
     recorded_run,
 )
@@ -213,11 +216,30 @@ class TestRepresentation:
                 assert apart[name][round] == pytest.approx(np.mean(distances), rel=1e-4)
         assert document["figures"][2]["note"] == f"Mean over classes and pairs: {mean[2]:.4f}."
 
+    def test_after_the_run_the_prototypes_are_those_of_the_global_model(self, tmp_path: Path) -> None:
+        run = tiny.run(tmp_path / "run")
+        found, entries = matrix_of(analyse("prototype-similarity", run), 1), final_model(run)
+        means: dict[str, dict[int, np.ndarray]] = {}
+        for name, client in CLIENTS.items():
+            x, y = images(FEDERATION, client.train)
+            features, _ = forward(entries, x)
+            means[name] = {c: features[y.numpy() == c].mean(axis=0) for c in set(y.tolist())}
+        for one, other in itertools.combinations(means, 2):
+            shared = means[one].keys() & means[other].keys()
+            pairs = [(means[one][c], means[other][c]) for c in shared]
+            cosines = [a @ b / np.linalg.norm(a) / np.linalg.norm(b) for a, b in pairs]
+            assert found[one][other] == pytest.approx(np.mean(cosines), rel=1e-5)
+
     def test_nmi_and_map_speak_of_the_test_images(self, tmp_path: Path) -> None:
         run = tiny.run(tmp_path / "run")
         found = bars_of(analyse("nmi", run))["NMI"]
         assert list(found) == ["bright", "dark", "tinted", "all domains"]
-        assert all(0 <= value <= 1 + 1e-9 for value in found.values())
+        entries = final_model(run)
+        tested = {c.domain: (forward(entries, images(FEDERATION, c.test)[0])[0], c.test) for c in CLIENTS.values()}
+        every = (np.concatenate([x for x, _ in tested.values()]), torch.cat([test for _, test in tested.values()]))
+        for domain, (features, test) in {**tested, "all domains": every}.items():
+            clusters = KMeans(4, n_init=30, random_state=1).fit_predict(features)
+            assert found[domain] == pytest.approx(mutual_information(clusters, FEDERATION.labels[test].numpy()))
         (figure,) = analyse("tsne", run)["figures"]
         assert figure["domain"] == [domain for domain in ("bright", "dark", "tinted") for _ in range(8)]
         assert sorted(figure["class"]) == sorted(tiny.CLASSES[i % 4] for i in range(24))
@@ -267,9 +289,28 @@ class TestGradientNorms:
         assert np.mean([moved[name][0] for name in CLIENTS]) == pytest.approx(limit, rel=1e-3)
 
     def test_the_mean_is_over_the_steps(self, tmp_path: Path) -> None:
-        run, _ = recorded_run(tmp_path / "run", "gradient-norms", batch_size=4, rounds=1)
-        found = lines_of(analysis.run("gradient-norms", run), 0)
-        assert found["as computed"][0] < found["largest of a step"][0]
+        def plain() -> Any:
+            return tiny.federation(augment="")
+
+        options: dict[str, Any] = {"momentum": 0.0, "learning_rate": 0.1, "rounds": 1, "on": plain()}
+        run = tiny.run(tmp_path / "run", record="gradient-norms", **options)
+        document = analysis.run("gradient-norms", run)
+        worker = tiny.setup(**options).worker
+        largest = []
+        for name, line in lines_of(document, 1).items():
+            network, plan, norms = tiny.model(), worker.plan(name, 0), []
+            for first, last in plan.bounds:
+                x, y = images(plain(), plan.order[first:last])
+                loss = torch.nn.functional.cross_entropy(network.train()(x / 255).logits, y)
+                gradients = torch.autograd.grad(loss, list(network.parameters()))
+                norms.append(np.linalg.norm(np.concatenate([g.double().numpy().ravel() for g in gradients])))
+                with torch.no_grad():
+                    for parameter, gradient in zip(network.parameters(), gradients, strict=True):
+                        parameter -= 0.1 * gradient
+            assert len(norms) > 1
+            assert line[0] == pytest.approx(np.mean(norms), rel=1e-4)
+            largest.append(max(norms))
+        assert lines_of(document)["largest of a step"][0] == pytest.approx(max(largest), rel=1e-4)
 
     def test_the_round_of_the_switch_is_named(self, tmp_path: Path) -> None:
         run, _ = recorded_run(tmp_path / "run", "gradient-norms", method="fedcoda(calibrate_from=0.6)", rounds=4)

@@ -18,7 +18,7 @@ from fedkeel import FedkeelError, analysis
 from fedkeel.analysis.diagnostic import DIAGNOSTICS, recorded
 from fedkeel.analysis.gradient_norms import GradientNorms
 from tests import tiny
-from tests.analysis.by_hand import forward, images, lines_of, recorded_run
+from tests.analysis.by_hand import forward, images, lines_of, mutual_information, recorded_run
 
 OF_RECORDS = ["label-distribution", "convergence", "fairness", "cost"]
 MEASURED = [entry.name for entry in DIAGNOSTICS if entry.name not in OF_RECORDS]
@@ -112,14 +112,6 @@ def test_maps_of_chosen_rounds_are_of_the_same_images_with_the_nmi_by_round(tmp_
         # The best of many starts, so that the order of the samples does not matter.
         clusters = KMeans(4, n_init=30, random_state=1).fit_predict(features)
         assert nmi == pytest.approx(mutual_information(clusters, labels), abs=1e-6)
-
-
-def mutual_information(a: np.ndarray, b: np.ndarray) -> float:
-    """Normalised by the mean of the entropies; from the table of counts, in natural logarithms."""
-    joint = np.array([[np.mean((a == i) & (b == j)) for j in set(b.tolist())] for i in set(a.tolist())])
-    p, q = joint.sum(axis=1), joint.sum(axis=0)
-    shared = sum(w * np.log(w / (p[i] * q[j])) for (i, j), w in np.ndenumerate(joint) if w > 0)
-    return float(shared / ((-(p * np.log(p)).sum() - (q * np.log(q)).sum()) / 2))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "central"])

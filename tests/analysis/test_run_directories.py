@@ -75,6 +75,32 @@ class TestByHand:
         assert rows["far"] == pytest.approx([0.1, -0.4])
         assert document["figures"][2]["note"] == "The worst training domain is b."
 
+    def test_of_damaged_records_the_rest_is_shown(self, tmp_path: Path) -> None:
+        """A line that is no record, a loss that is not a number, an accuracy that is missing, a last line cut short."""
+        records = [scores(round, {"a": 0.25, "b": 0.5}) for round in range(4)]
+        records += [{"kind": "round", "round": 0, "loss": float("nan"), "bytes_up": 1, "bytes_down": 2}]
+        run = written(tmp_path / "run", records)
+        path = run.directory / "metrics.jsonl"
+        lines = path.read_text().splitlines()
+        lines[1] = "12"
+        lines[2] = lines[2].replace('"b": 0.5', '"b": NaN')
+        path.write_bytes("\n".join([*lines, '{"kind": "sc\u00e9']).encode()[:-1])
+        document = analysis.run("convergence", run)
+        assert lines_of(document, 1) == {"a": {0: 0.25, 2: 0.25, 3: 0.25}, "b": {0: 0.5, 2: None, 3: 0.5}}
+        assert lines_of(document, 2)["training"] == {0: None}
+        assert lines_of(analysis.run("fairness", run), 1)["best"] == {0: 0.5, 2: 0.25, 3: 0.5}
+        assert lines_of(analysis.run("cost", run)) == {"up": {0: 1}, "down": {0: 2}}
+
+    def test_files_that_cannot_be_read_at_all_are_one_sentence(self, tmp_path: Path) -> None:
+        run = written(tmp_path / "run", [scores(0, {"a": 0.5})])
+        (run.directory / "summary.json").write_text('{"accuracy": ')
+        with pytest.raises(FedkeelError, match=r"summary\.json' cannot be read"):
+            analysis.run("fairness", run)
+        (run.directory / "metrics.jsonl").unlink()
+        (run.directory / "metrics.jsonl").mkdir()
+        with pytest.raises(FedkeelError, match=r"metrics\.jsonl' cannot be read"):
+            analysis.run("convergence", run)
+
     def test_a_single_domain_has_no_spread(self, tmp_path: Path) -> None:
         document = analysis.run("fairness", written(tmp_path / "run", [scores(0, {"a": 0.5})]))
         assert lines_of(document, 0)["standard deviation"] == {0: None}

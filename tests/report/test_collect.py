@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from pathlib import Path
 
 import pytest
 
 from fedkeel.errors import FedkeelError
-from fedkeel.report import collect
+from fedkeel.report import collect, write
 from fedkeel.report.collect import Curve, Group, thinned
 from tests.report.samples import accuracy, make_comparison, make_run
 
@@ -149,6 +150,62 @@ class TestBrokenFiles:
         path.write_text("".join(json.dumps(line) + "\n" for line in lines))
         (group,) = collect([tmp_path / "a"]).groups
         assert group.curve("fedavg", metric(group, "train-loss")).rounds == [0, 1, 3, 4, 5, 6, 7]  # type: ignore[arg-type]
+
+    def test_a_last_line_that_was_not_written_to_its_end_is_not_worth_a_word(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "a", done=6) / "metrics.jsonl"
+        path.write_bytes(path.read_bytes()[:-20] + b"\xc3")  # in the middle of a letter
+        collected = collect([tmp_path])
+        (group,) = collected.groups
+        assert group.curve("fedavg", metric(group, "average")).rounds == list(range(6))  # type: ignore[arg-type]
+        assert group.curve("fedavg", metric(group, "train-loss")).rounds == list(range(5))  # type: ignore[arg-type]
+        assert [notice.partition(":")[0] for notice in collected.notices] == ["Not finished"]
+
+    @pytest.mark.parametrize("line", ["12", "[]", '{"round": 3}', '{"kind": "sco', "\xff\x00"])
+    def test_a_line_that_is_no_record_is_a_gap_and_told(self, tmp_path: Path, line: str) -> None:
+        path = make_run(tmp_path / "a") / "metrics.jsonl"
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join([*lines[:6], line, "", *lines[7:]]) + "\n")  # in place of the scores of round 3
+        collected = collect([tmp_path])
+        (group,) = collected.groups
+        assert group.curve("fedavg", metric(group, "average")).rounds == [0, 1, 2, 4, 5, 6, 7]  # type: ignore[arg-type]
+        assert collected.notices == [f"'{path}' has a line that cannot be read: the curves have a gap there."]
+
+    def test_a_finished_run_without_any_evaluation_is_in_the_table_and_it_is_told(self, tmp_path: Path) -> None:
+        path = make_run(tmp_path / "a") / "metrics.jsonl"
+        path.write_text("".join(line + "\n" for line in path.read_text().splitlines() if '"scores"' not in line))
+        collected = collect([tmp_path])
+        (group,) = collected.groups
+        assert [m.key for m in group.metrics] == ["train-loss"]
+        assert len(group.results.rows) == 1
+        assert collected.notices == [
+            f"'{path}' has no evaluated round: the run is in the table and has no curve of accuracy."
+        ]
+
+    @pytest.mark.parametrize("text", ["NaN", "Infinity", "1e999", "null"])
+    def test_losses_of_a_run_that_diverged_cost_only_their_curve(self, tmp_path: Path, text: str) -> None:
+        path = make_run(tmp_path / "a") / "metrics.jsonl"
+        path.write_text(re.sub(r'"loss": [\d.]+', f'"loss": {text}', path.read_text()))
+        (group,) = collect([tmp_path]).groups
+        assert not {"test-loss", "train-loss"} & {m.key for m in group.metrics}
+        assert group.curve("fedavg", metric(group, "average")).rounds == list(range(8))  # type: ignore[arg-type]
+        assert write([tmp_path / "a"]).exists()
+
+    @pytest.mark.parametrize("key", ["seconds", "bytes_up", "rounds", "questions", "epsilon"])
+    @pytest.mark.parametrize("value", ["many", None, float("nan"), 0])
+    def test_a_count_in_a_summary_that_is_none_is_left_out(self, tmp_path: Path, key: str, value: object) -> None:
+        path = make_run(tmp_path / "a") / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), key: value}))
+        assert collect([tmp_path]).notices == []
+        assert write([tmp_path / "a"]).exists()
+
+    @pytest.mark.parametrize("bad", [{"accuracy": float("nan")}, {"domains": {}}, {"domains": {"photo": None}}])
+    def test_a_summary_without_an_accuracy_is_none(self, tmp_path: Path, bad: dict[str, object]) -> None:
+        path = make_run(tmp_path / "a") / "summary.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **bad}))
+        collected = collect([tmp_path])
+        assert "cannot be read" in collected.notices[0]
+        assert collected.members[0].summary is None
+        assert write([tmp_path / "a"]).exists()
 
     def test_no_run_at_all_is_an_error_in_one_sentence(self, tmp_path: Path) -> None:
         with pytest.raises(FedkeelError, match="not a run directory"):

@@ -33,13 +33,13 @@ class Convergence(Diagnostic):
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
         scores = evaluated(run)
-        averages = {s["round"]: {"average": s["average"], "all samples": s["samples"]} for s in scores}
+        averages = {s["round"]: {"average": s["average"], "all samples": s.get("samples")} for s in scores}
         for score in scores:
-            if score["unseen"] is not None:
+            if score.get("unseen") is not None:
                 averages[score["round"]]["unseen domains"] = score["unseen"]
-        losses = {record["round"]: {"training": record["loss"]} for record in run.records("round")}
+        losses = {record["round"]: {"training": record.get("loss")} for record in run.records("round")}
         for score in scores:
-            losses.setdefault(score["round"], {})["test"] = score["loss"]
+            losses.setdefault(score["round"], {})["test"] = score.get("loss")
         return [
             by_round("Accuracy", "accuracy", averages),
             by_round("Accuracy by domain", "accuracy", {s["round"]: s["domains"] for s in scores}),

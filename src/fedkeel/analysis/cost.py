@@ -43,7 +43,7 @@ class Cost(Diagnostic):
     of_records = True
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
-        records = run.records("round")
+        records = [record for record in run.records("round") if "bytes_up" in record and "bytes_down" in record]
         if not records:
             raise FedkeelError(f"'{run.directory}' has no finished round yet: let it train further.")
         traffic = {record["round"]: {"up": record["bytes_up"], "down": record["bytes_down"]} for record in records}

@@ -14,6 +14,7 @@ from fedkeel.analysis.convergence import evaluated
 from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, table
 from fedkeel.analysis.moment import Objects
+from fedkeel.errors import FedkeelError
 from fedkeel.run import Run
 
 
@@ -50,12 +51,17 @@ class Fairness(Diagnostic):
             unseen = {name.strip() for name in run.config.unseen.split(",")}
         rounds = {}
         for score in scores:
-            rounds[score["round"]] = {d: a for d, a in score["domains"].items() if d not in unseen} or score["domains"]
+            known = {domain: value for domain, value in score["domains"].items() if value is not None}
+            if known:
+                rounds[score["round"]] = {d: a for d, a in known.items() if d not in unseen} or known
+        if not rounds:
+            raise FedkeelError(f"'{run.directory}' has no accuracy of any domain: let it train further.")
         extremes = {r: {"worst": min(d.values()), "best": max(d.values())} for r, d in rounds.items()}
         spreads = {r: {"standard deviation": spread(d)} for r, d in rounds.items()}
         last = max(rounds)
-        final = scores[-1]["domains"]
-        rows = [[domain, value, value - final[worst(rounds[last])]] for domain, value in final.items()]
+        final = next(score["domains"] for score in reversed(scores) if score["round"] == last)
+        lowest = rounds[last][worst(rounds[last])]
+        rows = [[domain, value, None if value is None else value - lowest] for domain, value in final.items()]
         note = f"The worst training domain is {worst(rounds[last])}."
         return [
             by_round("Spread over the domains", "standard deviation of accuracy", spreads),

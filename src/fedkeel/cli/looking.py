@@ -160,8 +160,8 @@ def print_run(run: Run) -> None:
         say(f"        {percent(summary['samples_accuracy'])} % over samples")
         if summary["unseen"] is not None:
             say(f"        {percent(summary['unseen'])} % on unseen domains")
-    if curve:
-        averages = [entry["average"] for entry in curve]
+    averages = [entry["average"] for entry in curve if entry["average"] is not None]
+    if averages:
         say(f"rounds  {sparkline(averages)}  {percent(averages[0])} to {percent(averages[-1])} %")
     if summary:
         traffic = f"{size(summary['bytes_up'])} up, {size(summary['bytes_down'])} down"

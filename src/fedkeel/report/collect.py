@@ -7,9 +7,10 @@ the rounds that an interrupted run has done are still in the curves.
 
 from __future__ import annotations
 
+import math
 import shlex
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +25,7 @@ from fedkeel.store import fingerprint
 from fedkeel.tables import Results
 
 FEDERATION = ("data", "partition", "unseen", "subsample")  # runs that share these were made on the same data
+COUNTED = ("seconds", "rounds", "bytes_up", "bytes_down", "questions", "epsilon")  # of a summary
 MOST_NUMBERS = 240_000  # of all curves together: about two megabytes
 
 
@@ -164,12 +166,12 @@ def find_runs(directories: Iterable[str | Path]) -> tuple[list[tuple[str, Run]],
 class ReadOnce(Run):
     """A run whose metrics are parsed a single time, though they are asked for again and again."""
 
-    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
-        return [record for record in self._records if kind is None or record["kind"] == kind]
+    def readable(self) -> tuple[list[dict[str, Any]], int]:
+        return self._read
 
     @cached_property
-    def _records(self) -> list[dict[str, Any]]:
-        return super().records()
+    def _read(self) -> tuple[list[dict[str, Any]], int]:
+        return super().readable()
 
 
 def read_member(label: str, run: Run, notices: list[str]) -> Member:
@@ -177,18 +179,38 @@ def read_member(label: str, run: Run, notices: list[str]) -> Member:
     summary: dict[str, Any] | None = None
     curves: dict[Metric, dict[int, float]] = {}
     try:
-        summary = run.summary
-        if summary is not None:
-            _ = float(summary["accuracy"]), dict(summary["domains"]), str(summary["result"])
-    except (ValueError, KeyError, TypeError, OSError):
-        summary = None
+        found = run.summary
+        summary = usable(found) if found is not None else None
+    except (ValueError, KeyError, TypeError, FedkeelError):
         notices.append(f"'{run.directory / 'summary.json'}' cannot be read: the run is shown as not finished.")
+    path = run.directory / "metrics.jsonl"
     try:
         curves = read_curves(reading)
-    except (ValueError, KeyError, TypeError, AttributeError, OSError):
-        notices.append(f"'{run.directory / 'metrics.jsonl'}' cannot be read: the run has no curves here.")
+        if lost := reading.readable()[1]:
+            lines = "a line" if lost == 1 else f"{lost} lines"
+            notices.append(f"'{path}' has {lines} that cannot be read: the curves have a gap there.")
+    except (ValueError, KeyError, TypeError, AttributeError, FedkeelError):
+        notices.append(f"'{path}' cannot be read: the run has no curves here.")
+    if summary and not any(metric.is_percent for metric in curves):
+        notices.append(f"'{path}' has no evaluated round: the run is in the table and has no curve of accuracy.")
     domains = tuple(summary["domains"]) if summary else ()
     return Member(label, run, summary, curves, domains or tuple(_domains_of(reading, bool(curves))))
+
+
+def usable(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary whose numbers are numbers. Without an accuracy it is none; what else is not a number is left out."""
+    accuracy = float(summary["accuracy"])
+    domains = {str(name): float(value) for name, value in summary["domains"].items() if is_number(value)}
+    if not math.isfinite(accuracy) or not domains:
+        raise ValueError("no accuracy")
+    kept = {name: value for name, value in summary.items() if name not in COUNTED or is_number(value)}
+    if kept.get("rounds") == 0:
+        del kept["rounds"]
+    return {**kept, "accuracy": accuracy, "domains": domains, "result": str(summary["result"])}
+
+
+def is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def _domains_of(run: Run, readable: bool) -> list[str]:
@@ -200,7 +222,7 @@ def read_curves(run: Run) -> dict[Metric, dict[int, float]]:
     curves: dict[Metric, dict[int, float]] = {}
 
     def add(metric: Metric, round: int, value: float | None) -> None:
-        if value is not None:
+        if value is not None and math.isfinite(value):
             curves.setdefault(metric, {})[int(round)] = float(value)
 
     tested = run.scores()
@@ -208,7 +230,7 @@ def read_curves(run: Run) -> dict[Metric, dict[int, float]]:
     for entry in tested:
         add(Metric("average", "Test accuracy, mean over domains"), entry["round"], entry["average"])
     for entry in tested:
-        add(Metric("unseen", "Test accuracy, mean over unseen domains"), entry["round"], entry["unseen"])
+        add(Metric("unseen", "Test accuracy, mean over unseen domains"), entry["round"], entry.get("unseen"))
     for domain in dict.fromkeys(name for entry in tested for name in entry["domains"]):
         for entry in tested:
             add(Metric(f"domain {domain}", f"Test accuracy, {domain}"), entry["round"], entry["domains"].get(domain))
@@ -218,9 +240,9 @@ def read_curves(run: Run) -> dict[Metric, dict[int, float]]:
     for entry in run.scores("validation"):
         add(Metric("validation", "Validation accuracy, mean over domains"), entry["round"], entry["average"])
     for entry in tested:
-        add(Metric("test-loss", "Test loss", is_percent=False), entry["round"], entry["loss"])
+        add(Metric("test-loss", "Test loss", is_percent=False), entry["round"], entry.get("loss"))
     for entry in run.records("round"):
-        add(Metric("train-loss", "Training loss", is_percent=False), entry["round"], entry["loss"])
+        add(Metric("train-loss", "Training loss", is_percent=False), entry["round"], entry.get("loss"))
     return curves
 
 
