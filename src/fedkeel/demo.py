@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -106,8 +107,13 @@ class Tabulated(Protocol):
 def findings(comparison: Tabulated) -> list[str]:
     """What the table shows, a sentence each, all from its numbers."""
     results = comparison.results
-    rows = {row.method.partition("@")[0]: row for row in results.rows}
-    federated = [row for name, row in rows.items() if name not in ("central", "standalone")]
+    rows: dict[str, Row] = {}
+    federated: list[Row] = []
+    for row in sorted(results.rows, key=lambda row: -row.average.mean):
+        method, shown = row.method.partition("@")[0], replace(row, method=results.name(row))
+        rows.setdefault(method, shown)  # of one that is there with several options, the best
+        if method not in ("central", "standalone"):
+            federated.append(shown)
     if not federated:
         return []
     return [
@@ -141,11 +147,11 @@ def _gap(rows: dict[str, Row], federated: Sequence[Row]) -> str:
         return ""
     gap = central.average.mean - fedavg.average.mean
     if gap <= 0:
-        return f"fedavg is not behind training on the pooled data ({percent(central.average.mean)} %) here."
-    sentence = f"The shift costs fedavg {percent(gap)} points against training on the pooled data"
+        return f"{name(fedavg)} is not behind training on the pooled data ({percent(central.average.mean)} %) here."
+    sentence = f"The shift costs {name(fedavg)} {percent(gap)} points against training on the pooled data"
     best = max(federated, key=lambda row: row.average.mean)
     closed = (best.average.mean - fedavg.average.mean) / gap
-    if best is fedavg or closed <= 0:
+    if best.method == fedavg.method or closed <= 0:
         return f"{sentence}, and no other method here wins any of them back."
     if closed >= 1:
         return f"{sentence}; {name(best)} wins all of them back."
@@ -189,4 +195,5 @@ def _hardest(federated: Sequence[Row], domains: Sequence[str]) -> str:
 
 
 def name(row: Row) -> str:
-    return row.method.partition("@")[0]
+    """Its options are in it only where another row has the same method."""
+    return row.method

@@ -168,7 +168,15 @@ def add_diagnostics(directory: Path, seed: int = 0, points: int = 120) -> None:
         "what": "They fall by powers of ten.",
         "paper": "FedCoda, Figure 3",
         "figures": [
-            {"kind": "lines", "title": "Norm", "x_label": "round", "y_label": "norm", "log_y": True, "series": norms}
+            {
+                "kind": "lines",
+                "title": "Norm",
+                "x_label": "round",
+                "y_label": "norm",
+                "log_y": True,
+                "series": norms,
+                "key": {"label": "gradient norm", "value": 0.01 * (1 + seed), "better": "low"},
+            }
         ],
     }
     folder = directory / "diagnostics"

@@ -112,7 +112,7 @@ def test_everything_has_a_name_and_headings_do_not_skip(opened: Open, name: str)
         }).map((node) => node.outerHTML.slice(0, 80))"""
     )
     assert nameless == []
-    levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3,h4,h5')].map((node) => Number(node.tagName[1]))")
+    levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3,h4,h5,h6')].map((node) => Number(node.tagName[1]))")
     assert levels[0] == 1
     assert all(after <= before + 1 for before, after in itertools.pairwise(levels))
     ids = page.evaluate("[...document.querySelectorAll('[id]')].map((node) => node.id)")
@@ -270,8 +270,8 @@ class TestDiagnostics:
     @pytest.mark.slow
     def test_every_kind_is_drawn_for_two_runs_side_by_side_on_one_scale(self, opened: Open) -> None:
         page = opened("comparison")
-        article = page.locator(".diagnostic").first
-        assert article.locator("h5").all_inner_texts() == ["fedavg, seed 0", "greg, seed 0"]
+        article = page.locator(".diagnostic", has_text="A figure of every kind")
+        assert article.locator("h6").all_inner_texts() == ["fedavg, seed 0", "greg, seed 0"]
         for side in (0, 1):
             figures = article.locator(".beside > div").nth(side).locator(":scope > figure")
             assert figures.count() == 5
@@ -291,7 +291,7 @@ class TestDiagnostics:
     @pytest.mark.slow
     def test_a_class_and_a_domain_can_be_hidden(self, opened: Open) -> None:
         page = opened("odd")
-        article = page.locator(".diagnostic").first
+        article = page.locator(".diagnostic", has_text="A figure of every kind")
         points = article.locator(".plot path.point")
         before = points.count()
         article.get_by_role("button", name="horse").click()
@@ -301,8 +301,30 @@ class TestDiagnostics:
         assert 0 < points.count() < without_class
 
     @pytest.mark.slow
+    def test_the_circumstances_are_folded_and_drawn_when_they_are_opened_or_printed(self, opened: Open) -> None:
+        page = opened("comparison")
+        bars = page.locator("details.question .bar-fill")
+        assert bars.count() == 0
+        page.locator("details.question > summary").click()
+        bars.first.wait_for()
+        again = opened("comparison")
+        again.evaluate("dispatchEvent(new Event('beforeprint'))")
+        again.locator("details.question .bar-fill").first.wait_for()
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("width", [360, 1200])
+    def test_what_they_say_in_numbers_and_words_comes_first(self, opened: Open, width: int) -> None:
+        page = opened("comparison", width=width)
+        keys = page.locator(".keys table")
+        assert keys.locator("tbody th").all_inner_texts() == ["accuracy, %", "gradient norm \u2193"]
+        assert keys.is_visible()
+        assert page.locator(".finding").first.inner_text().startswith("Gradient norm: ")
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+    @pytest.mark.slow
     def test_behind_every_figure_is_its_table(self, opened: Open) -> None:
         page = opened("comparison")
+        page.locator("details.question > summary").click()
         for details in page.locator("details.behind").all():
             details.locator("summary").click()
             details.locator("tbody tr").first.wait_for()  # made when it is opened

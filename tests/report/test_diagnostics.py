@@ -27,7 +27,7 @@ def test_every_kind_is_read_with_its_texts(tmp_path: Path) -> None:
     add_profile(tmp_path / "a")
     collected = collect([tmp_path / "a"])
     assert collected.notices == []
-    every, norms, profile = collected.groups[0].diagnostics
+    norms, every, profile = collected.groups[0].diagnostics
     assert [figure["kind"] for figure in every.runs["fedavg, seed 0"]] == ["lines", "bars", "matrix", "points", "table"]
     assert (every.title, every.paper) == ("A figure of every kind", "GReg, Figure 1")
     assert norms.runs["fedavg, seed 0"][0]["log_y"] is True

@@ -41,7 +41,7 @@ class Convergence(Diagnostic):
         for score in scores:
             losses.setdefault(score["round"], {})["test"] = score.get("loss")
         return [
-            by_round("Accuracy", "accuracy", averages),
-            by_round("Accuracy by domain", "accuracy", {s["round"]: s["domains"] for s in scores}),
+            by_round("Accuracy", "accuracy (0 to 1)", averages),
+            by_round("Accuracy by domain", "accuracy (0 to 1)", {s["round"]: s["domains"] for s in scores}),
             by_round("Loss", "cross-entropy", dict(sorted(losses.items()))),
         ]

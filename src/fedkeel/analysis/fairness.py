@@ -12,7 +12,7 @@ import numpy as np
 
 from fedkeel.analysis.convergence import evaluated
 from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
-from fedkeel.analysis.figures import Figure, by_round, table
+from fedkeel.analysis.figures import Figure, by_round, keyed, table
 from fedkeel.analysis.moment import Objects
 from fedkeel.errors import FedkeelError
 from fedkeel.run import Run
@@ -63,8 +63,9 @@ class Fairness(Diagnostic):
         lowest = rounds[last][worst(rounds[last])]
         rows = [[domain, value, None if value is None else value - lowest] for domain, value in final.items()]
         note = f"The worst training domain is {worst(rounds[last])}."
-        return [
-            by_round("Spread over the domains", "standard deviation of accuracy", spreads),
-            by_round("Worst and best domain", "accuracy", extremes),
+        figures = [
+            by_round("Spread over the domains", "standard deviation of accuracy (0 to 1)", spreads),
+            by_round("Worst and best domain", "accuracy (0 to 1)", extremes),
             table(f"Round {last}", ["domain", "accuracy", "above the worst"], rows, note=note),
         ]
+        return keyed(figures, "spread over the domains", spread(rounds[last]), "low", percent=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 Figure = dict[str, Any]
 Numbers = Sequence[float | None]
@@ -54,3 +54,20 @@ def points(
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **more: Any) -> Figure:
     return {"kind": "table", "title": title, "columns": list(columns), "rows": [list(row) for row in rows], **more}
+
+
+def keyed(
+    figures: list[Figure],
+    label: str,
+    value: float | None,
+    better: Literal["low", "high"] | None = None,
+    *,
+    percent: bool = False,
+) -> list[Figure]:
+    """The figures with the one number in which methods are compared, as it is in the last round; the first has it.
+
+    `better`: which way is good, where that can be said. `percent`: a fraction that is shown as percent.
+    """
+    if figures and value is not None:
+        figures[0]["key"] = {"label": label, "value": value, "better": better, "percent": percent}
+    return figures

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
-from fedkeel.analysis.figures import Figure, bars, by_round
+from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.moment import Moment, Objects, all_of_run
 from fedkeel.engine.local import WATCHED, StepWatch
 from fedkeel.errors import FedkeelError
@@ -182,7 +182,8 @@ class GradientNormsByRound(Diagnostic):
             for entry in measured
         }
         by_client = {entry.round: entry.values["computed"] for entry in measured}
-        return [
+        figures = [
             by_round("Over the clients of a round", "gradient norm", all_clients, **note),
             by_round("By client, as computed", "gradient norm", by_client, **note),
         ]
+        return keyed(figures, "gradient norm in training", mean(measured[-1].values["computed"]))

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
-from fedkeel.analysis.figures import Figure, bars, by_round
+from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.moment import Array, Moment, Outputs
 
 
@@ -87,4 +87,4 @@ class LossGap(Diagnostic):
                 ((round, gaps),) = rounds.items()
                 values = {"gap": list(gaps.values())}
                 figures.append(bars(f"{title}, round {round}", "loss gap", list(gaps), values, x_label="domain"))
-        return figures
+        return keyed(figures, "test-time loss gap", measured[-1].values["test"]["average"], "low")

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
-from fedkeel.analysis.figures import Figure, bars, by_round
+from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.moment import Array, Moment
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError
@@ -66,4 +66,5 @@ class MixingFactors(Diagnostic):
                 for entry in measured
             }
             figures.insert(0, by_round("Mean over the clients", label, means))
-        return figures
+        shares = [share for table in last.values.values() for share in table.values()]
+        return keyed(figures, label, float(np.mean(shares)))

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
-from fedkeel.analysis.figures import Figure, bars, by_round
+from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.moment import Array, Moment
 
 EVERYTHING = "all domains"
@@ -59,4 +59,4 @@ class ClusteringNMI(Diagnostic):
         figures = [bars(f"By domain, round {last.round}", "NMI", list(found), values, x_label="domain", number=number)]
         if len(measured) > 1:
             figures.insert(0, by_round("By round", "NMI", {e.round: e.values["domains"] for e in measured}))
-        return figures
+        return keyed(figures, "NMI of features and classes", number, "high")

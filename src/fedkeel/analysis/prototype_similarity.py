@@ -16,7 +16,7 @@ from itertools import combinations
 import numpy as np
 
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
-from fedkeel.analysis.figures import Figure, bars, by_round, matrix
+from fedkeel.analysis.figures import Figure, bars, by_round, keyed, matrix
 from fedkeel.analysis.moment import Array, Moment, Outputs
 
 
@@ -98,7 +98,5 @@ class PrototypeSimilarity(Diagnostic):
             figures.append(bars("Distance to the global prototypes", "distance", list(apart), values, x_label="client"))
         note = f"Mean over classes and pairs: {mean:.4f}." if mean is not None else "No two clients share a class."
         title = f"Cosine similarity of two clients' prototypes, round {last.round}"
-        return [
-            *figures,
-            matrix(title, names, names, last.values["similarity"], "client", "client", note=note, number=mean),
-        ]
+        square = matrix(title, names, names, last.values["similarity"], "client", "client", note=note, number=mean)
+        return keyed([*figures, square], "similarity of prototypes", mean, "high")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
-from fedkeel.analysis.figures import Figure, by_round, matrix
+from fedkeel.analysis.figures import Figure, by_round, keyed, matrix
 from fedkeel.analysis.moment import Array, Moment
 from fedkeel.errors import FedkeelError
 
@@ -66,7 +66,8 @@ class RepresentationDivergence(Diagnostic):
         if len(measured) > 1 and len(names) > 1:
             means = {entry.round: {"mean over pairs": _mean_of_pairs(entry.values["divergence"])} for entry in measured}
             figures.append(by_round("Mean over the pairs of domains", "divergence", means))
-        return figures
+        mean = _mean_of_pairs(last.values["divergence"]) if len(names) > 1 else None
+        return keyed(figures, "divergence between domains", mean, "low")
 
 
 def _mean_of_pairs(values: list[list[float]]) -> float:

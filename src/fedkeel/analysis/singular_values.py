@@ -13,7 +13,7 @@ import numpy as np
 from torch import nn
 
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
-from fedkeel.analysis.figures import Figure, by_round, lines
+from fedkeel.analysis.figures import Figure, by_round, keyed, lines
 from fedkeel.analysis.moment import Array, Moment
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError
@@ -66,4 +66,5 @@ class SingularValues(Diagnostic):
         if len(measured) > 1:
             ranks = {e.round: {"effective rank": effective_rank(np.asarray(e.values["values"]))} for e in measured}
             figures.append(by_round("Effective rank of the classifier", "rank", ranks))
-        return figures
+        rank = effective_rank(np.asarray(measured[-1].values["values"]))
+        return keyed(figures, "effective rank of the classifier", rank, "high")

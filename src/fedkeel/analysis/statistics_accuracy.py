@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
-from fedkeel.analysis.figures import Figure, bars, by_round
+from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.moment import Moment, Outputs
 
 KINDS = ("global", "batch")
@@ -48,7 +48,7 @@ class StatisticsAccuracy(Diagnostic):
         figures = [
             bars(
                 f"By domain, round {last.round}",
-                "accuracy",
+                "accuracy (0 to 1)",
                 list(last.values["global"]),
                 {f"{kind} statistics": list(last.values[kind].values()) for kind in KINDS},
                 x_label="domain",
@@ -56,5 +56,6 @@ class StatisticsAccuracy(Diagnostic):
         ]
         if len(measured) > 1:
             rounds = {e.round: {f"{kind} statistics": e.values[kind]["average"] for kind in KINDS} for e in measured}
-            figures.insert(0, by_round("Average over the domains", "accuracy", rounds))
-        return figures
+            figures.insert(0, by_round("Average over the domains", "accuracy (0 to 1)", rounds))
+        lost = last.values["batch"]["average"] - last.values["global"]["average"]
+        return keyed(figures, "accuracy lost to global statistics", lost, "low", percent=True)

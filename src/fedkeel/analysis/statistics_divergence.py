@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
-from fedkeel.analysis.figures import Figure, bars, by_round
+from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.layer_statistics import client_statistics, refuse_without_layers
 from fedkeel.analysis.moment import Array, Moment
 from fedkeel.engine.local import Worker
@@ -68,4 +68,5 @@ class StatisticsDivergence(Diagnostic):
                     log_y=True,
                 )
             )
-        return figures
+        mean = float(np.mean(list(measured[-1].values["mean"].values())))
+        return keyed(figures, "variance of batch-norm means over clients", mean)

@@ -19,7 +19,7 @@ from typing import Any
 from fedkeel.comparison import FILE, Place, labels, read_comparison
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
-from fedkeel.report.diagnostics import Diagnostic, Source, read_diagnostics
+from fedkeel.report.diagnostics import ALL_RUNS, Diagnostic, Source, read_diagnostics
 from fedkeel.run import PYTHON_OBJECT, Run
 from fedkeel.store import fingerprint
 from fedkeel.tables import Results
@@ -291,6 +291,8 @@ def diagnostics_of(members: Sequence[Member], notices: list[str]) -> list[Diagno
     order = [str(member) for member in members]
     return [
         replace(found, runs=dict(sorted(found.runs.items(), key=lambda item: order.index(item[0]))))
+        if ALL_RUNS not in found.runs
+        else found
         for found in read_diagnostics(sources, notices)
     ]
 

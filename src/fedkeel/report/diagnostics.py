@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,21 @@ MOST_POINTS = 2000  # of a scatter plot; more is neither seen nor drawn quickly
 MOST_BYTES = 2_500_000  # of all diagnostics of a group
 
 Figure = dict[str, Any]
+
+OF_THE_DATA = ("label-distribution",)
+OTHERS = "What else was recorded"
+CIRCUMSTANCES = "The circumstances"
+QUESTIONS: dict[str, tuple[str, ...]] = {
+    "Is every domain served?": ("fairness",),
+    "Do the global statistics fit?": (
+        *("loss-gap", "statistics-accuracy", "statistics-divergence"),
+        *("mixing-factors", "probability-floor", "bn-statistics"),
+    ),
+    "Do features of one class meet?": ("representation-divergence", "prototype-similarity", "nmi", "tsne"),
+    "How did the training go?": ("gradient-norms", "singular-values"),
+    OTHERS: (),
+    CIRCUMSTANCES: ("label-distribution", "convergence", "cost", "profile"),
+}
 
 
 @dataclass(frozen=True)
@@ -75,7 +90,26 @@ def read_diagnostics(sources: Sequence[Source], notices: list[str]) -> list[Diag
         notices.append(
             f"Left out to keep this page small: {', '.join(left_out)}. A report of these runs alone shows them."
         )
-    return sorted(found.values(), key=lambda diagnostic: diagnostic.name == "profile")
+    return sorted((once(diagnostic) for diagnostic in found.values()), key=lambda diagnostic: place(diagnostic.name))
+
+
+ALL_RUNS = "all runs"
+
+
+def once(diagnostic: Diagnostic) -> Diagnostic:
+    """What is of the data and the same for all runs is shown once."""
+    first, *others = diagnostic.runs.values()
+    if diagnostic.name in OF_THE_DATA and others and all(figures == first for figures in others):
+        return replace(diagnostic, runs={ALL_RUNS: first})
+    return diagnostic
+
+
+def place(name: str) -> tuple[int, int]:
+    """By the question that it answers; what nobody here knows before what only tells the circumstances."""
+    for number, names in enumerate(QUESTIONS.values()):
+        if name in names:
+            return number, names.index(name)
+    return list(QUESTIONS).index(OTHERS), 0
 
 
 # -- what a figure must have -----------------------------------------------------------------------------------------
@@ -85,8 +119,24 @@ def checked(figure: Any) -> Figure:
         kind = figure.get("kind") if isinstance(figure, dict) else figure
         raise Unreadable(f"a figure is of kind {kind!r}, not one of {', '.join(CHECKS)}")
     texts = {key: str(figure[key]) for key in ("title", "x_label", "y_label", "note") if figure.get(key) is not None}
-    result = {"kind": figure["kind"], "title": "", **texts, **CHECKS[figure["kind"]](figure)}
+    key = {"key": key_number(figure["key"])} if figure.get("key") is not None else {}
+    result = {"kind": figure["kind"], "title": "", **texts, **key, **CHECKS[figure["kind"]](figure)}
     return {**result, "log_y": True} if figure.get("log_y") else result
+
+
+def key_number(key: Any) -> dict[str, Any]:
+    """The number in which runs are compared: `label`, `value`, which way is `better`, whether it is a fraction."""
+    if not isinstance(key, dict) or key.get("better") not in ("low", "high", None):
+        raise Unreadable("a 'key' has a label, a value and, if one way is better, \"low\" or \"high\" for 'better'")
+    (value,) = _numbers([key.get("value")])
+    if value is None:
+        raise Unreadable("a 'key' has no value")
+    return {
+        "label": _text(key, "label"),
+        "value": value,
+        "better": key.get("better"),
+        "percent": bool(key.get("percent")),
+    }
 
 
 def _lines(figure: Figure) -> Figure:

@@ -313,7 +313,7 @@
       const yTicks = log ? logTicks(low, high) : ticks(low, high, 5);
       const yText = (value) => (log ? format(value) : tickText(value, yTicks));
       const left = 14 + Math.max(18, ...yTicks.map((value) => textWidth(yText(value))));
-      const box = { left, right: width - 14, top: 24, bottom: height - (current.x_label ? 44 : 26) };
+      const box = { left, right: width - 14, top: log ? 32 : 24, bottom: height - (current.x_label ? 44 : 26) };
       const [first, last] = current.rounds || (spots.length ? [spots[0], spots[spots.length - 1]] : [0, 1]);
       const pad = first === last ? 0.5 : 0;
       const x = scale(first - pad, last + pad, box.left + 4, box.right - 4);
@@ -674,7 +674,7 @@
       host.replaceChildren(...runs.map(() => html("div", {})));
       runs.forEach((run, column) => {
         const place = host.children[column];
-        if (diagnostic.runs.length > 1) place.append(html("h5", {}, run.name));
+        if (diagnostic.runs.length > 1) place.append(html("h6", {}, run.name));
         run.figures.forEach((figure, i) => {
           const twins = runs.map((other) => other.figures[i]).filter((other) => other && other.kind === figure.kind);
           const range = twins.length > 1 ? sharedRange(twins) : undefined;
@@ -730,7 +730,7 @@
 
   // On paper nothing can be opened any more.
   addEventListener("beforeprint", () => {
-    for (const details of document.querySelectorAll("section[id$=-config] details, section[id$=-runs] details")) details.open = true;
+    for (const details of document.querySelectorAll("section[id$=-config] details, section[id$=-runs] details, details.question")) details.open = true;
   });
   themeButton();
   document.querySelectorAll("table.sortable").forEach(sortable);

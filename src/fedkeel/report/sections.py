@@ -13,9 +13,11 @@ from fedkeel.config import Config
 from fedkeel.demo import findings
 from fedkeel.report.collect import FEDERATION, Group, Member
 from fedkeel.report.commands import compare_command, given_in_python, run_command
-from fedkeel.report.numbers import SHOWN_AT_FIRST
+from fedkeel.report.diagnostics import ALL_RUNS, CIRCUMSTANCES, QUESTIONS, Diagnostic, place
+from fedkeel.report.numbers import SHOWN_AT_FIRST, first_shown
+from fedkeel.report.why import Reading, explanations, readings, rivals, sentence
 from fedkeel.store import MACHINE_OPTIONS
-from fedkeel.tables import Cell, Results, percent
+from fedkeel.tables import Cell, Results, Row, competes, percent
 
 NO_RESULTS = '<p class="notice">None of these runs is finished yet, so there is no table of results.</p>'
 
@@ -29,7 +31,7 @@ def contents(group: Group) -> list[tuple[str, str]]:
         "table": "Results",
         "curves": "Curves",
         "domains": "Domains",
-        "diagnostics": "Diagnostics",
+        "diagnostics": "Why",
         "config": "Configuration",
         "runs": "Runs",
         "repeat": "Repeat it",
@@ -107,7 +109,7 @@ def key_figures(group: Group, results: Results) -> str:
 
 
 def findings_section(group: Group, name: str) -> str:
-    sentences = findings(group) if len(group.results.rows) > 1 else []
+    sentences = [*findings(group), *explanations(group)] if len(group.results.rows) > 1 else []
     if not sentences:
         return ""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
@@ -195,22 +197,99 @@ def has_seeds(group: Group) -> bool:
 
 
 def diagnostics_section(group: Group, name: str) -> str:
-    blocks = []
+    """The key numbers of all methods first, then the diagnostics by the question that they answer."""
+    found, results = readings(group), group.results
+    asked: dict[str, list[str]] = {}
     for number, diagnostic in enumerate(group.diagnostics):
-        runs = list(diagnostic.runs)
-        options = "".join(f'<option value="{i}">{escape(run)}</option>' for i, run in enumerate(runs))
-        pick = f'<label>Run <select data-run="0">{options}</select></label>'
-        if len(runs) > 1:
-            other = next((i for i, run in enumerate(runs) if _method(run) != _method(runs[0])), None)
-            more = options.replace(f'value="{other}"', f'value="{other}" selected') if other is not None else options
-            pick += f'<label>beside <select data-run="1"><option value="">nothing</option>{more}</select></label>'
-        paper = f' <span class="paper">{escape(diagnostic.paper)}</span>' if diagnostic.paper else ""
-        blocks.append(
-            f'<article class="diagnostic" data-diagnostic="{name} {number}"><h4>{escape(diagnostic.title)}</h4>'
-            f'<p class="what">{escape(diagnostic.what)}{paper}</p>'
-            f'<div class="controls" data-js hidden>{pick}</div><div class="beside"></div></article>'
-        )
-    return section(f"{name}-diagnostics", "Diagnostics", "".join(blocks))
+        mine = [reading for reading in found if reading.diagnostic == diagnostic.name]
+        told = [text for reading in mine if (text := sentence(reading, results))]
+        recorded = {member.label for member in group.members if str(member) in diagnostic.runs}
+        pair = rivals(results, recorded)
+        block = diagnostic_block(diagnostic, f"{name} {number}", told or single_readings(diagnostic), group, pair)
+        asked.setdefault(list(QUESTIONS)[place(diagnostic.name)[0]], []).append(block)
+    parts = [key_table(group, found, results)] if found and results.rows else []
+    for question, blocks in asked.items():
+        body = "".join(blocks)
+        if question == CIRCUMSTANCES and len(asked) > 1:
+            parts.append(f'<details class="question"><summary><h4>{question}</h4></summary>{body}</details>')
+        else:
+            parts.append(f'<div class="question"><h4>{question}</h4>{body}</div>')
+    return section(f"{name}-diagnostics", "Why: what the diagnostics say", "".join(parts))
+
+
+def key_table(group: Group, found: Sequence[Reading], results: Results) -> str:
+    """A row for each number: their names are long, and those of methods are short."""
+    shown = first_shown(group, {row.method: row for row in results.rows})
+    pair = rivals(results) or ()
+    # The two that the sentences are about come first, so that a phone shows them.
+    columns = [*pair, *(row for row in results.rows if row.method in shown and row not in pair)]
+    competing = [row.method for row in results.rows if competes(row)]
+    accuracies = "".join(number_cell(row.average, best=False) for row in columns)
+    rows = [f'<tr><th scope="row">accuracy, %</th>{accuracies}</tr>']
+    for reading in found:
+        top = reading.best(competing)
+        cells = (reading_cell(reading, row.method, best=row.method in top) for row in columns)
+        rows.append(f'<tr><th scope="row">{escape(reading.heading)}</th>{"".join(cells)}</tr>')
+    few = f" Of {len(results.rows)} methods {len(columns)} are shown." if len(columns) < len(results.rows) else ""
+    caption = (
+        "One number of each diagnostic, at the last round it was recorded in; mean over the seeds that have it. "
+        f"\u2193 lower is better, \u2191 higher is better, the best in bold.{few} What goes with accuracy need not "
+        "cause it."
+    )
+    body = table(["", *(results.name(row) for row in columns)], rows, caption, sortable=False)
+    return f'<div class="keys">{body}</div>'
+
+
+def reading_cell(reading: Reading, method: str, *, best: bool) -> str:
+    if method not in reading.methods:
+        return '<td class="n">\u2013</td>'
+    mean, _, spread = reading.text(method).partition(" ")
+    mean = f"<b>{mean}</b>" if best else mean
+    return f'<td class="n">{mean} <span class="spread">{spread}</span></td>'
+
+
+def single_readings(diagnostic: Diagnostic) -> list[str]:
+    """Of a report in which no two methods can be compared: the number by itself."""
+    if len(diagnostic.runs) > 1:
+        return []
+    keys = [figure["key"] for figures in diagnostic.runs.values() for figure in figures if "key" in figure]
+    way = {"low": "; lower is better", "high": "; higher is better"}
+    return [
+        f"{key['label'][0].upper()}{key['label'][1:]}: "
+        + (f"{100 * key['value']:.1f} points" if key["percent"] else f"{key['value']:.3g}")
+        + f"{way.get(key['better'] or '', '')}."
+        for key in keys
+    ]
+
+
+def diagnostic_block(
+    diagnostic: Diagnostic, anchor: str, told: Sequence[str], group: Group, pair: tuple[Row, Row] | None
+) -> str:
+    runs = list(diagnostic.runs)
+
+    def options(chosen: int | None) -> str:
+        mark = {chosen: " selected"}
+        return "".join(f'<option value="{i}"{mark.get(i, "")}>{escape(run)}</option>' for i, run in enumerate(runs))
+
+    def of(row: Row) -> int:
+        names = [str(member) for member in group.of(row.method)]
+        return next(i for i, run in enumerate(runs) if run in names)
+
+    one, other = 0, next((i for i, run in enumerate(runs) if _method(run) != _method(runs[0])), None)
+    if pair:
+        one, other = of(pair[0]), of(pair[1])
+    pick = f'<label>Run <select data-run="0">{options(one)}</select></label>'
+    if len(runs) > 1:
+        every = f'<option value="">nothing</option>{options(other)}'
+        pick += f'<label>beside <select data-run="1">{every}</select></label>'
+    hidden = "" if runs != [ALL_RUNS] else ' class="unseen"'
+    paper = f' <span class="paper">{escape(diagnostic.paper)}</span>' if diagnostic.paper else ""
+    findings = "".join(f'<p class="finding">{escape(text)}</p>' for text in told)
+    return (
+        f'<article class="diagnostic" data-diagnostic="{anchor}"><h5>{escape(diagnostic.title)}</h5>{findings}'
+        f'<p class="what">{escape(diagnostic.what)}{paper}</p>'
+        f'<div{hidden}><div class="controls" data-js hidden>{pick}</div></div><div class="beside"></div></article>'
+    )
 
 
 def _method(run: str) -> str:
