@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -396,6 +397,35 @@ def test_text_and_curves_stand_out_in_both_themes(opened: Open, dark: bool) -> N
     )
     assert len(set(strokes)) == 10
     assert min(contrast(stroke, card) for stroke in strokes) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dark", [False, True])
+def test_numbers_can_be_read_on_every_shade_of_a_matrix(browser: Any, tmp_path: Path, dark: bool) -> None:
+    shades = [round(i / 20, 2) for i in range(21)]
+    names, values = [str(shade) for shade in shades], [[shade] for shade in shades]
+    figure = {"kind": "matrix", "title": "t", "rows": names, "columns": ["value"], "values": values}
+    make_run(tmp_path / "a")
+    (tmp_path / "a" / "diagnostics").mkdir()
+    (tmp_path / "a" / "diagnostics" / "m.json").write_text(json.dumps({"name": "m", "figures": [figure]}))
+    page = browser.new_page(color_scheme="dark" if dark else "light")
+    page.goto(report.write([tmp_path / "a"]).resolve().as_uri())
+    card = page.locator("#g0-curves").evaluate("node => getComputedStyle(node).backgroundColor")
+    cells = page.evaluate(
+        """() => [...document.querySelectorAll("rect.cell:not(.none)")].map((cell) => {
+            const [shade, text] = [getComputedStyle(cell), getComputedStyle(cell.nextElementSibling)];
+            return [shade.fill, Number(shade.fillOpacity), text.fill];
+        })"""
+    )
+    page.close()
+    assert len(cells) == 21
+
+    def blended(fill: str, opacity: float) -> str:
+        pairs = zip(re.findall(r"\d+", fill)[:3], re.findall(r"\d+", card)[:3], strict=True)
+        return ",".join(str(round(opacity * int(over) + (1 - opacity) * int(under))) for over, under in pairs)
+
+    for fill, opacity, text in cells:
+        assert contrast(blended(fill, opacity), text) > 3.8
 
 
 @pytest.mark.slow

@@ -551,7 +551,7 @@
           if (!missing) cell.setAttribute("fill-opacity", (0.06 + 0.94 * power).toFixed(3));
           cell.onpointerenter = cell.onpointerdown = () => tip.show(`${name} / ${figure.columns[j]}`, [{ index: 0, name: "value", text: format(value) }], names + side * j, y);
           root.append(cell);
-          if (room) root.append(svg("text", { class: power > 0.55 ? "on" : "strong", x: names + side * (j + 0.5), y: y + tall / 2 + 4, "text-anchor": "middle", "pointer-events": "none" }, texts[i][j]));
+          if (room) root.append(svg("text", { class: power > 0.79 ? "on" : power > 0.57 ? "mid" : "strong", x: names + side * (j + 0.5), y: y + tall / 2 + 4, "text-anchor": "middle", "pointer-events": "none" }, texts[i][j]));
         });
       });
     });
@@ -575,7 +575,7 @@
 
   function points(figure) {
     const { host, plot } = frame(figure);
-    const classes = [...new Set(figure.class)];
+    const classes = [...new Set(figure.class)].sort((a, b) => a.localeCompare(b, "en", { numeric: true }));
     const domains = [...new Set(figure.domain)];
     const classEntries = classes.map((name, index) => ({ name: name || "all", index, shape: 0, shown: true }));
     const domainEntries = domains.map((name, index) => ({ name: name || "all", index: 7, shape: index, shown: true }));
