@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedkeel import methods as registered
+from fedkeel.analysis import chosen
 from fedkeel.cli import main
 from fedkeel.comparison import Comparison, Place
 from fedkeel.config import Config
@@ -35,14 +36,29 @@ def test_quick_runs_end_to_end_and_again(
     assert "The run directories are in runs/demo/" in text
     assert text.endswith("The report, with curves: runs/demo/report.html\n")
     assert first["report"] == "runs/demo/report.html"
-    assert "4 methods on digits-shift" in Path("runs/demo/report.html").read_text()
+    page = Path("runs/demo/report.html").read_text()
+    assert "4 methods on digits-shift" in page
+    assert "divergence between domains" in page[page.index('class="keys"') :], "and it says why"
 
 
 def test_it_takes_whatever_is_registered() -> None:
     names = [re.split("[@(]", text)[0] for text in methods()]
     assert names[: len(BASELINES)] == list(BASELINES)
     assert set(names[len(BASELINES) :]) == {name for name in PAPERS if name in registered.METHODS}
-    read_entries(methods(), SETTINGS)
+    for config in read_entries(methods(), SETTINGS).values():
+        assert [diagnostic.needs_batch_norm for diagnostic in chosen(config)] == [False, False], (
+            "some have no batch norm"
+        )
+
+
+def test_of_a_method_with_several_options_the_best_counts_and_is_named_with_them(tmp_path: Path) -> None:
+    places = []
+    for label, value in (("central", 0.9), ("fedavg@learning_rate=0.1", 0.6), ("fedavg", 0.4), ("gn", 0.5)):
+        finish(tmp_path / label, Config(), {"scan": value})
+        places.append(Place(label, 0, tmp_path / label))
+    sentences = findings(Comparison(tmp_path, places))
+    assert sentences[0].startswith("Best on average: fedavg@learning_rate=0.1 with 60.0 %")
+    assert sentences[1].startswith("The shift costs fedavg@learning_rate=0.1 30.0 points")
 
 
 class TestClaim:
