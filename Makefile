@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test check lint types docs clean help setup
+.PHONY: demo test test-network check lint types docs clean help setup
 
 help:
 	@echo "make demo   compare the methods on the embedded digits (about three minutes)"
 	@echo "make test   lint, types and every test"
+	@echo "make test-network   a federation of real processes on loopback (minutes for each test)"
 	@echo "make check  lint, types and the quick tests (under two minutes)"
 	@echo "make docs   build the documentation into site/"
 	@echo "make clean  remove what the others made"
@@ -42,7 +43,11 @@ check: lint types
 
 test: lint types
 	@echo "all tests ..."
-	@$(BIN)/pytest -n auto
+	@$(BIN)/pytest -n auto -m "not network"
+
+test-network: $(READY)
+	@echo "a server and sites as real processes on loopback, one test after another (minutes each) ..."
+	@$(BIN)/pytest -m network
 
 docs: $(READY)
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "The documentation is in site/index.html"

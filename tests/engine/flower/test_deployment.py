@@ -15,6 +15,7 @@ from tests.engine.flower.test_executor import assert_same
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.network,
     pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed"),
 ]
 

@@ -18,6 +18,7 @@ from tests.engine.flower.real import Loopback, Networks, draw_images, has_namesp
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.network,
     pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed"),
 ]
 SITES = ("north", "south", "west")
