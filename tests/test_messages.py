@@ -186,3 +186,11 @@ def test_a_tensor_without_a_group_is_refused() -> None:
     data = safetensors.torch.save({"w": torch.zeros(1)}, metadata={"header": "{}", "order": '["w"]'})
     with pytest.raises(BadMessage, match="belongs to no group"):
         unpack(data)
+
+
+def test_what_a_refusal_quotes_does_no_harm_in_a_log() -> None:
+    forged = str(BadMessage("it has the tensor '\x1b[2J\nRound 3: all is well'" + "x" * 5000))
+    assert forged.isprintable()
+    assert len(forged) <= 1000
+    assert "Round 3: all is well" in forged
+    assert str(BadMessage("its name is 'Süd'")) == "its name is 'Süd'"

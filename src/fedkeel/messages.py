@@ -28,7 +28,14 @@ _MOST_METRICS = 100
 
 
 class BadMessage(ValueError):
-    """A message that must not be used; the text says why."""
+    """A message that must not be used; the text says why.
+
+    It may quote the message, whose names are the sender's: in a log they must not be able to move the cursor or pose
+    as another line.
+    """
+
+    def __init__(self, reason: str) -> None:
+        super().__init__("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in reason[:1000]))
 
 
 @dataclass(frozen=True)
