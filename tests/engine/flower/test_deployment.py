@@ -11,7 +11,7 @@ import pytest
 
 from fedkeel.run import Run
 from tests.engine.flower.real import Loopback, draw_images
-from tests.engine.flower.test_executor import assert_same
+from tests.engine.flower.test_executor import OVER_A_NETWORK, assert_same
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,14 +30,15 @@ def loopback(tmp_path: Path) -> Iterator[Loopback]:
         yield processes
 
 
-def test_methods_over_real_processes_give_what_they_give_in_one(loopback: Loopback) -> None:
+def test_every_method_over_real_processes_gives_what_it_gives_in_one(loopback: Loopback) -> None:
     for site in ("north", "south", "west"):
         loopback.site(site)
-    for method in ("fedavg", "hbn", "scaffold+fedbn"):  # the sites stay up from one run to the next
-        out = method.replace("+", "-")
-        loopback.server(out, method=method)
-        assert loopback.finish() == 0, loopback.log("server")
-        assert_same(Run(loopback.place / out), loopback.serial(f"{out}-serial", method=method))
+    options = {"model": "simple_cnn(width=4, projector=16)"}
+    for number, method in enumerate(OVER_A_NETWORK):  # the sites stay up from one run to the next
+        out = f"run{number}"
+        loopback.server(out, method=method, **options)
+        assert loopback.finish() == 0, f"{method}: {loopback.log('server')}"
+        assert_same(Run(loopback.place / out), loopback.serial(f"{out}-serial", method=method, **options))
 
 
 def test_strangers_stay_out_and_the_others_go_on_without_a_site_that_dies(loopback: Loopback) -> None:
