@@ -112,6 +112,7 @@ def test_a_client_with_layers_of_its_own_has_a_file_of_its_own(
         export(run, tmp_path / "model.bin", format, client="nobody")
 
 
+@pytest.mark.slow
 def test_fedwon_leaves_as_plain_convolutions(trained: Callable[[str], Run], tmp_path: Path) -> None:
     path = export(trained("fedwon"), tmp_path / "model.pt2")
     names = dict(torch.export.load(path).named_parameters())

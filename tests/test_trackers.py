@@ -235,6 +235,7 @@ def compare_tracked(directory: Path, track: str, jobs: int) -> Comparison:
 
 
 class TestComparison:
+    @pytest.mark.slow
     @pytest.mark.parametrize("jobs", [2, pytest.param(1, marks=pytest.mark.slow)])
     def test_every_method_and_seed_has_its_own_curves_in_tensorboard(self, tmp_path: Path, jobs: int) -> None:
         """Named by their directories, as TensorBoard names runs; also where they run in other processes."""
@@ -249,6 +250,7 @@ class TestComparison:
             points = {event.step: event.value for event in events.Scalars("test/accuracy")}
             assert points == pytest.approx({s["round"]: s["average"] for s in run.scores()}, rel=1e-6)
 
+    @pytest.mark.slow
     def test_in_mlflow_each_is_named_after_its_method_and_seed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

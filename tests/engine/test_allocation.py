@@ -38,6 +38,7 @@ def faults(how: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow
 def test_pages_of_freed_tensors_are_not_faulted_in_again() -> None:
     pages = 3 * 8 * (8 << 20) // resource.getpagesize()
     assert faults("keep") < pages / 10

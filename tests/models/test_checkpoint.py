@@ -53,6 +53,7 @@ def equal(model: nn.Module, wanted: Tensors, but: str = "none") -> bool:
 
 
 # -- torchvision -------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 @pytest.mark.usefixtures("timm_ready")
 @pytest.mark.parametrize(
     ("ours", "theirs", "side"),

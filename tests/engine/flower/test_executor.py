@@ -61,6 +61,7 @@ def test_a_rule_that_needs_more_sites_than_came_is_refused(tmp_path: Path) -> No
         over_network(tmp_path, robust="krum")
 
 
+@pytest.mark.slow
 @needs_opacus
 @pytest.mark.parametrize(
     ("method", "options"),
