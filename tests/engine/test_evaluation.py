@@ -73,6 +73,27 @@ def entry(client: str, domain: str, correct: int, samples: int, loss: float = 1.
     return Evaluation(client, domain, "test", "global", correct, samples, loss * samples)
 
 
+def test_batch_statistics_are_those_of_mixed_batches_though_the_images_lie_class_by_class() -> None:
+    worker = tiny.setup(evaluate_with="both", evaluation_batch=4).worker
+    federation = worker.federation
+    ward = federation["ward"]
+    by_class = ward.test[federation.labels[ward.test].argsort(stable=True)]
+    object.__setattr__(ward, "test", by_class)
+    place = {tuple((federation.images[i] / 255).flatten().tolist()): int(i) for i in by_class}
+    seen: list[list[int]] = []
+    worker.model.register_forward_pre_hook(
+        lambda _, inputs: seen.append([place[tuple(image.flatten().tolist())] for image in inputs[0]])
+    )
+    worker.evaluate("ward", tiny.broadcast(worker), {}, ["test"])
+    half = len(seen) // 2
+    in_order, mixed = sum(seen[:half], []), sum(seen[half:], [])
+    assert in_order == by_class.tolist()  # under global statistics the order does not matter
+    assert sorted(mixed) == sorted(in_order) and mixed != in_order
+    before, seen[:] = list(seen), []
+    worker.evaluate("ward", tiny.broadcast(worker), {}, ["test"])
+    assert seen == before  # the same batches in every round
+
+
 def test_averages_over_domains_and_over_samples() -> None:
     entries = [
         entry("a1", "a", 10, 10, 0.5),  # 100 %

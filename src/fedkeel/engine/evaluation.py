@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedkeel import seeds
 from fedkeel.config import Config
 from fedkeel.data.federation import Client
 from fedkeel.engine.batches import ImageStore
@@ -43,6 +44,15 @@ class Evaluation:
 
 def split_indices(client: Client, split: str) -> Tensor:
     return client.test if split == "test" else client.validation
+
+
+def evaluation_order(client: Client, split: str, statistics: str, seed: int) -> Tensor:
+    """Under batch statistics the samples come in an order that is random but always the same: images often lie class
+    by class, and a batch of one class has other statistics than any batch in training."""
+    indices = split_indices(client, split)
+    if statistics == "global":
+        return indices
+    return indices[torch.randperm(len(indices), generator=seeds.generator(seed, "evaluation", client.name, split))]
 
 
 class Totals(NamedTuple):
@@ -87,10 +97,10 @@ def evaluate(
     totals = totals or Totals.on(store.device)
     results = []
     for split in splits:
-        indices = split_indices(client, split)[part or slice(None)]
-        if not len(indices):
-            continue
         for kind in statistics:
+            indices = evaluation_order(client, split, kind, config.seed)[part or slice(None)]
+            if not len(indices):
+                continue
             totals.clear()
             batches = store.in_order(indices, config.evaluation_batch, store.federation.test_transform)
             repeat(("evaluation", kind), partial(_add, model, kind, totals), batches)
