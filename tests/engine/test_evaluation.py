@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -86,9 +87,10 @@ def test_batch_statistics_are_those_of_mixed_batches_though_the_images_lie_class
     )
     worker.evaluate("ward", tiny.broadcast(worker), {}, ["test"])
     half = len(seen) // 2
-    in_order, mixed = sum(seen[:half], []), sum(seen[half:], [])
+    in_order, mixed = list(chain(*seen[:half])), list(chain(*seen[half:]))
     assert in_order == by_class.tolist()  # under global statistics the order does not matter
-    assert sorted(mixed) == sorted(in_order) and mixed != in_order
+    assert sorted(mixed) == sorted(in_order)
+    assert mixed != in_order
     before, seen[:] = list(seen), []
     worker.evaluate("ward", tiny.broadcast(worker), {}, ["test"])
     assert seen == before  # the same batches in every round

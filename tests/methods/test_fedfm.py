@@ -88,11 +88,12 @@ def test_training_moves_along_the_gradient_of_that_loss(tmp_path, matching):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("start", ["2", "0.5"])
 @pytest.mark.parametrize("anchors", ["asked", "update"])
-def test_it_matches_from_its_round_on(tmp_path, anchors):
+def test_it_matches_from_its_round_or_share_of_the_rounds_on(tmp_path, anchors, start):
     runs = {
-        text: started(text, tmp_path / str(i))
-        for i, text in enumerate(("fedavg", f"fedfm(from_round=2, anchors={anchors})"))
+        text: started(text, tmp_path / str(i), rounds=4)
+        for i, text in enumerate(("fedavg", f"fedfm(from_round={start}, anchors={anchors})"))
     }
     same = []
     for round in range(4):
@@ -183,6 +184,14 @@ def test_it_acts_together_with(tmp_path, other):
 
 
 def test_wrong_options_are_refused():
-    for text in ("lambda_=-1", "temperature=0", "from_round=-1", "matching=l3", "momentum=1", "anchors=begged"):
+    for text in (
+        "lambda_=-1",
+        "temperature=0",
+        "from_round=-1",
+        "from_round=2.5",
+        "matching=l3",
+        "momentum=1",
+        "anchors=begged",
+    ):
         with pytest.raises(FedkeelError, match="of fedfm is"):
             methods.build(f"fedfm({text})")

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Mapping, Sequence
+from math import floor
 
 import torch
 from torch import Tensor
@@ -49,14 +50,14 @@ class FedFM(Method):
         self,
         lambda_: float = 50.0,
         temperature: float = 0.1,
-        from_round: int = 20,
+        from_round: float = 20,
         matching: str = "contrastive",
         momentum: float = 0.0,
         anchors: str = "asked",
     ) -> None:
-        """`lambda_`: weight of the matching. `temperature`: tau. `from_round`: the first round that matches, from 0.
-        `matching`: "contrastive" or "l2". `momentum`: share of the old anchors in the new.
-        `anchors`: "asked" in an exchange of their own, or sent with the "update".
+        """`lambda_`: weight of the matching. `temperature`: tau. `from_round`: the first round that matches, from 0;
+        below 1, the share of the rounds before it. `matching`: "contrastive" or "l2". `momentum`: share of the old
+        anchors in the new. `anchors`: "asked" in an exchange of their own, or sent with the "update".
         """
         for option, given, choices in (("matching", matching, MATCHINGS), ("anchors", anchors, ANCHORS)):
             if given not in choices:
@@ -64,6 +65,8 @@ class FedFM(Method):
         for option, number in (("lambda_", lambda_), ("from_round", from_round)):
             if number < 0:
                 raise FedkeelError(f"The '{option}' of fedfm is {number}: give at least 0.")
+        if from_round >= 1 and from_round % 1:
+            raise FedkeelError(f"The 'from_round' of fedfm is {from_round}: give a round, or a share of them below 1.")
         if temperature <= 0:
             raise FedkeelError(f"The 'temperature' of fedfm is {temperature}: give a number above 0.")
         if not 0 <= momentum < 1:
@@ -71,12 +74,16 @@ class FedFM(Method):
         self.lambda_, self.temperature, self.from_round = lambda_, temperature, from_round
         self.matching, self.momentum, self.anchors = matching, momentum, anchors
 
+    def begins(self, rounds: int) -> int:
+        """The first round that matches."""
+        return floor(rounds * self.from_round + 1e-9) if self.from_round < 1 else int(self.from_round)
+
     # -- on the client ---------------------------------------------------------------------------------------
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
         return local_anchors(client) if question == "anchors" else super().answer(client, question, tensors)
 
     def matches(self, client: LocalClient) -> bool:
-        return client.round >= self.from_round and "anchors" in client.extras
+        return client.round >= self.begins(client.rounds) and "anchors" in client.extras
 
     def step_variant(self, client: LocalClient) -> Hashable:
         return self.matches(client)
@@ -90,19 +97,19 @@ class FedFM(Method):
         return self.lambda_ * feature_alignment(output.features, batch.y, anchors, self.temperature, present)
 
     def finish(self, client: LocalClient) -> Tensors:
-        return local_anchors(client) if self._uploads(client.round) else {}
+        return local_anchors(client) if self._uploads(client.round, client.rounds) else {}
 
-    def _uploads(self, round: int) -> bool:
-        return self.anchors == "update" and round + 1 >= self.from_round
+    def _uploads(self, round: int, rounds: int) -> bool:
+        return self.anchors == "update" and round + 1 >= self.begins(rounds)
 
     # -- on the server ---------------------------------------------------------------------------------------
     def before_training(self, server: Server) -> None:
-        if server.round == 0 and server.rounds <= self.from_round:
+        if server.round == 0 and server.rounds <= self.begins(server.rounds):
             log.warning(
                 "'fedfm' matches features from round %d on, and the run has %d rounds, so it never will: "
-                "write 'fedfm(from_round=...)'.", self.from_round, server.rounds,
+                "write 'fedfm(from_round=...)'.", self.begins(server.rounds), server.rounds,
             )  # fmt: skip
-        if self.anchors == "asked" and server.round >= self.from_round:
+        if self.anchors == "asked" and server.round >= self.begins(server.rounds):
             answers = server.ask(server.participants, "anchors").values()
             server.extras = self._global_anchors([answer.tensors for answer in answers], server.extras)
 
@@ -112,7 +119,7 @@ class FedFM(Method):
         anchors = {"means": Expected((classes, width)), "counts": Expected((classes,), least=0, most=MOST_SAMPLES)}
         if question:
             return anchors
-        return anchors if self._uploads(server.round) else {}
+        return anchors if self._uploads(server.round, server.rounds) else {}
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         sent = [update.extras for update in updates if update.extras]
