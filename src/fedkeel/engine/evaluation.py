@@ -52,7 +52,7 @@ def evaluation_order(client: Client, split: str, statistics: str, seed: int) -> 
     indices = split_indices(client, split)
     if statistics == "global":
         return indices
-    return indices[torch.randperm(len(indices), generator=seeds.generator(seed, "evaluation", client.name, split))]
+    return indices[torch.randperm(len(indices), generator=seeds.generator(seed, "evaluation", client.domain, split))]
 
 
 class Totals(NamedTuple):

@@ -6,20 +6,19 @@ sample clients -> broadcast -> train -> check -> weights, statistics, extras -> 
 
 from __future__ import annotations
 
-import itertools
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 from fedkeel import privacy, profile, seeds, state
-from fedkeel.data.federation import Client
-from fedkeel.engine.evaluation import Evaluation, Scores, split_indices, summarise
+from fedkeel.engine.evaluation import Evaluation, Scores, summarise
 from fedkeel.engine.execution import Executor
 from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
 from fedkeel.engine.pace import Pace
 from fedkeel.engine.setup import Setup, clients_per_round
+from fedkeel.engine.tested import Tested
 from fedkeel.errors import StoreError, TrainingError
 from fedkeel.messages import Answer, BadMessage, Broadcast, Missing, Update, check, check_samples
 from fedkeel.observer import Aggregated, Observer
@@ -27,8 +26,6 @@ from fedkeel.parties import Server, prefixed, select
 from fedkeel.profile import phase
 from fedkeel.state import Tensors
 from fedkeel.store import Checkpoint, Store
-
-SPLITS = ("test", "validation")
 
 
 @dataclass
@@ -71,6 +68,10 @@ class Federated:
             network=worker.model,
         )
         self.server.extras = {}
+        self.tested = self._who_is_tested()
+
+    def _who_is_tested(self) -> Tested:
+        return Tested(self.config, self.federation, self.method, self.executor, lambda text: self.observer.note(text))
 
     # -- the loop --------------------------------------------------------------------------------------------
     def run(self) -> Server:
@@ -152,8 +153,8 @@ class Federated:
         self.federation = self.setup.worker.federation = grown
         self.setup.held_out = list(dict.fromkeys(client.domain for client in grown.unseen))
         self.server.num_clients = len(grown.clients)
-        for known in ("_sizes", "_tested"):
-            self.__dict__.pop(known, None)
+        self.__dict__.pop("_sizes", None)
+        self.tested = self._who_is_tested()
 
     @phase(profile.SAMPLING)
     def _sample(self, round: int) -> list[str]:
@@ -294,7 +295,7 @@ class Federated:
     @phase(profile.EVALUATION)
     def _evaluate(self, server: Server) -> Scores | None:
         broadcast = self._broadcast(server, server.weights)
-        evaluations = self._evaluations(broadcast)
+        evaluations = self.tested.evaluate(broadcast)
         kinds = {e.statistics for e in evaluations}
         reported = "global" if "global" in kinds else "batch"
         shown: Scores | None = None
@@ -313,62 +314,6 @@ class Federated:
                 if self.config.result == "best-validation":
                     self.best_model = {**server.weights, **server.statistics}
         return shown
-
-    def _evaluations(self, broadcast: Broadcast) -> list[Evaluation]:
-        """Test and validation accuracy: of every client that has layers of its own; under one global model, of every
-        set of a domain once, however many of its clients share it."""
-        if self.method.is_personal:
-            return self._personal_evaluations(broadcast)
-        evaluations: list[Evaluation] = []
-        for split in SPLITS:
-            first_with: dict[tuple[str, int], str] = {}
-            for site in self.federation.one_of_each():
-                indices = split_indices(site, split)
-                if len(indices):
-                    first_with.setdefault((site.domain, id(indices)), site.name)
-            for group in self.executor.evaluate(list(first_with.values()), broadcast, (split,)):
-                evaluations += group
-        return evaluations
-
-    def _personal_evaluations(self, broadcast: Broadcast) -> list[Evaluation]:
-        names = list(self._tested)
-        if self._is_sampled:
-            # Of clients that never trained, all that share their sets get the same numbers: the first one's serve.
-            first_like: dict[Hashable, str] = {}
-            like = {name: first_like.setdefault(self._alike(name), name) for name in names}
-        else:
-            like = {name: name for name in names}
-        asked = list(dict.fromkeys(like.values()))
-        results = dict(zip(asked, self.executor.evaluate(asked, broadcast, SPLITS), strict=True))
-        return [replace(result, client=name) for name in names for result in results[like[name]]]
-
-    def _alike(self, name: str) -> Hashable:
-        if name in self.executor.memory:
-            return name
-        site = self.federation[name]
-        return site.domain, id(site.test), id(site.validation)
-
-    @property
-    def _is_sampled(self) -> bool:
-        return 0 < self.config.evaluate_clients < len(self.federation.clients)
-
-    @cached_property
-    def _tested(self) -> list[str]:
-        """Names of the clients that a personal method is tested on: all, or of very many a sample that stays."""
-        clients: Sequence[Client] = self.federation.clients
-        if self._is_sampled:
-            count, most = len(clients), self.config.evaluate_clients
-            chosen = seeds.sample(count, most, seeds.generator(self.config.seed, "tested clients"))
-            clients = [self.federation.clients[i] for i in sorted(chosen)]
-            # A domain of few clients among very many must not be without a number.
-            first_of = {site.domain: site for site in reversed(list(self.federation.one_of_each(unseen=False)))}
-            clients += [first_of[domain] for domain in sorted(first_of.keys() - {site.domain for site in clients})]
-            self.observer.note(
-                f"'{self.method.name}' is tested on {len(clients):,} of the {count:,} clients, drawn once for the "
-                "whole run (evaluate_clients)."
-            )
-        sites = itertools.chain(clients, self.federation.unseen)
-        return [site.name for site in sites if any(len(split_indices(site, split)) for split in SPLITS)]
 
     @phase(profile.RECORDING)
     def _record(self, record: dict[str, Any]) -> None:
