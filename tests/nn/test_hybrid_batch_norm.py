@@ -20,6 +20,7 @@ from fedkeel.nn import (
     HybridBatchNorm2d,
     HybridBatchNorm3d,
     batch_norms,
+    batch_statistics,
     hybrid_norms,
     to_hybrid,
 )
@@ -221,3 +222,22 @@ def test_the_gpu_computes_what_the_cpu_computes(affine: bool, channels_last: boo
         results.append([y.detach().cpu(), *(g.cpu() for g in gradients if g is not None)])
     for on_cpu, on_gpu in zip(*results, strict=True):
         torch.testing.assert_close(on_gpu, on_cpu, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("mix", ["learned", "global"])
+def test_tested_under_batch_statistics_it_uses_those_of_the_batch_alone(mix: str) -> None:
+    made = layer(HybridBatchNorm2d, mix=mix).eval()
+    before = copy.deepcopy(made.state_dict())
+    x = torch.randn(4, 3, 2, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 3 + 2
+    with batch_statistics(nn.Sequential(made)):
+        y = made(x).detach().numpy()
+    raw = x.numpy()
+    mean, var = raw.mean((0, 2, 3)), raw.var((0, 2, 3))
+    assert made.weight is not None
+    assert made.bias is not None
+    gamma, beta = made.weight.detach().numpy(), made.bias.detach().numpy()
+    shape = (1, 3, 1, 1)
+    expected = (raw - mean.reshape(shape)) / np.sqrt(var.reshape(shape) + made.eps) * gamma.reshape(shape)
+    np.testing.assert_allclose(y, expected + beta.reshape(shape), rtol=1e-9, atol=1e-9)
+    assert all(torch.equal(before[name], tensor) for name, tensor in made.state_dict().items())
+    np.testing.assert_array_less(1e-3, np.abs(made(x).detach().numpy() - y).max())  # outside, the global ones again

@@ -128,7 +128,8 @@ class HybridBatchNorm(nn.Module):
 
     Learnable: `weight`, `bias` (gamma, beta) and `alpha`, one per channel, initially 0; sigmoid(alpha) is the share of
     the *global* statistics in the mixture. Buffers: `running_mean`, `running_var`, the global statistics, set by the
-    server and never by a forward. In evaluation the global statistics alone are used.
+    server and never by a forward. In evaluation the global statistics alone are used, or, inside
+    `fedkeel.nn.batch_statistics`, those of the batch alone.
 
     `mix` gives HBN's ablations (Table 6): "fixed" is 1:1, "global" and "batch" use one of the two.
     """
@@ -161,12 +162,15 @@ class HybridBatchNorm(nn.Module):
         self.alpha = nn.Parameter(torch.zeros(num_features, **place), requires_grad=mix == "learned")
         self.register_buffer("running_mean", torch.zeros(num_features, **place))
         self.register_buffer("running_var", torch.ones(num_features, **place))
+        self.tested_by_batch = False
         self.record: str | None = None
         self.recording_momentum: float | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         self._check_input(x)
         if not self.training:
+            if self.tested_by_batch:
+                return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         others = (self.weight, self.bias, self.running_mean, self.running_var)
         if fused.can_mix(x, self.alpha, others):

@@ -202,17 +202,24 @@ def frozen_statistics(model: nn.Module | Mapping[str, nn.Module]) -> Iterator[No
 def batch_statistics(model: nn.Module | Mapping[str, nn.Module]) -> Iterator[None]:
     """Inside, batch norms use the statistics of the batch and do not update the running ones (GReg Table 1).
 
-    The rest of the model stays in the mode it is in, e.g. evaluation. As in training, a batch must have more than one
-    value per channel.
+    The rest of the model stays in the mode it is in, e.g. evaluation; there a `HybridBatchNorm` uses the batch's
+    alone too. As in training, a batch must have more than one value per channel.
     """
     norms = list(_norms(model).values())
+    modules = model.modules() if isinstance(model, nn.Module) else model.values()
+    hybrids: list[Any] = [module for module in modules if hasattr(module, "tested_by_batch")]
     before = [(norm.training, norm.track_running_stats) for norm in norms]
+    before_hybrids = [hybrid.tested_by_batch for hybrid in hybrids]
     try:
         for norm in norms:
             norm.training = True
             norm.track_running_stats = False
+        for hybrid in hybrids:
+            hybrid.tested_by_batch = True
         yield
     finally:
+        for hybrid, by_batch in zip(hybrids, before_hybrids, strict=True):
+            hybrid.tested_by_batch = by_batch
         for norm, (training, tracks) in zip(norms, before, strict=True):
             norm.training = training
             norm.track_running_stats = tracks
