@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from fedkeel import analysis
 from fedkeel import methods as registered
-from fedkeel.config import Config
+from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.data.federation import Federation
 from fedkeel.durable import explained, write_atomically
 from fedkeel.engine.setup import choose_device, choose_executor, load_federation, prepare
@@ -26,7 +26,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.jobs import Job, JobsObserver, beside_others, run_all, uses_gpu
 from fedkeel.method import Composition
 from fedkeel.run import Run
-from fedkeel.store import MACHINE_OPTIONS, fingerprint
+from fedkeel.store import fingerprint
 from fedkeel.tables import Results
 from fedkeel.trackers import prepare as prepare_tracker
 from fedkeel.trackers import require

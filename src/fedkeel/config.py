@@ -22,6 +22,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# What does not change the result, and so may change when a run is resumed.
+MACHINE_OPTIONS = (
+    *("executor", "workers", "threads", "device", "memory_limit", "checkpoint_every"),
+    *("profile", "record", "record_every", "round_timeout"),
+)
+
 
 def option(default: Any, help: str, group: str, **limits: float) -> Any:
     """A field with its help text, its heading in `--help`, and limits (`above`, `least`, `most`)."""

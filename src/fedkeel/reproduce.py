@@ -20,7 +20,7 @@ from typing import Any
 
 from fedkeel import analysis, methods
 from fedkeel.comparison import choose_jobs, has_finished
-from fedkeel.config import Config
+from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.data import partition as partitions
 from fedkeel.engine.setup import load_federation
 from fedkeel.entries import read_seeds, slug
@@ -31,7 +31,7 @@ from fedkeel.recipes import DIAGNOSTICS, Column, Recipe, Row, load
 from fedkeel.run import Run, summarise_run
 from fedkeel.side_by_side import Entry, Reproduction
 from fedkeel.spec import parse
-from fedkeel.store import MACHINE_OPTIONS, fingerprint
+from fedkeel.store import fingerprint
 
 PLACE = "runs/reproduce"
 Key = tuple[str, str]  # a row's label and a column's name

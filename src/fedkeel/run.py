@@ -14,7 +14,7 @@ from torch import nn
 
 from fedkeel import config as configuration
 from fedkeel import state
-from fedkeel.config import Config
+from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.data.federation import Federation
 from fedkeel.engine.flower.roster import Roster
 from fedkeel.engine.rounds import Federated
@@ -75,8 +75,19 @@ def resume(
     model: nn.Module | None = None,
     method: Method | None = None,
     observer: Observer | None = None,
+    **machine: Any,
 ) -> Run:
-    """Go on with a run that was stopped, from its last good checkpoint. A finished run is returned as it is."""
+    """Go on with a run that was stopped, from its last good checkpoint. A finished run is returned as it is.
+
+    `machine` are options that do not change the result, `device="cpu"` or `workers=4`, where they are to be others
+    than those the run began with.
+    """
+    for name in machine:
+        if name not in MACHINE_OPTIONS:
+            raise FedkeelError(
+                f"'{name}' cannot change when a run is resumed: give only {', '.join(MACHINE_OPTIONS)}, "
+                "or start a new run."
+            )
     run = Run(directory)
     if run.finished:
         return run
@@ -86,7 +97,7 @@ def resume(
                 f"The {name} of '{directory}' was given in Python, not by name: "
                 f"resume it with fedkeel.resume(..., {'federation' if name == 'data' else name}=...)."
             )
-    setup = _prepare(run.config, federation, model, method)
+    setup = _prepare(run.config.replace(**machine), federation, model, method)
     return finish(Store.open(directory), setup, observer)
 
 

@@ -30,7 +30,7 @@ from urllib.parse import quote
 import safetensors.torch
 
 from fedkeel import config as configuration
-from fedkeel.config import Config
+from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.durable import explained, write_atomically, write_durably
 from fedkeel.errors import StoreError
 from fedkeel.messages import BadMessage, pack, unpack
@@ -38,11 +38,6 @@ from fedkeel.shelf import Damaged, Reference, Shelf
 from fedkeel.state import Tensors
 
 KEPT_CHECKPOINTS = 2
-# What does not change the result, and so may change when a run is resumed.
-MACHINE_OPTIONS = (
-    *("executor", "workers", "threads", "device", "memory_limit", "checkpoint_every"),
-    *("profile", "record", "record_every", "round_timeout"),
-)
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,10 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(None, unknown(kind, str(value), [str(choice) for choice in action.choices]))
 
 
-def add_options(parser: argparse.ArgumentParser, *, without: Iterable[str] = (), only: Iterable[str] = ()) -> None:
-    """A flag for each option of `Config`, under its heading and with its default."""
+def add_options(
+    parser: argparse.ArgumentParser, *, without: Iterable[str] = (), only: Iterable[str] = (), default: str = ""
+) -> None:
+    """A flag for each option of `Config`, under its heading and with its default, or with what `default` says."""
     hints = get_type_hints(Config)
     groups: dict[str, Any] = {}
     for entry in fields(Config):
@@ -79,11 +81,11 @@ def add_options(parser: argparse.ArgumentParser, *, without: Iterable[str] = (),
         if hint is bool:
             action: Any = argparse.BooleanOptionalAction
             groups[heading].add_argument(
-                flag, dest=entry.name, action=action, default=None, help=f"{text} (default: no)"
+                flag, dest=entry.name, action=action, default=None, help=f"{text} (default: {default or 'no'})"
             )
             continue
-        default = f"{entry.default}" if entry.default != "" else "none"
-        groups[heading].add_argument(flag, dest=entry.name, metavar=metavar(hint), help=f"{text} (default: {default})")
+        usual = default or (f"{entry.default}" if entry.default != "" else "none")
+        groups[heading].add_argument(flag, dest=entry.name, metavar=metavar(hint), help=f"{text} (default: {usual})")
 
 
 def add_sources(parser: argparse.ArgumentParser, *, config: bool = True) -> None:

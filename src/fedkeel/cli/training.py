@@ -11,7 +11,7 @@ from typing import Any
 
 from fedkeel.cli.interrupts import interruptible
 from fedkeel.cli.parsing import add_options, add_sources, examples, given_options
-from fedkeel.config import from_dict
+from fedkeel.config import MACHINE_OPTIONS, from_dict
 from fedkeel.entries import SET_BY_COMPARISON, read_entries, read_seeds
 from fedkeel.errors import FedkeelError
 from fedkeel.trackers import TRACKERS, require, tracked
@@ -68,11 +68,17 @@ def add_commands(commands: Any) -> None:
         usage="%(prog)s DIR [options]",
         help="go on with a run that was stopped",
         description="Go on with a run from its last good checkpoint. The result is that of a run never stopped.",
-        epilog=examples(["fedkeel resume runs/digits-shift-fedavg-seed0"]),
+        epilog=examples(
+            [
+                "fedkeel resume runs/digits-shift-fedavg-seed0",
+                "fedkeel resume runs/digits-shift-fedavg-seed0 --device cpu     on another machine than it began on",
+            ]
+        ),
     )
     resume.add_argument("directory", metavar="DIR", help="the run directory")
     add_output(resume)
     add_tracker(resume)
+    add_options(resume, only=set(MACHINE_OPTIONS) - {"round_timeout"}, default="as before")
     resume.set_defaults(act=resume_one)
 
     demo = commands.add_parser(
@@ -141,7 +147,7 @@ def resume_one(arguments: argparse.Namespace) -> int:
             RunProgress(quiet=arguments.quiet) as progress,
             tracked(arguments.track, arguments.directory, progress) as observer,
         ):
-            run = resume(arguments.directory, observer=observer)
+            run = resume(arguments.directory, observer=observer, **given_options(arguments))
     except Stopped:
         return stopped(shlex.join(["fedkeel", *arguments.typed]))
     return show_result(arguments, run)
