@@ -75,3 +75,33 @@ def test_a_killed_server_and_a_killed_site_go_on_where_they_were(loopback: Loopb
     loopback.server("run", **options)
     assert loopback.finish() == 0, loopback.log("server")
     assert_same(Run(loopback.place / "run"), loopback.serial("serial", **options))
+
+
+def test_a_site_is_let_in_and_shut_out_while_the_server_runs(loopback: Loopback) -> None:
+    """Its key comes, goes, and comes back; the server stays up, and so does the site."""
+    place = loopback.place
+    key, aside = place / "keys/server/sites/west.pub", place / "west.pub"
+    key.rename(aside)
+    for site in ("north", "south", "west"):
+        loopback.site(site)
+    loopback.server("run", method="scaffold", rounds=40, round_timeout=40.0)
+    loopback.until(loopback.checkpointed("run", 1))
+    run = Run(place / "run")
+
+    def trained() -> set[int]:
+        return {record["round"] for record in run.records("client") if record["client"] == "west"}
+
+    assert not trained()
+    assert "let it go: trying again" in loopback.log("west")
+    aside.rename(key)
+    loopback.until(lambda: len(trained()) > 1)
+    assert "The key of 'west' is new: this site is let in." in loopback.log("server")
+    assert "The site 'west' came and takes part from now on." in loopback.log("server")
+    key.rename(aside)
+    loopback.until(lambda: "The key of 'west' is gone: this site is shut out." in loopback.log("server"))
+    loopback.until(lambda: any(record["client"] == "west" for record in run.records("dropped")))
+    last = max(trained())
+    aside.rename(key)
+    loopback.until(lambda: max(trained()) > last)
+    assert loopback.processes["server"].poll() is None, "it ran all the time"
+    assert loopback.log("server").count("Waiting for 2 sites.") == 1

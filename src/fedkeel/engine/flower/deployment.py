@@ -6,6 +6,7 @@ With TLS and node keys, unless one says otherwise, and then on this machine only
 from __future__ import annotations
 
 import ctypes
+import functools
 import ipaddress
 import itertools
 import logging
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from fedkeel.config import Config
@@ -26,6 +27,7 @@ from fedkeel.data.site import check_reading, class_folders
 from fedkeel.engine.flower.certificates import ServerFiles, SiteFiles
 from fedkeel.engine.flower.federation import carry_out, check
 from fedkeel.engine.flower.gathering import Channel, pause
+from fedkeel.engine.flower.keys import Keys
 from fedkeel.engine.flower.site import Site, own_folder
 from fedkeel.errors import FedkeelError
 from fedkeel.observer import Observer
@@ -101,15 +103,16 @@ def serve(
     endpoint = runtime.Endpoint(f"{here}:{port}", ca, (place / "secret").read_bytes())
     with process(command, place, "superlink") as alive:
         until(lambda: runtime.is_up(endpoint), alive)
-        owners = runtime.register(endpoint, read_keys(files.sites)) if files else {}
+        keys = Keys(files.sites, functools.partial(runtime.register, endpoint)) if files else None
         runtime.start_run(endpoint, APP)
         result: list[Run] = []
 
         def act(channel: Channel) -> None:
-            run = carry_out(channel, config, out=out, sites=sites, wait=wait, owners=owners, observer=observer)
+            run = carry_out(channel, config, out=out, sites=sites, wait=wait, owners=keys, observer=observer)
             result.append(run)
 
-        runtime.serve(endpoint, alive, act)
+        with keys.followed((observer or Observer()).note) if keys else nullcontext():
+            runtime.serve(endpoint, alive, act)
         return result[0]
 
 
@@ -209,23 +212,6 @@ def new_secret(place: Path) -> Path:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secrets.token_bytes(32))
     return path
-
-
-def read_keys(folder: Path) -> dict[str, bytes]:
-    """The public keys of sites by name, as Flower wants them."""
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    keys: dict[str, bytes] = {}
-    for path in sorted(folder.glob("*.pub")):
-        try:
-            key = serialization.load_ssh_public_key(path.read_bytes())
-        except ValueError as error:
-            raise FedkeelError(f"'{path}' is not a public key in OpenSSH's format: {error}.") from error
-        if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise FedkeelError(f"The key '{path}' is not of a NIST curve: make it with 'ssh-keygen -t ecdsa -b 384'.")
-        keys[path.stem] = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    return keys
 
 
 # -- addresses ------------------------------------------------------------------------------------------------------

@@ -76,7 +76,7 @@ class FlowerExecutor:
         roster: who takes part; a site that comes back is known by its name.
         session: what every request carries: the run's name, the configuration, the classes.
         strangers: nodes that sit out, so that they are not asked again and again.
-        owners: the site that a node's key was made for; a node cannot pose as another site. Empty without keys.
+        owners: the site that a node's key was made for; a node cannot pose as another site. None without keys.
         memory: what sites remember stays with them; here is, for each, after which of its steps that counts. The round
             loop puts it back for one whose update is dropped, as it would put back the memory itself.
     """
@@ -86,7 +86,7 @@ class FlowerExecutor:
     session: Table
     config: Config
     note: Callable[[str], None]
-    owners: Mapping[int, str] = field(default_factory=dict)
+    owners: Mapping[int, str] | None = None
     nodes: dict[str, int] = field(default_factory=dict)
     strangers: set[int] = field(default_factory=set)
     status: Status = field(default_factory=Status)

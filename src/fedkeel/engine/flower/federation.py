@@ -76,11 +76,11 @@ def carry_out(
     Args:
         sites: how many to wait for; 0 for as many as there are keys, or `min_clients`.
         wait: seconds after which to begin with fewer, if they are at least `min_clients`.
-        owners: which site each node's key was made for.
+        owners: which site each node's key was made for; None without keys.
     """
     check(config)
     config = config.replace(checkpoint_every=config.checkpoint_every or 1)  # sites keep as many rounds as may be undone
-    observer, owners = observer or Observer(), owners or {}
+    observer = observer or Observer()
     directory = Path(out) if out else free_directory(config)
     if (directory / "config.toml").exists():
         stored = read_config(directory)
@@ -135,12 +135,15 @@ def settle(
     before: Roster | None,
     sites: int,
     wait: float,
-    owners: Mapping[int, str],
+    owners: Mapping[int, str] | None,
     observer: Observer,
 ) -> tuple[Roster, dict[str, int], set[int]]:
     """Who takes part, at which nodes they are, and the nodes of those who sit out."""
     run = before.run if before else secrets.token_hex(8)
-    wanted = sites or len(set(owners.values())) or config.min_clients
+
+    def wanted() -> int:
+        return sites or len(owners or ()) or config.min_clients
+
     described, failed = gather(
         channel, session(run, config, None), config, wanted=wanted, wait=wait, owners=owners, note=observer.note
     )

@@ -48,22 +48,22 @@ def gather(
     session: Table,
     config: Config,
     *,
-    wanted: int,
+    wanted: Callable[[], int],
     wait: float,
-    owners: Mapping[int, str],
+    owners: Mapping[int, str] | None,
     note: Callable[[str], None],
 ) -> tuple[dict[int, Description], dict[int, str]]:
     """Wait for `wanted` sites and hear what they say of themselves; and those of whom nothing could be learnt."""
     deadline = time.monotonic() + wait
-    note(f"Waiting for {wanted} sites.")
+    note(f"Waiting for {wanted()} sites.")
     found: dict[int, Description] = {}
     failed: dict[int, str] = {}
-    while len(found) + len(failed) < wanted and (time.monotonic() < deadline or len(found) < config.min_clients):
+    while len(found) + len(failed) < wanted() and (time.monotonic() < deadline or len(found) < config.min_clients):
         new = [node for node in channel.nodes() if node not in found and node not in failed]
         for node, answer in describe(channel, new, session, owners, min(config.round_timeout, PATIENCE)).items():
             if isinstance(answer, Description):
                 found[node] = answer
-                note(f"The site '{answer.name}' is connected, {len(found)} of {wanted}.")
+                note(f"The site '{answer.name}' is connected, {len(found)} of {wanted()}.")
             elif answer not in (SILENT, AWAY):
                 failed[node] = answer
         if not new:
@@ -72,7 +72,7 @@ def gather(
 
 
 def describe(
-    channel: Channel, nodes: Iterable[int], session: Table, owners: Mapping[int, str], timeout: float
+    channel: Channel, nodes: Iterable[int], session: Table, owners: Mapping[int, str] | None, timeout: float
 ) -> dict[int, Description | str]:
     """Each node's description, or what is wrong with it."""
     found: dict[int, Description | str] = dict.fromkeys(nodes, SILENT)
@@ -84,7 +84,7 @@ def describe(
             if "failure" in reply[0]:
                 raise BadMessage(plain(reply[0]["failure"]))
             site = Description.read(reply[0].get("description"))
-            if owners and owners.get(node) != site.name:
+            if owners is not None and owners.get(node) != site.name:
                 raise BadMessage(f"it calls itself '{site.name}', and its key is not that site's")
         except BadMessage as bad:
             found[node] = str(bad)
@@ -102,8 +102,9 @@ def join(first: Roster | None, run: str, described: Iterable[Description], **rul
     return agree(first.run, [*known, *here], **{**rules, "classes": first.classes})
 
 
-def name_of(node: int, owners: Mapping[int, str]) -> str:
-    return f"'{owners[node]}'" if node in owners else f"at node {node}"
+def name_of(node: int, owners: Mapping[int, str] | None) -> str:
+    name = owners.get(node) if owners is not None else None
+    return f"'{name}'" if name is not None else f"at node {node}"
 
 
 def plain(given: object) -> str:

@@ -57,6 +57,23 @@ async def refuse(send: Any, status: int, reason: bytes) -> None:
     await send({"type": "http.response.body", "body": reason})
 
 
+def forget_removed_keys() -> None:
+    """A key that was removed may be added again: Flower would keep it for ever, and refuse it as one already in use."""
+    from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+    from flwr.supercore.state.schema.linkstate_models import Node
+    from flwr.supercore.utils import uint64_to_int64
+    from sqlalchemy import update
+
+    usual = SqlLinkState.delete_node
+
+    def delete_node(self: Any, owner_aid: str, node_id: int) -> None:
+        usual(self, owner_aid, node_id)
+        with self.session() as session:
+            session.execute(update(Node).where(Node.node_id == uint64_to_int64(node_id)).values(public_key=None))
+
+    SqlLinkState.delete_node = delete_node  # type: ignore[method-assign]
+
+
 def main() -> None:
     from flwr.superlink import main as api
     from flwr.superlink.cli.flower_superlink import flower_superlink
@@ -64,6 +81,7 @@ def main() -> None:
 
     usual = api._get_middleware
     api._get_middleware = lambda: [Middleware(OnlySitesFromOutside), *usual()]
+    forget_removed_keys()
     flower_superlink()
 
 

@@ -38,7 +38,7 @@ from flwr.proto.runtime_pb2 import (
     PushTaskOutputRequest,
     SendTaskHeartbeatRequest,
 )
-from flwr.supercore.constant import TaskType
+from flwr.supercore.constant import NodeStatus, TaskType
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender
@@ -146,7 +146,8 @@ def register(endpoint: Endpoint, keys: Mapping[str, bytes]) -> dict[int, str]:
     """Let exactly these sites in, by their public keys; returns which node is whose."""
     client = endpoint.client(ControlHttpClient)
     try:
-        known = {bytes(n.public_key): n.node_id for n in client.ListNodes(ListNodesRequest()).nodes_info}
+        nodes = client.ListNodes(ListNodesRequest()).nodes_info
+        known = {bytes(n.public_key): n.node_id for n in nodes if n.status != NodeStatus.UNREGISTERED}
         owners: dict[int, str] = {}
         for name, key in keys.items():
             node = known.pop(key, None) or client.RegisterNode(RegisterNodeRequest(public_key=key, name=name)).node_id
