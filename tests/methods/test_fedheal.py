@@ -47,9 +47,10 @@ class ByHand:
             cuts = np.split(flat, np.cumsum([old[n].size for n in old])[:-1])
             masks[client] = {n: cut.reshape(old[n].shape) for n, cut in zip(old, cuts, strict=True)}
         d = {c: sum(np.sqrt(np.sum((masks[c][n] * u[n]) ** 2)) for n in old) for c, u in updates.items()}
+        first = sum(self.share.values()) / len(self.share) if self.share else 1 / len(updates)
         for c in updates:
             self.delta[c] = (1 - self.beta) * self.delta.get(c, 0) + self.beta * d[c] / sum(d.values())
-            self.share[c] = self.share.get(c, 1 / len(updates)) + self.delta[c]
+            self.share[c] = self.share.get(c, first) + self.delta[c]
         p = {c: self.share[c] / sum(self.share[j] for j in updates) for c in updates}
         new = {}
         for n in old:
@@ -96,6 +97,18 @@ def test_a_client_far_from_the_global_model_gains_weight():
     assert float(server.memory["share/near"]) == pytest.approx(0.5 + 0.4 * 1 / 4)
     far = 0.8 / 1.4
     torch.testing.assert_close(new["w"], torch.tensor([1 - far, 3 * far, 0]))
+
+
+def test_a_client_that_comes_late_counts_for_as_much_as_the_others_did():
+    method = methods.build("fedheal")
+    server = fake_server({"w": torch.zeros(3)})
+    known = [fake_update(name, [1.0, 0, 0]) for name in ("a", "b")]
+    for _ in range(20):
+        method.weights(server, known, {})
+    before = float(server.memory["share/a"])
+    assert before > 5
+    method.weights(server, [*known, fake_update("late", [1.0, 0, 0])], {})
+    assert float(server.memory["share/late"]) == pytest.approx(before + 0.4 / 3)
 
 
 def test_an_entry_that_nobody_counts_stays_and_one_that_one_counts_is_taken_whole():

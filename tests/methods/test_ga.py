@@ -13,7 +13,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.method import Composition
-from fedkeel.methods.ga import adjusted
+from fedkeel.methods.ga import GA, adjusted
 from fedkeel.parties import select
 from tests import tiny
 from tests.methods import together
@@ -174,6 +174,20 @@ def test_absent_clients_keep_their_weight_and_the_sum_stays(tmp_path):
         for name in names(run):
             assert (after[name] == before[name]) == (name not in trained)
         before = after
+
+
+def test_a_client_that_joins_late_gets_its_equal_part_and_the_others_make_room(tmp_path):
+    run = started("ga(measure=loss, step_size=0)", tmp_path)
+    run.round(0)
+    run.server.memory |= {
+        f"ga/weight/client{k}": torch.tensor(a, dtype=torch.float64) for k, a in enumerate((0.5, 0.3, 0.2))
+    }
+    run.server.num_clients = 4  # 'client3' has come
+    run.round(1)
+    assert weights_of(run) == pytest.approx({"client0": 0.375, "client1": 0.225, "client2": 0.15})
+    assert GA._weight(run.server.scoped("ga"), "client3") == 0.25
+    run.round(2)
+    assert sum(weights_of(run).values()) == pytest.approx(0.75), "once is enough"
 
 
 def test_a_client_that_does_not_answer_keeps_its_weight(tmp_path):

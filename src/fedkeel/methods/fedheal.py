@@ -14,7 +14,8 @@ client that is still far from the global model counts for more. With u_k = w - w
 A history says which way a client's own training went in every round, so it stays there: a client keeps its counts and
 sends the mask, one byte for each weight. The server keeps p_k and delta_k, two numbers for each client. The public code
 simulates all of it in one place; it also masks batch-norm statistics, takes a client's absence for a round of its
-history, and divides by the last distances of absent clients. Here statistics keep their own rule.
+history, and divides by the last distances of absent clients. Here statistics keep their own rule. Since all p_k grow
+from round to round, a client that comes for the first time in a later one begins with the mean of theirs, not with 1/K.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.messages import Expected, Update
 from fedkeel.method import Method
 from fedkeel.methods import register
-from fedkeel.parties import LocalClient, Server
+from fedkeel.parties import LocalClient, Server, select
 from fedkeel.state import Tensors
 
 
@@ -85,11 +86,13 @@ class FedHEAL(Method):
         """p_k of the round's clients, after this round's step."""
         distances = [self._distance(server, update) for update in updates]
         total = sum(distances)
+        known = [float(share) for share in select(server.memory, "share").values()]
+        first = sum(known) / len(known) if known else 1 / len(updates)
         shares = []
         for update, distance in zip(updates, distances, strict=True):
             part = distance / total if total > 0 else 1 / len(updates)
             delta = (1 - self.beta) * float(server.memory.get(f"delta/{update.client}", 0.0)) + self.beta * part
-            share = float(server.memory.get(f"share/{update.client}", 1 / len(updates))) + delta
+            share = float(server.memory.get(f"share/{update.client}", first)) + delta
             server.memory |= {
                 f"delta/{update.client}": torch.tensor(delta, dtype=torch.float64),
                 f"share/{update.client}": torch.tensor(share, dtype=torch.float64),

@@ -11,7 +11,8 @@ with step size d, round t of T, K clients. That is the authors' released code; t
 gaps off each first (`centred`). A public port has the sign reversed and measures on test data; nothing of that here. A
 client without validation data measures on its training data.
 
-Under partial participation a_k of the others stays as it is, and so does the sum over those that took part. The gaps
+Under partial participation a_k of the others stays as it is, and so does the sum over those that took part. When a
+federation grows from K to K' clients, a newcomer has 1/K' and the others K/K' of what they had. The gaps
 of a round are asked for at the start of the next, when the aggregated model is what the server has. Statistics are
 averaged with the same weights.
 """
@@ -94,6 +95,7 @@ class GA(Method):
 
     def before_training(self, server: Server) -> None:
         """The last round's clients tell how the model that was made of theirs does, and their weights follow."""
+        self._make_room(server)
         local = select(server.memory, "local")
         kept = {name: tensor for name, tensor in server.memory.items() if not name.startswith("local/")}
         if local:
@@ -115,6 +117,14 @@ class GA(Method):
         """Nothing to send: remember how the local models did, until the global one is measured."""
         server.memory |= prefixed({update.client: update.extras["score"] for update in updates}, "local")
         return {}
+
+    @staticmethod
+    def _make_room(server: Server) -> None:
+        """Clients that joined since have 1/K each, so the weights of the others add up to what is left."""
+        weights, known = select(server.memory, "weight"), int(server.memory.get("clients", server.num_clients))
+        if known != server.num_clients:
+            weights = {name: weight * known / server.num_clients for name, weight in weights.items()}
+        server.memory |= prefixed(weights, "weight") | {"clients": torch.tensor(server.num_clients)}
 
     @staticmethod
     def _weight(server: Server, client: str) -> float:

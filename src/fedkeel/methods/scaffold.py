@@ -59,6 +59,8 @@ class Scaffold(Method):
                 f"Option II of 'scaffold' reads the gradient off the steps of SGD, and the optimiser is "
                 f"'{server.config.optimizer}': choose sgd, or write 'scaffold(option=I)'."
             )
+        if server.memory:
+            server.extras = mean_of_all(server)  # N may have grown since the last round
 
     # -- on the client ---------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:
@@ -116,10 +118,15 @@ class Scaffold(Method):
             for name, change in update.extras.items():
                 memory[f"{SUM}{name}"] = memory.get(f"{SUM}{name}", 0) + share * change
         server.memory = memory
-        shares = [float(tensor) for name, tensor in memory.items() if name.startswith(SHARE)]
-        # How many samples clients have that never came is not known: as many as those that did, on average.
-        total = server.num_clients * sum(shares) / len(shares)
-        return {name[len(SUM) :]: t / total for name, t in memory.items() if name.startswith(SUM)}
+        return mean_of_all(server)
+
+
+def mean_of_all(server: Server) -> Tensors:
+    """c, over all N clients of the federation as it is now: one that has joined since counts with zero."""
+    shares = [float(tensor) for name, tensor in server.memory.items() if name.startswith(SHARE)]
+    # How many samples clients have that never came is not known: as many as those that did, on average.
+    total = server.num_clients * sum(shares) / len(shares)
+    return {name[len(SUM) :]: t / total for name, t in server.memory.items() if name.startswith(SUM)}
 
 
 def full_gradient(client: LocalClient, weights: Sequence[nn.Parameter]) -> list[Tensor]:

@@ -14,7 +14,7 @@ from fedkeel.engine.flower.gathering import Reply, Table
 from fedkeel.engine.flower.roster import Roster
 from fedkeel.engine.flower.site import Site
 from fedkeel.errors import FedkeelError, MethodError, TrainingError
-from fedkeel.messages import update_from_bytes, update_to_bytes
+from fedkeel.messages import Broadcast, Update, broadcast_from_bytes, update_from_bytes, update_to_bytes
 from fedkeel.methods.scaffold import Scaffold
 from fedkeel.run import Run
 from tests import tiny
@@ -226,6 +226,36 @@ def test_a_late_site_counts_among_the_clients_that_methods_know(tmp_path: Path) 
         patch.setattr(Scaffold, "extras", extras)
         over_network(tmp_path, "scaffold", loop=loop, observer=notes)
     assert seen == [2, 3, 3]
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_a_late_site_counts_in_scaffold_s_mean_before_it_has_trained(tmp_path: Path, weighting: str) -> None:
+    """Of N + 1 clients one has c_i = 0: what they begin with is N/(N + 1) of the mean over the others."""
+    loop = loop_of(tmp_path)
+    notes = coming_late(loop, {CLINIC: loop.sites.pop(CLINIC)})
+    first: dict[str, Update] = {}
+    sent: list[Broadcast] = []
+    usual = loop.exchange
+
+    def exchange(requests: Any, message: bytes, timeout: float) -> Any:
+        step = next((request["step"] for request in requests.values() if request["do"] == "train"), None)
+        if step and step[0] == 1:
+            sent.append(broadcast_from_bytes(message))
+        for node, reply in usual(requests, message, timeout):
+            if step and step[0] == 0:
+                update = update_from_bytes(reply[1])  # type: ignore[arg-type]
+                first[update.client] = update
+            yield node, reply
+
+    loop.exchange = exchange  # type: ignore[method-assign]
+    over_network(tmp_path, "scaffold", loop=loop, observer=notes, weighting=weighting, rounds=2)
+    assert sorted(first) == ["hospital", "ward"]
+    shares = {name: update.samples if weighting == "samples" else 1 for name, update in first.items()}
+    (broadcast,) = sent
+    assert broadcast.extras
+    for name, c in broadcast.extras.items():
+        mean = sum(share * first[site].extras[name].double() for site, share in shares.items()) / sum(shares.values())
+        torch.testing.assert_close(c.double(), mean * 2 / 3, rtol=1e-5, atol=1e-8)
 
 
 def test_a_site_of_another_version_sits_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
