@@ -58,8 +58,9 @@ class Networks:
     """A network namespace for each site, joined to the server's by a cable of its own, which can be pulled."""
 
     def __init__(self, *sites: str) -> None:
+        first = os.getpid() % 16 * 16  # other tests on this machine have networks of their own
         self.places = {site: f"fk{os.getpid() % 100_000}{number}" for number, site in enumerate(sites)}
-        self.addresses = {site: f"10.213.{number}.1" for number, site in enumerate(sites)}
+        self.addresses = {site: f"198.18.{first + number}.1" for number, site in enumerate(sites)}
 
     def __enter__(self) -> Networks:
         for site, place in self.places.items():
@@ -162,10 +163,11 @@ class Loopback:
         del self.processes["server"]
         return status
 
-    def kill(self, name: str) -> None:
-        process = self.processes.pop(name)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+    def kill(self, name: str, *, family: bool = False) -> None:
+        """As when it runs out of memory; with its `family`, as when the power is cut."""
+        for process in self.family(name) if family else [self.processes[name].pid]:
+            os.kill(process, signal.SIGKILL)
+        self.processes.pop(name).wait()
 
     def freeze(self, name: str) -> None:
         """It does nothing any more, and nobody is told; nor does its Flower process."""

@@ -13,11 +13,17 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.proto.message_pb2 import PullObjectRequest, PullObjectResponse
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.proto.message_pb2 import Metadata as MetadataProto
+from flwr.proto.message_pb2 import ObjectTree, PullObjectRequest, PullObjectResponse
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
 
 import fedkeel
+from fedkeel.config import Config
 from fedkeel.engine.flower import client_app, grid, runtime, server_app
 from fedkeel.engine.flower.gathering import AWAY
 from fedkeel.messages import BadMessage
@@ -183,6 +189,71 @@ def test_a_reply_is_given_up_when_it_grows_beyond_reason_or_is_never_complete() 
     incomplete = runtime.Guard(Parts(0, available=False), most=1000, deadline=time.monotonic() - 1)
     with pytest.raises(ObjectPullError, match="not complete in time"):
         incomplete.PullObject(PullObjectRequest())
+
+
+class Link:
+    """A Flower client with one reply, in two pieces; of the second there is nothing, or too much of it."""
+
+    def __init__(self, number: str, second: PullObjectResponse) -> None:
+        self.number, self.second = number, second
+        self.pulled: list[str] = []
+        self.deleted: list[str] = []
+
+    def PullMessages(self, _: Any) -> Any:  # noqa: N802
+        reply = MessageProto(metadata=MetadataProto(message_id="the reply", reply_to_message_id=self.number))
+        tree = ObjectTree(object_id="whole", children=[ObjectTree(object_id="first"), ObjectTree(object_id="second")])
+        return PullAppMessagesResponse(messages_list=[reply], message_object_trees=[tree])
+
+    def PullObject(self, request: Any) -> Any:  # noqa: N802
+        self.pulled.append(request.object_id)
+        whole = PullObjectResponse(object_found=True, object_available=True, object_content=b"x")
+        return self.second if request.object_id == "second" else whole
+
+    def ConfirmMessageReceived(self, request: Any) -> None:  # noqa: N802
+        self.deleted.append(request.message_object_id)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (PullObjectResponse(object_found=True, object_available=True, object_content=bytes(5000)), "more than 1,000"),
+        (PullObjectResponse(object_found=False), "its reply is cut off: it may have 1,000 bytes"),
+    ],
+)
+def test_over_a_network_a_reply_is_measured_while_it_comes_and_what_is_refused_is_deleted(
+    second: PullObjectResponse, said: str
+) -> None:
+    """Also of a plain Flower app, whose grid is this one."""
+    over, link = HttpGrid("127.0.0.1:1", insecure=True, token="a token"), Link("7", second)
+    over._client = link  # type: ignore[assignment]
+    over.set_run(Run.create_empty(1))
+    channel = runtime.guarded(over)
+    found = channel._fetch("7", 1000, time.monotonic() + 100)
+    assert isinstance(found, str)
+    assert said in found
+    assert link.deleted == ["the reply"]
+    assert isinstance(runtime.guarded(Grid({})), grid.GridChannel)
+
+
+def test_messages_that_nobody_waits_for_any_more_are_deleted(tmp_path: Path) -> None:
+    """One that is not fetched holds the whole model, and there is one in every round."""
+    draw_images(tmp_path / "images", {"north": 4})
+    nodes = {number: {"data": str(tmp_path / "images/north"), "device": "cpu"} for number in (70, 71)}
+
+    class Silent(Grid):
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            return [reply for reply in super().pull_messages(message_ids) if reply.metadata.src_node_id != 71]
+
+    deleted: list[str] = []
+    channel = grid.GridChannel(Silent(nodes), forget=deleted.extend)
+    config = Config(**OPTIONS).to_dict()
+    request = {"do": "describe", "session": {"version": fedkeel.__version__, "config": config, "classes": None}}
+    came = dict(channel.exchange(dict.fromkeys(nodes, request), b"", 1.0))
+    assert 70 in came
+    assert deleted == ["message 0", "message 1"]
 
 
 def test_a_table_beyond_reason_is_not_even_read() -> None:

@@ -1,29 +1,57 @@
-"""From outside, only what sites need answers."""
+"""From outside, only what sites need answers, and only to a site's key."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+from base64 import b64encode
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from fedkeel.engine.flower.limits import LARGEST, UNDER_WAY
 from fedkeel.engine.flower.link import OnlySitesFromOutside
+
+flower = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed")
+PUSH = "/v1/fleet/push-object"
+
+
+class Flower:
+    """What is behind the middleware; it answers 200, and waits for `go` before that where there is one."""
+
+    def __init__(self, keys: tuple[bytes, ...] | None = None) -> None:
+        self.read = 0
+        self.go: asyncio.Event | None = None
+        state = SimpleNamespace(get_node_id_by_public_key=lambda key: 7 if key in (keys or ()) else None)
+        factory = SimpleNamespace(state=lambda: state)
+        self.app = SimpleNamespace(
+            state=SimpleNamespace(enable_supernode_auth=keys is not None, linkstate_factory=factory)
+        )
+        self.door = OnlySitesFromOutside(self)
+
+    async def __call__(self, _scope: Any, _receive: Any, send: Any) -> None:
+        self.read += 1
+        if self.go is not None:
+            await self.go.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def answer(self, path: str, client: str | None, server: str = "10.0.0.1", **headers: str) -> int:
+        sent: list[dict[str, Any]] = []
+
+        async def send(message: dict[str, Any]) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "path": path, "client": (client, 4711) if client else None, "server": (server, 9092)}
+        scope["headers"] = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+        scope["app"] = self.app
+        await self.door(scope, None, send)
+        return int(sent[0]["status"])
 
 
 def status(path: str, client: str | None, server: str = "10.0.0.1", **headers: str) -> int:
-    """What a request gets; 200 is the app behind the middleware."""
-    sent: list[dict[str, Any]] = []
-
-    async def app(_scope: Any, _receive: Any, send: Any) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-
-    async def send(message: dict[str, Any]) -> None:
-        sent.append(message)
-
-    scope = {"type": "http", "path": path, "client": (client, 4711) if client else None, "server": (server, 9092)}
-    scope["headers"] = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    asyncio.run(OnlySitesFromOutside(app)(scope, None, send))
-    return int(sent[0]["status"])
+    """What a request gets where there are no keys; 200 is the app behind the middleware."""
+    return asyncio.run(Flower().answer(path, client, server, **headers))
 
 
 @pytest.mark.parametrize("path", ["/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/", "/v1/fleetx/"])
@@ -40,9 +68,72 @@ def test_this_machine_may_use_everything(client: str) -> None:
 
 
 def test_a_request_larger_than_any_of_a_site_is_refused_before_it_is_read() -> None:
-    push = "/v1/fleet/push-object"
-    assert status(push, "10.0.0.7", content_length=str(21 * 2**20)) == 200
-    assert status(push, "10.0.0.7", content_length=str(65 * 2**20)) == 413
-    assert status(push, "127.0.0.1", content_length=str(10**12)) == 413
-    assert status(push, "10.0.0.7", content_length="-1") == 413
-    assert status(push, "10.0.0.7", transfer_encoding="chunked") == 413, "it does not say how large it is"
+    assert status(PUSH, "10.0.0.7", content_length=str(6 * 2**20)) == 200
+    assert status(PUSH, "10.0.0.7", content_length=str(17 * 2**20)) == 413
+    assert status(PUSH, "127.0.0.1", content_length=str(10**12)) == 413
+    assert status(PUSH, "10.0.0.7", content_length="-1") == 413
+    assert status(PUSH, "10.0.0.7", transfer_encoding="chunked") == 413, "it does not say how large it is"
+
+
+def signed(pair: Any, moment: str = "2026-01-01T00:00:00+00:00", **changes: str) -> dict[str, str]:
+    """The headers of a node's request."""
+    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+
+    private, public = pair
+    return {
+        "flwr_public_key": b64encode(public_key_to_bytes(public)).decode(),
+        "flwr_signature": b64encode(sign_message(private, moment.encode())).decode(),
+        "flwr_timestamp": moment,
+        **changes,
+    }
+
+
+@flower
+def test_who_has_no_key_of_a_site_is_not_even_read() -> None:
+    from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+
+    site, thief = generate_key_pairs(), generate_key_pairs()
+    link = Flower((public_key_to_bytes(site[1]),))
+
+    def asked(path: str, **headers: str) -> int:
+        return asyncio.run(link.answer(path, "10.0.0.7", **headers))
+
+    assert asked(PUSH) == 401
+    assert asked(PUSH, **signed(thief)) == 401
+    assert asked(PUSH, **{**signed(thief), "flwr_public_key": signed(site)["flwr_public_key"]}) == 401
+    assert asked(PUSH, **signed(site, flwr_timestamp="2026-02-02T00:00:00+00:00")) == 401
+    assert asked(PUSH, **signed(site, flwr_signature="%%%")) == 401
+    assert asked("/v1/fleet/activate-node", **signed(thief)) == 412, "then Flower's SuperNode ends, and is started anew"
+    assert link.read == 0
+    assert asked(PUSH, **signed(site)) == 200
+
+
+@flower
+def test_a_site_cannot_fill_the_memory_with_requests_that_never_end() -> None:
+    from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
+
+    pairs = [generate_key_pairs(), generate_key_pairs()]
+    link = Flower(tuple(public_key_to_bytes(public) for _, public in pairs))
+    most = UNDER_WAY // LARGEST
+
+    async def flood() -> tuple[int, int, list[int], int]:
+        link.go = asyncio.Event()
+
+        async def ask(pair: Any) -> int:
+            return await link.answer(PUSH, "10.0.0.7", **signed(pair, content_length=str(LARGEST)))
+
+        held = [asyncio.create_task(ask(pairs[0])) for _ in range(most)]
+        while link.read < most:
+            await asyncio.sleep(0.01)
+        more = await ask(pairs[0])
+        other = asyncio.create_task(ask(pairs[1]))
+        while link.read < most + 1:
+            await asyncio.sleep(0.01)
+        link.go.set()
+        return more, await other, list(await asyncio.gather(*held)), await ask(pairs[0])
+
+    more, other, held, later = asyncio.run(flood())
+    assert more == 503
+    assert other == 200, "another site is not touched"
+    assert held == [200] * most
+    assert later == 200

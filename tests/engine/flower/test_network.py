@@ -55,21 +55,23 @@ def assert_went_through_it(loopback: Loopback, site: str, rounds: int) -> None:
     for other in SITES:
         if other != site:
             assert trained(run, other) == list(range(rounds))
-    assert_as_if_it_had_not_trained(loopback, run, site, set(reasons))
+    assert_as_if_these_had_not_trained(loopback, run, {(round, site) for round in reasons})
 
 
-def assert_as_if_it_had_not_trained(loopback: Loopback, run: Run, site: str, rounds: set[int]) -> None:
-    """The model is that of one process in which the site failed in these rounds; SCAFFOLD would tell the difference."""
+def assert_as_if_these_had_not_trained(loopback: Loopback, run: Run, missed: set[tuple[int, str]]) -> None:
+    """The model is that of one process in which these sites failed in these rounds; SCAFFOLD would tell the
+    difference."""
     usual = Worker.train
 
     def train(self: Worker, name: str, broadcast: Broadcast, memory: Tensors) -> tuple[Update, Tensors]:
-        if name == site and broadcast.round in rounds:
+        if (broadcast.round, name) in missed:
             raise ClientFailure("it is not there")
         return usual(self, name, broadcast, memory)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Worker, "train", train)
-        wanted = loopback.serial("serial", method=run.config.method, rounds=run.config.rounds)
+        options = {name: getattr(run.config, name) for name in ("method", "rounds", "min_clients")}
+        wanted = loopback.serial("serial", **options)
     ours, theirs = (safetensors.torch.load_file(r.directory / "model.safetensors") for r in (run, wanted))
     for name, tensor in theirs.items():
         torch.testing.assert_close(ours[name], tensor, rtol=1e-4, atol=1e-5)

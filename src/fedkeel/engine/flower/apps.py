@@ -21,7 +21,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedkeel.config import Config, from_dict
 from fedkeel.engine.flower.federation import carry_out
-from fedkeel.engine.flower.grid import GridChannel, from_records, to_records
+from fedkeel.engine.flower.grid import from_records, to_records
+from fedkeel.engine.flower.runtime import guarded
 from fedkeel.engine.flower.site import Site, own_folder, share_of_data_set
 from fedkeel.errors import FedkeelError
 
@@ -34,7 +35,7 @@ def main(grid: Grid, context: Context) -> None:
     """The ServerApp: the ordinary round loop over the nodes of the grid."""
     given: dict[str, Any] = {name.replace("-", "_"): value for name, value in context.run_config.items()}
     out, sites, wait = str(given.pop("out", "")), int(given.pop("sites", 0)), float(given.pop("wait", 600))
-    carry_out(GridChannel(grid), from_dict(typed(given)), out=out or None, sites=sites, wait=wait)
+    carry_out(guarded(grid), from_dict(typed(given)), out=out or None, sites=sites, wait=wait)
 
 
 def typed(options: Mapping[str, Any]) -> dict[str, Any]:

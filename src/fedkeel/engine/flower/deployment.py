@@ -14,12 +14,13 @@ import os
 import secrets
 import signal
 import socket
+import sqlite3
 import ssl
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import closing, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from fedkeel.config import Config
@@ -95,9 +96,11 @@ def serve(
         trust += ["--ssl-ca-certfile", str(files.ca), "--enable-supernode-auth"]
     refuse_taken(host, port)
     place = private_folder(out / "flower")
+    database = place / "link.db"
+    sweep(database)
     command = [sys.executable, "-m", "fedkeel.engine.flower.link", *trust, "--host", host, "--port", str(port)]
     command += ["--isolation", "process", "--disable-runtime-dependency-installation"]
-    command += ["--database", str(place / "link.db"), "--superexec-auth-secret-file", str(new_secret(place))]
+    command += ["--database", str(database), "--superexec-auth-secret-file", str(new_secret(place))]
     here = "127.0.0.1" if host in ("0.0.0.0", "") else host
     ca = files.ca if files else None
     endpoint = runtime.Endpoint(f"{here}:{port}", ca, (place / "secret").read_bytes())
@@ -113,7 +116,9 @@ def serve(
 
         with keys.followed((observer or Observer()).note) if keys else nullcontext():
             runtime.serve(endpoint, alive, act)
-        return result[0]
+    for path in place.glob(f"{database.name}*"):
+        path.unlink(missing_ok=True)
+    return result[0]
 
 
 def join(address: str, folder: Path, name: str, state: Path, *, files: SiteFiles | None, device: str = "auto") -> None:
@@ -212,6 +217,28 @@ def new_secret(place: Path) -> Path:
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
         file.write(secrets.token_bytes(32))
     return path
+
+
+MESSAGES = (
+    "message_ins", "message_res", "object_push_session_pending", "object_push_session_roots", "object_push_sessions",
+    "object_children", "run_objects", "objects",
+)  # fmt: skip
+
+
+def sweep(database: Path) -> None:
+    """Of an earlier start, Flower needs to know the nodes again. The messages of a server that was killed, each with
+    the whole model, it would keep for ever."""
+    if not database.exists():
+        return
+    try:
+        with closing(sqlite3.connect(database, isolation_level=None)) as connection:
+            for table in MESSAGES:
+                connection.execute(f"DELETE FROM {table}")
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    except sqlite3.Error:  # half made, or damaged: without it, sites connect as for the first time
+        for path in database.parent.glob(f"{database.name}*"):
+            path.unlink(missing_ok=True)
 
 
 # -- addresses ------------------------------------------------------------------------------------------------------

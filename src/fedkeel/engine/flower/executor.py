@@ -29,11 +29,11 @@ from fedkeel.engine.flower.gathering import (
     Reply,
     Table,
     describe,
-    largest_reply,
     name_of,
     pause,
     plain,
 )
+from fedkeel.engine.flower.limits import largest_reply
 from fedkeel.engine.flower.roster import Description, Roster
 from fedkeel.errors import TrainingError
 from fedkeel.messages import (
@@ -217,7 +217,7 @@ class FlowerExecutor:
         self.status.save()
         requests = {node: {**common, "after": self._counted(client)} for node, client in there.items()}
         message = broadcast_to_bytes(broadcast)
-        most = largest_reply(message)
+        most = largest_reply(len(message))
         replies = self.channel.exchange(requests, message, self.config.round_timeout)
         for node, reply in replies:
             client = there[node]

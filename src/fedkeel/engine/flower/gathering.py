@@ -20,14 +20,6 @@ AWAY = "it is not connected"
 SILENT = "it did not say in time who it is"
 
 
-TIMES, ROOM = 8, 4 * 2**20
-
-
-def largest_reply(message: bytes) -> int:
-    """Bytes that a reply may have: an update is as large as the broadcast it answers, with a method's extras."""
-    return TIMES * len(message) + ROOM
-
-
 class Channel(Protocol):
     """What carries requests to nodes and their replies back."""
 

@@ -18,7 +18,8 @@ import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.common.constant import ErrorCode
 
-from fedkeel.engine.flower.gathering import AWAY, POLL, Reply, Table, largest_reply, pause, plain
+from fedkeel.engine.flower.gathering import AWAY, POLL, Reply, Table, pause, plain
+from fedkeel.engine.flower.limits import largest_reply
 from fedkeel.messages import BadMessage
 
 TABLE, BYTES = "fedkeel", "fedkeel.tensors"
@@ -60,6 +61,8 @@ def from_records(records: RecordDict) -> Reply:
 
 # Of a message's number, the largest size and the latest moment: its reply, what is wrong with it, or None as yet.
 Fetch = Callable[[str, int, float], "Reply | str | None"]
+# Messages, by their numbers, that nobody waits for any more.
+Forget = Callable[[list[str]], None]
 
 
 class GridChannel:
@@ -68,9 +71,10 @@ class GridChannel:
     Each reply is fetched by itself: one that cannot be read, or is never complete, is nobody else's business.
     """
 
-    def __init__(self, grid: Any, fetch: Fetch | None = None) -> None:
+    def __init__(self, grid: Any, fetch: Fetch | None = None, forget: Forget | None = None) -> None:
         self._grid = grid
         self._fetch = fetch or self._pull
+        self._forget = forget
 
     def nodes(self) -> list[int]:
         return sorted(self._grid.get_node_ids())
@@ -87,7 +91,7 @@ class GridChannel:
         for node in [node for node in requests if node not in waiting]:
             yield node, "the message to it could not be sent"
         came: Queue[tuple[int, Reply | str | httpx.TransportError]] = Queue()
-        over, deadline, most = threading.Event(), time.monotonic() + timeout, largest_reply(message)
+        over, deadline, most = threading.Event(), time.monotonic() + timeout, largest_reply(len(message))
         interval = POLL * max(1.0, len(waiting) / 10)  # of each: Flower's process has to answer them all
 
         def look(node: int, number: str) -> None:
@@ -113,6 +117,8 @@ class GridChannel:
                 yield node, reply
         finally:
             over.set()
+            if self._forget is not None:
+                self._forget([number for number in ids if number])
 
     def _try(self, number: str, most: int, deadline: float) -> Reply | str | httpx.TransportError | None:
         try:

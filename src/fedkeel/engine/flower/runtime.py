@@ -32,6 +32,7 @@ from flwr.proto.control_pb2 import (
     StartRunRequest,
     UnregisterNodeRequest,
 )
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
     PullTaskInputRequest,
@@ -181,11 +182,18 @@ def serve(endpoint: Endpoint, pauses: Callable[[], None], act: Callable[[GridCha
             grid = HttpGrid(endpoint.address, insecure=endpoint.ca is None, token=token)
             grid._client = client
             grid.set_run(run_from_proto(given.run))
-            act(GridChannel(grid, functools.partial(fetch, grid)))
+            act(guarded(grid))
             status, details = SubStatus.COMPLETED, ""
         finally:
             with suppress(httpx.HTTPError):
                 client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=details))
+
+
+def guarded(grid: Any) -> GridChannel:
+    """A channel over this grid. Where it goes over a network, replies are measured while they come."""
+    if not isinstance(grid, HttpGrid):
+        return GridChannel(grid)
+    return GridChannel(grid, functools.partial(fetch, grid), functools.partial(forget, grid))
 
 
 class Guard:
@@ -198,9 +206,15 @@ class Guard:
         self._client, self._most, self._deadline = client, most, deadline
         self._bytes, self._lock = 0, threading.Lock()
         self.refusal = ""
+        self.replies: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
+
+    def PullMessages(self, request: Any) -> Any:  # noqa: N802 - Flower's name
+        answer = self._client.PullMessages(request)
+        self.replies += [message.metadata.message_id for message in answer.messages_list]
+        return answer
 
     def PullObject(self, request: Any) -> Any:  # noqa: N802 - Flower's name
         part = self._client.PullObject(request)
@@ -208,6 +222,8 @@ class Guard:
             self._bytes += len(part.object_content)
             if self._bytes > self._most:
                 self.refusal = f"its reply has more than {self._most:,} bytes"
+            elif not part.object_found:  # what is far too large, Flower's process did not even keep: see `quota`
+                self.refusal = self.refusal or f"its reply is cut off: it may have {self._most:,} bytes"
             elif not part.object_available and time.monotonic() > self._deadline:
                 self.refusal = "its reply was not complete in time"
         if self.refusal:
@@ -218,9 +234,20 @@ class Guard:
 def fetch(grid: HttpGrid, number: str, most: int, deadline: float) -> Reply | str | None:
     """The reply to one message, if there is one yet."""
     one: Any = copy.copy(grid)
-    one._client = guard = Guard(grid._client, most, deadline)
+    one._client = guard = Guard(grid._runtime_client, most, deadline)
     replies = list(one.pull_messages([number]))
+    if guard.refusal:
+        forget(grid, guard.replies)
     return guard.refusal or (read_reply(replies[0]) if replies else None)
+
+
+def forget(grid: HttpGrid, numbers: list[str]) -> None:
+    """Delete what is left of these messages: one that nobody fetched holds the whole model until the run ends."""
+    for number in numbers:
+        with suppress(httpx.HTTPError):
+            grid._runtime_client.ConfirmMessageReceived(
+                ConfirmMessageReceivedRequest(node=grid.node, run_id=grid.run.run_id, message_object_id=number)
+            )
 
 
 # -- a site -----------------------------------------------------------------------------------------------------
