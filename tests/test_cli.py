@@ -196,6 +196,41 @@ class TestLooking:
         assert main(["show", str(tmp_path)]) == 0
         assert f"not finished: 4 of 9 rounds; continue with: fedkeel resume {tmp_path}" in capsys.readouterr().out
 
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("accuracy", None), ("accuracy", "0.5"), ("accuracy", True), ("result", "first"), ("result", []),
+            ("domains", ["scan"]), ("domains", {"scan": None}), ("unseen", "x"), ("unseen_domains", None),
+            ("bytes_up", {}), ("seconds", "long"), ("executor", 7), ("samples_accuracy", None), ("rounds", "x"),
+            ("questions", []),
+        ],
+    )  # fmt: skip
+    def test_show_a_run_whose_summary_was_changed_by_hand(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, value: object
+    ) -> None:
+        finish(tmp_path / "a", Config(), {"scan": 0.25})
+        path = tmp_path / "a" / "summary.json"
+        whole = json.loads(path.read_text())
+        path.write_text(json.dumps({**whole, name: value}))
+        for words in ([], ["--json"], [str(tmp_path / "a")]):
+            assert main(["show", str(tmp_path / "a"), *words]) == 2
+            said = capsys.readouterr().err
+            assert said.count("\n") == 1
+            assert f"its '{name}' is " in said
+        path.write_text(json.dumps({key: kept for key, kept in whole.items() if key != name}))
+        if name in whole:
+            assert main(["show", str(tmp_path / "a")]) == 2
+            assert f"its '{name}' is missing" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("text", ["", "{", "[]", "null", '{"accuracy": 0.5}'])
+    def test_show_a_run_whose_summary_is_none(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+    ) -> None:
+        finish(tmp_path / "a", Config(), {"scan": 0.25})
+        (tmp_path / "a" / "summary.json").write_text(text)
+        assert main(["show", str(tmp_path / "a")]) == 2
+        assert "summary.json'" in capsys.readouterr().err
+
     def test_show_several_runs(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         for method, accuracy in (("fedavg", 0.5), ("gn", 0.6)):
             for seed in range(2):

@@ -95,3 +95,15 @@ def test_status_shows_how_far_it_is_and_what_each_site_last_did(
 def test_status_of_another_run_says_what_to_use(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny.run(tmp_path / "run")
     assert "fedkeel show" in refused(capsys, "status", str(tmp_path / "run"))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"ward": 7}', '{"ward": {"state": "x"}}'])
+def test_a_status_that_cannot_be_read_is_told_in_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    run = over_network(tmp_path, rounds=1)
+    (run.directory / "status.json").write_text(text)
+    for words in ([], ["--json"]):
+        said = refused(capsys, "status", str(run.directory), *words)
+        assert "cannot be read" in said
+        assert said.count("\n") == 1

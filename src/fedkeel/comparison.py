@@ -72,7 +72,9 @@ class Comparison:
 
     @property
     def results(self) -> Results:
-        return Results.of((place.label, place.seed, run.summary or {}) for place, run in self._finished())
+        return Results.of(
+            (place.label, place.seed, run.sound_summary(whole=False) or {}) for place, run in self._finished()
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         """A table for each method: `method`, `seeds`, and mean and std of `domains` and `average`, as fractions."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -25,6 +25,7 @@ from fedkeel.models.output import Classifier
 from fedkeel.observer import Observer, Observers
 from fedkeel.profile import FILE as PROFILE
 from fedkeel.store import Store, read_config
+from fedkeel.tables import RULES
 
 if TYPE_CHECKING:
     import pandas
@@ -174,6 +175,26 @@ def slug(text: str) -> str:
     return "".join(c if c.isalnum() or c in "-+._" else "" for c in text) or "run"
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+_RESULTS: dict[str, Callable[[Any], bool]] = {
+    "accuracy": _is_number,
+    "domains": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    "result": lambda value: isinstance(value, str) and value in RULES,
+}
+_SUMMARY: dict[str, Callable[[Any], bool]] = {
+    **_RESULTS,
+    "samples_accuracy": _is_number,
+    "unseen": lambda value: value is None or _is_number(value),
+    "unseen_domains": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+    **dict.fromkeys(("bytes_up", "bytes_down", "seconds"), _is_number),
+    "executor": lambda value: isinstance(value, str),
+}
+_IF_THERE = dict.fromkeys(("rounds", "questions", "epsilon", "delta"), _is_number)
+
+
 class Run:
     """A run directory, read. Also of a run that is not finished yet."""
 
@@ -201,6 +222,25 @@ class Run:
         if not isinstance(found, dict):
             raise FedkeelError(f"'{path}' holds no table of results: it was not written by a run.")
         return found
+
+    def sound_summary(self, *, whole: bool = True) -> dict[str, Any] | None:
+        """The summary with everything that is shown of it, or of its results alone; an error where somebody has been at
+        it."""
+        summary, needed = self.summary, _SUMMARY if whole else _RESULTS
+        if summary is None:
+            return None
+        for name, is_sound in {**_SUMMARY, **_IF_THERE}.items():
+            if name not in summary and name in needed:
+                problem = "is missing"
+            elif name in summary and not is_sound(summary[name]):
+                problem = f"is {str(summary[name])[:80]!r}"
+            else:
+                continue
+            raise FedkeelError(
+                f"'{self.directory / 'summary.json'}' was changed since the run wrote it, its '{name}' {problem}: "
+                f"remove it and write it again with 'fedkeel resume {self.directory}'."
+            )
+        return summary
 
     @property
     def profile(self) -> dict[str, Any] | None:

@@ -197,7 +197,7 @@ def show_status(arguments: argparse.Namespace) -> int:
     path = run.directory / STATUS
     if not path.exists():
         raise FedkeelError(f"'{run.directory}' is no run over a network: see it with 'fedkeel show {run.directory}'.")
-    sites: dict[str, dict[str, Any]] = json.loads(path.read_text())
+    sites = read_sites(path)
     rounds, scores = run.records("round"), run.scores()
     accuracy = scores[-1]["average"] if scores else None
     document = {
@@ -217,6 +217,17 @@ def show_status(arguments: argparse.Namespace) -> int:
     rows = [[name, "yes" if s["connected"] else "no", s["state"], s["at"]] for name, s in sorted(sites.items())]
     console(sys.stdout).print(plain_table(["site", "connected", "last", "at"], rows))
     return 0
+
+
+def read_sites(path: Path) -> dict[str, dict[str, Any]]:
+    """What each site last did; one sentence where that cannot be read."""
+    try:
+        sites = json.loads(path.read_bytes())
+        return {name: {key: site[key] for key in ("state", "connected", "at")} for name, site in sites.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FedkeelError(
+            f"'{path}' cannot be read ({type(error).__name__}): the server writes it anew at its next exchange."
+        ) from error
 
 
 def _insecure(arguments: argparse.Namespace, paths: bool) -> bool:

@@ -130,7 +130,7 @@ def run_document(run: Run) -> dict[str, Any]:
         "directory": str(run.directory),
         "finished": run.finished,
         "config": run.config.to_dict(),
-        "summary": run.summary,
+        "summary": run.sound_summary(),
         "curve": [{"round": entry["round"], "accuracy": entry["average"]} for entry in run.scores()],
         **({"profile": run.profile} if run.profile else {}),
     }
@@ -145,7 +145,7 @@ def print_run(run: Run) -> None:
     def say(text: str) -> None:
         out.print(text, markup=False)
 
-    config, summary, curve = run.config, run.summary, run.scores()
+    config, summary, curve = run.config, run.sound_summary(), run.scores()
     say(f"{config.method} on {config.data}, model {config.model}, seed {config.seed}")
     changed = [f"{name}={value}" for name, value in config.to_dict().items() if is_worth_telling(name, value)]
     if changed:

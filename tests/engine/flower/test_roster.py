@@ -10,6 +10,7 @@ import pytest
 
 import fedkeel
 from fedkeel.engine.flower.roster import Description, Roster, agree
+from fedkeel.errors import StoreError
 from fedkeel.messages import BadMessage
 
 
@@ -106,3 +107,10 @@ def test_what_is_no_description_is_refused(change: dict[str, Any]) -> None:
     assert Description.read(good) == site()
     with pytest.raises(BadMessage):
         Description.read({**good, **change})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"run": 1, "classes": ["a"], "sites": [7]}'])
+def test_a_roster_that_cannot_be_read_is_told_in_one_sentence(tmp_path: Path, text: str) -> None:
+    (tmp_path / "sites.json").write_text(text)
+    with pytest.raises(StoreError, match=r"who takes part, cannot be read .* copy"):
+        Roster.load(tmp_path)

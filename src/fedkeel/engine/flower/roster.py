@@ -19,7 +19,7 @@ import fedkeel
 from fedkeel.data.federation import Client, Federation
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.durable import write_atomically
-from fedkeel.errors import TrainingError
+from fedkeel.errors import StoreError, TrainingError
 from fedkeel.messages import BadMessage
 
 FILE = "sites.json"
@@ -144,15 +144,21 @@ class Roster:
         path = directory / FILE
         if not path.exists():
             return None
-        stored: dict[str, Any] = json.loads(path.read_text())
-        return Roster(
-            run=stored["run"],
-            classes=tuple(stored["classes"]),
-            sites=[Description.read(site) for site in stored["sites"]],
-            unseen=tuple(stored["unseen"]),
-            sitting_out=dict(stored["sitting_out"]),
-            starts=int(stored.get("starts", 0)),
-        )
+        try:
+            stored: dict[str, Any] = json.loads(path.read_bytes())
+            return Roster(
+                run=str(stored["run"]),
+                classes=tuple(stored["classes"]),
+                sites=[Description.read(site) for site in stored["sites"]],
+                unseen=tuple(stored["unseen"]),
+                sitting_out=dict(stored["sitting_out"]),
+                starts=int(stored.get("starts", 0)),
+            )
+        except (OSError, ValueError, TypeError, KeyError, AttributeError, BadMessage) as error:
+            raise StoreError(
+                f"'{path}', which says who takes part, cannot be read ({type(error).__name__}): put it back from a "
+                "copy, or begin a new run in another directory."
+            ) from error
 
 
 def agree(
