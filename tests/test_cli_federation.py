@@ -97,6 +97,17 @@ def test_status_of_another_run_says_what_to_use(tmp_path: Path, capsys: pytest.C
     assert "fedkeel show" in refused(capsys, "status", str(tmp_path / "run"))
 
 
+def test_a_run_over_a_network_is_continued_by_its_server(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = over_network(tmp_path, rounds=1)
+    (run.directory / "summary.json").unlink()
+    command = f"fedkeel server --config {run.directory}/config.toml --out {run.directory} --certificates DIR"
+    assert main(["show", str(run.directory)]) == 0
+    assert f"not finished: 1 of 1 rounds; continue with: {command}" in capsys.readouterr().out.replace("\n", " ")
+    config = run.directory / "config.toml"
+    config.write_text("".join(line for line in config.read_text().splitlines(True) if "given in Python" not in line))
+    assert command in refused(capsys, "resume", str(run.directory))
+
+
 @pytest.mark.parametrize("text", ["", "[]", '{"ward": 7}', '{"ward": {"state": "x"}}'])
 def test_a_status_that_cannot_be_read_is_told_in_one_sentence(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedkeel import config as configuration
 from fedkeel import state
 from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.data.federation import Federation
+from fedkeel.engine.flower.roster import FILE as SITES
 from fedkeel.engine.flower.roster import Roster
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import Setup, prepare
@@ -98,6 +100,11 @@ def resume(
                 f"The {name} of '{directory}' was given in Python, not by name: "
                 f"resume it with fedkeel.resume(..., {'federation' if name == 'data' else name}=...)."
             )
+    if federation is None and (run.directory / SITES).exists():
+        raise FedkeelError(
+            f"'{directory}' is a run over a network, whose images are at the sites: continue it with "
+            f"'{how_to_continue(directory)}'."
+        )
     setup = _prepare(run.config.replace(**machine), federation, model, method)
     return finish(Store.open(directory), setup, observer)
 
@@ -195,6 +202,14 @@ _SUMMARY: dict[str, Callable[[Any], bool]] = {
 _IF_THERE = dict.fromkeys(("rounds", "questions", "epsilon", "delta"), _is_number)
 
 
+def how_to_continue(directory: str | Path) -> str:
+    """The command that goes on with a run; one over a network needs what its server was started with besides."""
+    place = shlex.quote(str(directory))
+    if (Path(directory) / SITES).exists():
+        return f"fedkeel server --config {place}/config.toml --out {place} --certificates DIR"
+    return f"fedkeel resume {place}"
+
+
 class Run:
     """A run directory, read. Also of a run that is not finished yet."""
 
@@ -238,7 +253,7 @@ class Run:
                 continue
             raise FedkeelError(
                 f"'{self.directory / 'summary.json'}' was changed since the run wrote it, its '{name}' {problem}: "
-                f"remove it and write it again with 'fedkeel resume {self.directory}'."
+                f"remove it and write it again with '{how_to_continue(self.directory)}'."
             )
         return summary
 
@@ -262,7 +277,7 @@ class Run:
         summary = self.summary
         if summary is None:
             raise FedkeelError(
-                f"'{self.directory}' is not finished: continue it with 'fedkeel resume {self.directory}'."
+                f"'{self.directory}' is not finished: continue it with '{how_to_continue(self.directory)}'."
             )
         return summary
 

@@ -138,6 +138,7 @@ def run_document(run: Run) -> dict[str, Any]:
 
 def print_run(run: Run) -> None:
     from fedkeel.console import console, duration, plain_table
+    from fedkeel.run import how_to_continue
     from fedkeel.tables import RULES, percent, sparkline
 
     out = console(sys.stdout)
@@ -175,7 +176,7 @@ def print_run(run: Run) -> None:
         say(f"run     {run.directory}")
     else:
         done = curve[-1]["round"] + 1 if curve else 0
-        say(f"not finished: {done} of {config.rounds} rounds; continue with: fedkeel resume {run.directory}")
+        say(f"not finished: {done} of {config.rounds} rounds; continue with: {how_to_continue(run.directory)}")
     if run.profile:
         print_profile(run.profile, out)
 

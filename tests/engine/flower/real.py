@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -54,12 +55,15 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+CABLES = itertools.count()  # a name is free again only some time after its cable is gone
+
+
 class Networks:
     """A network namespace for each site, joined to the server's by a cable of its own, which can be pulled."""
 
     def __init__(self, *sites: str) -> None:
         first = os.getpid() % 16 * 16  # other tests on this machine have networks of their own
-        self.places = {site: f"fk{os.getpid() % 100_000}{number}" for number, site in enumerate(sites)}
+        self.places = {site: f"fk{os.getpid() % 100_000}n{next(CABLES)}" for site in sites}
         self.addresses = {site: f"198.18.{first + number}.1" for number, site in enumerate(sites)}
 
     def __enter__(self) -> Networks:

@@ -155,6 +155,17 @@ def test_the_next_reply_takes_the_place_of_one_that_nobody_fetched(store: Store)
     assert max(sizes) < 2.1 * MEGABYTE
 
 
+def test_pieces_of_an_earlier_reply_are_not_kept_by_naming_them_in_the_next(store: Store) -> None:
+    first = store.reply(store.send(1000), 2 * MEGABYTE)
+    store.push(first, store.announce(first))
+    second = store.reply(store.send(1000), 1000)
+    tree = get_object_tree(second)
+    tree.children.extend(get_object_tree(first).children)
+    answer = store.announce(second, tree=tree)
+    assert store.bytes < 0.1 * MEGABYTE
+    assert set(get_all_nested_objects(first)) - {first.object_id} <= set(answer.objects_to_push)
+
+
 def test_a_late_reply_that_is_not_stored_leaves_the_present_one_alone(store: Store) -> None:
     old, new = store.send(1000), store.send(1000)
     reply = store.reply(new, MEGABYTE)

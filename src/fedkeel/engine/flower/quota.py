@@ -53,13 +53,18 @@ class Quota:
         if pieces > most_pieces(self._sent):
             raise Refused(f"The reply of node {node} has {pieces:,} pieces, more than {most_pieces(self._sent):,}.")
 
-    def begun(self, node: int, reply: str, session: str) -> str:
-        """The reply is announced. Returns the site's earlier one, which it takes the place of, if there is one."""
+    def earlier(self, node: int, reply: str) -> str:
+        """The reply of this site that is in the store, if there is one, and another."""
         with self._lock:
-            earlier = self._open.get(node)
-            again = earlier is not None and earlier.reply == reply
-            self._open[node] = Open(reply, session, earlier.bytes if earlier and again else 0)
-            return earlier.reply if earlier and not again else ""
+            known = self._open.get(node)
+            return known.reply if known is not None and known.reply != reply else ""
+
+    def begun(self, node: int, reply: str, session: str) -> None:
+        """The reply is announced, or announced again."""
+        with self._lock:
+            known = self._open.get(node)
+            so_far = known.bytes if known is not None and known.reply == reply else 0
+            self._open[node] = Open(reply, session, so_far)
 
     def take(self, node: int, session: str, size: int) -> None:
         """Before a piece of a reply is stored."""
@@ -97,11 +102,12 @@ def install(quota: Quota) -> None:
             quota.check(node, metadata.src_node_id, metadata.message_id, tree.object_id, pieces)
         except Refused as refused:
             raise HTTPException(413, str(refused)) from refused
+        earlier = quota.earlier(node, tree.object_id)
+        if earlier and state.get_valid_message_ins(metadata.reply_to_message_id) is not None:
+            state.object_store.delete(earlier)  # before: else its pieces would be in the store, and not on the account
         answer = usual_begun(request=request, state=state)
         if tree.object_id in state.object_store:
-            earlier = quota.begun(node, tree.object_id, answer.session_id)
-            if earlier:
-                state.object_store.delete(earlier)
+            quota.begun(node, tree.object_id, answer.session_id)
         return answer
 
     def take(request: Any, state: Any) -> Any:
