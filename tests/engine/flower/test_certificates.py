@@ -11,6 +11,7 @@ import pytest
 
 pytest.importorskip("cryptography", reason="cryptography, which comes with flwr, is not installed")
 
+from fedkeel.engine.flower import deployment
 from fedkeel.engine.flower.certificates import ServerFiles, SiteFiles, make
 from fedkeel.engine.flower.deployment import refuse_untrusted
 from fedkeel.engine.flower.keys import read_keys
@@ -95,3 +96,14 @@ def test_what_is_missing_is_named_with_what_to_do(tmp_path: Path) -> None:
     (tmp_path / "server/sites/north.pub").unlink()
     with pytest.raises(FedkeelError, match="no public keys of sites"):
         ServerFiles.of(tmp_path / "server").check()
+
+
+def test_a_site_tries_again_soon_and_then_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = 1000.0
+    monkeypatch.setattr(deployment.time, "monotonic", lambda: clock)
+    pauses, waited = deployment.Pauses(), []
+    for lasted in (1, 1, 1, 1, 1, 500, 1):
+        pauses.begin()
+        clock += lasted
+        waited.append(pauses.next())
+    assert waited == [5, 10, 20, 30, 30, 5, 10]

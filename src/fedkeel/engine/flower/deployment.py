@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import ipaddress
-import itertools
 import logging
 import os
 import secrets
@@ -36,7 +35,7 @@ from fedkeel.run import Run
 
 log = logging.getLogger("fedkeel")
 PORT = 9092
-RETRY = 5.0
+RETRY, SELDOM = 5.0, 30.0  # seconds until a site tries again: at first, and when that was in vain many times
 PATIENCE = 120.0  # for a Flower process to come up
 
 APP = {
@@ -143,17 +142,37 @@ def join(address: str, folder: Path, name: str, state: Path, *, files: SiteFiles
     command += ["--superexec-auth-secret-file", str(new_secret(place))]
     endpoint = runtime.Endpoint(f"127.0.0.1:{own_port}", None, (place / "secret").read_bytes())
     site = Site(own_folder(folder, name), private_folder(place / "memory"), name, device)
-    for attempt in itertools.count():
+    told, pauses = False, Pauses()
+    while True:
         if files is not None:
             refuse_untrusted(host, int(port), files.ca)
+        pauses.begin()
         try:
             with process(command, place, "supernode") as alive:
                 runtime.answer_all(endpoint, site, alive)
         except ProcessEnded:
             # A server of another run, or one that does not know this site's key (yet).
-            if attempt == 0:
+            if not told:
                 log.warning("The server did not let this site in, or let it go: trying again until it does.")
-            pause(RETRY)
+                told = True
+            pause(pauses.next())
+
+
+class Pauses:
+    """How long to wait before the next attempt: longer and longer, since each costs a process; after a connection that
+    lasted, as at first."""
+
+    def __init__(self) -> None:
+        self._next, self._began = RETRY, 0.0
+
+    def begin(self) -> None:
+        self._began = time.monotonic()
+
+    def next(self) -> float:
+        if time.monotonic() - self._began > 2 * SELDOM:
+            self._next = RETRY
+        now, self._next = self._next, min(2 * self._next, SELDOM)
+        return now
 
 
 # -- processes ------------------------------------------------------------------------------------------------------
