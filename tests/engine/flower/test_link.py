@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 from base64 import b64encode
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fedkeel.engine.flower.limits import LARGEST, UNDER_WAY
-from fedkeel.engine.flower.link import OnlySitesFromOutside
+from fedkeel.engine.flower.link import OnlySitesFromOutside, shorten
 
 flower = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed")
 PUSH = "/v1/fleet/push-object"
@@ -73,6 +74,18 @@ def test_a_request_larger_than_any_of_a_site_is_refused_before_it_is_read() -> N
     assert status(PUSH, "127.0.0.1", content_length=str(10**12)) == 413
     assert status(PUSH, "10.0.0.7", content_length="-1") == 413
     assert status(PUSH, "10.0.0.7", transfer_encoding="chunked") == 413, "it does not say how large it is"
+
+
+def test_a_long_log_begins_anew_and_is_written_on(tmp_path: Path) -> None:
+    path = tmp_path / "superlink.log"
+    with open(path, "ab", buffering=0) as log:
+        log.write(b"x" * 100)
+        shorten(log.fileno(), 100)
+        assert path.stat().st_size == 100
+        log.write(b"one more\n")
+        shorten(log.fileno(), 100)
+        log.write(b"and on\n")
+    assert path.read_bytes() == b"and on\n"
 
 
 def signed(pair: Any, moment: str = "2026-01-01T00:00:00+00:00", **changes: str) -> dict[str, str]:

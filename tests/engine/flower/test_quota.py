@@ -19,6 +19,7 @@ from flwr.common.serde import message_to_proto
 from flwr.proto.fleet_pb2 import PushMessagesRequest
 from flwr.proto.message_pb2 import PushObjectRequest
 from flwr.proto.node_pb2 import Node
+from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
 from flwr.supercore.constant import NOOP_FEDERATION_ID
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.task_identity import TaskIdentity
@@ -29,6 +30,7 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 from fedkeel.engine.flower import quota
 from fedkeel.engine.flower.deployment import sweep
 from fedkeel.engine.flower.limits import LARGEST, largest_reply, most_pieces
+from fedkeel.engine.flower.link import forget_removed_keys
 
 MEGABYTE = 2**20
 
@@ -204,6 +206,17 @@ def test_what_a_site_may_send_follows_what_it_was_sent() -> None:
     account.take(7, "session", LARGEST)
     with pytest.raises(quota.Refused, match="has more than"):
         account.take(7, "session", 1)
+
+
+def test_a_key_that_was_removed_may_be_added_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower by itself keeps it for ever, and refuses it as one already in use."""
+    monkeypatch.setattr(SqlLinkState, "delete_node", SqlLinkState.delete_node)  # put back at the end
+    forget_removed_keys()
+    store.state.delete_node(NOOP_FLWR_AID, store.node)
+    assert store.state.get_node_id_by_public_key(b"a key") is None
+    again = store.new_node(b"a key")
+    assert again != store.node
+    assert store.state.get_node_id_by_public_key(b"a key") == again
 
 
 def test_of_a_server_that_was_killed_the_nodes_are_kept_and_the_messages_are_not(tmp_path: Path, store: Store) -> None:

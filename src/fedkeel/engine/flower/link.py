@@ -134,11 +134,15 @@ def keep_log_short() -> None:
     def watch() -> None:
         over = threading.Event()
         while not over.wait(5):
-            with contextlib.suppress(OSError):
-                if os.fstat(1).st_size > LONGEST_LOG:
-                    os.ftruncate(1, 0)
+            shorten(1, LONGEST_LOG)
 
     threading.Thread(target=watch, daemon=True).start()
+
+
+def shorten(descriptor: int, most: int) -> None:
+    with contextlib.suppress(OSError):  # a pipe or a terminal has no end
+        if os.fstat(descriptor).st_size > most:
+            os.ftruncate(descriptor, 0)
 
 
 def main() -> None:
