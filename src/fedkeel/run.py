@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -27,7 +28,7 @@ from fedkeel.models.output import Classifier
 from fedkeel.observer import Observer, Observers
 from fedkeel.profile import FILE as PROFILE
 from fedkeel.store import Store, read_config
-from fedkeel.tables import RULES
+from fedkeel.summary import unsound
 
 if TYPE_CHECKING:
     import pandas
@@ -182,26 +183,6 @@ def slug(text: str) -> str:
     return "".join(c if c.isalnum() or c in "-+._" else "" for c in text) or "run"
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-_RESULTS: dict[str, Callable[[Any], bool]] = {
-    "accuracy": _is_number,
-    "domains": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
-    "result": lambda value: isinstance(value, str) and value in RULES,
-}
-_SUMMARY: dict[str, Callable[[Any], bool]] = {
-    **_RESULTS,
-    "samples_accuracy": _is_number,
-    "unseen": lambda value: value is None or _is_number(value),
-    "unseen_domains": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
-    **dict.fromkeys(("bytes_up", "bytes_down", "seconds"), _is_number),
-    "executor": lambda value: isinstance(value, str),
-}
-_IF_THERE = dict.fromkeys(("rounds", "questions", "epsilon", "delta"), _is_number)
-
-
 def how_to_continue(directory: str | Path) -> str:
     """The command that goes on with a run; one over a network needs what its server was started with besides."""
     place = shlex.quote(str(directory))
@@ -241,18 +222,11 @@ class Run:
     def sound_summary(self, *, whole: bool = True) -> dict[str, Any] | None:
         """The summary with everything that is shown of it, or of its results alone; an error where somebody has been at
         it."""
-        summary, needed = self.summary, _SUMMARY if whole else _RESULTS
-        if summary is None:
-            return None
-        for name, is_sound in {**_SUMMARY, **_IF_THERE}.items():
-            if name not in summary and name in needed:
-                problem = "is missing"
-            elif name in summary and not is_sound(summary[name]):
-                problem = f"is {str(summary[name])[:80]!r}"
-            else:
-                continue
+        summary = self.summary
+        problem = unsound(summary, whole=whole) if summary is not None else ""
+        if problem:
             raise FedkeelError(
-                f"'{self.directory / 'summary.json'}' was changed since the run wrote it, its '{name}' {problem}: "
+                f"'{self.directory / 'summary.json'}' was changed since the run wrote it, its {problem}: "
                 f"remove it and write it again with '{how_to_continue(self.directory)}'."
             )
         return summary
@@ -345,10 +319,9 @@ class Run:
         axes = axes if axes is not None else pyplot.subplots()[1]
         rounds = [entry["round"] for entry in scores]
         if domains:
-            for name in scores[-1]["domains"]:
-                axes.plot(
-                    rounds, [100 * entry["domains"][name] for entry in scores], linewidth=1, alpha=0.7, label=name
-                )
+            for name in dict.fromkeys(name for entry in scores for name in entry["domains"]):
+                values = [100 * entry["domains"].get(name, math.nan) for entry in scores]  # sites come and go
+                axes.plot(rounds, values, linewidth=1, alpha=0.7, label=name)
         axes.plot(rounds, [100 * entry["average"] for entry in scores], linewidth=2, color="black", label="average")
         axes.set_xlabel("round")
         axes.set_ylabel("test accuracy in %")
@@ -407,7 +380,8 @@ def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) 
     """The result by the configured rule, with what it cost; under the given statistics where both were evaluated."""
     scores, rule = run.scores(statistics=statistics), run.config.result
     if rule == "best-validation":
-        validation = run.scores("validation")
+        tested = {entry["round"] for entry in scores}
+        validation = [entry for entry in run.scores("validation") if entry["round"] in tested]
         best = max(validation, key=lambda entry: (entry["average"], -entry["round"]))["round"]
         chosen = [entry for entry in scores if entry["round"] == best]
     else:
@@ -417,6 +391,7 @@ def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) 
         return sum(values) / len(values)
 
     rounds = run.records("round")
+    names = dict.fromkeys(name for entry in chosen for name in entry["domains"])  # sites come and go
     unseen = [entry["unseen"] for entry in chosen if entry["unseen"] is not None]
     return {
         "method": run.config.method,
@@ -426,7 +401,7 @@ def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) 
         "accuracy": mean([entry["average"] for entry in chosen]),
         "samples_accuracy": mean([entry["samples"] for entry in chosen]),
         "unseen": mean(unseen) if unseen else None,
-        "domains": {name: mean([entry["domains"][name] for entry in chosen]) for name in chosen[-1]["domains"]},
+        "domains": {name: mean([e["domains"][name] for e in chosen if name in e["domains"]]) for name in names},
         "unseen_domains": held_out,
         "loss": mean([entry["loss"] for entry in chosen]),
         "statistics": chosen[-1]["statistics"],

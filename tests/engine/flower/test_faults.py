@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from fedkeel.cli import main
 from fedkeel.engine.flower.gathering import Reply, Table
 from fedkeel.engine.flower.roster import Roster
 from fedkeel.engine.flower.site import Site
@@ -256,6 +257,27 @@ def test_a_late_site_counts_in_scaffold_s_mean_before_it_has_trained(tmp_path: P
     for name, c in broadcast.extras.items():
         mean = sum(share * first[site].extras[name].double() for site, share in shares.items()) / sum(shares.values())
         torch.testing.assert_close(c.double(), mean * 2 / 3, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("result", ["last", "mean-last-10", "best-validation"])
+def test_a_site_that_is_not_tested_in_every_round_has_the_mean_of_those_it_is_in(tmp_path: Path, result: str) -> None:
+    """'clinic' comes after round 0, and 'ward' does not evaluate in the last."""
+    loop = loop_of(tmp_path)
+    notes = coming_late(loop, {CLINIC: loop.sites.pop(CLINIC)})
+    spoiling(loop, "evaluate", swallow, node=WARD, round=3)
+    run = over_network(tmp_path, loop=loop, observer=notes, rounds=4, result=result)
+    tested = [r for r in run.records("evaluation") if (r["split"], r["statistics"]) == ("test", "global")]
+    wanted: dict[str, list[float]] = {}
+    for record in tested:
+        if result == "mean-last-10" or record["round"] == run.summary["round"]:  # type: ignore[index]
+            wanted.setdefault(record["domain"], []).append(record["accuracy"])
+    assert run.domains == {name: pytest.approx(sum(values) / len(values)) for name, values in wanted.items()}
+    if result == "mean-last-10":
+        assert {name: len(values) for name, values in wanted.items()} == {"bright": 3, "dark": 3, "tinted": 4}
+    assert main(["show", str(run.directory)]) == 0
+    assert main(["report", str(run.directory), "--output", str(tmp_path / "report.html")]) == 0
+    pytest.importorskip("matplotlib")
+    assert len(run.plot_accuracy().lines) == 4
 
 
 def test_a_site_of_another_version_sits_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

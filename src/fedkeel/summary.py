@@ -1,0 +1,39 @@
+"""Whether a `summary.json` is one that a run wrote: somebody may have been at it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from fedkeel.tables import RULES
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+RESULTS: dict[str, Callable[[Any], bool]] = {
+    "accuracy": _is_number,
+    "domains": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    "result": lambda value: isinstance(value, str) and value in RULES,
+}
+SUMMARY: dict[str, Callable[[Any], bool]] = {
+    **RESULTS,
+    "samples_accuracy": _is_number,
+    "unseen": lambda value: value is None or _is_number(value),
+    "unseen_domains": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+    **dict.fromkeys(("bytes_up", "bytes_down", "seconds"), _is_number),
+    "executor": lambda value: isinstance(value, str),
+}
+IF_THERE = dict.fromkeys(("rounds", "questions", "epsilon", "delta"), _is_number)
+
+
+def unsound(summary: Mapping[str, Any], *, whole: bool = True) -> str:
+    """What of it cannot be shown, or nothing. `whole`: everything that is shown of a run, or its results alone."""
+    needed = SUMMARY if whole else RESULTS
+    for name, is_sound in {**SUMMARY, **IF_THERE}.items():
+        if name not in summary and name in needed:
+            return f"'{name}' is missing"
+        if name in summary and not is_sound(summary[name]):
+            return f"'{name}' is {str(summary[name])[:80]!r}"
+    return ""
