@@ -82,6 +82,19 @@ def test_a_file_that_cannot_be_used_keeps_nobody_else_from_coming_or_going(folde
     assert notes[-1] == "The key of 'north' is another one now: its old key is shut out."
 
 
+def test_a_folder_that_is_gone_shuts_nobody_out(folder: Path) -> None:
+    keys, notes = Keys(folder, Link().register), list[str]()
+    folder.rename(folder.with_name("unmounted"))
+    keys.look(notes.append)
+    keys.look(notes.append)
+    assert sorted(keys.values()) == ["north", "south"]
+    assert notes == [f"The keys of the sites stay as they were: the folder '{folder}' is gone."]
+    folder.with_name("unmounted").rename(folder)
+    (folder / "north.pub").unlink()
+    keys.look(notes.append)
+    assert sorted(keys.values()) == ["south"]
+
+
 def test_what_flower_could_not_take_up_is_tried_again(folder: Path) -> None:
     link, notes = Link(), list[str]()
     keys = Keys(folder, link.register)

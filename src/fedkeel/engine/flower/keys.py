@@ -25,7 +25,7 @@ class Keys(Mapping[int, str]):
     def __init__(self, folder: Path, register: Register) -> None:
         self.folder = folder
         self._register = register
-        self._looked = stamps(folder)
+        self._looked, self._is_there = stamps(folder), True
         self._keys = read_keys(folder)
         self._owners = register(self._keys)
 
@@ -39,9 +39,14 @@ class Keys(Mapping[int, str]):
         return len(self._owners)
 
     def look(self, note: Callable[[str], None]) -> None:
-        """Take up what changed since the last look. A file that cannot be used leaves its site as it was."""
+        """Take up what changed since the last look. A file that cannot be used leaves its site as it was, a folder that
+        is gone (a disk that is not mounted) all of them."""
+        is_there = self.folder.is_dir()
+        if not is_there and self._is_there:
+            note(f"The keys of the sites stay as they were: the folder '{self.folder}' is gone.")
+        self._is_there = is_there
         found = stamps(self.folder)
-        if found == self._looked:
+        if not is_there or found == self._looked:
             return
         keys: dict[str, bytes] = {}
         problems: list[str] = []
