@@ -11,7 +11,8 @@ messages, and a site answers with Updates.
     grid.py        the channel over Flower's grid
     apps.py        Flower's ServerApp and ClientApp
     runtime.py     both of them inside `fedkeel server` and `fedkeel join`
-    deployment.py  Flower's processes, with TLS and keys (`certificates.py`)
+    deployment.py  Flower's processes, with TLS (`certificates.py`) and the sites' keys (`keys.py`)
+    link.py        Flower's SuperLink, guarded: who may ask for what, and how much (`limits.py`, `quota.py`) it takes
 """
 
 from __future__ import annotations
