@@ -2,8 +2,8 @@
 
 A ServerApp then shows its progress where `fedkeel server` runs, a site keeps its images and its model in memory from
 one message to the next, and no code that came over the network is ever run: a task is taken for its messages alone,
-the app bundle that comes with it is not even unpacked. This file leans on Flower's inner parts, as `link` and `quota` do;
-the extra `flower` pins the version they are of.
+the app bundle that comes with it is not even unpacked. This file, `link` and `quota` lean on Flower's inner parts; the
+extra `flower` pins the version they are of.
 """
 
 from __future__ import annotations
