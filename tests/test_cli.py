@@ -70,6 +70,8 @@ class TestMistakes:
             (["run", "--rouns", "3"], "did you mean '--rounds'?"),
             (["run", "--learning_rate=3"], "did you mean '--learning-rate'?"),
             (["run", "--zzzzzz"], "see 'fedkeel run --help'."),
+            (["run", "--lr", "0.1"], "did you mean '--learning-rate'?"),
+            (["run", "--device", "gpu"], "choose from auto, cpu, cuda, cuda:0, cuda:1, ..."),
             (["run", "fedbn"], "did you mean '--method fedbn'?"),
             (["run", "--rounds"], "--rounds expected one argument"),
             (["run", "--rounds", "ten"], "'rounds' is 'ten', which is not a whole number"),
@@ -91,6 +93,11 @@ class TestMistakes:
             (["compare", "fedavg", "--seeds", "x"], "'seeds' is 'x'"),
             (["compare", "fedavg", "--jobs", "x"], "'jobs' is 'x'"),
             (["compare", "fedavg@round=3"], "did you mean 'rounds'?"),
+            (["compare", "fedavg@lr=3"], "did you mean 'learning_rate'?"),
+            (["compare", "fedavg", "--method", "gn"], "it is one of 'fedkeel run'; see 'fedkeel compare --help'."),
+            (["compare", "fedavg", "--seed", "1"], "did you mean '--seeds'?"),
+            (["demo", "--rounds", "3"], "it is one of 'fedkeel run'; see 'fedkeel demo --help'."),
+            (["resume", "/nowhere", "--rounds", "3"], "it is one of 'fedkeel run'; see 'fedkeel resume --help'."),
             (["resume", "/nowhere"], "not a run directory"),
             (["show", "/nowhere"], "not a run directory"),
             (["list", "mehtods"], "did you mean 'methods'?"),
@@ -254,6 +261,10 @@ class TestTraining:
         assert "round 1/1" in err
         assert main(["run", *TINY, "--out", str(tmp_path / "run")]) == 2
         assert "already holds a run" in capsys.readouterr().err
+        assert main(["resume", str(tmp_path / "run"), "--workers", "x"]) == 2
+        assert "'workers' is 'x', which is not a whole number" in capsys.readouterr().err
+        assert main(["resume", str(tmp_path / "run")]) == 0
+        assert "run' is finished: nothing is left to do." in capsys.readouterr().err
 
     def test_compare_ends_with_1_when_a_run_is_missing(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,9 @@ MACHINE_OPTIONS = (
     *("profile", "record", "record_every", "round_timeout"),
 )
 
+# What other tools call them, for those who type it here.
+ELSEWHERE = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "epochs": "local_epochs"}
+
 
 def option(default: Any, help: str, group: str, **limits: float) -> Any:
     """A field with its help text, its heading in `--help`, and limits (`above`, `least`, `most`)."""
@@ -177,7 +180,7 @@ def option_names() -> list[str]:
 def refuse_unknown(given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in option_names():
-            raise FedkeelError(f"There is no option '{name}': {nearest(name, option_names())}")
+            raise FedkeelError(f"There is no option '{name}': {nearest(ELSEWHERE.get(name, name), option_names())}")
 
 
 def from_dict(given: Mapping[str, Any]) -> Config:

@@ -93,7 +93,9 @@ def resume(
                 "or start a new run."
             )
     run = Run(directory)
+    settings = run.config.replace(**machine)
     if run.finished:
+        (observer or Observer()).note(f"'{directory}' is finished: nothing is left to do.")
         return run
     for name, thing in (("data", federation), ("model", model), ("method", method)):
         if getattr(run.config, name) == PYTHON_OBJECT and thing is None:
@@ -106,7 +108,7 @@ def resume(
             f"'{directory}' is a run over a network, whose images are at the sites: continue it with "
             f"'{how_to_continue(directory)}'."
         )
-    setup = _prepare(run.config.replace(**machine), federation, model, method)
+    setup = _prepare(settings, federation, model, method)
     return finish(Store.open(directory), setup, observer)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import bz2
 import gzip
 import logging
+import shutil
 import struct
 from pathlib import Path
 
@@ -272,6 +273,9 @@ def test_digits_dg_keeps_the_split_of_its_folders(tmp_path: Path) -> None:
     assert sum("The class '7' of digits-dg has no images in" in sentence for sentence in sentences) == 1
     assert sum("usps' is no domain of digits-dg" in sentence for sentence in sentences) == 1
     assert "The domain 'syn' has 40 images to train, and 4,800 are published." in sentences
+    shutil.rmtree(tmp_path / "mnist" / "val")
+    lacking = f"'{tmp_path / 'mnist'}' lacks val: digits-dg has train and val for every domain."
+    assert lacking in check("digits-dg", tmp_path).problems
 
 
 @pytest.mark.parametrize(

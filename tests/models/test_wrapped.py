@@ -116,5 +116,7 @@ def test_what_cannot_be_wrapped_is_refused_in_one_sentence() -> None:
         models.wrap(Own(), head="classifier", num_classes=10)
     with pytest.raises(FedkeelError, match="does not run on an example of shape"):
         models.wrap(Own(), head="classifier", example=(1, 8, 8))
+    with pytest.raises(FedkeelError, match=r"'body\.0' has 6 outputs but Own returns 4: give the dotted name"):
+        models.wrap(Own(), head="body.0", example=(3, 8, 8))
     with pytest.raises(FedkeelError, match="give feature_dim or example"):
         models.wrap(Own(), head="body.2", num_classes=4)

@@ -48,9 +48,16 @@ class Parser(argparse.ArgumentParser):
     def _refuse(self, given: str) -> NoReturn:
         if given.startswith("-") and given != "-":
             flag = given.partition("=")[0]
-            close = nearest(flag, self._option_string_actions)
-            # All sixty flags are no help when none is near.
-            ending = close if close.startswith("did") else f"see '{self.prog} --help'."
+            # Without the dashes, which all flags share and by which any two of them would be near.
+            word = configuration.ELSEWHERE.get(flag.lstrip("-"), flag.lstrip("-")).replace("_", "-")
+            here = [known[2:] for known in self._option_string_actions if known.startswith("--")]
+            close = nearest(word, here)
+            if word.replace("-", "_") in configuration.option_names() and not {word, f"{word}s"} & set(here):
+                ending = f"it is one of 'fedkeel run'; see '{self.prog} --help'."
+            elif close.startswith("did"):
+                ending = close.replace("'", "'--", 1)
+            else:  # all sixty flags are no help when none is near
+                ending = f"see '{self.prog} --help'."
             raise FedkeelError(f"'{self.prog}' has no option '{flag}': {ending}")
         ending = f"did you mean '--method {given}'?" if "--method" in self._option_string_actions else ""
         raise FedkeelError(

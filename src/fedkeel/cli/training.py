@@ -67,7 +67,10 @@ def add_commands(commands: Any) -> None:
         "resume",
         usage="%(prog)s DIR [options]",
         help="go on with a run that was stopped",
-        description="Go on with a run from its last good checkpoint. The result is that of a run never stopped.",
+        description=(
+            "Go on with a run from its last good checkpoint. The result is that of a run never stopped.\n"
+            "What changes the result needs a new run: fedkeel run --config DIR/config.toml --rounds 50"
+        ),
         epilog=examples(
             [
                 "fedkeel resume runs/digits-shift-fedavg-seed0",

@@ -19,7 +19,8 @@ def scan(root: Path, findings: Findings) -> Listing:
     for domain in DOMAINS:
         found = tree("digits-dg", root / domain, findings) if (root / domain).is_dir() else None
         if found is None:
-            findings.missing(f"'{root / domain}' lacks the folders train and val: digits-dg has them for every domain.")
+            lacking = " and ".join(use for use in ("train", "val") if not (root / domain / use).is_dir())
+            findings.missing(f"'{root / domain}' lacks {lacking}: digits-dg has train and val for every domain.")
         else:
             domains[domain] = train_and_test([found[0]], [found[1]])
     for folder in visible_folders(root):

@@ -80,6 +80,11 @@ def wrap(
         tried_inputs, tried_outputs = _try(module, head, example)
         if feature_dim is not None and feature_dim != tried_inputs:
             raise FedkeelError(f"feature_dim is {feature_dim} but the head '{head}' receives {tried_inputs} features.")
+        if outputs not in (None, tried_outputs):
+            raise FedkeelError(
+                f"The head '{head}' has {outputs} outputs but {type(module).__name__} returns {tried_outputs}: "
+                "give the dotted name of the layer that makes the logits."
+            )
         inputs, outputs = tried_inputs, tried_outputs
     feature_dim = feature_dim or inputs
     if feature_dim is None:
