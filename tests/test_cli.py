@@ -16,6 +16,7 @@ from fedkeel.cli import build_parser, main
 from fedkeel.cli.parsing import given_options, with_root
 from fedkeel.config import Config, option_names
 from fedkeel.errors import FedkeelError
+from fedkeel.run import Run
 from tests.test_comparison import finish
 
 TINY = ["--subsample", "10", "--model", "simple_cnn(width=2)", "--executor", "serial", "--device", "cpu"]
@@ -265,6 +266,20 @@ class TestTraining:
         assert "'workers' is 'x', which is not a whole number" in capsys.readouterr().err
         assert main(["resume", str(tmp_path / "run")]) == 0
         assert "run' is finished: nothing is left to do." in capsys.readouterr().err
+
+    def test_both_statistics_are_shown_and_a_model_without_batch_norm_is_told(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        both = ["run", *TINY, "--evaluate-with", "both"]
+        assert main([*both, "--out", str(tmp_path / "bn")]) == 0
+        out, err = capsys.readouterr()
+        scores = Run(tmp_path / "bn").scores(statistics="batch")
+        assert f"{100 * scores[-1]['average']:.1f} % over domains with the batch's statistics" in out
+        assert "no batch norm" not in err
+        assert main([*both, "--method", "hbn", "--out", str(tmp_path / "hbn")]) == 0
+        assert "no batch norm" not in capsys.readouterr().err
+        assert main([*both, "--method", "gn", "--out", str(tmp_path / "gn")]) == 0
+        assert "'evaluate_with' is 'both', but the model has no batch norm" in capsys.readouterr().err
 
     def test_compare_ends_with_1_when_a_run_is_missing(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

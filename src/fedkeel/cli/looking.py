@@ -138,7 +138,7 @@ def run_document(run: Run) -> dict[str, Any]:
 
 def print_run(run: Run) -> None:
     from fedkeel.console import console, duration, plain_table
-    from fedkeel.run import how_to_continue
+    from fedkeel.run import how_to_continue, summarise_run
     from fedkeel.tables import RULES, percent, sparkline
 
     out = console(sys.stdout)
@@ -161,6 +161,9 @@ def print_run(run: Run) -> None:
         say(f"        {percent(summary['samples_accuracy'])} % over samples")
         if summary["unseen"] is not None:
             say(f"        {percent(summary['unseen'])} % on unseen domains")
+        if config.evaluate_with == "both":
+            by_batch = summarise_run(run, summary["unseen_domains"], "batch")
+            say(f"        {percent(by_batch['accuracy'])} % over domains with the batch's statistics")
     averages = [entry["average"] for entry in curve if entry["average"] is not None]
     if averages:
         say(f"rounds  {sparkline(averages)}  {percent(averages[0])} to {percent(averages[-1])} %")

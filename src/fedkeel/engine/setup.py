@@ -22,6 +22,7 @@ from fedkeel.engine.threads import available_cores, choose_threads
 from fedkeel.errors import DataError, FedkeelError, MethodError
 from fedkeel.method import Composition, Method
 from fedkeel.models.output import Classifier, Output
+from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 from fedkeel.nn.surgery import batch_norms
 from fedkeel.profile import READING, SET_UP, Profile, Unprofiled
 from fedkeel.robust import Defence
@@ -121,6 +122,11 @@ def prepare(
         log.warning(
             "The batch size is 1, and a single sample has no batch statistics: batch norm will use the global ones. "
             "'gn', 'ln' or 'fedwon' suit such batches."
+        )
+    if config.evaluate_with != "global" and not batch_norms(network) and not hybrid_norms(network):
+        log.warning(
+            f"'evaluate_with' is '{config.evaluate_with}', but the model has no batch norm: its accuracy is "
+            "the same with all statistics."
         )
     return Setup(config, worker, held_out, executor_name, profile, defence)
 
