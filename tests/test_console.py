@@ -31,6 +31,14 @@ def test_a_pipe_gets_a_plain_line_every_tenth_of_the_way() -> None:
     assert lines[-1].startswith("round 40/40  accuracy 97.5 %  loss 0.500")
 
 
+def test_a_loss_that_nobody_told_is_a_dash() -> None:
+    stream = io.StringIO()
+    with RunProgress(stream) as progress:
+        progress.started(Config(rounds=1, dp="local"), 0)
+        progress.round_done(0, 1, scores(0.5), float("nan"))
+    assert "accuracy 50.0 %  loss –  left" in stream.getvalue()
+
+
 def test_quiet_still_tells_notes() -> None:
     stream = io.StringIO()
     with RunProgress(stream, quiet=True) as progress:

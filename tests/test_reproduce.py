@@ -148,6 +148,13 @@ class TestRunning:
         assert "Future, digits Avg." in result.missing
         assert not result.failures
 
+    def test_a_place_that_cannot_be_written_is_told_before_anything_runs(self, recipe: Recipe, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        watching = Watching()
+        with pytest.raises(FedkeelError, match="cannot be written: Not a directory; make room or choose another"):
+            reproduce(recipe, directory=tmp_path / "file" / "runs", only=["FedAvg"], observer=watching)
+        assert (watching.started, watching.problems) == ([], {})
+
     def test_a_run_that_fails_is_named_and_the_others_go_on(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

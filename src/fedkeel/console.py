@@ -5,6 +5,7 @@ Progress and notes go to stderr, live on a terminal and as a plain line now and 
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -130,7 +131,8 @@ class RunProgress(Observer, AbstractContextManager["RunProgress"]):
         self._draw(round + 1)
         share = (round + 1) / rounds
         if self._bar is None and not self._quiet and self._milestones.reached(share):
-            line = f"round {round + 1}/{rounds}  accuracy {self._accuracy}  loss {loss:.3f}"
+            told = "–" if math.isnan(loss) else f"{loss:.3f}"
+            line = f"round {round + 1}/{rounds}  accuracy {self._accuracy}  loss {told}"
             self._console.print(f"{line}  left {self._clock.left(share)}", markup=False)
 
     def note(self, text: str) -> None:

@@ -22,6 +22,7 @@ from fedkeel import analysis, methods
 from fedkeel.comparison import choose_jobs, has_finished
 from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.data import partition as partitions
+from fedkeel.durable import explained
 from fedkeel.engine.setup import load_federation
 from fedkeel.entries import read_seeds, slug
 from fedkeel.errors import FedkeelError, nearest
@@ -119,7 +120,11 @@ def reproduce_all(
         for recipe in recipes:
             change = scaled(scale, changes)
             plans[recipe.name] = make_plan(recipe, *cells[recipe.name], chosen[recipe.name], Path(directory), change)
-        failures = run_missing([job for plan in plans.values() for job in plan.jobs], jobs, observer or JobsObserver())
+        to_run = [job for plan in plans.values() for job in plan.jobs]
+        if not all(has_finished(job.directory) for job in to_run):
+            with explained(Path(directory)):  # told once, and not by each of the runs
+                Path(directory).mkdir(parents=True, exist_ok=True)
+        failures = run_missing(to_run, jobs, observer or JobsObserver())
         undiagnosed = {
             name: diagnose(plan, wanted_diagnostics(recipe, *cells[name]), chosen[name])
             for recipe, (name, plan) in zip(recipes, plans.items(), strict=True)
