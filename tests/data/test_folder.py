@@ -211,6 +211,26 @@ def test_class_folders_that_differ_in_case_only_are_told(tmp_path: Path, caplog:
     assert "The class folders 'Dog' and 'dog' count as two classes: give them one name." in caplog.text
 
 
+def test_an_empty_class_folder_of_one_domain_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path)
+    for file in (root / "art" / "dog").iterdir():
+        file.unlink()
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        load("folder", root=root)
+    assert f"The class folder '{root / 'art' / 'dog'}' has no images: 'art' has none of that class." in caplog.text
+
+
+def test_a_list_of_no_domain_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path)
+    (root / "splits").mkdir()
+    for name in ("Art_train.txt", "notes.txt"):
+        (root / "splits" / name).write_text("art/cat/000.png\n")
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        load("folder", root=root)
+    strange = root / "splits" / "Art_train.txt"
+    assert caplog.messages == [f"The list '{strange}' is of no domain and is not used: did you mean 'art_train.txt'?"]
+
+
 def test_parts_of_a_split_are_not_taken_for_domains(tmp_path: Path) -> None:
     make_tree(tmp_path, domains=("test", "train", "val"))
     with pytest.raises(DataError, match="has the folders test, train, val, parts of a split that would be trained on"):

@@ -14,7 +14,7 @@ from pathlib import Path
 from fedkeel.data import rules
 from fedkeel.data.listing import Domain, Listing, assemble, image_files, images_in, visible_folders
 from fedkeel.data.source import DATASETS, Source, find_root, names
-from fedkeel.data.split_lists import read_lists
+from fedkeel.data.split_lists import LISTS, read_lists
 from fedkeel.errors import DataError, nearest
 
 log = logging.getLogger("fedkeel")
@@ -67,6 +67,7 @@ def scan_own(root: Path, classes: str | Sequence[str] | None) -> Listing:
     for label in folders:
         if label not in order:
             raise DataError(f"The class folder '{label}' of 'folder' is not in classes: {nearest(label, order)}")
+    warn_of_strange_lists(root, [domain.name for domain in domains])
     listed = {domain.name: scan_domain(domain, order) for domain in domains}
     if not listed:
         raise DataError(f"There are no images in '{root}': the layout must be {LAYOUT}.")
@@ -82,11 +83,23 @@ def warn_of_near_names(folders: Sequence[str]) -> None:
             log.warning("The class folders '%s' and '%s' count as two classes: give them one name.", other, folder)
 
 
+def warn_of_strange_lists(root: Path, domains: Sequence[str]) -> None:
+    """A list with a misspelt name would leave its domain to be split at random."""
+    own = {f"{domain}_{part}.txt" for domain in domains for part in LISTS}
+    for file in sorted((root / "splits").glob("*.txt")):
+        if file.stem.endswith(tuple(f"_{part}" for part in LISTS)) and file.name not in own:
+            log.warning("The list '%s' is of no domain and is not used: %s", file, nearest(file.name, own))
+
+
 def scan_domain(domain: Path, order: Sequence[str]) -> Domain:
     """The images of the class folders in `domain`, with the lists beside it where there are some."""
-    found = [(file, folder.name) for folder in visible_folders(domain) for file in images_in(folder)]
+    files = {folder: images_in(folder) for folder in visible_folders(domain)}
+    found = [(file, folder.name) for folder in files for file in files[folder]]
     if not found:
         raise DataError(f"The domain '{domain}' of 'folder' has no images: the layout must be {LAYOUT}.")
+    for folder in files:
+        if not files[folder]:
+            log.warning("The class folder '%s' has no images: '%s' has none of that class.", folder, domain.name)
     position = {file.relative_to(domain.parent).as_posix(): number for number, (file, _) in enumerate(found)}
     items = image_files([file for file, _ in found], [order.index(label) for _, label in found])
     return Domain([items], read_lists(domain.parent, domain.name, position))

@@ -14,6 +14,8 @@ from fedkeel.data.metadata import read_lines
 from fedkeel.data.source import IntArray
 from fedkeel.errors import DataError
 
+LISTS = ("train", "validation", "test")
+
 
 def read_lists(
     root: Path,
@@ -28,7 +30,7 @@ def read_lists(
     `position` has the domain's images by their path below the root. Images in no list are not used. Where only some
     `classes` are read, lines that name an image of another one are passed over.
     """
-    files = {part: root / folder / f"{domain}_{part}.txt" for part in ("train", "validation", "test")}
+    files = {part: root / folder / f"{domain}_{part}.txt" for part in LISTS}
     present = {part: file.is_file() for part, file in files.items()}
     if not any(present.values()):
         return None
@@ -53,7 +55,7 @@ def read_lists(
                 )
             owner[place] = part
             parts[part].append(place)
-    train, validation, test = (np.array(parts[part], np.int64) for part in ("train", "validation", "test"))
+    train, validation, test = (np.array(parts[part], np.int64) for part in LISTS)
     return train, validation, test
 
 
