@@ -19,7 +19,7 @@ from fedkeel.engine.execution import EXECUTORS, ClientMemory, Executor
 from fedkeel.engine.local import Worker
 from fedkeel.engine.profiled import ProfiledWorker
 from fedkeel.engine.threads import available_cores, choose_threads
-from fedkeel.errors import DataError, FedkeelError, MethodError
+from fedkeel.errors import DataError, FedkeelError, MethodError, nearest
 from fedkeel.method import Composition, Method
 from fedkeel.models.output import Classifier, Output
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms
@@ -251,7 +251,8 @@ def choose_device(config: Config) -> torch.device:
     try:
         device = torch.device(config.device)
     except RuntimeError:
-        raise FedkeelError(f"'device' is '{config.device}': choose from auto, cpu, cuda, cuda:0, cuda:1, ...") from None
+        wanted = "cuda" if config.device == "gpu" else config.device
+        raise FedkeelError(f"'device' is '{config.device}': {nearest(wanted, ['auto', 'cpu', 'cuda'])}") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise FedkeelError(f"'device' is '{config.device}', but this machine shows no GPU to torch: choose 'cpu'.")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
