@@ -212,7 +212,7 @@ def test_the_gpu_computes_what_the_cpu_computes(affine: bool, channels_last: boo
             layer.alpha.copy_(torch.linspace(-1, 1, 6))
             layer.running_mean.copy_(torch.linspace(0, 1, 6))
             layer.running_var.copy_(torch.linspace(0.5, 2, 6))
-        given = x.to(device)
+        given = x.clone().to(device)  # a leaf of its own on each device
         if channels_last:
             given = given.contiguous(memory_format=torch.channels_last)
         given.requires_grad_()
