@@ -113,6 +113,24 @@ def test_pretrained_weights_can_be_kept():
     assert torch.equal(model.encoder[0].weight, given)
 
 
+def test_a_gain_of_one_lets_the_signal_die_in_a_long_chain_and_1_71_keeps_it():
+    """The variance behind a ReLU is 1/2 - 1/2pi of that before it; the square of the gain makes up for that."""
+    spreads = {}
+    for gain in (1.0, 1.71):
+        torch.manual_seed(0)
+        chain = [
+            layer for _ in range(12) for layer in (nn.Conv2d(32, 32, 1, bias=False), nn.BatchNorm2d(32), nn.ReLU())
+        ]
+        model = Classifier(nn.Sequential(*chain, nn.Flatten()), nn.Linear(32, 4), feature_dim=32, num_classes=4)
+        methods.build(f"fedwon(gain={gain})").prepare(model)
+        gains = [layer.gain for layer in model.modules() if isinstance(layer, ScaledWSConv2d)]
+        assert len(gains) == 12
+        assert all((tensor == gain).all() for tensor in gains)
+        spreads[gain] = float(model(torch.randn(4096, 32, 1, 1)).features.detach().std())
+    assert spreads[1.0] < 0.01
+    assert 0.3 < spreads[1.71] < 3
+
+
 def test_depthwise_convolutions_standardise_and_fold():
     encoder = nn.Sequential(
         nn.Conv2d(3, 6, 3, bias=False), nn.BatchNorm2d(6), nn.Conv2d(6, 6, 3, groups=6), nn.Flatten()
@@ -135,7 +153,7 @@ def test_a_model_without_convolutions_is_refused():
         methods.build("fedwon").prepare(model)
 
 
-@pytest.mark.parametrize("text", ["clipping=0", "agc=sometimes", "agc_from_batch=0"])
+@pytest.mark.parametrize("text", ["clipping=0", "agc=sometimes", "agc_from_batch=0", "gain=0", "gain=inf"])
 def test_wrong_options_are_refused(text):
     with pytest.raises(FedkeelError, match="of fedwon is"):
         methods.build(f"fedwon({text})")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -129,3 +131,70 @@ def test_mistakes_are_refused() -> None:
         to_scaled_ws(model, init="zeros")
     with pytest.raises(MethodError, match="no convolution"):
         to_scaled_ws(nn.Sequential(nn.Linear(2, 2)))
+
+
+class Same(nn.Conv2d):
+    """Pads in its own forward, as timm's convolutions for TensorFlow's weights do, and knows it nowhere else."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.margin = self.kernel_size[0] // 2
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(nn.functional.pad(x, [self.margin] * 4))
+
+
+class Reflecting(nn.Conv2d):
+    """Another way: the hook that torch's own forward calls."""
+
+    def _conv_forward(self, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        return super()._conv_forward(nn.functional.pad(x, [2] * 4, "reflect"), weight, bias)
+
+
+@pytest.mark.parametrize("kind", [Same, Reflecting])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_convolution_with_a_forward_of_its_own_keeps_it(kind: type[nn.Conv2d], bias: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(kind(3, 4, 5, bias=bias), nn.BatchNorm2d(4))
+    x, expected = torch.randn(2, 3, 9, 9), kind(3, 4, 5, bias=bias)
+    assert to_scaled_ws(model, init="keep") == ["0"]
+    with torch.no_grad():
+        expected.weight.copy_(model[0].standardised_weight())
+        if bias:
+            expected.bias.copy_(model[0].bias)
+    torch.testing.assert_close(model[0](x), expected(x))
+    remove_normalisation(model)  # gives it a bias, which must be used
+    nn.init.constant_(model[0].bias, 0.5)
+    torch.testing.assert_close(model(x), expected(x) + 0.5 - (expected.bias.view(1, -1, 1, 1) if bias else 0))
+
+    assert sorted(model.state_dict()) == ["0.bias", "0.gain", "0.weight"]
+    assert [type(m) for m in model.modules()] == [nn.Sequential, ScaledWSConv2d, nn.Identity]
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        nn.init.constant_(other[0].gain, 2.0)
+        torch.testing.assert_close(other(x) - 0.5, 2 * (model(x) - 0.5))
+    assert type(fold(model)[0]) is kind
+    torch.testing.assert_close(fold(model)(x), model(x))
+    assert sorted(fold(model).state_dict()) == ["0.bias", "0.weight"]
+    model(x).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.usefixtures("timm_ready")
+def test_timm_networks_with_same_padding_keep_their_shapes() -> None:
+    """tf_efficientnet_lite0 at 96 px once lost its padding, and with it the whole image before the last stage."""
+    model = models.build_spec("timm:tf_efficientnet_lite0", num_classes=7, in_channels=3, image_size=(96, 96))
+    shapes: list[list[torch.Size]] = [[], []]
+    x = torch.randn(2, 3, 96, 96)
+    for seen in shapes:
+        hooks = [
+            module.register_forward_hook(lambda _, __, y, seen=seen: seen.append(y.shape))
+            for module in model.modules()
+            if isinstance(module, nn.Conv2d)
+        ]
+        model.eval()(x)
+        for hook in hooks:
+            hook.remove()
+        to_scaled_ws(model)
+        remove_normalisation(model)
+    assert shapes[0] == shapes[1]
+    assert len(shapes[0]) == 49

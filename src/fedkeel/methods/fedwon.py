@@ -8,6 +8,7 @@ clipping with it. After training, `fedkeel.nn.fold` turns the network into plain
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
@@ -37,11 +38,13 @@ class FedWon(Method):
         clip_head: bool = True,
         skip: str | Sequence[str] = (),
         init: str = "xavier",
+        gain: float = 1.0,
         standardise: bool = True,
     ) -> None:
         """`clipping`: lambda of Eq. 4, 1.28 for Office-Caltech-10 and DomainNet; Digits-Five has 0.64.
         `agc`: true, false, or "auto": for batch sizes of `agc_from_batch` and more. `clip_head`: the classifier too.
         `skip`: names of convolutions that stay plain. `init`: "xavier" (Listing 1) or "keep", for pretrained weights.
+        `gain`: where gamma of Eq. 3 starts, 1 in Listing 1; 1.71 keeps the signal's size behind a ReLU in deep nets.
         `standardise`: false leaves every convolution as it is (Tables 5 and 12).
         """
         if clipping <= 0:
@@ -50,13 +53,16 @@ class FedWon(Method):
             raise FedkeelError(f"The 'agc' of fedwon is '{agc}': give true, false or auto.")
         if agc_from_batch < 1:
             raise FedkeelError(f"The 'agc_from_batch' of fedwon is {agc_from_batch}: give at least 1.")
+        if not 0 < gain < math.inf:
+            raise FedkeelError(f"The 'gain' of fedwon is {gain}: give a number above 0.")
         self.clipping, self.agc, self.agc_from_batch, self.clip_head = clipping, agc, agc_from_batch, clip_head
-        self.skip, self.init = (skip,) if isinstance(skip, str) else tuple(skip), init
+        self.skip, self.init, self.gain = (skip,) if isinstance(skip, str) else tuple(skip), init, gain
         self.standardise = standardise
 
     def prepare(self, model: nn.Module) -> None:
         if self.standardise:
-            to_scaled_ws(model, skip=self.skip, init=self.init)  # first: it refuses a model without convolutions
+            # First: it refuses a model without convolutions.
+            to_scaled_ws(model, skip=self.skip, init=self.init, gain=self.gain)
         remove_normalisation(model)
 
     def start(self, client: LocalClient) -> None:

@@ -26,6 +26,7 @@ class _ScaledWS(_ConvNd):
 
     gain: nn.Parameter
     plain: type[_ConvNd]
+    own: _ConvNd | None = None  # a convolution with a forward of its own, bare of its parameters
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -54,16 +55,31 @@ class _ScaledWS(_ConvNd):
     def forward(self, x: Tensor) -> Tensor:
         half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
         weight = self._standardised(torch.bfloat16 if half else torch.float32)
-        out: Tensor = self._conv_forward(x, weight, self.bias)
+        out: Tensor
+        if self.own is None:
+            out = self._conv_forward(x, weight, self.bias)
+        else:
+            # Not as parameters: it borrows both for this call, and has nothing that could be trained or saved twice.
+            self.own.__dict__.update(weight=weight, bias=self.bias)
+            try:
+                out = self.own(x)
+            finally:
+                del self.own.__dict__["weight"], self.own.__dict__["bias"]
         return out
 
+    def like(self, old: _ConvNd) -> None:
+        """Compute as `old` does if it has a way of its own, such as timm's padding to the size of the input."""
+        if type(old).forward is self.plain.forward and type(old)._conv_forward is self.plain._conv_forward:
+            return
+        # In __dict__, out of nn.Module's sight: this is one convolution, not one with another inside.
+        self.__dict__["own"] = own = copy.copy(old)
+        own._parameters = {}
+
     def fold(self) -> _ConvNd:
-        """A plain convolution with the same outputs, for inference and export."""
-        folded = self.plain(**_arguments(self))
-        with torch.no_grad():
-            folded.weight.copy_(self.standardised_weight())
-            if self.bias is not None and folded.bias is not None:
-                folded.bias.copy_(self.bias)
+        """A plain convolution (or one of the class that this one replaced) with the same outputs, for inference."""
+        folded = self.plain(**_arguments(self)) if self.own is None else copy.deepcopy(self.own)
+        folded.register_parameter("weight", nn.Parameter(self.standardised_weight().detach().to(self.weight.dtype)))
+        folded.register_parameter("bias", None if self.bias is None else nn.Parameter(self.bias.detach().clone()))
         return folded.train(self.training)
 
 
@@ -85,12 +101,13 @@ class ScaledWSConv3d(_ScaledWS, nn.Conv3d):
     plain = nn.Conv3d
 
 
-def to_scaled_ws(model: nn.Module, skip: Collection[str] = (), init: str = "xavier") -> list[str]:
+def to_scaled_ws(model: nn.Module, skip: Collection[str] = (), init: str = "xavier", gain: float = 1.0) -> list[str]:
     """Replace every convolution by its scaled weight-standardised kind, in place; returns the names of the layers.
 
     `skip` names convolutions that stay plain (FedWon's AlexNet: "encoder.conv3"). `init`: "xavier" draws new weights as
-    Listing 1 does; "keep" keeps those of the model, e.g. pretrained ones. Transposed convolutions stay plain: their
-    weights are laid out by input channel.
+    Listing 1 does; "keep" keeps those of the model, e.g. pretrained ones. A subclass with a forward of its own (timm's
+    convolutions with "same" padding) goes on computing its own way, with standardised weights. Transposed convolutions
+    stay plain: their weights are laid out by input channel. `gain` is where the learnable gains start.
     """
     if init not in INITS:
         raise FedkeelError(f"to_scaled_ws has no init '{init}': {nearest(str(init), INITS)}")
@@ -103,7 +120,9 @@ def to_scaled_ws(model: nn.Module, skip: Collection[str] = (), init: str = "xavi
     def build(_: str, old: nn.Module) -> nn.Module:
         assert isinstance(old, nn.Conv1d | nn.Conv2d | nn.Conv3d)
         new = next(kind for plain, kind in kinds.items() if isinstance(old, plain))(**_arguments(old))
+        new.like(old)
         with torch.no_grad():
+            new.gain.fill_(gain)
             if init == "keep":
                 new.weight.copy_(old.weight)
             if old.bias is not None and new.bias is not None:
