@@ -163,3 +163,8 @@ class TestReproduction:
         assert "diagnostics/nmi.json of each run, shown by 'fedkeel analyse nmi RUN'" in figure
         assert result.to_dict()["misprints"] == ["70.0 is 71.0 elsewhere."]
         assert reproduction({}).notes() == []
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_minus() -> None:
+    assert str(entry(93.77, "93.8")) == "93.8 / 93.8 / +0.0"
+    assert str(entry(93.74, "93.8")) == "93.7 / 93.8 / -0.1"

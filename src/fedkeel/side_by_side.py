@@ -49,7 +49,9 @@ class Entry:
         if self.std is not None:
             ours += f"±{self.std:.{digits}f}"
         paper = DASH if self.paper is None else self.paper.text
-        return f"{ours} / {paper} / {DASH if self.difference is None else f'{self.difference:+.{digits}f}'}"
+        # Adding 0.0 turns the -0.0 of a rounded -0.04 into 0.0.
+        apart = DASH if self.difference is None else f"{round(self.difference, digits) + 0.0:+.{digits}f}"
+        return f"{ours} / {paper} / {apart}"
 
     def to_dict(self) -> dict[str, Any]:
         paper = None if self.paper is None else {"value": self.paper.value, "spread": self.paper.spread}

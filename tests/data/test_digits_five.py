@@ -269,7 +269,9 @@ def test_digits_dg_keeps_the_split_of_its_folders(tmp_path: Path) -> None:
     assert (federation["svhn"].samples, len(federation["svhn"].test), len(federation["syn"].test)) == (40, 10, 50)
     (tmp_path / "svhn" / "val" / "7" / "0.jpg").unlink()
     (tmp_path / "usps").mkdir()
+    (tmp_path / "svhn" / "extra").mkdir()
     sentences = check("digits-dg", tmp_path).problems
+    assert f"The folder '{tmp_path / 'svhn' / 'extra'}' is no part of digits-dg and is not used." in sentences
     assert sum("The class '7' of digits-dg has no images in" in sentence for sentence in sentences) == 1
     assert sum("usps' is no domain of digits-dg" in sentence for sentence in sentences) == 1
     assert "The domain 'syn' has 40 images to train, and 4,800 are published." in sentences

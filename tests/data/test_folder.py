@@ -231,6 +231,17 @@ def test_a_list_of_no_domain_is_told(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert caplog.messages == [f"The list '{strange}' is of no domain and is not used: did you mean 'art_train.txt'?"]
 
 
+def test_lists_for_some_domains_only_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path, domains=("art", "photo", "sketch"))
+    (root / "splits").mkdir()
+    for part, image in (("train", "000"), ("test", "001")):
+        (root / "splits" / f"photo_{part}.txt").write_text(f"photo/cat/{image}.png\nphoto/dog/{image}.png\n")
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        load("folder", root=root)
+    told = f"Some domains of '{root}' have lists in splits/, but not art and sketch: those are split at random."
+    assert caplog.messages == [told]
+
+
 def test_parts_of_a_split_are_not_taken_for_domains(tmp_path: Path) -> None:
     make_tree(tmp_path, domains=("test", "train", "val"))
     with pytest.raises(DataError, match="has the folders test, train, val, parts of a split that would be trained on"):

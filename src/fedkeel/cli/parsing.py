@@ -52,7 +52,9 @@ class Parser(argparse.ArgumentParser):
             word = configuration.ELSEWHERE.get(flag.lstrip("-"), flag.lstrip("-")).replace("_", "-")
             here = [known[2:] for known in self._option_string_actions if known.startswith("--")]
             close = nearest(word, here)
-            if word.replace("-", "_") in configuration.option_names() and not {word, f"{word}s"} & set(here):
+            if word in ("method", "methods") and any(action.dest == "methods" for action in self._actions):
+                ending = f"methods have no flag, as in '{self.prog} fedavg greg'."
+            elif word.replace("-", "_") in configuration.option_names() and not {word, f"{word}s"} & set(here):
                 ending = f"it is one of 'fedkeel run'; see '{self.prog} --help'."
             elif close.startswith("did"):
                 ending = close.replace("'", "'--", 1)

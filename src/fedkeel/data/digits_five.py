@@ -166,6 +166,9 @@ def tree(name: str, folder: Path, findings: Findings) -> tuple[Items, Items] | N
     tested = next((folder / use for use in ("test", "val") if (folder / use).is_dir()), None)
     if tested is None or not (folder / "train").is_dir():
         return None
+    for child in visible_folders(folder):
+        if child.name not in ("train", tested.name):
+            findings.extra(f"The folder '{child}' is no part of {name} and is not used.")
     both = [image_files(*class_files(name, place, CLASSES, findings)) for place in (folder / "train", tested)]
     return both[0], both[1]
 

@@ -71,6 +71,13 @@ def scan_own(root: Path, classes: str | Sequence[str] | None) -> Listing:
     listed = {domain.name: scan_domain(domain, order) for domain in domains}
     if not listed:
         raise DataError(f"There are no images in '{root}': the layout must be {LAYOUT}.")
+    without = [name for name, domain in listed.items() if domain.official is None]
+    if 0 < len(without) < len(listed):
+        log.warning(
+            "Some domains of '%s' have lists in splits/, but not %s: those are split at random.",
+            root,
+            " and ".join(without),
+        )
     return Listing("folder", root, order, listed)
 
 

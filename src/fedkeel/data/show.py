@@ -57,6 +57,9 @@ def contact_sheet(federation: Federation, path: str | os.PathLike[str], *, per_c
 
     whole("per_class", per_class, 1)
     whole("cell", cell, 16)
+    target = Path(path)
+    if target.suffix.lower() not in ("", ".png"):
+        raise DataError(f"The picture is a PNG and '{target.name}' ends in another way: call it '{target.stem}.png'.")
     font = ImageFont.load_default(size=14)
     names = federation.domains
     margin = int(max(font.getlength(name) for name in names)) + 24
@@ -78,7 +81,6 @@ def contact_sheet(federation: Federation, path: str | os.PathLike[str], *, per_c
                 # Enlarging keeps the pixels visible; a large image is reduced smoothly.
                 smooth = Image.Resampling.BILINEAR if image.width > cell else Image.Resampling.NEAREST
                 sheet.paste(image.resize((cell - 2, cell - 2), smooth), (margin + column * cell, top + place * cell))
-    target = Path(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         sheet.save(target, format="PNG")
