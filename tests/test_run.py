@@ -145,6 +145,17 @@ def test_a_run_goes_on_under_other_options_of_the_machine_and_no_others(tmp_path
     assert done.config.executor == "serial"  # as it began
 
 
+def test_what_a_run_took_counts_its_earlier_starts(tmp_path: Path) -> None:
+    run = interrupted(tmp_path / "r", "fedavg", at=1)
+    timing = run.directory / "timing.jsonl"
+    assert len(timing.read_text().splitlines()) == 2
+    with open(timing, "a") as file:
+        file.write('{"round": 2, "train": 1000.0, "aggregate": 20.0, "evaluate": 3.0}\n{"round": 3, "tra')
+    done = tiny.resume(run.directory)
+    assert done.summary is not None
+    assert 1023 < done.summary["seconds"] < 1083
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_a_request_to_stop_ends_the_run_after_the_step_and_keeps_it(tmp_path: Path, executor: str) -> None:

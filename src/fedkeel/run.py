@@ -114,7 +114,7 @@ def resume(
 
 def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
     """Run the rounds that are left and write the result."""
-    began = time.perf_counter()
+    began = time.perf_counter() - store.seconds()  # of earlier starts
     executor = None
     observer = observer or Observer()
     try:

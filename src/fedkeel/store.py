@@ -138,6 +138,15 @@ class Store:
         with explained(path), open(path, "a") as file:
             file.write(json.dumps(record) + "\n")
 
+    def seconds(self) -> float:
+        """What the rounds so far took, in all starts of the run together; rounds that were done again count again."""
+        path, total = self.directory / "timing.jsonl", 0.0
+        with suppress(OSError), open(path, "rb") as file:
+            for line in file:
+                with suppress(ValueError, AttributeError, TypeError):  # a line that a kill has cut off
+                    total += sum(value for name, value in json.loads(line).items() if name != "round")
+        return total
+
     def truncate(self, size: int = 0) -> None:
         """Forget the records of rounds that were not completed."""
         path = self.directory / "metrics.jsonl"
