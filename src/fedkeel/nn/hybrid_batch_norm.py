@@ -17,6 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel.errors import FedkeelError, MethodError, nearest
 from fedkeel.nn import fused
+from fedkeel.nn.mixed_batch_norm import measured
 from fedkeel.nn.surgery import copy_affine, replace_modules, with_tail
 
 MIXES = ("learned", "fixed", "global", "batch")
@@ -35,8 +36,7 @@ def _moments(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         mean, inverse = torch.batch_norm_stats(x, eps)
         return mean, (inverse.square().reciprocal() - eps).clamp_min(0)
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    var, mean = torch.var_mean(wide, [0, *range(2, x.ndim)], correction=0)
-    return mean, var
+    return measured(wide)
 
 
 def _backward_on_gpu(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
@@ -45,7 +45,7 @@ def _backward_on_gpu(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     They compute weight r (dy - S/n - r^2 (x - mean) T/n) for a mean, S and T of our choice: with the batch's mean and
     (1 - a) S, (1 - a) T that is dx.
     """
-    x, share, global_mean, global_var, weight, batch_mean, batch_var, mean, inverse = ctx.saved_tensors
+    x, share, global_mean, global_var, weight, batch_mean, batch_var, mean, inverse, _ = ctx.saved_tensors
     dy = dy if dy.stride() == x.stride() else dy.contiguous(memory_format=_memory_format(x))
     sums = torch.batch_norm_backward_reduce(dy, x, mean, inverse, weight, True, weight is not None, ctx.has_bias)
     sum_dy, sum_dy_centred, d_weight, d_bias = sums
@@ -57,7 +57,8 @@ def _backward_on_gpu(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
     dx = torch.batch_norm_backward_elemt(
         dy, x, batch_mean, inverse, weight, rest * sum_dy, rest * sum_dy_centred, count
     )
-    return dx, d_share, None, None, d_weight if weight is not None else None, d_bias if ctx.has_bias else None, None
+    affine = (d_weight if weight is not None else None, d_bias if ctx.has_bias else None)
+    return dx, d_share, None, None, *affine, None, None
 
 
 def _memory_format(x: Tensor) -> torch.memory_format:
@@ -66,7 +67,7 @@ def _memory_format(x: Tensor) -> torch.memory_format:
 
 
 class _Normalise(torch.autograd.Function):
-    """y = weight (x - m) / sqrt(v + eps) + bias with m, v of Eq. 9; also returns the batch's mean and biased variance.
+    """y = weight (x - m) / sqrt(v + eps) + bias with m, v of Eq. 9; `moments` gets the batch's mean and variance.
 
     The gradient is written out: autograd would pass over the whole activation about ten times, this does five times.
     With r = (v + eps)^-1/2, S = sum(dy) and T = sum(dy (x - m)) over a channel's n values:
@@ -84,43 +85,46 @@ class _Normalise(torch.autograd.Function):
         weight: Tensor | None,
         bias: Tensor | None,
         eps: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        moments: list[Tensor],
+    ) -> Tensor:
         batch_mean, batch_var = _moments(x, eps)
+        moments.extend((batch_mean, batch_var))  # as outputs they would have gradients, of zeros, to be made each time
         mean = torch.lerp(batch_mean, global_mean, share)
-        inverse = torch.rsqrt(torch.lerp(batch_var, global_var, share) + eps)
+        var = torch.lerp(batch_var, global_var, share)
+        inverse = torch.rsqrt(var + eps)
         if x.is_cuda:
             y = torch.batch_norm_elemt(x, weight, bias, mean, inverse, eps)
         else:
-            scale = inverse if weight is None else weight * inverse
-            shift = -mean * scale if bias is None else bias - mean * scale
-            shape = _channels(x)
-            y = torch.addcmul(shift.view(shape), x.to(mean.dtype), scale.view(shape)).to(x.dtype)
-        ctx.save_for_backward(x, share, global_mean, global_var, weight, batch_mean, batch_var, mean, inverse)
+            y = F.batch_norm(x.to(mean.dtype), mean, var, weight, bias, False, 0.0, eps).to(x.dtype)
+        ctx.save_for_backward(x, share, global_mean, global_var, weight, batch_mean, batch_var, mean, inverse, var)
+        ctx.eps = eps
         ctx.has_bias = bias is not None
-        ctx.mark_non_differentiable(batch_mean, batch_var)
-        return y, batch_mean, batch_var
+        return y
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
-        x, share, global_mean, global_var, weight, batch_mean, batch_var, mean, inverse = ctx.saved_tensors
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, share, global_mean, global_var, weight, batch_mean, batch_var, mean, inverse, var = ctx.saved_tensors
         if x.is_cuda:
             return _backward_on_gpu(ctx, dy)
         wide, dy = x.to(mean.dtype), dy.to(mean.dtype)
-        axes, shape = [0, *range(2, x.ndim)], _channels(x)
-        count = x.numel() // x.shape[1]
-        sum_dy = dy.sum(axes)
-        sum_dy_centred = (dy * (wide - mean.view(shape))).sum(axes)
+        # Both sums, r T and S, in one pass: they are the gradients of a batch norm in evaluation.
+        _, scaled_sum, sum_dy = torch.ops.aten.native_batch_norm_backward(
+            dy, wide, None, mean, var, None, None, False, ctx.eps, [False, True, True]
+        )
+        # Numbers go in as `value`: in `1 - share` each costs a CPU more than the few channels do.
         scale = inverse if weight is None else weight * inverse
-        d_mean = -scale * sum_dy
-        d_var = -0.5 * scale * inverse.square() * sum_dy_centred
-        d_share = d_mean * (global_mean - batch_mean) + d_var * (global_var - batch_var)
+        u = scale * sum_dy  # -dm
+        q = scale * inverse * scaled_sum  # -2 dv
+        d_share = (u * (batch_mean - global_mean)).addcmul_(q, batch_var - global_var, value=0.5)
         # dx as one linear function of dy and x: scale dy + slope x + offset
-        slope = (1 - share) * 2 * d_var / count
-        offset = (1 - share) * d_mean / count - slope * batch_mean
+        slope = torch.addcmul(q, share, q, value=-1)
+        offset = torch.addcmul(u, share, u, value=-1).addcmul_(slope, batch_mean, value=-1)
+        torch._foreach_mul_([slope, offset], -x.shape[1] / x.numel())
+        shape = _channels(x)
         dx = torch.addcmul(torch.addcmul(offset.view(shape), wide, slope.view(shape)), dy, scale.view(shape))
-        d_weight = None if weight is None else inverse * sum_dy_centred
-        return dx.to(x.dtype), d_share, None, None, d_weight, sum_dy if ctx.has_bias else None, None
+        d_weight = None if weight is None else scaled_sum
+        return dx.to(x.dtype), d_share, None, None, d_weight, sum_dy if ctx.has_bias else None, None, None
 
 
 class HybridBatchNorm(nn.Module):
@@ -186,17 +190,18 @@ class HybridBatchNorm(nn.Module):
                 self._recording(),
             )
         share = self.share()
-        y, batch_mean, batch_var = _Normalise.apply(  # type: ignore[no-untyped-call]
-            x, share, self.running_mean, self.running_var, self.weight, self.bias, self.eps
+        moments: list[Tensor] = []
+        y: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
+            x, share, self.running_mean, self.running_var, self.weight, self.bias, self.eps, moments
         )
         if self.record is not None:
             with torch.no_grad():
+                batch_mean, batch_var = moments
                 if self.record == "mixture":
                     batch_mean = torch.lerp(batch_mean, self.running_mean, share)
                     batch_var = torch.lerp(batch_var, self.running_var, share)
                 self._remember(batch_mean, batch_var, x.shape[0])
-        out: Tensor = y
-        return out
+        return y
 
     def share(self) -> Tensor:
         """The share of the global statistics per channel: sigmoid(alpha), or the constant of an ablation."""

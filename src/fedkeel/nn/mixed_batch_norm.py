@@ -153,8 +153,19 @@ def averaged_statistics(
 def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each channel, in float32 for half precision."""
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    if wide.device.type == "cpu" and not (wide.requires_grad and torch.is_grad_enabled()):
+        return measured(wide)
     var, mean = torch.var_mean(wide, [0, *range(2, x.ndim)], correction=0)
     return mean, var
+
+
+def measured(x: Tensor) -> tuple[Tensor, Tensor]:
+    """The same on a CPU and without gradients: with nothing to update, batch norm only measures.
+
+    Several times as fast as torch.var_mean.
+    """
+    moments: tuple[Tensor, Tensor] = torch.batch_norm_update_stats(x, None, None, 0.0)
+    return moments
 
 
 def _mixed(norm: _BatchNorm, x: Tensor, mean: Tensor, var: Tensor, share: Tensor | float) -> Tensor:
