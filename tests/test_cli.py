@@ -273,7 +273,7 @@ class TestTraining:
     def test_both_statistics_are_shown_and_a_model_without_batch_norm_is_told(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        both = ["run", *TINY, "--evaluate-with", "both"]
+        both = ["run", *TINY, "--rounds", "1", "--evaluate-with", "both"]
         assert main([*both, "--out", str(tmp_path / "bn")]) == 0
         out, err = capsys.readouterr()
         scores = Run(tmp_path / "bn").scores(statistics="batch")
