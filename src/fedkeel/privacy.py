@@ -43,6 +43,7 @@ from fedkeel.config import Config
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.messages import Update
 from fedkeel.method import Composition
+from fedkeel.nn.dropout import HOLDER, Draws
 from fedkeel.nn.surgery import batch_norms
 from fedkeel.state import Layout, Tensors
 
@@ -214,12 +215,13 @@ class PrivateSteps:
 def sample_gradients(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensors, Tensor]:
     """The gradient of the cross-entropy of each sample by each trained parameter, (N, ...), and the losses, (N,)."""
     parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    draws: Draws | None = getattr(model, HOLDER, None)
 
-    def loss_of(parameters: Tensors, one_x: Tensor, one_y: Tensor) -> Tensor:
-        logits: Tensor = functional_call(model, parameters, (one_x[None],)).logits
+    def loss_of(parameters: Tensors, masks: Tensors, one_x: Tensor, one_y: Tensor) -> Tensor:
+        logits: Tensor = functional_call(model, {**parameters, **masks}, (one_x[None],)).logits
         return F.cross_entropy(logits, one_y[None])
 
     each: Callable[..., tuple[Tensors, Tensor]] = vmap(
-        grad_and_value(loss_of), in_dims=(None, 0, 0), randomness="different"
+        grad_and_value(loss_of), in_dims=(None, 0, 0, 0), randomness="different"
     )
-    return each(parameters, x.contiguous(), y)
+    return each(parameters, draws.of_samples(len(y)) if draws else {}, x.contiguous(), y)

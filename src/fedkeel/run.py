@@ -25,6 +25,7 @@ from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.method import Method
 from fedkeel.models.output import Classifier
+from fedkeel.nn.dropout import plain_dropout
 from fedkeel.observer import Observer, Observers
 from fedkeel.profile import FILE as PROFILE
 from fedkeel.store import Store, read_config
@@ -370,6 +371,7 @@ class Run:
         config = self.config.replace(device="cpu", executor="serial", weights="", profile=False)
         setup = prepare(config, federation=roster.outline() if roster else None)
         network = setup.worker.model
+        plain_dropout(network)
         state.load(network, safetensors.torch.load_file(self.directory / "model.safetensors"))
         return network.eval(), setup
 

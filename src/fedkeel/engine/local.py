@@ -27,6 +27,7 @@ from fedkeel.engine.evaluation import Evaluation, Totals, evaluate
 from fedkeel.messages import Answer, BadMessage, Broadcast, Update, check_finite
 from fedkeel.method import Composition
 from fedkeel.models.output import Classifier, Output
+from fedkeel.nn.dropout import draw_dropout
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.parties import Batch, LocalClient, Repeat, one_by_one, prefixed, select
 from fedkeel.state import Layout, Tensors
@@ -81,6 +82,7 @@ class Worker:
     watching: Callable[[nn.Module], StepWatch] | None = None
 
     def __post_init__(self) -> None:
+        self._dropout = draw_dropout(self.model)
         self.model.to(self.device)
         if self.device.type == "cuda":
             tf32 = self.config.precision != "float32"
@@ -214,7 +216,7 @@ class Worker:
 
     def answer(self, name: str, broadcast: Broadcast, memory: Tensors, question: str) -> tuple[Answer, Tensors]:
         """A client's answer to a method's question, whose own tensors are the extras named `question/...`."""
-        client = self._arrive(name, broadcast, memory)
+        client = self._arrive(name, broadcast, memory, question)
         with seeds.default_generator(self.config.seed, question, broadcast.round, name, device=self.device):
             tensors = self.method.answer(client, question, select(client.broadcast.extras, QUESTION))
         # Nothing was trained: the entries of the model that never travel stay as they were.
@@ -245,12 +247,14 @@ class Worker:
         for buffer, initial in self._transient:
             buffer.copy_(initial)
 
-    def _arrive(self, name: str, broadcast: Broadcast, memory: Tensors) -> LocalClient:
+    def _arrive(self, name: str, broadcast: Broadcast, memory: Tensors, question: str = "") -> LocalClient:
         config, site = self.config, self.federation[name]
         broadcast = broadcast.to(self.device)
         memory = state.to_device(memory, self.device)
         local = select(memory, LOCAL)
         self._load(broadcast, local)
+        if self._dropout is not None:
+            self._dropout.begin(seeds.generator(config.seed, "dropout", broadcast.round, name, question))
         return LocalClient(
             name=name,
             samples=site.samples,
