@@ -16,6 +16,7 @@ from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine import batches
 from fedkeel.engine.slot import Changed, copy_into
 from fedkeel.methods import METHODS
+from tests.methods.together import VARIANTS
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 EXTRA = ["fedprox+greg", "fedwon+hbn", "fedprox+hbn", "greg(mode=mix-learned)", "fedcoda(calibrate_from=0)"]
@@ -61,7 +62,7 @@ def large_federation(clients: int, samples: int, pixels: int) -> Federation:
 
 @needs_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("method", [*METHODS.names(), *EXTRA])
+@pytest.mark.parametrize("method", [*METHODS.names(), *EXTRA, *VARIANTS])
 def test_two_rounds_under_cuda_equal_two_rounds_under_serial(method: str, tmp_path: Path) -> None:
     models = {}
     for executor in ("serial", "cuda"):
