@@ -38,11 +38,9 @@ SETTINGS: dict[str, Any] = {
     # What every method here has and what costs next to nothing, so that the report can say why one is ahead.
     "record": "fairness,representation-divergence",
 }
-# HBN's moving average of statistics is made for hundreds of rounds: here it starts from those of the first one. FedWon
-# takes a higher learning rate than batch norm does, as in its paper. UniVarFL spreads the features of a projector,
-# which the networks of its paper have.
+# FedWon takes a higher learning rate than batch norm does, as in its paper. UniVarFL spreads the features of a
+# projector, which the networks of its paper have.
 ENTRIES = {
-    "hbn": "hbn(warm_start=true)",
     "fedwon": "fedwon@learning_rate=0.05",
     "univarfl": "univarfl@model=simple_cnn(projector=128)",
 }

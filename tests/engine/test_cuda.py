@@ -22,6 +22,7 @@ from fedkeel.method import Method
 from fedkeel.methods import METHODS
 from fedkeel.models import Classifier
 from fedkeel.parties import LocalClient, Server
+from tests.methods.together import VARIANTS
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 EXTRA = ["fedprox+greg", "fedwon+hbn", "fedprox+hbn", "greg(mode=mix-learned)", "fedcoda(calibrate_from=0)"]
@@ -67,7 +68,7 @@ def large_federation(clients: int, samples: int, pixels: int) -> Federation:
 
 @needs_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("method", [*METHODS.names(), *EXTRA])
+@pytest.mark.parametrize("method", [*METHODS.names(), *EXTRA, *VARIANTS])
 def test_two_rounds_under_cuda_equal_two_rounds_under_serial(method: str, tmp_path: Path) -> None:
     models = {}
     for executor in ("serial", "cuda"):

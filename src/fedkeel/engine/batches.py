@@ -156,16 +156,20 @@ class TrainingPasses:
         augment: bool = False,
         samples: int | None = None,
         shuffle: bool = False,
+        by_class: bool = False,
         least: int = 1,
     ) -> Iterator[Batch]:
         """One pass over the training samples, or over `samples` of them drawn at random, in random order if
-        `shuffle`; with the training transform if `augment`, else with the test transform. A rest of fewer than
-        `least` samples joins the batch before it."""
+        `shuffle`; `by_class`: one class after another, each in the order that it has otherwise. With the training
+        transform if `augment`, else with the test transform. A rest of fewer than `least` samples joins the batch
+        before it."""
         federation, size = self._store.federation, batch_size or self._batch_size
         indices = self._client.train
         if shuffle or samples is not None:
             generator = seeds.generator(self._seed, "pass", self._round, self._client.name)
             indices = indices[torch.randperm(len(indices), generator=generator)[:samples]]
+        if by_class:
+            indices = indices[torch.argsort(federation.labels[indices], stable=True)]
         if not augment:
             yield from self._store.in_order(indices, size, federation.test_transform, least)
             return
