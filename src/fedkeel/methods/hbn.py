@@ -200,8 +200,11 @@ class HBN(Method):
         return round == 0 and starts_warm(self.warm_start, round, config, own)
 
     def before_evaluation(self, server: Server) -> None:
-        """Statistics lag the weights by a round: those of the weights to be tested, from the clients of this round."""
-        if self.statistics_from == "pass":
+        """Statistics lag the weights by a round: those of the weights to be tested, from the clients of this round.
+
+        Weights that were trained under the moving average alone are tested under it too: to them it is a constant.
+        """
+        if self.statistics_from == "pass" and self.mix != "global":
             answers = server.ask(server.participants, "statistics").values()
             if answers:
                 moments = self._pool([answer.tensors for answer in answers], [answer.samples for answer in answers])
