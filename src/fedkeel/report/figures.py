@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.entries import slug
 from fedkeel.errors import FedkeelError
+from fedkeel.naming import slug
 from fedkeel.report.collect import Collected, Group, Metric
 from fedkeel.report.diagnostics import Figure
 from fedkeel.report.writing import told
@@ -105,7 +105,7 @@ def diagnostics(group: Group) -> Iterator[tuple[str, Figure]]:
 
 
 def file_name(text: str) -> str:
-    return slug(text.replace(",", "").replace(" ", "-"))[:120] or "figure"
+    return slug(text.replace(",", "").replace(" ", "-"))
 
 
 def text(name: str) -> str:
