@@ -27,8 +27,8 @@ def file_name(name: str) -> str:
     ('Zürich', '%2E.%2Fetc', '%')
     """
     kept = "".join(_percent(c) if c in UNWELCOME or not c.isprintable() else c for c in name)
-    if kept.startswith("."):
-        kept = _percent(".") + kept[1:]
+    # A dot first hides a file, a dot or a blank last is dropped by some systems, a blank first by readers of lists.
+    kept = re.sub(r"^[. ]|[. ]$", lambda found: _percent(found[0]), kept)
     return _short(kept or "%", name)
 
 
