@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkeel import naming
-from fedkeel.naming import csv_text, file_name, find, markdown_text, name_of, slug, visible
+from fedkeel.naming import csv_text, file_name, find, markdown_text, name_of, plot_text, slug, visible
 
 HOSTILE = [
-    "", ".", "..", "...", "/", "/etc/passwd", "../../etc", "a/b", "a\\b", "a\0b", "a\nb", " ", "-", "%", "%2F", "a%2Fb", "~",
-    "a~b", "\x1b[31m", "[/b]", "\udcff", "ü", "u\u0308", "日本", "con:", "=1+1", "<b>", "a|b", "x" * 300, "x" * 299, "ü" * 200,
-    "ü" * 199, "/" * 200, "/" * 199, ".x", "%2Ex", "a-b", "a(b)", "a[b]", "a b", "*", "?", "'", '"',
+    "", ".", "..", "...", "/", "/etc/passwd", "../../etc", "a/b", "a\\b", "a\0b", "a\nb", " ", "-", "%", "%2F", "a%2Fb",
+    "~", "a~b", "\x1b[31m", "[/b]", "\udcff", "ü", "u\u0308", "日本", "con:", "=1+1", "<b>", "a|b", "x" * 300, "x" * 299,
+    "ü" * 200, "ü" * 199, "/" * 200, "/" * 199, ".x", "%2Ex", "a-b", "a(b)", "a[b]", "a b", "*", "?", "'", '"',
 ]  # fmt: skip
 
 
@@ -40,7 +40,20 @@ def test_names_that_differ_have_files_that_differ() -> None:
 
 
 def test_texts_of_other_letters_have_slugs_that_differ() -> None:
-    texts = ["a[b]", "a(b)", "a/b", "a:b", "a{b}", "..", ".", "", "((", "x" * 300, "x" * 301, "fedavg@data=folder(root=/a)"]
+    texts = [
+        "a[b]",
+        "a(b)",
+        "a/b",
+        "a:b",
+        "a{b}",
+        "..",
+        ".",
+        "",
+        "((",
+        "x" * 300,
+        "x" * 301,
+        "fedavg@data=folder(root=/a)",
+    ]
     assert len({slug(text) for text in texts}) == len(texts)
 
 
@@ -93,3 +106,16 @@ def test_markdown_shows_a_name_and_nothing_else() -> None:
 
 def test_the_examples_hold() -> None:
     assert doctest.testmod(naming).failed == 0
+
+
+def test_a_plot_takes_no_name_for_a_formula() -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    canvas = Figure()
+    axes = canvas.subplots()
+    names = [r"$\nosuch$", "$", "_hidden", "a\x1bb"]
+    for name in names:
+        axes.plot([0, 1], label=plot_text(name))
+    assert len(axes.legend().get_texts()) == len(names)
+    canvas.canvas.draw()

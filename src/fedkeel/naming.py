@@ -1,7 +1,7 @@
 """Names are data: as the name of a file, on a terminal and in a table, whatever letters a client, class or domain has.
 
 Everything that writes a file named after something goes through `file_name` or `slug`, everything that prints one through
-`visible`, and every table through `markdown_text` or `csv_text`.
+`visible`, every table through `markdown_text` or `csv_text`, and every plot through `plot_text`.
 """
 
 from __future__ import annotations
@@ -88,6 +88,12 @@ def csv_text(text: str) -> str:
     """
     shown = visible(text)
     return f"'{shown}" if shown.lstrip().startswith(FORMULA) else shown
+
+
+def plot_text(text: str) -> str:
+    """Any text as matplotlib prints it: a dollar sign would begin a formula, and `_` a label that is left out."""
+    shown = visible(text).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
 
 
 def _percent(character: str) -> str:

@@ -316,11 +316,11 @@ class Run:
         if domains:
             for name in dict.fromkeys(name for entry in scores for name in entry["domains"]):
                 values = [100 * entry["domains"].get(name, math.nan) for entry in scores]  # sites come and go
-                axes.plot(rounds, values, linewidth=1, alpha=0.7, label=name)
+                axes.plot(rounds, values, linewidth=1, alpha=0.7, label=naming.plot_text(name))
         axes.plot(rounds, [100 * entry["average"] for entry in scores], linewidth=2, color="black", label="average")
         axes.set_xlabel("round")
         axes.set_ylabel("test accuracy in %")
-        axes.set_title(f"{self.config.method} on {self.config.data}")
+        axes.set_title(naming.plot_text(f"{self.config.method} on {self.config.data}"))
         axes.legend()
         return axes
 

@@ -164,7 +164,9 @@ def test_whatever_names_a_pack_has_it_is_written_where_it_should_be(tmp_path: Pa
     target = pack(source, place / out)
     written = [path for path in tmp_path.rglob("*") if path.name != "given.npz" and path != place]
     assert all(path.is_relative_to(place / out.partition("/")[0]) for path in written)
-    again = DATASETS.build("npz" if out == "pack.npz" else "folder", root=target, **({} if "npz" in out else {"size": 2}))
+    again = DATASETS.build(
+        "npz" if out == "pack.npz" else "folder", root=target, **({} if "npz" in out else {"size": 2})
+    )
     wanted = HOSTILE if out == "pack.npz" else tuple(file_name(name) for name in HOSTILE)
     assert sorted(again.domains) == sorted(wanted)
     assert sorted(again.classes) == sorted(wanted)
@@ -172,18 +174,27 @@ def test_whatever_names_a_pack_has_it_is_written_where_it_should_be(tmp_path: Pa
         mine, theirs = source.domains[domain].test, again.domains[name].test
         assert again.images[theirs].float().mean(1).equal(source.images[mine].float().mean(1))
         told = dict(zip(HOSTILE, wanted, strict=True))
-        assert [again.classes[i] for i in again.labels[theirs]] == [told[source.classes[i]] for i in source.labels[mine]]
+        assert [again.classes[i] for i in again.labels[theirs]] == [
+            told[source.classes[i]] for i in source.labels[mine]
+        ]
 
 
 def test_names_that_a_pack_cannot_keep_apart_are_refused(tmp_path: Path) -> None:
     def source(*domains: str) -> Source:
-        arrays = {f"{kind}_{name}": np.zeros((8, 2, 2)[: 3 if kind == "x" else 1], np.uint8) for name in domains for kind in "xy"}
+        arrays = {
+            f"{kind}_{name}": np.zeros((8, 2, 2)[: 3 if kind == "x" else 1], np.uint8)
+            for name in domains
+            for kind in "xy"
+        }
         np.savez(tmp_path / "given.npz", **arrays)
         return DATASETS.build("npz", root=tmp_path / "given.npz")
 
     part = source("a")
     twice = dataclasses.replace(part, domains={"a": part.domains["a"], "a_test": part.domains["a"]})
-    for odd, sentence in ((twice, "for a part of 'a'"), (dataclasses.replace(part, domains={"a\0b": part.domains["a"]}), "array")):
+    for odd, sentence in (
+        (twice, "for a part of 'a'"),
+        (dataclasses.replace(part, domains={"a\0b": part.domains["a"]}), "array"),
+    ):
         with pytest.raises(DataError, match=sentence):
             pack(odd, tmp_path / "out.npz")
         pack(odd, tmp_path / sentence)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.errors import FedkeelError
+from fedkeel.naming import plot_text as text
 from fedkeel.naming import slug
 from fedkeel.report.collect import Collected, Group, Metric
 from fedkeel.report.diagnostics import Figure
@@ -106,11 +107,6 @@ def diagnostics(group: Group) -> Iterator[tuple[str, Figure]]:
 
 def file_name(text: str) -> str:
     return slug(text.replace(",", "").replace(" ", "-"))
-
-
-def text(name: str) -> str:
-    """A dollar sign would begin a formula."""
-    return name.replace("$", r"\$")
 
 
 def _colour(index: int) -> dict[str, Any]:
