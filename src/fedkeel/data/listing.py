@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedkeel import room
 from fedkeel.data.cache import cached, fingerprint
 from fedkeel.data.images import Bytes, decode_all, resize_all
 from fedkeel.data.source import IntArray, Source, Split, indices, whole
@@ -116,6 +117,7 @@ def assemble(listing: Listing, parts: Mapping[str, Parts], size: int, *, train: 
     for name, positions in used.items():
         if len(positions) == 0:
             raise DataError(f"The domain '{name}' of '{listing.name}' has no images in '{listing.root}'.")
+    refuse_too_many(listing, used, size)
     images, kept = decode(listing, used, size)
     labels: list[IntArray] = []
     splits, start = {}, 0
@@ -136,6 +138,17 @@ def assemble(listing: Listing, parts: Mapping[str, Parts], size: int, *, train: 
         train_transform=parse_transforms(train),
         test_transform=parse_transforms(test),
     )
+
+
+def refuse_too_many(listing: Listing, used: Mapping[str, IntArray], size: int) -> None:
+    """Refuse what does not fit into memory, before an image is decoded."""
+    count = sum(len(positions) for positions in used.values())
+    held, larger = count, [items for name in used for items in listing.domains[name].items if items.load]
+    if larger:
+        # All images of a larger file are decoded for those that are used, and these are copied to the others.
+        held = 2 * count + max(len(items.labels) for items in larger)
+    what = f"The {count:,} images of '{listing.name}' at {size} x {size} pixels"
+    room.require(held * 3 * size * size, what, "give a smaller size, or fewer images")
 
 
 def decode(listing: Listing, used: Mapping[str, IntArray], size: int) -> tuple[Bytes, dict[str, IntArray]]:
