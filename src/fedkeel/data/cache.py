@@ -24,7 +24,7 @@ log = logging.getLogger("fedkeel")
 
 Arrays = dict[str, npt.NDArray[Any]]
 # Part of every key: a change of how images are decoded makes the old files stale.
-DECODING = 1
+DECODING = 2
 
 
 def cache_folder() -> Path:
