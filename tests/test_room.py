@@ -92,7 +92,7 @@ def test_a_parquet_file_counts_whole_and_twice(tmp_path: Path, monkeypatch: pyte
     # All 50 images, once as each file has them and once together, and the 40 of the larger file.
     needed = (2 * 50 + 40) * 3 * 64 * 64
     monkeypatch.setattr(room, "available", lambda: needed - 1)
-    with pytest.raises(DataError, match="The 50 images of 'cifar10' at 64 x 64 pixels need 1.72 MB of memory"):
+    with pytest.raises(DataError, match=r"The 50 images of 'cifar10' at 64 x 64 pixels need 1\.72 MB of memory"):
         load("cifar10", root=tmp_path, size=64)
     monkeypatch.setattr(room, "available", lambda: needed)
     assert len(load("cifar10", root=tmp_path, size=64).images) == 50

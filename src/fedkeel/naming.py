@@ -1,7 +1,7 @@
 """Names are data: as the name of a file, on a terminal and in a table, whatever letters a client, class or domain has.
 
-Everything that writes a file named after something goes through `file_name` or `slug`, everything that prints one through
-`visible`, every table through `markdown_text` or `csv_text`, and every plot through `plot_text`.
+What writes a file named after something goes through `file_name` or `slug`, what prints such a name through `visible`,
+every table through `markdown_text` or `csv_text`, and every plot through `plot_text`.
 """
 
 from __future__ import annotations

@@ -267,11 +267,19 @@ def warnings_of(root: Path, caplog: pytest.LogCaptureFixture, **options: object)
 def test_files_that_are_not_read_are_counted_by_kind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = make_tree(tmp_path)
     assert warnings_of(root, caplog) == []
-    add(root, *(f"art/cat/{n}.tif" for n in range(3)), "art/dog/a.TIFF", "art/dog/b.dcm", "art/dog/IM0001", "photo/x.heic")
+    add(
+        root,
+        *(f"art/cat/{n}.tif" for n in range(3)),
+        "art/dog/a.TIFF",
+        "art/dog/b.dcm",
+        "art/dog/IM0001",
+        "photo/x.heic",
+    )
     add(root, "photo/cat/deep/er/1.png", "photo/cat/deep/2.gif", "labels.csv")
     assert warnings_of(root, caplog) == [
         f"1 file of '{root}' is not read: 1 .csv; convert images among them to PNG.",
-        "6 files of 'art' are not read: 3 .tif, 1 .dcm, 1 .tiff, 1 without an ending; convert images among them to PNG.",
+        "6 files of 'art' are not read: 3 .tif, 1 .dcm, 1 .tiff, 1 without an ending; "
+        "convert images among them to PNG.",
         "3 files of 'photo' are not read: 1 .gif, 1 .heic, 1 .png not right in a class's folder; "
         "put images right into the folder of their class, as PNG.",
     ]
@@ -279,7 +287,15 @@ def test_files_that_are_not_read_are_counted_by_kind(tmp_path: Path, caplog: pyt
 
 def test_what_systems_leave_in_folders_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = make_tree(tmp_path)
-    add(root, ".DS_Store", "art/Thumbs.db", "art/cat/desktop.ini", "art/cat/._0.tif", "art/cat/.x/1.tif", "art/__MACOSX/2.tif")
+    add(
+        root,
+        ".DS_Store",
+        "art/Thumbs.db",
+        "art/cat/desktop.ini",
+        "art/cat/._0.tif",
+        "art/cat/.x/1.tif",
+        "art/__MACOSX/2.tif",
+    )
     add(root, "art/cat/@eaDir/3.png")
     assert warnings_of(root, caplog) == []
 
@@ -309,10 +325,12 @@ def test_images_that_do_not_fit_into_memory_are_refused_before_one_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = make_tree(tmp_path)
-    monkeypatch.setattr(images, "decode", lambda *given: pytest.fail("an image was decoded"))
+    monkeypatch.setattr(images, "decode", lambda *_: pytest.fail("an image was decoded"))
     for size in (5000, 10_000_000, 10**30):
         monkeypatch.setattr(room, "available", lambda: 2_000_000_000)
-        with pytest.raises(DataError, match=r"The 32 images of 'folder' at .* need .* of memory, and 2 GB are free: give"):
+        with pytest.raises(
+            DataError, match=r"The 32 images of 'folder' at .* need .* of memory, and 2 GB are free: give"
+        ):
             load("folder", root=root, size=size)
     monkeypatch.undo()
     monkeypatch.setattr(room, "available", lambda: 32 * 3 * 50 * 50)
@@ -322,7 +340,7 @@ def test_images_that_do_not_fit_into_memory_are_refused_before_one_is_decoded(
 
 
 def test_memory_that_the_system_refuses_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*given: object) -> None:
+    def refuse(*_: object) -> None:
         raise MemoryError
 
     monkeypatch.setattr(images, "decode", refuse)

@@ -90,7 +90,12 @@ def test_an_image_that_cannot_be_decoded_is_named_with_the_reason(
     root = tree(tmp_path, DOMAINS, CLASSES, 8)
     noise = stored(Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8)))
     contents = {"truncated": noise[: len(noise) // 2], "text": b"hello", "empty": b"", "huge": noise, "bomb": noise}
-    reasons = {"truncated": "truncated", "text": "no image of a kind", "empty": "no image of a kind", "bomb": "more than the 100"}
+    reasons = {
+        "truncated": "truncated",
+        "text": "no image of a kind",
+        "empty": "no image of a kind",
+        "bomb": "more than the 100",
+    }
     file = broken(root, contents[kind])
     # The limit is Pillow's: with a warning above it, an error above twice of it. The other images have 24 pixels.
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", {"huge": 300, "bomb": 50}.get(kind, 10_000))

@@ -136,7 +136,11 @@ def decode_all(
         refuse_many(name, broken, count)
         for place, position in enumerate(kept) if broken else ():  # in place: a second copy may not fit
             images[place] = images[position]
-        return {"images": images[: len(kept)], "kept": kept, "problems": np.array([problem for problem in problems if problem], np.str_)}
+        return {
+            "images": images[: len(kept)],
+            "kept": kept,
+            "problems": np.array([problem for problem in problems if problem], np.str_),
+        }
 
     with room.needed_for(f"The {count:,} images of '{name}' at {size} x {size} pixels", "give a smaller size"):
         arrays = cached(name, [key, size], build)

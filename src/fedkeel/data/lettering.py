@@ -1,4 +1,4 @@
-"""Names in a picture: a font that has their letters, and for letters that no font here has, others that say the same."""
+"""Names in a picture: a font that has their letters; for letters that no font here has, others that say the same."""
 
 from __future__ import annotations
 
@@ -81,7 +81,9 @@ def drawn(font: Font, letter: str) -> tuple[object, bytes]:
 
 def font_files() -> list[Path]:
     """The fonts of this machine, plain ones without serifs first, and matplotlib's where it is installed."""
-    files = [file for folder in folders() for file in folder.rglob("*") if file.suffix.lower() in (".ttf", ".otf", ".ttc")]
+    files = [
+        file for folder in folders() for file in folder.rglob("*") if file.suffix.lower() in (".ttf", ".otf", ".ttc")
+    ]
 
     def rank(file: Path) -> tuple[bool, int, str]:
         return "sans" not in file.name.lower(), len(file.stem), str(file)  # styles such as bold make names longer

@@ -221,11 +221,7 @@ def pixels(name: str, file: Path, labels: IntArray, side: int, read: Callable[[]
 # -- folders --------------------------------------------------------------------------------------------------
 def visible_folders(path: Path) -> list[Path]:
     """Without hidden ones, and without what macOS puts into an archive beside its content."""
-    return sorted(
-        child
-        for child in path.iterdir()
-        if child.is_dir() and not is_litter(child.name)
-    )
+    return sorted(child for child in path.iterdir() if child.is_dir() and not is_litter(child.name))
 
 
 def images_in(path: Path) -> list[Path]:
