@@ -367,3 +367,13 @@ def test_runs_with_names_like_markup_are_shown(tmp_path: Path, capsys: pytest.Ca
     assert "alert(1)</script>" not in page
     assert "<i>x" not in page
     assert "<i>" not in (tmp_path / "tables" / "table.md").read_text()
+
+
+def test_a_name_in_an_error_or_a_note_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import logging
+
+    assert main(["show", f"{tmp_path}/\x1b[2Jgone\nfedkeel: all is well"]) == 2
+    logging.getLogger("fedkeel").warning("The domain '%s' is odd.", "\x1b[31m\nx")
+    told = capsys.readouterr().err
+    assert "\x1b" not in told
+    assert len(told.splitlines()) == 2

@@ -346,3 +346,16 @@ def test_memory_that_the_system_refuses_is_a_sentence(tmp_path: Path, monkeypatc
     monkeypatch.setattr(images, "decode", refuse)
     with pytest.raises(DataError, match="more memory than there is: give a smaller size"):
         load("folder", root=make_tree(tmp_path))
+
+
+def test_a_site_without_test_images_is_read(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, domains=("art", "photo"))
+    for label in ("cat", "dog"):
+        (root / "small" / label).mkdir(parents=True)
+        Image.new("RGB", (6, 4)).save(root / "small" / label / "only.png")
+    (root / "splits").mkdir()
+    (root / "splits" / "photo_train.txt").write_text("photo/cat/000.png\nphoto/dog/000.png\n")
+    (root / "splits" / "photo_test.txt").write_text("")
+    federation = load("folder", root=root)
+    assert {client.name: len(client.test) for client in federation.clients} == {"art": 4, "photo": 0, "small": 0}
+    assert all(client.samples for client in federation.clients)
