@@ -349,3 +349,31 @@ class TestTheProcess:
     def test_alone_it_explains_itself(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([]) == 0
         assert "examples:" in capsys.readouterr().out
+
+
+def test_runs_with_names_like_markup_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.report.samples import make_run
+
+    names = ("[/b]", "\x1b[31mred", "=1", "<i>x</i>", "</script><script>alert(1)</script>")
+    for method in ("fedavg", "fedbn"):
+        make_run(tmp_path / method, method, rounds=2, domains=names)
+    for given in ([str(tmp_path / "fedavg")], [str(tmp_path)]):
+        assert main(["show", *given]) == 0
+        printed = capsys.readouterr().out
+        assert "[/b]" in printed
+        assert "\x1b" not in printed
+    assert main(["report", str(tmp_path), "--tables", str(tmp_path / "tables")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "alert(1)</script>" not in page
+    assert "<i>x" not in page
+    assert "<i>" not in (tmp_path / "tables" / "table.md").read_text()
+
+
+def test_a_name_in_an_error_or_a_note_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import logging
+
+    assert main(["show", f"{tmp_path}/\x1b[2Jgone\nfedkeel: all is well"]) == 2
+    logging.getLogger("fedkeel").warning("The domain '%s' is odd.", "\x1b[31m\nx")
+    told = capsys.readouterr().err
+    assert "\x1b" not in told
+    assert len(told.splitlines()) == 2

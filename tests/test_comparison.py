@@ -16,9 +16,10 @@ from fedkeel import jobs
 from fedkeel.comparison import Comparison, Place, compare, gather, read_comparison
 from fedkeel.config import Config
 from fedkeel.engine.local import Stopped, stop_requested
-from fedkeel.entries import read_entry, read_seeds, slug
+from fedkeel.entries import read_entry, read_seeds
 from fedkeel.errors import FedkeelError
 from fedkeel.jobs import Job, JobsObserver
+from fedkeel.naming import slug
 
 comparing = sys.modules["fedkeel.comparison"]  # the name in the package is the function
 TINY: dict[str, Any] = {

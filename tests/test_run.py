@@ -28,7 +28,7 @@ from fedkeel.method import Method
 from fedkeel.methods import METHODS, register
 from fedkeel.models import Output, wrap
 from fedkeel.parties import Batch, LocalClient, Server
-from fedkeel.run import PYTHON_OBJECT, Run, slug
+from fedkeel.run import PYTHON_OBJECT, Run
 from fedkeel.state import Tensors
 from tests import tiny
 
@@ -99,10 +99,11 @@ def test_a_free_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.chdir(tmp_path)
     config = Config(method="fedprox(mu=0.1)+gn", data="folder(root=/x/y)")
-    assert str(free_directory(config)) == "runs/folder-fedprox-mu0.1+gn-seed0"
+    assert str(free_directory(config)) == "runs/folder-fedprox-mu=0.1-+gn-seed0"
     free_directory(config).mkdir(parents=True)
-    assert str(free_directory(config)) == "runs/folder-fedprox-mu0.1+gn-seed0-2"
-    assert slug("../../etc") == "....etc"
+    assert str(free_directory(config)) == "runs/folder-fedprox-mu=0.1-+gn-seed0-2"
+    for data in ("../../etc", "/etc/passwd", "..", "x" * 300):
+        assert free_directory(Config(data=data)).parent == Path("runs")
 
 
 # -- stopping ------------------------------------------------------------------------------------------------

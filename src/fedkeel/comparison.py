@@ -21,10 +21,11 @@ from fedkeel.data.federation import Federation
 from fedkeel.durable import explained, write_atomically
 from fedkeel.engine.setup import choose_device, choose_executor, load_federation, prepare
 from fedkeel.engine.threads import available_cores
-from fedkeel.entries import read_entries, read_seeds, slug
+from fedkeel.entries import read_entries, read_seeds
 from fedkeel.errors import FedkeelError
 from fedkeel.jobs import Job, JobsObserver, beside_others, run_all, uses_gpu
 from fedkeel.method import Composition
+from fedkeel.naming import slug
 from fedkeel.run import Run
 from fedkeel.store import fingerprint
 from fedkeel.tables import Results

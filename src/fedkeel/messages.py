@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from fedkeel.naming import visible
 from fedkeel.state import Tensors, is_continuous, is_variance, nbytes
 
 _SEPARATOR = "//"  # between a group ("weights") and a tensor's own name
@@ -35,7 +36,7 @@ class BadMessage(ValueError):
     """
 
     def __init__(self, reason: str) -> None:
-        super().__init__("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in reason[:1000]))
+        super().__init__(visible(reason[:1000]))
 
 
 @dataclass(frozen=True)

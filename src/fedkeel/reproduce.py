@@ -24,10 +24,11 @@ from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.data import partition as partitions
 from fedkeel.durable import explained
 from fedkeel.engine.setup import load_federation
-from fedkeel.entries import read_seeds, slug
+from fedkeel.entries import read_seeds
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.jobs import Job, JobsObserver, beside_others, run_all
 from fedkeel.models import MODELS
+from fedkeel.naming import slug
 from fedkeel.recipes import DIAGNOSTICS, Column, Recipe, Row, load
 from fedkeel.run import Run, summarise_run
 from fedkeel.side_by_side import Entry, Reproduction
@@ -272,7 +273,7 @@ def make_plan(
 
 def directory_name(config: Config) -> str:
     """The same for equal configurations, whatever their seed."""
-    return f"{slug(config.method)[:60]}-{parse(config.data).name}-{fingerprint(config.replace(seed=0))}"
+    return f"{slug(config.method)[:60]}-{slug(parse(config.data).name)}-{fingerprint(config.replace(seed=0))}"
 
 
 def unusable(config: Config) -> str:

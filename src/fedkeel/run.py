@@ -9,13 +9,12 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import safetensors.torch
 from torch import nn
 
 from fedkeel import config as configuration
-from fedkeel import state
+from fedkeel import naming, state
 from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.data.federation import Federation
 from fedkeel.engine.flower.roster import FILE as SITES
@@ -172,18 +171,12 @@ def _settings(config: Config | Mapping[str, Any] | str | Path | None, options: d
 
 def free_directory(config: Config) -> Path:
     """`runs/data-method-seed0`, or that with a number when it is taken."""
-    base = f"{slug(config.data.partition('(')[0])}-{slug(config.method)}-seed{config.seed}"
+    base = naming.slug(f"{config.data.partition('(')[0]}-{config.method}-seed{config.seed}")
     for number in range(1, 10_000):
         path = Path("runs") / (base if number == 1 else f"{base}-{number}")
         if not path.exists():
             return path
     raise FedkeelError(f"'runs/{base}' and ten thousand after it are taken: give a directory with --out.")
-
-
-def slug(text: str) -> str:
-    """A file name from a method with options: `fedprox(mu=0.1)+gn` -> `fedprox-mu0.1+gn`."""
-    text = text.replace("(", "-").replace(")", "").replace("=", "").replace(", ", "-").replace(",", "-")
-    return "".join(c if c.isalnum() or c in "-+._" else "" for c in text) or "run"
 
 
 def how_to_continue(directory: str | Path) -> str:
@@ -324,11 +317,11 @@ class Run:
         if domains:
             for name in dict.fromkeys(name for entry in scores for name in entry["domains"]):
                 values = [100 * entry["domains"].get(name, math.nan) for entry in scores]  # sites come and go
-                axes.plot(rounds, values, linewidth=1, alpha=0.7, label=name)
+                axes.plot(rounds, values, linewidth=1, alpha=0.7, label=naming.plot_text(name))
         axes.plot(rounds, [100 * entry["average"] for entry in scores], linewidth=2, color="black", label="average")
         axes.set_xlabel("round")
         axes.set_ylabel("test accuracy in %")
-        axes.set_title(f"{self.config.method} on {self.config.data}")
+        axes.set_title(naming.plot_text(f"{self.config.method} on {self.config.data}"))
         axes.legend()
         return axes
 
@@ -348,15 +341,17 @@ class Run:
                     f"'{self.config.method}' has one model for all clients: leave the client '{client}' out."
                 )
             return network, setup.federation
-        kept = {unquote(path.stem): path for path in sorted((self.directory / "personal").glob("*.safetensors"))}
+        folder = self.directory / "personal"
+        kept = [naming.name_of(path.stem) for path in sorted(folder.glob("*.safetensors"))]
         if client is None:
             raise FedkeelError(
                 f"'{self.config.method}' keeps layers on its clients, so each has a model of its own: say whose with "
                 f"--client, one of {', '.join(kept)}."
             )
-        if client not in kept:
+        path = naming.find(folder, client, ".safetensors")
+        if path is None:
             raise FedkeelError(f"There is no model of a client '{client}': {nearest(client, kept)}")
-        state.load(network, safetensors.torch.load_file(kept[client]))
+        state.load(network, safetensors.torch.load_file(path))
         return network, setup.federation
 
     def _prepared(self) -> tuple[Classifier, Setup]:

@@ -25,7 +25,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import quote
 
 import safetensors.torch
 
@@ -34,6 +33,7 @@ from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.durable import explained, write_atomically, write_durably
 from fedkeel.errors import StoreError
 from fedkeel.messages import BadMessage, pack, unpack
+from fedkeel.naming import file_name
 from fedkeel.shelf import Damaged, Reference, Shelf
 from fedkeel.state import Tensors
 
@@ -231,7 +231,7 @@ class Store:
             save_tensors(self.directory / "model.safetensors", model)
             for client, tensors in personal:
                 (self.directory / "personal").mkdir(exist_ok=True)
-                save_tensors(self.directory / "personal" / f"{quote(client, safe=' ')}.safetensors", tensors)
+                save_tensors(self.directory / "personal" / f"{file_name(client)}.safetensors", tensors)
             write_atomically(self.directory / "summary.json", json.dumps(plain(summary), indent=1).encode() + b"\n")
 
 

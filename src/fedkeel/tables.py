@@ -13,6 +13,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedkeel.naming import csv_text, markdown_text, visible
+
 RULES = {
     "last": "the last round",
     "mean-last-10": "the mean of the last ten rounds",
@@ -186,23 +188,23 @@ class Results:
 
     def text(self) -> str:
         """Plain text, the best of each column with a star."""
-        lines = [self.headings]
+        lines = [[visible(heading) for heading in self.headings]]
         for row in self.rows:
             cells = (f"{cell or ''}{'*' if best else ' '}" for cell, best in self.marked(row))
-            lines.append([self.name(row), *cells, *self.traffic(row)])
+            lines.append([visible(self.name(row)), *cells, *self.traffic(row)])
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.headings))]
         rendered = ["  ".join(entry.ljust(width) for entry, width in zip(line, widths, strict=True)) for line in lines]
         rendered.insert(1, "  ".join("-" * width for width in widths))
-        return "\n".join([*(line.rstrip() for line in rendered), "", f"{self.caption} * best of its column."])
+        return "\n".join([*(line.rstrip() for line in rendered), "", f"{visible(self.caption)} * best of its column."])
 
     def markdown(self) -> str:
         """A table for a README or a paper's notes, the best of each column in bold."""
-        lines = [self.headings, ["---"] * len(self.headings)]
+        lines = [[markdown_text(heading) for heading in self.headings], ["---"] * len(self.headings)]
         for row in self.rows:
             cells = (f"**{cell}**" if best else str(cell or "") for cell, best in self.marked(row))
-            lines.append([self.name(row), *cells, *self.traffic(row)])
-        rendered = ("| " + " | ".join(entry.replace("|", "\\|") for entry in line) + " |" for line in lines)
-        return "\n".join(rendered) + f"\n\n{self.caption}"
+            lines.append([markdown_text(self.name(row)), *cells, *self.traffic(row)])
+        rendered = ("| " + " | ".join(line) + " |" for line in lines)
+        return "\n".join(rendered) + f"\n\n{markdown_text(self.caption)}"
 
     def latex(self) -> str:
         """A table for a paper, with the package booktabs: the best of each column in bold, the spread beside it."""
@@ -227,7 +229,7 @@ class Results:
         writer = csv.writer(buffer, lineterminator="\n")
         columns = [*self.domains, "average"]
         traffic = [f"{part}_per_round" for part in ("bytes_up", "bytes_down", "extra_exchanges")]
-        numbers_of = (f"{name}_{part}" for name in columns for part in ("mean", "std"))
+        numbers_of = (csv_text(f"{name}_{part}") for name in columns for part in ("mean", "std"))
         sent, epsilon = "MB/round" in self.costs, "epsilon" in self.costs
         writer.writerow(["method", "seeds", *numbers_of, *(traffic if sent else []), *(["epsilon"] if epsilon else [])])
         for row in self.rows:
@@ -238,7 +240,7 @@ class Results:
             ]
             cost = list(row.traffic.to_dict().values()) if row.traffic else [""] * len(traffic)
             privacy = ["" if row.epsilon is None else row.epsilon] if epsilon else []
-            writer.writerow([row.method, len(row.seeds), *numbers, *(cost if sent else []), *privacy])
+            writer.writerow([csv_text(row.method), len(row.seeds), *numbers, *(cost if sent else []), *privacy])
         return buffer.getvalue()
 
     def to_dict(self) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from fedkeel.cli.parsing import add_options, examples, given_options
 from fedkeel.cli.training import add_place, show_result, stopped
 from fedkeel.config import from_dict
 from fedkeel.errors import FedkeelError
+from fedkeel.naming import file_name
 
 PORT = 9092
 WITHOUT = ("data", "partition", "executor", "workers", "profile", "compile", "record", "record_every")
@@ -175,7 +176,7 @@ def be_a_site(arguments: argparse.Namespace) -> int:
         if own is not None and not arguments.name:
             name = own.resolve().name
     states = Path(os.environ.get("XDG_STATE_HOME", "~/.local/state")).expanduser()
-    state = Path(arguments.state) if arguments.state else states / "fedkeel" / name
+    state = Path(arguments.state) if arguments.state else states / "fedkeel" / file_name(name)
     if not arguments.quiet:
         logging.getLogger("fedkeel").setLevel(logging.INFO)
         print(f"fedkeel: the site '{name}' joins {arguments.address}; stop it with Ctrl-C", file=sys.stderr)

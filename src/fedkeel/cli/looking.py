@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedkeel.cli import datasets
 from fedkeel.cli.parsing import add_options, add_sources, examples, given_options
 from fedkeel.config import Config, from_dict
+from fedkeel.naming import file_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -288,7 +289,7 @@ def show_data(arguments: argparse.Namespace) -> int:
     from fedkeel.engine.setup import load_federation
 
     federation = load_federation(config)
-    path = data.contact_sheet(federation, arguments.output or Path(f"{federation.name}.png"))
+    path = data.contact_sheet(federation, arguments.output or Path(f"{file_name(federation.name)}.png"))
     print(path)
     return 0
 

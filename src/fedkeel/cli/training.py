@@ -14,6 +14,7 @@ from fedkeel.cli.parsing import add_options, add_sources, examples, given_option
 from fedkeel.config import MACHINE_OPTIONS, from_dict
 from fedkeel.entries import SET_BY_COMPARISON, read_entries, read_seeds
 from fedkeel.errors import FedkeelError
+from fedkeel.naming import visible
 from fedkeel.trackers import TRACKERS, require, tracked
 
 STOPPED = 130
@@ -217,7 +218,7 @@ def write_report(comparison: Any) -> Path | None:
     try:
         return report.write([comparison.directory])
     except FedkeelError as problem:
-        print(f"fedkeel: there is no report: {problem}", file=sys.stderr)
+        print(f"fedkeel: there is no report: {visible(str(problem))}", file=sys.stderr)
         return None
 
 
@@ -258,5 +259,5 @@ def show_comparison(
         if page:
             print(f"The report, with curves: {page}")
     for name, problem in comparison.failures.items():
-        print(f"fedkeel: {name} is missing from the table: {problem}", file=sys.stderr)
+        print(f"fedkeel: {visible(f'{name} is missing from the table: {problem}')}", file=sys.stderr)
     return 1 if comparison.missing else 0

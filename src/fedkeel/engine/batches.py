@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedkeel import seeds
+from fedkeel import room, seeds
 from fedkeel.data.federation import Client, Federation, Transform
 from fedkeel.parties import Batch
 
@@ -71,6 +71,14 @@ def batch_bounds(samples: int, batch_size: int, start: int = 0, least: int = 1) 
     return bounds
 
 
+def refuse_too_large(federation: Federation, *, copied: bool) -> None:
+    """Refuse what training will add to the images in memory: a copy, if any, and some of them as floats at a time."""
+    images = federation.images
+    some = images[:SAMPLES_AT_ONCE].numel()
+    what = f"Batches of the images of '{federation.name}', {images.shape[-2]} x {images.shape[-1]} pixels,"
+    room.require(some * (1 + 4) + copied * images.numel(), what, "give a smaller size")
+
+
 class ImageStore:
     """A federation's images and labels on one device; or, where a GPU cannot hold the images, in the host's memory,
     from where chunks of them are streamed to it."""
@@ -92,6 +100,8 @@ class ImageStore:
         # Batches that come out with channels last need no conversion before the convolutions that want them so.
         self.channels_last = channels_last
         layout = torch.channels_last if channels_last else torch.contiguous_format
+        if device.type == "cpu":
+            refuse_too_large(federation, copied=channels_last)
         images = federation.images if self.streamed else federation.images.to(device)
         self.images = images.contiguous(memory_format=layout)
         self.labels = federation.labels.to(device)
