@@ -174,9 +174,10 @@ def test_an_architecture_and_its_pretrained_weights_can_be_asked_for(recorded: R
 
 
 @pytest.mark.parametrize("version", ["1.0.22", "1.0.25", "0.9.16", "1.0.3.dev0"])
-def test_an_older_timm_is_refused(recorded: Recorded, monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+@pytest.mark.usefixtures("recorded")
+def test_an_older_timm_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
     monkeypatch.setattr(Recorded, "__version__", version)
-    with pytest.raises(FedkeelError, match="install timm 1.0.26 or later"):
+    with pytest.raises(FedkeelError, match=r"install timm 1\.0\.26 or later"):
         models.build("timm:resnet18", num_classes=3, image_size=8)
     for fine in ("1.0.26", "1.0.30", "1.1.0", "2.0.0.dev0"):
         monkeypatch.setattr(Recorded, "__version__", fine)

@@ -54,7 +54,9 @@ def strange(value: object, largest: float = LARGEST_NUMBER) -> str:
         return ""
     if isinstance(value, int | float):
         sound = math.isfinite(value) if isinstance(value, float) else True
-        shown = f"{value}" if abs(value) < 2**63 else "beyond all measure"  # Python itself refuses to write some numbers
+        shown = (
+            f"{value}" if abs(value) < 2**63 else "beyond all measure"
+        )  # Python itself refuses to write some numbers
         return "" if sound and abs(value) <= largest else f"is {shown}: give a number of at most {largest:g}"
     if isinstance(value, str):
         return "" if WORD.fullmatch(value) else f"is {value[:80]!r}: give a word of at most 40 letters, digits and _+-"
