@@ -28,6 +28,7 @@ from fedkeel.errors import StoreError
 from fedkeel.seeds import Stream
 
 SECRET = "FEDKEEL_SECRET"
+FILE = "secret"
 BYTES = 32
 
 
@@ -95,7 +96,7 @@ def kept_in(path: Path) -> bytes:
         secret = path.read_bytes()
     if len(secret) != BYTES:
         raise StoreError(
-            f"'{path}' has {len(secret)} bytes, and the secret that noise is drawn from has {BYTES}: put it back from a "
-            "copy, or remove it and begin a new run."
+            f"'{path}' has {len(secret)} bytes, and the secret that noise is drawn from has {BYTES}: put it back from "
+            "a copy, or remove it and begin a new run."
         )
     return secret

@@ -138,7 +138,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     ],
 )
 def test_only_options_that_describe_an_architecture_reach_timm(recorded: Recorded, options: str) -> None:
-    with pytest.raises(FedkeelError, match="^The option '.*' of 'timm:resnet10t'") as refused:
+    with pytest.raises(FedkeelError, match=r"^The option '.*' of 'timm:resnet10t'") as refused:
         models.build_spec(f"timm:resnet10t({options})", num_classes=3, image_size=8)
     assert len(str(refused.value)) < 500
     assert not recorded.asked
@@ -159,7 +159,7 @@ def test_only_options_that_describe_an_architecture_reach_timm(recorded: Recorde
     ],
 )
 def test_names_that_timm_would_read_or_fetch_from_are_none(recorded: Recorded, name: str) -> None:
-    with pytest.raises(FedkeelError, match="is not the name of a network|no model named"):
+    with pytest.raises(FedkeelError, match=r"is not the name of a network|no model named"):
         models.build(name, num_classes=3, image_size=8)
     assert not recorded.asked
 

@@ -328,10 +328,10 @@ class Worker:
 
     def _stream(self, purpose: str, round: int, name: str) -> seeds.Stream:
         """Of what is secret about this client's training: it depends on all that the training depends on."""
-        seen = [fingerprint(t) for t in (*self._inputs, self._own(name))] if self.randomness.secret else []
+        seen = [fingerprint(t) for t in (*self._inputs, self.samples_of(name))] if self.randomness.secret else []
         return self.randomness.stream(self.config.seed, purpose, round, name, seen=seen)
 
-    def _own(self, name: str) -> Tensors:
+    def samples_of(self, name: str) -> Tensors:
         """The samples that this client trains on: one more, or another, and they are others."""
         site, whole = self.federation[name], self.federation
         return {"images": whole.images[site.train], "labels": whole.labels[site.train]}

@@ -23,14 +23,13 @@ from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.method import Composition
 from fedkeel.methods import build as build_method
 from fedkeel.observer import Observer
-from fedkeel.randomness import Randomness, kept_in
+from fedkeel.randomness import FILE, Randomness, kept_in
 from fedkeel.robust import Defence
 from fedkeel.run import Run, finish, free_directory
 from fedkeel.shelf import Shelf
 from fedkeel.store import Store, fingerprint, read_config
 
 log = logging.getLogger("fedkeel")
-SECRET_FILE = "secret"  # of the server's own noise, while a run goes on
 
 
 @dataclass
@@ -110,7 +109,7 @@ def carry_out(
         roster.save(directory)
         outline, alone = roster.outline(), config.replace(executor="serial", profile=False)
         # Every site is told the seed: what the server draws of its own must not follow from it.
-        secret = Randomness(kept_in(directory / SECRET_FILE)) if config.dp == "central" else None
+        secret = Randomness(kept_in(directory / FILE)) if config.dp == "central" else None
         setup = prepare(alone, federation=outline, randomness=secret, **objects)
         if config.weights and setup.worker.layout.local:
             raise MethodError(
@@ -139,7 +138,7 @@ def carry_out(
         raise
     network = NetworkSetup(config, setup.worker, setup.held_out, "flower", defence=setup.defence, channel=executor)
     run = finish(store, network, observer)
-    (directory / SECRET_FILE).unlink(missing_ok=True)  # nobody needs to draw this noise again
+    (directory / FILE).unlink(missing_ok=True)  # nobody needs to draw this noise again
     return run
 
 
