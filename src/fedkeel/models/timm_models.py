@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -52,17 +52,24 @@ def encoder(
 ) -> TimmEncoder:
     """Build the timm network `name` (with or without `timm:`). Options that describe an architecture, and no others,
     go to `timm.create_model`. `pretrained` fetches the weights that timm knows the network's address of."""
-    asked_for_timm = name.startswith(PREFIX)
+    if not isinstance(pretrained, bool):
+        raise FedkeelError(f"The option 'pretrained' of '{name}' is {str(pretrained)[:80]!r}: give true or false.")
+    timm, timm_name = find(name, options, list_of_own)
+    arguments = {"pretrained": pretrained, "num_classes": 0, "in_chans": in_channels, **options}
+    network = _create(timm, timm_name, image_size, arguments)
+    return TimmEncoder(network, _feature_dim(timm_name, network, in_channels, image_size))
+
+
+def find(name: str, options: Mapping[str, Any], list_of_own: Iterable[str] = ()) -> tuple[Any, str]:
+    """timm, and the network's name there; refused if there is no such network, or its options are not of that kind."""
+    asked_for_timm, timm_name = name.startswith(PREFIX), name.removeprefix(PREFIX)
     own = list(list_of_own)
-    timm_name = name.removeprefix(PREFIX)
     if not NAME.fullmatch(timm_name):
         if not asked_for_timm and get_close_matches(name, own, n=1, cutoff=0.5):
             raise FedkeelError(unknown("model", name, own))
         # timm would take it for a folder to read or an address to fetch from.
         raise FedkeelError(f"'{name[:200]}' is not the name of a network: give one of timm's own, such as 'resnet18'.")
     architecture.refuse_strange(name, options, architecture.TIMM)
-    if not isinstance(pretrained, bool):
-        raise FedkeelError(f"The option 'pretrained' of '{name}' is {str(pretrained)[:80]!r}: give true or false.")
     try:
         timm = _import_timm(name)
     except FedkeelError:
@@ -78,9 +85,7 @@ def encoder(
             raise FedkeelError(f"timm has no model named '{timm_name}': {ending}")
         # A near miss of a name of ours is more likely meant than one of timm's thousand.
         raise FedkeelError(unknown("model", name, own if get_close_matches(name, own, n=1, cutoff=0.5) else choices))
-    arguments = {"pretrained": pretrained, "num_classes": 0, "in_chans": in_channels, **options}
-    network = _create(timm, timm_name, image_size, arguments)
-    return TimmEncoder(network, _feature_dim(timm_name, network, in_channels, image_size))
+    return timm, timm_name
 
 
 def _import_timm(name: str) -> Any:

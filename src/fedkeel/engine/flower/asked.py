@@ -27,8 +27,7 @@ from fedkeel.messages import BadMessage, Broadcast, check_broadcast
 from fedkeel.method import Composition
 from fedkeel.methods import METHODS
 from fedkeel.methods import build as build_method
-from fedkeel.models import MODELS, architecture
-from fedkeel.models.timm_models import PREFIX
+from fedkeel.models import MODELS, architecture, timm_models
 
 # The options of a server that a site's part of a run depends on. All others (files, devices, what is recorded) stay as
 # the site has them.
@@ -113,7 +112,7 @@ def _check_method(text: str, policy: Policy) -> None:
 def _check_model(text: str, policy: Policy) -> None:
     asked = spec.parse(text)
     own = asked.name in MODELS
-    full_name = asked.name if own or asked.name.startswith(PREFIX) else f"{PREFIX}{asked.name}"
+    full_name = asked.name if own or asked.name.startswith(timm_models.PREFIX) else f"{timm_models.PREFIX}{asked.name}"
     policy.one_of("models", full_name, "model")
     if asked.options.get("pretrained"):
         raise FedkeelError(
@@ -126,9 +125,9 @@ def _check_model(text: str, policy: Policy) -> None:
                 raise FedkeelError(f"The model '{asked.name}' has no option '{option}': {nearest(option, named)}")
         architecture.refuse_strange(asked.name, asked.options)
     else:
+        architecture.refuse_strange(full_name, asked.options)
         rest = {name: value for name, value in asked.options.items() if name not in ("pretrained", "projector")}
-        architecture.refuse_strange(full_name, rest, architecture.TIMM)
-        architecture.refuse_strange(full_name, {"projector": asked.options.get("projector")})
+        timm_models.find(asked.name, rest, MODELS.names())
 
 
 def _check_data(text: str, policy: Policy) -> None:

@@ -49,10 +49,9 @@ class NetworkSetup(Setup):
 
     def noise_from(self) -> str:
         assert self.channel is not None
-        if self.config.dp == "central":
-            return self.worker.randomness.source
-        # The nodes of a simulation, which have positions, draw from the seed as one process does.
-        return "sites" if all(site.position is None for site in self.channel.roster.sites) else "seed"
+        # The nodes of a simulation, which have positions, draw from what one process would.
+        apart = self.config.dp == "local" and all(site.position is None for site in self.channel.roster.sites)
+        return "sites" if apart else self.worker.randomness.source
 
 
 def check(config: Config) -> None:
