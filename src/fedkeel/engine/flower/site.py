@@ -151,7 +151,7 @@ class Site:
         self._refuse_overtaken(session.run, (int(request["start"]), *step))
         remembered = memory.after((int(counted[0]), int(counted[1])) if counted else None)
         if do == "train":
-            self._charge(worker, message)
+            self._charge(worker, session, message)
             update, kept = worker.train(name, broadcast, remembered)
             memory.keep(step, kept)
             return {}, update_to_bytes(update)
@@ -186,7 +186,7 @@ class Site:
         if do == "evaluate":
             self.policy.allows("evaluation", "to evaluate a model")
 
-    def _charge(self, worker: Worker, message: bytes) -> None:
+    def _charge(self, worker: Worker, session: Session, message: bytes) -> None:
         """Count what a private training spends; without a folder there is no account, and no limit can be kept."""
         if worker.config.dp != "local" or self.policy is None:
             return
@@ -196,7 +196,7 @@ class Site:
             return
         (site,) = worker.federation
         own = fingerprint(worker.samples_of(site.name))
-        training = hashlib.blake2b(worker.randomness.context + own + message, digest_size=32).hexdigest()
+        training = hashlib.blake2b(session.fingerprint + own + message, digest_size=32).hexdigest()
         Account(self.state).charge(training, worker.config, site.samples, self.policy)
 
     def _refuse_overtaken(self, run: str, moment: tuple[int, int, int]) -> None:
