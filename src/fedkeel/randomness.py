@@ -68,7 +68,7 @@ def fingerprint(tensors: Mapping[str, Tensor]) -> bytes:
     whole = hashlib.blake2b(digest_size=BYTES)
     for name, tensor in tensors.items():
         whole.update(repr((name, tuple(tensor.shape), str(tensor.dtype))).encode())
-        whole.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+        whole.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
     return whole.digest()
 
 

@@ -1,4 +1,4 @@
-"""A server that is an enemy: what it asks for is refused before a file is opened, an address asked or a network built."""
+"""A server that is an enemy: it is refused before a file is opened, an address asked or a network built."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_where_too_few_are_left_the_server_ends_and_says_why(tmp_path: Path) -> 
     loop = Loop(sites_of(tiny.federation(), tmp_path / "sites", tiny.model()))
     for site in loop.sites.values():
         site.policy = Policy(rounds=2)
-    with pytest.raises(FedkeelError, match="No site can take part .*it refuses 3 rounds"):
+    with pytest.raises(FedkeelError, match=r"No site can take part .*it refuses 3 rounds"):
         over_network(tmp_path / "all", loop=loop, rounds=3)
     loop.sites[100].policy = Policy()
     with pytest.raises(FedkeelError, match="'min_clients' is 2, but of 1 clients"):

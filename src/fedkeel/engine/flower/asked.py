@@ -166,10 +166,10 @@ def _parts(text: str) -> list[spec.Spec]:
 def check_network(config: Config, federation: Federation, policy: Policy) -> None:
     """Refuse a network, as the method will have it, that has too many numbers; none of them takes memory here."""
     transform = federation.test_transform
-    x = transform(federation.images[:1], torch.full((1, transform.draws), 0.5))
+    _, channels, height, width = transform(federation.images[:1], torch.full((1, transform.draws), 0.5)).shape
     with torch.device("meta"):
         network = models.build_spec(
-            config.model, num_classes=federation.num_classes, in_channels=x.shape[1], image_size=tuple(x.shape[2:])
+            config.model, num_classes=federation.num_classes, in_channels=channels, image_size=(height, width)
         )
         Composition.of(build_method(config.method)).prepare(network)
     count = sum(tensor.numel() for tensor in network.state_dict().values())
