@@ -141,6 +141,12 @@ def check(update: Update, broadcast: Broadcast) -> None:
             raise BadMessage(f"its metric '{name}' is {value}")
 
 
+def check_broadcast(broadcast: Broadcast, weights: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> None:
+    """Raise `BadMessage` unless a broadcast is of the model that has these entries."""
+    _check_like("weight", broadcast.weights, weights)
+    _check_like("statistic", broadcast.statistics, statistics)
+
+
 def _check_values(statistics: Mapping[str, Tensor]) -> None:
     """No negative variance; counters that can count on. All are looked at in one go: a GPU is waited for once."""
     variances = {name: t for name, t in statistics.items() if is_variance(name) and t.numel()}

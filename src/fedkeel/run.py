@@ -29,6 +29,7 @@ from fedkeel.observer import Observer, Observers
 from fedkeel.profile import FILE as PROFILE
 from fedkeel.store import Store, read_config
 from fedkeel.summary import unsound
+from fedkeel.tables import weakest
 
 if TYPE_CHECKING:
     import pandas
@@ -409,4 +410,5 @@ def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) 
         "questions": sum(record["questions"] for record in rounds),
         "dropped_updates": sum(record["dropped"] for record in rounds),
         **({"epsilon": rounds[-1]["epsilon"], "delta": run.config.dp_delta} if "epsilon" in rounds[-1] else {}),
+        **({"randomness": weakest(rounds)} if "epsilon" in rounds[-1] else {}),
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedkeel.tables import RULES
+from fedkeel.tables import RULES, SOURCES
 
 
 def _is_number(value: object) -> bool:
@@ -25,7 +25,10 @@ SUMMARY: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("bytes_up", "bytes_down", "seconds"), _is_number),
     "executor": lambda value: isinstance(value, str),
 }
-IF_THERE = dict.fromkeys(("rounds", "questions", "epsilon", "delta"), _is_number)
+IF_THERE: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("rounds", "questions", "epsilon", "delta"), _is_number),
+    "randomness": lambda value: isinstance(value, str) and value in SOURCES,
+}
 
 
 def unsound(summary: Mapping[str, Any], *, whole: bool = True) -> str:

@@ -20,6 +20,11 @@ RULES = {
     "mean-last-10": "the mean of the last ten rounds",
     "best-validation": "the round that was best on the validation data",
 }
+SOURCES = {  # of the noise of private runs, the weakest first
+    "seed": "noise from the run's seed, void against whoever knows it",
+    "secret": "noise from a secret",
+    "sites": "noise from a secret at each site",
+}
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,7 @@ class Row:
     average: Cell
     traffic: Traffic | None = None
     epsilon: float | None = None  # the largest of its seeds, where runs were private
+    randomness: str | None = None  # what that rests on: the run's seed, if it does for one of its seeds
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -93,7 +99,7 @@ class Row:
             "domains": {name: cell.to_dict() for name, cell in self.domains.items()},
             "average": self.average.to_dict(),
             "traffic_per_round": self.traffic.to_dict() if self.traffic else None,
-            **({"epsilon": self.epsilon} if self.epsilon is not None else {}),
+            **({"epsilon": self.epsilon, "randomness": self.randomness} if self.epsilon is not None else {}),
         }
 
 
@@ -184,7 +190,12 @@ class Results:
             seeds = f"mean and standard deviation over {number} seeds"
         extra = "; the average leaves the unseen domains out" if self.unseen else ""
         own = [row.method.replace("@", " with ") for row in self.rows if self.name(row) != row.method]
-        return f"Test accuracy in %, {rule}; {seeds}{extra}." + (f" {'; '.join(own)}." if own else "")
+        private = "".join(f" Epsilon: {SOURCES[source]}." for source in SOURCES if source in self._randomness)
+        return f"Test accuracy in %, {rule}; {seeds}{extra}." + (f" {'; '.join(own)}." if own else "") + private
+
+    @property
+    def _randomness(self) -> set[str | None]:
+        return {row.randomness for row in self.rows}
 
     def text(self) -> str:
         """Plain text, the best of each column with a star."""
@@ -265,7 +276,13 @@ def _row(label: str, by_seed: Mapping[int, Mapping[str, Any]]) -> Row:
         average=Cell.of([summary["accuracy"] for summary in summaries]),
         traffic=Traffic.of(summaries),
         epsilon=max((summary["epsilon"] for summary in summaries if summary.get("epsilon")), default=None),
+        randomness=weakest([summary for summary in summaries if summary.get("epsilon")]),
     )
+
+
+def weakest(private: Iterable[Mapping[str, Any]]) -> str | None:
+    """What the noise of these rounds or runs rests on: the run's seed, if it does in one of them."""
+    return min((given.get("randomness", "seed") for given in private), key=list(SOURCES).index, default=None)
 
 
 LATEX = {

@@ -91,6 +91,10 @@ def add_commands(commands: Any) -> None:
     join.add_argument("--device", metavar="TEXT", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     join.add_argument("--quiet", action="store_true", help="only warnings")
     trust = join.add_argument_group("trust")
+    trust.add_argument("--accept", metavar="FILE", help="what the server may ask for (default: see --show-policy)")
+    trust.add_argument(
+        "--show-policy", action=ShowPolicy, nargs=0, help="print the default policy, a TOML file, and exit"
+    )
     trust.add_argument("--certificates", metavar="DIR", help="this site's folder that 'fedkeel certificates' made")
     trust.add_argument("--ca", metavar="FILE", help="certificate of the authority, in PEM")
     trust.add_argument("--key", metavar="FILE", help="private key of this site, in OpenSSH's format")
@@ -107,6 +111,16 @@ def add_commands(commands: Any) -> None:
     status.add_argument("directory", metavar="DIR", help="the run directory, at the server")
     status.add_argument("--json", action="store_true", help="print one JSON document")
     status.set_defaults(act=show_status)
+
+
+class ShowPolicy(argparse.Action):
+    """Prints the default policy of a site and ends, as --help does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from fedkeel.engine.flower.policy import Policy
+
+        print(Policy().to_toml(), end="")
+        parser.exit()
 
 
 def make_certificates(arguments: argparse.Namespace) -> int:
@@ -164,9 +178,11 @@ def be_a_site(arguments: argparse.Namespace) -> int:
     need_flower()
     from fedkeel.engine.flower.certificates import SiteFiles
     from fedkeel.engine.flower.deployment import join
+    from fedkeel.engine.flower.policy import Policy
     from fedkeel.engine.local import Stopped
 
     folder = Path(arguments.data).expanduser()
+    policy = Policy.read(Path(arguments.accept).expanduser()) if arguments.accept else Policy()
     files = None
     name = arguments.name or folder.resolve().name
     if not _insecure(arguments, bool(arguments.ca or arguments.key)):
@@ -182,7 +198,7 @@ def be_a_site(arguments: argparse.Namespace) -> int:
         print(f"fedkeel: the site '{name}' joins {arguments.address}; stop it with Ctrl-C", file=sys.stderr)
     try:
         with interruptible():
-            join(arguments.address, folder, name, state, files=files, device=arguments.device)
+            join(arguments.address, folder, name, state, files=files, device=arguments.device, policy=policy)
     except Stopped:
         print(f"fedkeel: the site '{name}' left", file=sys.stderr)
     return 0

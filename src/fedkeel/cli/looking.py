@@ -140,7 +140,7 @@ def run_document(run: Run) -> dict[str, Any]:
 def print_run(run: Run) -> None:
     from fedkeel.console import console, duration, plain_table
     from fedkeel.run import how_to_continue, summarise_run
-    from fedkeel.tables import RULES, percent, sparkline
+    from fedkeel.tables import RULES, SOURCES, percent, sparkline
 
     out = console(sys.stdout)
 
@@ -176,7 +176,8 @@ def print_run(run: Run) -> None:
         per_round = (summary["bytes_up"] + summary["bytes_down"]) / config.rounds
         say(f"sent    {traffic}, {size(per_round)} a round")
         if "epsilon" in summary:
-            say(f"privacy epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}, {config.dp}")
+            source = SOURCES[summary.get("randomness", "seed")]
+            say(f"privacy epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}, {config.dp}; {source}")
         say(f"run     {run.directory}")
     else:
         done = curve[-1]["round"] + 1 if curve else 0

@@ -52,14 +52,11 @@ def training_plan(
     return Plan(torch.cat(orders), uniforms, bounds)
 
 
-def poisson_plan(client: Client, transform: Transform, *, seed: int, round: int, steps: int, rate: float) -> Plan:
+def poisson_plan(client: Client, transform: Transform, stream: seeds.Stream, *, steps: int, rate: float) -> Plan:
     """Batches in each of which every sample is with probability `rate`, whoever else is: some may be empty."""
-    generator = seeds.generator(seed, "order", round, client.name)
-    chosen = [client.train[torch.rand(client.samples, generator=generator) < rate] for _ in range(steps)]
+    chosen = [client.train[stream.uniform(client.samples) < rate] for _ in range(steps)]
     stops = torch.tensor([len(batch) for batch in chosen]).cumsum(0).tolist()
-    uniforms = torch.rand(
-        stops[-1], transform.draws, generator=seeds.generator(seed, "augmentation", round, client.name)
-    )
+    uniforms = stream.uniform(stops[-1], transform.draws)
     return Plan(torch.cat(chosen), uniforms, list(zip([0, *stops[:-1]], stops, strict=True)))
 
 

@@ -24,6 +24,7 @@ from fedkeel.messages import Answer, BadMessage, Broadcast, Missing, Update, che
 from fedkeel.observer import Aggregated, Observer
 from fedkeel.parties import Server, prefixed, select
 from fedkeel.profile import phase
+from fedkeel.randomness import Randomness
 from fedkeel.state import Tensors
 from fedkeel.store import Checkpoint, Store
 
@@ -129,7 +130,7 @@ class Federated:
                 "bytes_down": self.traffic.down,
                 "questions": self.traffic.questions,
             }
-            | ({"epsilon": epsilon} if epsilon is not None else {})
+            | ({"epsilon": epsilon, "randomness": self.setup.noise_from()} if epsilon is not None else {})
         )
         self.store.append_timing(
             {
@@ -161,7 +162,7 @@ class Federated:
         """The clients of this round, in the federation's order."""
         clients = self.federation.clients
         if self.config.dp == "central":
-            return [clients[i].name for i in privacy.takes_part(self.config, len(clients), round)]
+            return [clients[i].name for i in privacy.takes_part(self.config, len(clients), round, self._randomness)]
         count = clients_per_round(self.config, len(clients))
         if count >= len(clients):
             return [client.name for client in clients]
@@ -172,6 +173,10 @@ class Federated:
     def _sizes(self) -> set[int]:
         """Of the clients' data, where the account of privacy needs them: there may be a great many clients."""
         return {client.samples for client in self.federation.clients} if self.config.dp == "local" else set()
+
+    @property
+    def _randomness(self) -> Randomness:
+        return self.setup.worker.randomness
 
     def _broadcast(self, server: Server, weights: Tensors) -> Broadcast:
         return Broadcast(server.round, server.rounds, weights, server.statistics, server.extras)
@@ -242,7 +247,9 @@ class Federated:
     def _aggregate_privately(self, broadcast: Broadcast, updates: list[Update]) -> None:
         """Of the weights only the noisy mean is seen by any rule; nobody's update still makes noise."""
         server = self.server
-        weights = privacy.noisy_mean(self.config, broadcast.weights, updates, server.num_clients, server.round)
+        weights = privacy.noisy_mean(
+            self.config, broadcast.weights, updates, server.num_clients, server.round, self._randomness
+        )
         updates = [replace(update, weights={}) for update in updates]
         if updates:
             self._apply(updates, weights, state.mean([u.statistics for u in updates], [1.0] * len(updates)))

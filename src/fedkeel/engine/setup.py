@@ -25,6 +25,7 @@ from fedkeel.models.output import Classifier, Output
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 from fedkeel.nn.surgery import batch_norms
 from fedkeel.profile import READING, SET_UP, Profile, Unprofiled
+from fedkeel.randomness import Randomness
 from fedkeel.robust import Defence
 from fedkeel.shelf import Shelf
 from fedkeel.spec import parse
@@ -59,6 +60,10 @@ class Setup:
         """The federation with clients that came since the last round, where clients can come: over a network."""
         return None
 
+    def noise_from(self) -> str:
+        """Whose randomness the noise of a private run rests on: one of `tables.SOURCES`."""
+        return self.worker.randomness.source
+
     def with_threads(self, note: Callable[[str], None]) -> Setup:
         """The same with the number of threads settled: it decides the last bits, so a resumed run needs to know it."""
         config = self.config
@@ -86,6 +91,7 @@ def prepare(
     federation: Federation | None = None,
     model: nn.Module | None = None,
     method: Method | None = None,
+    randomness: Randomness | None = None,
 ) -> Setup:
     """Build what the configuration names, or take the objects given in its place, and check that they fit."""
     # The cheap checks first: names and options are refused before any image is read.
@@ -117,6 +123,7 @@ def prepare(
             worker: Worker = ProfiledWorker(config, federation, composed, network, device, clock=profile.clients)
         else:
             worker = Worker(config, federation, composed, network, device)
+        worker.randomness = randomness or worker.randomness
     privacy.warn_of_the_rest(config, composed, worker.layout)
     if config.batch_size == 1 and batch_norms(network):
         log.warning(

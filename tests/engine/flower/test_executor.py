@@ -80,8 +80,10 @@ def test_a_rule_that_needs_more_sites_than_came_is_refused(tmp_path: Path) -> No
     ],
 )
 def test_noise_and_epsilon_over_a_network_are_those_of_one_process(
-    tmp_path: Path, method: str, options: dict[str, Any]
+    tmp_path: Path, method: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With one secret for all: without it, a server and sites draw from secrets of their own."""
+    monkeypatch.setenv("FEDKEEL_SECRET", "known to all")
     wanted = tiny.run(tmp_path / "serial", method, **options)
     assert_same(over_network(tmp_path / "flower", method, **options), wanted)
     assert all(record["epsilon"] > 0 for record in wanted.records("round"))
