@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from fedkeel import room
 from fedkeel.data.cache import Arrays, cached
 from fedkeel.data.source import IntArray
 from fedkeel.errors import DataError
@@ -142,8 +141,7 @@ def decode_all(
             "problems": np.array([problem for problem in problems if problem], np.str_),
         }
 
-    with room.needed_for(f"The {count:,} images of '{name}' at {size} x {size} pixels", "give a smaller size"):
-        arrays = cached(name, [key, size], build)
+    arrays = cached(name, [key, size], build)
     kept = arrays["kept"]
     lost = sorted(set(range(count)) - set(kept.tolist()))
     for position, problem in zip(lost, arrays["problems"], strict=True):

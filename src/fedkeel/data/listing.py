@@ -121,8 +121,8 @@ def assemble(listing: Listing, parts: Mapping[str, Parts], size: int, *, train: 
     for name, positions in used.items():
         if len(positions) == 0:
             raise DataError(f"The domain '{name}' of '{listing.name}' has no images in '{listing.root}'.")
-    refuse_too_many(listing, used, size)
-    images, kept = decode(listing, used, size)
+    with enough_memory(listing, used, size):
+        images, kept = decode(listing, used, size)
     labels: list[IntArray] = []
     splits, start = {}, 0
     for name, cuts in parts.items():
@@ -144,7 +144,8 @@ def assemble(listing: Listing, parts: Mapping[str, Parts], size: int, *, train: 
     )
 
 
-def refuse_too_many(listing: Listing, used: Mapping[str, IntArray], size: int) -> None:
+@contextmanager
+def enough_memory(listing: Listing, used: Mapping[str, IntArray], size: int) -> Iterator[None]:
     """Refuse what does not fit into memory, before an image is decoded."""
     count = sum(len(positions) for positions in used.values())
     held, larger = count, [items for name in used for items in listing.domains[name].items if items.load]
@@ -152,7 +153,10 @@ def refuse_too_many(listing: Listing, used: Mapping[str, IntArray], size: int) -
         # All images of a larger file are decoded for those that are used, and these are copied to the others.
         held = 2 * count + max(len(items.labels) for items in larger)
     what = f"The {count:,} images of '{listing.name}' at {size} x {size} pixels"
-    room.require(held * 3 * size * size, what, "give a smaller size, or fewer images")
+    advice = "give a smaller size, or fewer images"
+    room.require(held * 3 * size * size, what, advice)
+    with room.needed_for(what, advice):
+        yield
 
 
 def decode(listing: Listing, used: Mapping[str, IntArray], size: int) -> tuple[Bytes, dict[str, IntArray]]:

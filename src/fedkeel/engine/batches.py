@@ -71,7 +71,8 @@ def batch_bounds(samples: int, batch_size: int, start: int = 0, least: int = 1) 
 def refuse_too_large(federation: Federation, *, copied: bool) -> None:
     """Refuse what training will add to the images in memory: a copy, if any, and some of them as floats at a time."""
     images = federation.images
-    some = images[:SAMPLES_AT_ONCE].numel()
+    sets = [max(client.samples, len(client.test)) for client in federation.one_of_each()]
+    some = images[: min(SAMPLES_AT_ONCE, max(sets, default=0))].numel()
     what = f"Batches of the images of '{federation.name}', {images.shape[-2]} x {images.shape[-1]} pixels,"
     room.require(some * (1 + 4) + copied * images.numel(), what, "give a smaller size")
 
