@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.tables import Results, latex_text
+from fedkeel.tables import Cell, Results, apart, latex_text
 
 
 def results(*names: str) -> Results:
@@ -138,3 +138,19 @@ def test_latex_takes_it(tmp_path: Path, table: Results) -> None:
 def test_a_bar_in_a_name_does_not_break_a_markdown_table() -> None:
     line = next(line for line in results("a|b", "c").markdown().splitlines() if line.startswith("| a"))
     assert line.startswith("| a\\|b | ")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        (Cell(0.75, 0.02), Cell(0.70, 0.02), True),
+        (Cell(0.70, 0.02), Cell(0.75, 0.02), True),
+        (Cell(0.75, 0.03), Cell(0.70, 0.03), False),
+        (Cell(0.75, 0.0), Cell(0.75, 0.0), False),
+        (Cell(72.2, 2.1), Cell(64.7, 5.4), False),
+        (Cell(0.9, None), Cell(0.1, 0.01), False),
+        (Cell(0.9, None), Cell(0.1, None), False),
+    ],
+)
+def test_two_means_are_apart_where_their_ranges_do_not_touch(one: Cell, other: Cell, told: bool) -> None:
+    assert apart(one, other) == told

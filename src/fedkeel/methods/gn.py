@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fedkeel.data.source import names
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.method import Method
 from fedkeel.methods import register
@@ -30,13 +31,11 @@ class GroupNorm(Method):
         """`groups`: into how many the channels are cut. `doubled`: names of layers with twice as many."""
         if groups < 1:
             raise FedkeelError(f"The 'groups' of gn is {groups}: give at least 1.")
-        # as typed: one name, or "[one, another]"
-        given = doubled.strip("[]() ").split(",") if isinstance(doubled, str) else doubled
-        self.groups, self.doubled = groups, [name.strip() for name in given]
+        self.groups, self.doubled = groups, names(doubled)
 
     def prepare(self, model: nn.Module) -> None:
-        names = list(batch_norms(model))
+        known = list(batch_norms(model))
         for name in self.doubled:
-            if name not in names:
-                raise FedkeelError(f"'doubled' of gn names '{name}', no batch norm here: {nearest(str(name), names)}")
+            if name not in known:
+                raise FedkeelError(f"'doubled' of gn names '{name}', no batch norm here: {nearest(name, known)}")
         to_group_norm(model, groups=lambda name, _: self.groups * (2 if name in self.doubled else 1))
