@@ -17,7 +17,7 @@ from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import FedkeelError
 from fedkeel.method import Composition
 from fedkeel.models import MODELS
-from fedkeel.recipes import Column, Published, Recipe, Row, names, parse
+from fedkeel.recipes import Column, Published, Recipe, Row, chosen, names, parse
 from fedkeel.recipes import load as read_recipe
 from fedkeel.registry import Registry
 from fedkeel.store import fingerprint
@@ -352,6 +352,40 @@ class TestFormat:
         config = variant.config(variant.rows[0], variant.columns[0])
         assert (config.model, config.rounds, config.batch_size) == ("resnet18", 100, 16)
         assert variant.substitute
+
+    @pytest.mark.parametrize("table", ["table1", "table2", "table3"])
+    def test_greg_from_scratch_has_an_optimiser_for_that_and_the_papers_own_has_not(self, table: str) -> None:
+        for name, settings in ((f"greg/{table}", (0.0, 0.0, False)), (f"greg/{table}-scratch", (0.9, 1e-5, True))):
+            recipe = load(name)
+            for row, column in recipe.cells():
+                config = recipe.config(row, column)
+                normalised = config.data.count("normalise(like=imagenet)") == 2 and "size=224" not in config.data
+                assert (config.momentum, config.weight_decay, normalised) == settings
+                assert config.learning_rate == (0.005 if column.label == "VLCS" else 0.01)
+
+    def test_every_hbn_row_of_greg_is_of_the_released_code(self) -> None:
+        found = [
+            recipe.config(row, column).method
+            for recipe in map(load, chosen("greg/*"))
+            for row, column in recipe.cells()
+            if row.label == "HBN"
+        ]
+        assert len(found) > 20
+        assert all("variant=released" in method for method in found)
+
+    def test_fedwons_group_norms_and_mobilenet_are_those_of_its_appendix(self) -> None:
+        found = {}
+        for recipe in map(load, chosen("fedwon/*")):
+            for row, column in recipe.cells():
+                config = recipe.config(row, column)
+                if config.method.startswith("gn"):
+                    found[config.model] = config.method
+        assert found == {
+            "digits_cnn": "gn(groups=32, doubled=encoder.bn3)",
+            "alexnet": "gn(groups=32, doubled=[encoder.bn3, encoder.bn4, encoder.bn5])",
+            "resnet18": "gn(groups=32)",
+            "mobilenetv2(dropout=0.2)": "gn(groups=32)",
+        }
 
     def test_a_wrong_name_gets_the_nearest(self) -> None:
         with pytest.raises(FedkeelError, match="did you mean 'hbn/table1'"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.tables import Results, latex_text
+from fedkeel.tables import Cell, Results, apart, latex_text
 
 
 def results(*names: str) -> Results:
@@ -181,3 +181,19 @@ def test_text_has_a_line_for_each_method_and_nothing_that_a_terminal_obeys() -> 
     text = named(*HOSTILE).text()
     assert "\x1b" not in text
     assert len(text.splitlines()) == 2 + 2 + len(HOSTILE) + 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        (Cell(0.75, 0.02), Cell(0.70, 0.02), True),
+        (Cell(0.70, 0.02), Cell(0.75, 0.02), True),
+        (Cell(0.75, 0.03), Cell(0.70, 0.03), False),
+        (Cell(0.75, 0.0), Cell(0.75, 0.0), False),
+        (Cell(72.2, 2.1), Cell(64.7, 5.4), False),
+        (Cell(0.9, None), Cell(0.1, 0.01), False),
+        (Cell(0.9, None), Cell(0.1, None), False),
+    ],
+)
+def test_two_means_are_apart_where_their_ranges_do_not_touch(one: Cell, other: Cell, told: bool) -> None:
+    assert apart(one, other) == told

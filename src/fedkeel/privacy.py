@@ -41,7 +41,7 @@ from fedkeel.config import Config
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.messages import Update
 from fedkeel.method import Composition
-from fedkeel.nn.dropout import HOLDER, Draws
+from fedkeel.nn.masks import HOLDER, Draws
 from fedkeel.nn.surgery import batch_norms
 from fedkeel.randomness import Randomness, fingerprint
 from fedkeel.seeds import Stream

@@ -12,7 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel import models, simulate
+from fedkeel.engine.cuda import CudaExecutor
+from fedkeel.engine.execution import ClientMemory
 from fedkeel.engine.local import Worker
+from fedkeel.engine.slot import DrawsByItself, Slot
+from fedkeel.messages import Update
 from fedkeel.models import Classifier
 from tests import tiny
 
@@ -26,6 +30,13 @@ def network(p: float = 0.5) -> Classifier:
     shared = nn.Dropout(p)
     model.encoder = nn.Sequential(convolution, norm, relu, nn.Dropout2d(p), pool, flatten, shared, nn.ReLU(), shared)
     return model
+
+
+class Unknown(nn.Module):
+    """Draws from torch's default generator in a way that no surgery knows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.empty_like(x).uniform_(0.5, 1.5) if self.training else x
 
 
 def masks(worker: Worker, client: str, round: int = 0) -> list[tuple[float, ...]]:
@@ -70,16 +81,56 @@ def test_torchs_default_generator_has_no_say(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [*METHODS, "unknown"])
 def test_processes_and_serial_agree_with_dropout(method: str, tmp_path: Path) -> None:
     results = []
     for executor, workers in (("serial", 0), ("processes", 3)):
-        run = tiny.run(
-            tmp_path / executor, method, network=network(), rounds=2, executor=executor, workers=workers, threads=1
-        )
+        model = network()
+        if method == "unknown":
+            model.encoder.append(Unknown())  # type: ignore[operator]
+        named = "fedavg" if method == "unknown" else method
+        options: dict[str, Any] = {"executor": executor, "workers": workers, "threads": 1, "rounds": 2}
+        run = tiny.run(tmp_path / executor, named, network=model, **options)
         results.append(safetensors.torch.load_file(run.directory / "model.safetensors"))
     for name, tensor in results[0].items():
         torch.testing.assert_close(results[1][name], tensor, rtol=1e-4, atol=1e-6)
+
+
+def test_a_slot_notices_draws_from_the_generator_that_all_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _: torch.get_rng_state())
+    slot: Any = Slot.__new__(Slot)
+    slot.worker = tiny.setup().worker
+    slot._step = lambda *_: None
+    slot._eager_step(None, 4)
+    slot._step = lambda *_: torch.rand(1)
+    with pytest.raises(DrawsByItself):
+        slot._eager_step(None, 4)
+
+
+def test_what_draws_from_it_trains_as_under_serial_and_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tries = []
+
+    def side_by_side(*_: Any) -> Any:
+        tries.append(1)
+        raise DrawsByItself
+
+    monkeypatch.setattr(CudaExecutor, "_side_by_side", side_by_side)
+    monkeypatch.setattr(CudaExecutor, "_give_up_slots", lambda _: None)
+    model = network()
+    model.encoder.append(Unknown())  # type: ignore[operator]
+    setup = tiny.setup(network=model)
+    message, clients = tiny.broadcast(setup.worker), ["ward", "clinic"]
+    expected = list(setup.executor().train(clients, message))
+    executor = CudaExecutor(setup.worker, ClientMemory(False))
+    for _ in range(2):
+        for update, other in zip(expected, executor.train(clients, message), strict=True):
+            assert isinstance(update, Update)
+            assert isinstance(other, Update)
+            assert all(torch.equal(other.weights[name], tensor) for name, tensor in update.weights.items())
+    assert tries == [1]
+    assert caplog.text.count("the model or the method draws from torch's default generator") == 1
 
 
 @pytest.mark.parametrize("method", ["fedavg", "greg", "fedsam"])
@@ -109,14 +160,14 @@ def test_a_compiled_network_draws_the_same_masks(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.slow
 def test_the_model_that_a_run_returns_has_torchs_own_layers(tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"rounds": 1, "batch_size": 16, "device": "cpu", "executor": "serial"}
-    name = "mobilenetv2(stem=small, dropout=0.5)"
-    run = simulate(data="digits-shift", model=name, directory=tmp_path / "r", subsample=16, **settings)
+    settings: dict[str, Any] = {"rounds": 1, "batch_size": 16, "device": "cpu", "executor": "serial", "subsample": 16}
+    data = "digits-shift(train_transform='resize(size=8)', test_transform='resize(size=8)')"
+    run = simulate(data=data, model="digits_cnn", directory=tmp_path / "r", **settings)
     model = run.model()
     dropouts = [module for module in model.modules() if isinstance(module, nn.Dropout)]
     assert [type(module) for module in dropouts] == [nn.Dropout]
     with torch.random.fork_rng():
-        plain = models.build_spec(name, num_classes=model.num_classes, in_channels=3, image_size=(28, 28))
+        plain = models.build("digits_cnn", num_classes=model.num_classes, image_size=8)
     assert [name for name, _ in model.named_modules()] == [name for name, _ in plain.named_modules()]
     assert list(model.state_dict()) == list(plain.state_dict())
 

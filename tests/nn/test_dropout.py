@@ -7,11 +7,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fedkeel import models
 from fedkeel.errors import FedkeelError
-from fedkeel.nn.dropout import Draws, draw_dropout, plain_dropout
+from fedkeel.models import MODELS
+from fedkeel.nn.dropout import draw_dropout, plain_dropout
+from fedkeel.nn.masks import Draws
 from fedkeel.privacy import sample_gradients
 from tests import tiny
 
@@ -223,39 +227,172 @@ def test_a_transformer_layer_draws_nothing_from_torch() -> None:
     assert torch.equal(model(x), first)
 
 
+# -- functions that a forward calls itself ----------------------------------------------------------------------------
+def drop_path(x: Tensor, p: float, training: bool, scaled: bool) -> Tensor:
+    """As timm's."""
+    if p == 0 or not training:
+        return x
+    mask = x.new_empty((len(x), *[1] * (x.ndim - 1))).bernoulli_(1 - p)
+    return x * (mask.div_(1 - p) if scaled else mask)
+
+
 class DropPath(nn.Module):
-    """As timm's looks from outside."""
-
-    __module__ = "timm.layers.drop"
-
     def __init__(self, drop_prob: float, scale_by_keep: bool = True) -> None:
         super().__init__()
         self.drop_prob, self.scale_by_keep = drop_prob, scale_by_keep
 
+    def forward(self, x: Tensor) -> Tensor:
+        return drop_path(x, self.drop_prob, self.training, self.scale_by_keep)
+
 
 @pytest.mark.parametrize("scaled", [True, False])
 def test_paths_are_dropped_for_whole_samples(scaled: bool) -> None:
+    before = torch.get_rng_state()
     y = drawn(DropPath(0.25, scaled))[0](torch.ones(400, 3, 2, 2))
     each = y.flatten(1)
     assert (each == each[:, :1]).all()
     assert {round(v, 5) for v in y.unique().tolist()} == {0.0, round(1 / 0.75, 5) if scaled else 1.0}
     assert 60 < (each[:, 0] == 0).sum() < 140
+    assert torch.equal(before, torch.get_rng_state())
 
 
-class FusedAttention(nn.Module):
-    """As timm's: the fused kernel would draw by itself."""
+class Calls(nn.Module):
+    """A forward that draws with a function of its own, in a method of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, function: Any) -> None:
         super().__init__()
-        self.attn_drop, self.fused_attn = nn.Dropout(0.5), True
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x)
+
+    def head(self, x: Tensor) -> Tensor:
+        assert F.dropout is not None  # what the code names is what counts
+        result: Tensor = self.function(x, self.training)
+        return result
 
 
-def test_a_fused_attention_calls_its_dropout_layer_until_it_is_plain_again() -> None:
-    attention = FusedAttention()
-    model, _ = drawn(attention)
-    assert not attention.fused_attn
+CALLS: dict[str, Any] = {
+    "dropout": lambda x, training: F.dropout(x, 0.3, training),
+    "torch.dropout": lambda x, training: torch.dropout(x, 0.3, training),
+    "dropout2d": lambda x, training: F.dropout2d(x, 0.3, training),
+    "alpha_dropout": lambda x, training: F.alpha_dropout(x, 0.3, training),
+    "in place": lambda x, training: F.dropout(x.clone(), 0.3, training, inplace=True),
+    "rand": lambda x, training: x + torch.rand(x.shape) * training,
+    "rand of sizes": lambda x, training: x + torch.rand(*x.shape, dtype=x.dtype, device=x.device) * training,
+    "randn": lambda x, training: x + torch.randn(x.shape[0], 1, 1, 1) * training,
+    "rand_like": lambda x, training: x + torch.rand_like(x) * training,
+    "randn_like": lambda x, training: x + torch.randn_like(x, dtype=torch.float64) * training,
+    "bernoulli": lambda x, training: x * torch.bernoulli(torch.full_like(x, 0.5)) if training else x,
+    "bernoulli_": lambda x, training: x * torch.empty_like(x).bernoulli_(0.5) if training else x,
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_functions_that_a_forward_calls_draw_from_the_same_place(name: str) -> None:
+    model, draws = drawn(Calls(CALLS[name]))
+    x, before = torch.ones(6, 5, 4, 4), torch.get_rng_state()
+    first, second = model(x), model(x)
+    assert torch.equal(before, torch.get_rng_state())
+    assert draws.counter == 2
+    assert not torch.equal(first, second)
+    draws.counter.zero_()
+    assert torch.equal(model(x), first)
+    assert torch.equal(model.eval()(x), x)
+    # and plainly again
     plain_dropout(model)
-    assert attention.fused_attn
+    assert type(model[0]) is Calls  # type: ignore[index]
+    model.train()(x)
+    assert not torch.equal(before, torch.get_rng_state())
+
+
+def test_a_generator_of_its_own_stays_its_own() -> None:
+    model, draws = drawn(Calls(lambda x, _: torch.rand(x.shape, generator=torch.Generator().manual_seed(3))))
+    assert torch.equal(model(torch.ones(4)), torch.rand(4, generator=torch.Generator().manual_seed(3)))
+    assert draws.counter == 0
+
+
+FUSED: list[dict[str, Any]] = [{}, {"is_causal": True}, {"attn_mask": "bool"}, {"attn_mask": "float"}]
+FUSED += [{"scale": 0.3}, {"enable_gqa": True}]
+
+
+@pytest.mark.parametrize("options", FUSED, ids=str)
+def test_fused_attention_drops_between_softmax_and_values(options: dict[str, Any]) -> None:
+    torch.manual_seed(3)
+    heads = 2 if options.get("enable_gqa") else 4
+    q, k, v = torch.randn(2, 4, 5, 8), torch.randn(2, heads, 5, 8), torch.randn(2, heads, 5, 8)
+    if kind := options.get("attn_mask"):
+        mask = torch.rand(5, 5) < 0.7
+        mask.fill_diagonal_(True)
+        options = {"attn_mask": mask if kind == "bool" else torch.randn(5, 5)}
+    attend = F.scaled_dot_product_attention
+    outs = []
+    for p in (0.0, 1e-9, 0.4):
+        model, draws = drawn(Calls(lambda q, _, p=p: attend(q, k, v, dropout_p=p, **options)))  # type: ignore[misc]
+        outs.append(model(q))
+        assert draws.counter == (p > 0)
+    plain = attend(q, k, v, **options)
+    torch.testing.assert_close(outs[0], plain)
+    torch.testing.assert_close(outs[1], plain)
+    assert not torch.allclose(outs[2], plain, atol=0.1)
+    mean = torch.stack([model(q) for _ in range(400)]).mean(dim=0)
+    assert (mean - plain).abs().max() < 0.5 * (outs[2] - plain).abs().max()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("timm_ready")
+@pytest.mark.parametrize(
+    ("name", "size", "options"),
+    [
+        ("resnet10t", 64, {"drop_rate": 0.3, "drop_path_rate": 0.2}),
+        ("efficientnet_b0", 64, {"drop_rate": 0.3, "drop_path_rate": 0.2}),
+        ("densenet121", 64, {"drop_rate": 0.3}),
+        ("vit_tiny_patch16_224", 32, {"img_size": 32, "drop_rate": 0.1, "attn_drop_rate": 0.2, "drop_path_rate": 0.1}),
+        ("resnet10t", 64, {}),
+    ],
+)
+def test_timms_networks_draw_nothing_from_torch(name: str, size: int, options: dict[str, Any]) -> None:
+    import timm
+
+    model = timm.create_model(name, num_classes=0, **options).train()
+    kinds = [type(module) for module in model.modules()]
+    draws = draw_dropout(model)
+    assert (draws is None) == (not options)
+    x, before = torch.randn(4, 3, size, size), torch.get_rng_state()
+    model(x).sum().backward()
+    assert torch.equal(before, torch.get_rng_state())
+    assert draws is None or draws.counter > 0
+    plain_dropout(model)
+    assert [type(module) for module in model.modules()] == kinds
+
+
+def test_only_a_forward_that_draws_is_changed() -> None:
+    class Initialised(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(3))
+            self.dropout = nn.Dropout(0.5)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = self.dropout(x * self.weight)
+            return y
+
+    model = nn.Sequential(Initialised(), nn.RReLU(), nn.Linear(3, 3))
+    draw_dropout(model)
+    assert [type(module) for module in model][:3] == [Initialised, nn.RReLU, nn.Linear]
+    assert type(model[0].dropout) is not nn.Dropout
+
+
+@pytest.mark.parametrize("name", MODELS.names())
+def test_of_the_librarys_networks_only_dropout_layers_are_changed(name: str) -> None:
+    if name == "timm":
+        pytest.skip("those of another library")
+    with torch.device("meta"):
+        model = models.build(name, num_classes=3)
+    before = {n: type(module) for n, module in model.named_modules()}
+    draw_dropout(model)
+    changed = {before[n] for n, module in model.named_modules() if n in before and type(module) is not before[n]}
+    assert changed <= {nn.Dropout}
 
 
 @pytest.mark.skipif(importlib.util.find_spec("torchvision") is None, reason="torchvision is not installed")
@@ -278,9 +415,10 @@ def test_dropout_in_a_checkpointed_part_is_refused() -> None:
         y.sum().backward()
 
 
-def test_under_local_privacy_each_sample_has_masks_of_its_own() -> None:
+@pytest.mark.parametrize("layer", [nn.Dropout(0.5), Calls(CALLS["dropout"]), Calls(CALLS["bernoulli"])], ids=str)
+def test_under_local_privacy_each_sample_has_masks_of_its_own(layer: nn.Module) -> None:
     model = tiny.model()
-    model.encoder = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 16), nn.Dropout(0.5))
+    model.encoder = nn.Sequential(nn.Flatten(), nn.Linear(3 * 8 * 8, 16), layer)
     model.head = nn.Linear(16, len(tiny.CLASSES))
     draws = draw_dropout(model)
     assert draws is not None

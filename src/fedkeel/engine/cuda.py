@@ -124,9 +124,9 @@ class CudaExecutor(SerialExecutor):
             self._give_up_slots()
 
     def _give_up_slots(self) -> None:
+        torch.cuda.synchronize(self.worker.device)
         self._slots = []
         gc.collect()
-        torch.cuda.synchronize(self.worker.device)
         torch.cuda.empty_cache()
 
     def _train(self, clients: Sequence[str], broadcast: Broadcast) -> dict[str, Update | Missing]:

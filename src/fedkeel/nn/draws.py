@@ -58,5 +58,5 @@ def normal(key: Tensor, counter: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _mixed(x: Tensor) -> Tensor:
     """A one-to-one map of 32 bits, held in int64, after which each depends on all."""
     for _ in range(2):
-        x = ((x ^ (x >> 16)) * _MULTIPLIER) & _WORD
+        x = (x ^ (x >> 16)).mul_(_MULTIPLIER).bitwise_and_(_WORD)
     return x ^ (x >> 16)
