@@ -19,10 +19,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkeel.config import Config
+from fedkeel.counting import from_one
 from fedkeel.engine.evaluation import Scores
 from fedkeel.jobs import Job, JobsObserver
 from fedkeel.observer import Observer
-from fedkeel.tables import Results, percent
+from fedkeel.tables import DASH, Results, percent
 
 WIDE = 1000  # a pipe has no edge: a table there is never cut
 
@@ -39,7 +40,7 @@ def results_table(results: Results) -> Table:
     for heading in results.headings:
         table.add_column(heading, justify="left" if heading == "method" else "right")
     for row in results.rows:
-        cells = [Text(str(cell or ""), style="bold" if best else "") for cell, best in results.marked(row)]
+        cells = [Text(str(cell or DASH), style="bold" if best else "") for cell, best in results.marked(row)]
         table.add_row(Text(results.name(row)), *cells, *(Text(entry) for entry in results.traffic(row)))
     return table
 
@@ -131,8 +132,8 @@ class RunProgress(Observer, AbstractContextManager["RunProgress"]):
         self._draw(round + 1)
         share = (round + 1) / rounds
         if self._bar is None and not self._quiet and self._milestones.reached(share):
-            told = "–" if math.isnan(loss) else f"{loss:.3f}"
-            line = f"round {round + 1}/{rounds}  accuracy {self._accuracy}  loss {told}"
+            told = f"{loss:.3f}" if math.isfinite(loss) else DASH
+            line = f"round {from_one(round)}/{rounds}  accuracy {self._accuracy}  loss {told}"
             self._console.print(f"{line}  left {self._clock.left(share)}", markup=False)
 
     def note(self, text: str) -> None:
@@ -141,7 +142,7 @@ class RunProgress(Observer, AbstractContextManager["RunProgress"]):
     def _draw(self, rounds_done: float) -> None:
         if self._bar is None or self._task is None:
             return
-        text = f"round {min(int(rounds_done) + 1, self._rounds)}/{self._rounds}  accuracy {self._accuracy}"
+        text = f"round {min(from_one(int(rounds_done)), self._rounds)}/{self._rounds}  accuracy {self._accuracy}"
         text += f"  left {self._clock.left(rounds_done / self._rounds)}"
         self._bar.update(self._task, completed=rounds_done, text=text, refresh=True)
 
@@ -187,7 +188,7 @@ class ComparisonProgress(JobsObserver, AbstractContextManager["ComparisonProgres
             self._accuracy[job] = accuracy
         if self._bar is not None:
             known = f"  {percent(self._accuracy[job])} %" if job in self._accuracy else ""
-            text = f"round {min(int(rounds_done) + 1, job.config.rounds)}/{job.config.rounds}{known}"
+            text = f"round {min(from_one(int(rounds_done)), job.config.rounds)}/{job.config.rounds}{known}"
             self._bar.update(self._lines[job], completed=rounds_done, text=text)
 
     def job_finished(self, job: Job, problem: str) -> None:

@@ -46,11 +46,13 @@ class Plan:
         runs: the directory of each cell's run, without the seed.
         jobs: every run once, though several cells may read it.
         skipped: why a cell is not run.
+        diverged: of a cell's runs what became of the test loss, where it is not finite.
     """
 
     runs: dict[Key, Path] = field(default_factory=dict)
     jobs: list[Job] = field(default_factory=list)
     skipped: dict[Key, str] = field(default_factory=dict)
+    diverged: dict[Path, str] = field(default_factory=dict)
 
 
 def reproduce(
@@ -139,6 +141,7 @@ def reproduce_all(
             directory=Path(directory),
             marks=marks(recipe, scale, changes),
             skipped=[*dict.fromkeys(plans[recipe.name].skipped.values()), *undiagnosed[recipe.name]],
+            diverged=list(plans[recipe.name].diverged.values()),
             failures={
                 str(job): failures[job.directory] for job in plans[recipe.name].jobs if job.directory in failures
             },
@@ -337,6 +340,9 @@ def gather(
                 continue
             if value is not None:
                 found[seed] = value
+            if where := (Run(run).summary or {}).get("diverged_domains"):
+                cell = f"{row.label}, {column.name}, seed {seed}"
+                plan.diverged.setdefault(run, f"{cell} diverged: its test loss is not finite on {', '.join(where)}.")
         if not column.relative_to:
             return found
         reference = ours(

@@ -17,6 +17,7 @@ from torch import nn
 from fedkeel import config as configuration
 from fedkeel import state
 from fedkeel.config import MACHINE_OPTIONS, Config
+from fedkeel.counting import from_one
 from fedkeel.data.federation import Federation
 from fedkeel.engine.flower.roster import FILE as SITES
 from fedkeel.engine.flower.roster import Roster
@@ -125,7 +126,9 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
         server = federated.run()
         run = Run(store.directory)
         store.flush()
-        summary = summarise_run(run, setup.held_out) | {
+        result = summarise_run(run, setup.held_out)
+        summary = result | {
+            "untested_domains": [name for name in setup.domains if name not in result["domains"]],
             "executor": setup.executor_name,
             "device": str(setup.worker.device),
             "seconds": time.perf_counter() - began,
@@ -304,7 +307,9 @@ class Run:
         for record in self.records(kind):
             domains = record.get("domains", {})
             rest = {name: value for name, value in record.items() if name not in ("kind", "domains")}
-            rows.append(rest | {f"domains.{name}": value for name, value in domains.items()})
+            row = rest | {f"domains.{name}": value for name, value in domains.items()}
+            # As pandas has no number, also where a column has none at all, e.g. the loss of a model that diverged.
+            rows.append({name: math.nan if value is None else value for name, value in row.items()})
         return pandas.DataFrame(rows)
 
     def plot_accuracy(self, axes: Axes | None = None, *, domains: bool = True) -> Axes:
@@ -319,7 +324,7 @@ class Run:
         if not scores:
             raise FedkeelError(f"'{self.directory}' has no evaluated round yet: let it train further.")
         axes = axes if axes is not None else pyplot.subplots()[1]
-        rounds = [entry["round"] for entry in scores]
+        rounds = [from_one(entry["round"]) for entry in scores]
         if domains:
             for name in dict.fromkeys(name for entry in scores for name in entry["domains"]):
                 values = [100 * entry["domains"].get(name, math.nan) for entry in scores]  # sites come and go
@@ -381,9 +386,11 @@ def _null(_constant: str) -> None:
 def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) -> dict[str, Any]:
     """The result by the configured rule, with what it cost; under the given statistics where both were evaluated."""
     scores, rule = run.scores(statistics=statistics), run.config.result
+    tested = {entry["round"] for entry in scores}
+    validation = [entry for entry in run.scores("validation") if entry["round"] in tested]
+    if rule == "best-validation" and not validation:
+        rule = "last"  # those who have validation images never replied: the model is that of the last round too
     if rule == "best-validation":
-        tested = {entry["round"] for entry in scores}
-        validation = [entry for entry in run.scores("validation") if entry["round"] in tested]
         best = max(validation, key=lambda entry: (entry["average"], -entry["round"]))["round"]
         chosen = [entry for entry in scores if entry["round"] == best]
     else:
@@ -391,6 +398,10 @@ def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) 
 
     def mean(values: list[float]) -> float:
         return sum(values) / len(values)
+
+    where = {(entry["round"], "test", entry["statistics"]) for entry in chosen}
+    tests = (e for e in run.records("evaluation") if (e["round"], e["split"], e["statistics"]) in where)
+    losses = [entry["loss"] for entry in chosen if entry["loss"] is not None]
 
     rounds = run.records("round")
     names = dict.fromkeys(name for entry in chosen for name in entry["domains"])  # sites come and go
@@ -405,7 +416,8 @@ def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) 
         "unseen": mean(unseen) if unseen else None,
         "domains": {name: mean([e["domains"][name] for e in chosen if name in e["domains"]]) for name in names},
         "unseen_domains": held_out,
-        "loss": mean([entry["loss"] for entry in chosen]),
+        "diverged_domains": list(dict.fromkeys(test["domain"] for test in tests if test["loss"] is None)),
+        "loss": mean(losses) if losses else None,
         "statistics": chosen[-1]["statistics"],
         "bytes_up": sum(record["bytes_up"] for record in rounds),
         "bytes_down": sum(record["bytes_down"] for record in rounds),

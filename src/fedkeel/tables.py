@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+DASH = "–"  # where there is no number
 RULES = {
     "last": "the last round",
     "mean-last-10": "the mean of the last ten rounds",
@@ -83,6 +84,7 @@ class Row:
     average: Cell
     traffic: Traffic | None = None
     epsilon: float | None = None  # the largest of its seeds, where runs were private
+    diverged: tuple[str, ...] = ()  # domains on which the test loss of a seed is not finite
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -92,6 +94,7 @@ class Row:
             "average": self.average.to_dict(),
             "traffic_per_round": self.traffic.to_dict() if self.traffic else None,
             **({"epsilon": self.epsilon} if self.epsilon is not None else {}),
+            **({"diverged_domains": list(self.diverged)} if self.diverged else {}),
         }
 
 
@@ -103,12 +106,14 @@ class Results:
         rows: a row for each method, in the order given.
         domains: the columns; those in `unseen` were never trained on and do not count in the average.
         rule: which round the numbers are from, `Config.result`; several, when the runs differ.
+        untested: those of the columns in which a run has no number.
     """
 
     rows: list[Row]
     domains: list[str]
     unseen: frozenset[str]
     rule: tuple[str, ...]
+    untested: frozenset[str] = frozenset()
 
     @staticmethod
     def of(summaries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> Results:
@@ -117,7 +122,8 @@ class Results:
         for label, seed, summary in summaries:
             by_label.setdefault(label, {})[seed] = summary
         every = [summary for group in by_label.values() for summary in group.values()]
-        domains = list(dict.fromkeys(name for summary in every for name in summary["domains"]))
+        untested = dict.fromkeys(name for summary in every for name in summary.get("untested_domains") or ())
+        domains = list(dict.fromkeys([*(name for summary in every for name in summary["domains"]), *untested]))
         unseen = frozenset(name for summary in every for name in summary.get("unseen_domains") or ())
         # The unseen domains last, beside the average that leaves them out.
         domains.sort(key=lambda name: name in unseen)
@@ -126,6 +132,7 @@ class Results:
             domains=domains,
             unseen=unseen,
             rule=tuple(dict.fromkeys(str(summary["result"]) for summary in every)),
+            untested=frozenset(untested),
         )
 
     @property
@@ -173,6 +180,8 @@ class Results:
 
     @property
     def caption(self) -> str:
+        if not self.rows:
+            return "No run is finished yet."
         rule = " or ".join(RULES.get(name, name) for name in self.rule)
         counts = sorted({len(row.seeds) for row in self.rows})
         if counts == [1]:
@@ -182,24 +191,33 @@ class Results:
             seeds = f"mean and standard deviation over {number} seeds"
         extra = "; the average leaves the unseen domains out" if self.unseen else ""
         own = [row.method.replace("@", " with ") for row in self.rows if self.name(row) != row.method]
-        return f"Test accuracy in %, {rule}; {seeds}{extra}." + (f" {'; '.join(own)}." if own else "")
+        told = [f"Test accuracy in %, {rule}; {seeds}{extra}."]
+        if own:
+            told.append(f"{'; '.join(own)}.")
+        if self.untested:
+            told.append(f"Not tested, {DASH}: {', '.join(name for name in self.domains if name in self.untested)}.")
+        diverged = [f"{self.name(row)} on {', '.join(row.diverged)}" for row in self.rows if row.diverged]
+        if diverged:
+            told.append(f"Diverged, the test loss is not finite: {'; '.join(diverged)}.")
+        return " ".join(told)
 
     def text(self) -> str:
         """Plain text, the best of each column with a star."""
         lines = [self.headings]
         for row in self.rows:
-            cells = (f"{cell or ''}{'*' if best else ' '}" for cell, best in self.marked(row))
+            cells = (f"{cell or DASH}{'*' if best else ' '}" for cell, best in self.marked(row))
             lines.append([self.name(row), *cells, *self.traffic(row)])
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.headings))]
         rendered = ["  ".join(entry.ljust(width) for entry, width in zip(line, widths, strict=True)) for line in lines]
         rendered.insert(1, "  ".join("-" * width for width in widths))
-        return "\n".join([*(line.rstrip() for line in rendered), "", f"{self.caption} * best of its column."])
+        legend = " * best of its column." if self.rows else ""
+        return "\n".join([*(line.rstrip() for line in rendered), "", self.caption + legend])
 
     def markdown(self) -> str:
         """A table for a README or a paper's notes, the best of each column in bold."""
         lines = [self.headings, ["---"] * len(self.headings)]
         for row in self.rows:
-            cells = (f"**{cell}**" if best else str(cell or "") for cell, best in self.marked(row))
+            cells = (f"**{cell}**" if best else str(cell or DASH) for cell, best in self.marked(row))
             lines.append([self.name(row), *cells, *self.traffic(row)])
         rendered = ("| " + " | ".join(entry.replace("|", "\\|") for entry in line) + " |" for line in lines)
         return "\n".join(rendered) + f"\n\n{self.caption}"
@@ -246,6 +264,7 @@ class Results:
             "result": list(self.rule),
             "domains": self.domains,
             "unseen_domains": sorted(self.unseen),
+            "untested_domains": sorted(self.untested),
             "rows": [row.to_dict() for row in self.rows],
         }
 
@@ -263,6 +282,7 @@ def _row(label: str, by_seed: Mapping[int, Mapping[str, Any]]) -> Row:
         average=Cell.of([summary["accuracy"] for summary in summaries]),
         traffic=Traffic.of(summaries),
         epsilon=max((summary["epsilon"] for summary in summaries if summary.get("epsilon")), default=None),
+        diverged=tuple(dict.fromkeys(name for summary in summaries for name in summary.get("diverged_domains") or ())),
     )
 
 

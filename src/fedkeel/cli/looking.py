@@ -139,7 +139,7 @@ def run_document(run: Run) -> dict[str, Any]:
 def print_run(run: Run) -> None:
     from fedkeel.console import console, duration, plain_table
     from fedkeel.run import how_to_continue, summarise_run
-    from fedkeel.tables import RULES, percent, sparkline
+    from fedkeel.tables import DASH, RULES, percent, sparkline
 
     out = console(sys.stdout)
 
@@ -152,9 +152,11 @@ def print_run(run: Run) -> None:
     if changed:
         say(f"with {', '.join(changed)}")
     domains = summary["domains"] if summary else curve[-1]["domains"] if curve else {}
+    untested = (summary or {}).get("untested_domains", [])
     if domains:
         unseen = set(summary["unseen_domains"]) if summary else set()
-        rows = [(f"{name} (unseen)" if name in unseen else name, percent(value)) for name, value in domains.items()]
+        numbers = [*((name, percent(value)) for name, value in domains.items()), *((name, DASH) for name in untested)]
+        rows = [(f"{name} (unseen)" if name in unseen else name, number) for name, number in numbers]
         out.print(plain_table(["domain", "accuracy %"], rows))
     if summary:
         say(f"average {percent(summary['accuracy'])} % over domains ({RULES[summary['result']]})")
@@ -164,6 +166,10 @@ def print_run(run: Run) -> None:
         if config.evaluate_with == "both":
             by_batch = summarise_run(run, summary["unseen_domains"], "batch")
             say(f"        {percent(by_batch['accuracy'])} % over domains with the batch's statistics")
+        if untested:
+            say(f"        {DASH} not tested: {', '.join(untested)}")
+        if diverged := summary.get("diverged_domains"):
+            say(f"loss    {DASH} not finite on {', '.join(diverged)}: the model has diverged there")
     averages = [entry["average"] for entry in curve if entry["average"] is not None]
     if averages:
         say(f"rounds  {sparkline(averages)}  {percent(averages[0])} to {percent(averages[-1])} %")

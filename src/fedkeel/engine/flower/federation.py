@@ -125,7 +125,8 @@ def carry_out(
     except BaseException:
         store.close()
         raise
-    network = NetworkSetup(config, setup.worker, setup.held_out, "flower", defence=setup.defence, channel=executor)
+    parts = {"defence": setup.defence, "domains": setup.domains}
+    network = NetworkSetup(config, setup.worker, setup.held_out, "flower", **parts, channel=executor)
     return finish(store, network, observer)
 
 
