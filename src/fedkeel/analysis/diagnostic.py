@@ -76,14 +76,17 @@ class Diagnostic:
         if not measured:
             moments = self.moments(run, objects)
             self.check(moments[0].worker)
-            measured = [self.look(moment) for moment in moments]
+            measured = [self._after_run(moment) for moment in moments]
         return self.draw(measured)
 
     def look(self, moment: Moment) -> Measured:
-        """What is measured of a moment; a sentence where that is not possible, as of a model that has diverged."""
+        with np.errstate(all="ignore"):  # what is not finite is shown as a dash
+            return Measured(moment.round, plain(self.measure(moment)))
+
+    def _after_run(self, moment: Moment) -> Measured:
+        """As `look`; a sentence where that is not possible, as of a model that has diverged."""
         try:
-            with np.errstate(all="ignore"):  # what is not finite is shown as a dash
-                return Measured(moment.round, plain(self.measure(moment)))
+            return self.look(moment)
         except FedkeelError:
             raise
         except (ArithmeticError, RuntimeError, ValueError) as error:

@@ -80,7 +80,7 @@ class Recorder(Observer):
         for diagnostic in self._diagnostics:
             try:
                 entry = diagnostic.look(moment)
-            except FedkeelError as error:
+            except (FedkeelError, ArithmeticError, RuntimeError, ValueError) as error:
                 # The run is worth more than this look at it.
                 self._note(f"Round {from_one(moment.round)} has no record of '{diagnostic.name}': {error}")
                 continue
