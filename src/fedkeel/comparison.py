@@ -26,6 +26,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.jobs import Job, JobsObserver, beside_others, run_all, uses_gpu
 from fedkeel.method import Composition
 from fedkeel.run import Run
+from fedkeel.spawning import leave_if_imported_again
 from fedkeel.store import fingerprint
 from fedkeel.tables import Results
 from fedkeel.trackers import prepare as prepare_tracker
@@ -130,6 +131,7 @@ def compare(
 
     Raises `fedkeel.engine.local.Stopped` when it was asked to stop; the same call then continues it.
     """
+    leave_if_imported_again()
     entries = read_entries(methods, options)
     chosen = read_seeds(seeds)
     require(track)

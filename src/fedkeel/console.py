@@ -22,7 +22,9 @@ from fedkeel.config import Config
 from fedkeel.counting import from_one
 from fedkeel.engine.evaluation import Scores
 from fedkeel.jobs import Job, JobsObserver
+from fedkeel.errors import FedkeelError
 from fedkeel.observer import Observer
+from fedkeel.run import Run
 from fedkeel.tables import DASH, Results, percent
 
 WIDE = 1000  # a pipe has no edge: a table there is never cut
@@ -158,7 +160,8 @@ class ComparisonProgress(JobsObserver, AbstractContextManager["ComparisonProgres
         self._jobs: list[Job] = []
         self._shares: dict[Job, float] = {}
         self._over: set[Job] = set()
-        self._accuracy: dict[Job, float] = {}
+        self._accuracy: dict[Job, float] = {}  # of the last round that was evaluated
+        self._results: dict[Job, float] = {}  # of runs that are over, by the rule that their configuration names
         self._overall: TaskID | None = None
         self._lines: dict[Job, TaskID] = {}
 
@@ -169,6 +172,7 @@ class ComparisonProgress(JobsObserver, AbstractContextManager["ComparisonProgres
     def planned(self, jobs: Sequence[Job], finished: Sequence[Job]) -> None:
         self._jobs, self._over = list(jobs), set(finished)
         self._shares = {job: float(job in self._over) for job in jobs}
+        self._results = {job: result for job in finished if (result := _result(job)) is not None}
         self._clock.start(self._share())
         self._milestones.reached(self._share())
         if finished:
@@ -198,10 +202,12 @@ class ComparisonProgress(JobsObserver, AbstractContextManager["ComparisonProgres
             self._bar.remove_task(self._lines.pop(job))
         if problem:
             self.note(f"{job} failed: {problem}")
+        elif (result := _result(job)) is not None:
+            self._results[job] = result
         siblings = [other for other in self._jobs if other.label == job.label]
-        known = [self._accuracy[other] for other in siblings if other in self._accuracy]
+        known = [self._results[other] for other in siblings if other in self._results]
         if known and all(other in self._over for other in siblings):
-            self._say(f"{job.label.partition('@')[0]:<12} {percent(sum(known) / len(known))} %")
+            self._say(f"{job.label:<12} {percent(_mean(known))} %")
 
     def tick(self) -> None:
         share = self._share()
@@ -221,8 +227,7 @@ class ComparisonProgress(JobsObserver, AbstractContextManager["ComparisonProgres
         done = sum(all(job in self._over for job in self._jobs if job.label == label) for label in labels)
         runs = f"methods {done}/{len(labels)}  runs {len(self._over)}/{len(self._jobs)}"
         means = {
-            label: [self._accuracy[job] for job in self._over if job.label == label and job in self._accuracy]
-            for label in labels
+            label: [result for job, result in self._results.items() if job.label == label] for label in labels
         }
         best = max((label for label in labels if means[label]), key=lambda label: _mean(means[label]), default=None)
         so_far = f"  best so far {best} {percent(_mean(means[best]))} %" if best else ""
@@ -231,6 +236,14 @@ class ComparisonProgress(JobsObserver, AbstractContextManager["ComparisonProgres
     def _say(self, text: str) -> None:
         if not self._quiet:
             self._console.print(text, markup=False)
+
+
+def _result(job: Job) -> float | None:
+    """What the table will show of it, which need not be the accuracy of its last round."""
+    try:
+        return Run(job.directory).accuracy
+    except (FedkeelError, KeyError, TypeError, ValueError):  # gone, or no run's own
+        return None
 
 
 def _mean(values: Sequence[float]) -> float:

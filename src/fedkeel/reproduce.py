@@ -31,6 +31,7 @@ from fedkeel.models import MODELS
 from fedkeel.recipes import DIAGNOSTICS, Column, Recipe, Row, load
 from fedkeel.run import Run, summarise_run
 from fedkeel.side_by_side import Entry, Reproduction
+from fedkeel.spawning import leave_if_imported_again
 from fedkeel.spec import parse
 from fedkeel.store import fingerprint
 
@@ -112,6 +113,7 @@ def reproduce_all(
 
     A label in `only` need not be one of every recipe; where a recipe has none of them, all of its cells run.
     """
+    leave_if_imported_again()
     recipes = [name if isinstance(name, Recipe) else load(name) for name in names]
     if not 0 < scale <= 1:
         raise FedkeelError(f"'scale' is {scale:g}: give a share of the rounds, above 0 and at most 1.")

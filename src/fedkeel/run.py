@@ -28,6 +28,7 @@ from fedkeel.method import Method
 from fedkeel.models.output import Classifier
 from fedkeel.observer import Observer, Observers
 from fedkeel.profile import FILE as PROFILE
+from fedkeel.spawning import leave_if_imported_again
 from fedkeel.store import Store, read_config
 from fedkeel.summary import unsound
 
@@ -60,6 +61,7 @@ def simulate(
     >>> import fedkeel                                                             # doctest: +SKIP
     >>> fedkeel.simulate(method="fedprox(mu=0.1)", rounds=10).accuracy             # doctest: +SKIP
     """
+    leave_if_imported_again()
     if isinstance(method, str):
         options["method"], method = method, None
     if isinstance(model, str):
@@ -87,6 +89,7 @@ def resume(
     `machine` are options that do not change the result, `device="cpu"` or `workers=4`, where they are to be others
     than those the run began with.
     """
+    leave_if_imported_again()
     for name in machine:
         if name not in MACHINE_OPTIONS:
             raise FedkeelError(
