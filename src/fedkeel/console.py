@@ -21,8 +21,8 @@ from rich.text import Text
 from fedkeel.config import Config
 from fedkeel.counting import from_one
 from fedkeel.engine.evaluation import Scores
-from fedkeel.jobs import Job, JobsObserver
 from fedkeel.errors import FedkeelError
+from fedkeel.jobs import Job, JobsObserver
 from fedkeel.observer import Observer
 from fedkeel.run import Run
 from fedkeel.tables import DASH, Results, percent
@@ -226,9 +226,7 @@ class ComparisonProgress(JobsObserver, AbstractContextManager["ComparisonProgres
         labels = dict.fromkeys(job.label for job in self._jobs)
         done = sum(all(job in self._over for job in self._jobs if job.label == label) for label in labels)
         runs = f"methods {done}/{len(labels)}  runs {len(self._over)}/{len(self._jobs)}"
-        means = {
-            label: [result for job, result in self._results.items() if job.label == label] for label in labels
-        }
+        means = {label: [result for job, result in self._results.items() if job.label == label] for label in labels}
         best = max((label for label in labels if means[label]), key=lambda label: _mean(means[label]), default=None)
         so_far = f"  best so far {best} {percent(_mean(means[best]))} %" if best else ""
         return f"{runs}{so_far}  left {self._clock.left(self._share())}"

@@ -226,7 +226,7 @@ class _Crew:
         self._seats.remove(seat)
         code = seat.process.exitcode or 0
         if seat.outcome is None and code == UNGUARDED:
-            raise FedkeelError(SENTENCE)
+            raise FedkeelError(SENTENCE) from None
         if seat.outcome is None:
             cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             seat.outcome = f"its process died ({cause})"

@@ -24,8 +24,10 @@ from fedkeel.engine.flower.roster import Roster
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.given import as_path, described
 from fedkeel.method import Method
 from fedkeel.models.output import Classifier
+from fedkeel.objects import check_objects, refuse_name
 from fedkeel.observer import Observer, Observers
 from fedkeel.profile import FILE as PROFILE
 from fedkeel.spawning import leave_if_imported_again
@@ -67,6 +69,8 @@ def simulate(
     if isinstance(model, str):
         options["model"], model = model, None
     settings = _settings(config, options)
+    check_objects(federation, model, method, observer)
+    directory = None if directory is None else as_path(directory)
     given = {"data": federation, "model": model, "method": method}
     settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
     setup = _prepare(settings, federation, model, method)
@@ -96,6 +100,7 @@ def resume(
                 f"'{name}' cannot change when a run is resumed: give only {', '.join(MACHINE_OPTIONS)}, "
                 "or start a new run."
             )
+    check_objects(federation, model, method, observer)
     run = Run(directory)
     settings = run.config.replace(**machine)
     if run.finished:
@@ -171,7 +176,13 @@ def _settings(config: Config | Mapping[str, Any] | str | Path | None, options: d
     if isinstance(config, Config):
         return config.replace(**options)
     if isinstance(config, (str, Path)):
+        refuse_name(config)
         config = configuration.read(config)
+    if config is not None and not isinstance(config, Mapping):
+        raise FedkeelError(
+            f"The configuration is {described(config)}: give a Config, a table of options or a TOML file; federation, "
+            "model and method are given by name, like method='fedbn'."
+        )
     return configuration.from_dict({**(config or {}), **options})
 
 
@@ -203,7 +214,7 @@ class Run:
     """A run directory, read. Also of a run that is not finished yet."""
 
     def __init__(self, directory: str | Path) -> None:
-        self.directory = Path(directory)
+        self.directory = as_path(directory)
         self.config = read_config(directory)
 
     def __repr__(self) -> str:

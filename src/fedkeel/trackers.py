@@ -186,7 +186,7 @@ def require(name: str | None) -> None:
     if name is None:
         return
     if name not in TRACKERS:
-        raise FedkeelError(unknown("tracker", name, TRACKERS))
+        raise FedkeelError(unknown("tracker", str(name), TRACKERS))
     if importlib.util.find_spec(name) is None:
         raise FedkeelError(f"'--track {name}' needs {name}, which is not installed: pip install 'fedkeel[{name}]'.")
 

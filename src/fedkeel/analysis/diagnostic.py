@@ -112,9 +112,10 @@ class Diagnostic:
         return {**texts, "figures": [plain(figure) for figure in figures]}
 
     def write(self, directory: Path, document: dict[str, Any]) -> Path:
+        """`directory`: the run's, or any other in its place."""
         path = directory / FOLDER / f"{self.name}.json"
-        with explained(path):
-            path.parent.mkdir(exist_ok=True)
+        with explained(path, then=""):
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(document, allow_nan=False).encode() + b"\n")
         return path
 

@@ -217,6 +217,7 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
                 image_size=(x.shape[2], x.shape[3]),
             )
         else:
+            models.refuse_lazy(given)
             network = copy.deepcopy(given)  # the caller's own stays as it is, for the next run
         if not isinstance(network, Classifier):
             raise FedkeelError(
@@ -227,6 +228,8 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
             log.warning("%s", models.load_weights(network, config.weights))
         method.prepare(network)
     network.eval()
+    if next(network.parameters(), None) is None:
+        raise FedkeelError(f"{type(network).__name__} has no parameters: give a network that can be trained.")
     try:
         with torch.no_grad():
             output = network(x.to(next(network.parameters()).device))

@@ -6,7 +6,6 @@ GReg's Table 4 uses MobileNetV2, EfficientNet-B0, DenseNet-121, LeViT-128s and M
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeel.errors import FedkeelError, unknown
+from fedkeel.errors import FedkeelError, nearest, unknown
 from fedkeel.models.encoder import Encoder
 
 PREFIX = "timm:"
@@ -32,11 +31,6 @@ class TimmEncoder(Encoder):
         return features
 
 
-def could_be(name: str) -> bool:
-    """Whether a name that is none of our own should be looked for in timm."""
-    return name.startswith(PREFIX) or importlib.util.find_spec("timm") is not None
-
-
 def encoder(
     name: str,
     in_channels: int,
@@ -51,10 +45,10 @@ def encoder(
     own = list(list_of_own)
     try:
         timm = _import_timm(name)
-    except FedkeelError:
-        # Whether timm has such a model cannot be said; that one of ours is nearly called so can.
-        if not asked_for_timm and get_close_matches(name, own, n=1, cutoff=0.7):
-            raise FedkeelError(unknown("model", name, own)) from None
+    except FedkeelError as error:
+        # Whether timm has such a model cannot be said; which of ours are nearly called so can.
+        if not asked_for_timm:
+            raise FedkeelError(f"{str(error).rstrip('.')}, or {nearest(name, own)}") from error
         raise
     timm_name = name.removeprefix(PREFIX)
     # A pretrained tag may follow a dot: resnet18.a1_in1k
@@ -76,17 +70,23 @@ def _import_timm(name: str) -> Any:
         return importlib.import_module("timm")
     except ModuleNotFoundError as error:
         if error.name == "timm":
-            message = f"The model '{name}' comes from timm, which is not installed: pip install 'fedkeel[timm]'."
+            message = f"{_where(name)} is not installed: pip install 'fedkeel[timm]'."
             raise FedkeelError(message) from error
         raise FedkeelError(_broken(name, error)) from error
     except Exception as error:
         raise FedkeelError(_broken(name, error)) from error
 
 
+def _where(name: str) -> str:
+    if name.startswith(PREFIX):
+        return f"The model '{name}' comes from timm, which"
+    return f"There is no model named '{name}' here, and timm, which may have it,"
+
+
 def _broken(name: str, error: Exception) -> str:
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     return (
-        f"The model '{name}' comes from timm, which is installed but does not import ({reason}): "
+        f"{_where(name)} is installed but cannot be imported ({reason}): "
         f"install a torchvision that matches torch {torch.__version__}."
     )
 
