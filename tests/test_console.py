@@ -102,6 +102,24 @@ def test_a_comparison_tells_the_result_by_the_rule_and_each_row_with_its_options
     assert "best so far gn@learning_rate=0.2,batch_size=8 63.0 %" in stream.getvalue()
 
 
+def test_a_quiet_comparison_still_tells_notes_and_failures(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    jobs = planned(tmp_path, "fedavg", "gn")
+    with ComparisonProgress(stream, quiet=True) as progress:
+        progress.planned(jobs, [])
+        for job in jobs:
+            progress.job_started(job, 0)
+            progress.note(f"{job}: The update of [scan] is dropped.")
+            progress.tick()
+            progress.job_finished(job, "" if job is jobs[0] else "boom")
+        progress.tick()
+    assert stream.getvalue().splitlines() == [
+        "fedkeel: fedavg seed 0: The update of [scan] is dropped.",
+        "fedkeel: gn seed 0: The update of [scan] is dropped.",
+        "fedkeel: gn seed 0 failed: boom",
+    ]
+
+
 def test_a_live_comparison_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:
