@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -13,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from fedkeel.cli import build_parser, main
+from fedkeel.cli.looking import KINDS
 from fedkeel.cli.parsing import given_options, with_root
 from fedkeel.config import Config, option_names
 from fedkeel.errors import FedkeelError
+from fedkeel.methods import METHODS
 from fedkeel.run import Run
 from tests.test_comparison import finish
 
@@ -157,8 +160,41 @@ class TestLooking:
         assert main(["list", "methods"]) == 0
         lines = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith("fedprox ")]
         assert len(lines) == 1
-        assert "mu=0.01" in lines[0]
         assert "Li et al. 2020" in lines[0]
+
+    @pytest.mark.parametrize("width", [40, 80, 120])
+    def test_on_a_terminal_a_name_has_one_line_that_fits(self, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Terminal(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+        stream = Terminal()
+        monkeypatch.setattr(sys, "stdout", stream)
+        monkeypatch.setenv("COLUMNS", str(width))
+        monkeypatch.setenv("TERM", "xterm")
+        assert main(["list", "methods"]) == 0
+        lines = stream.getvalue().splitlines()
+        names = METHODS.names()
+        assert [line.split()[0] for line in lines[: len(names)]] == names
+        assert max(map(len, lines)) <= width
+
+    def test_options_come_on_demand(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["list", "methods", "fedprox", "central"]) == 0
+        text = capsys.readouterr().out
+        assert "  mu=0.01" in text.splitlines()
+        assert "Li et al. 2020" in text
+        assert "options  none" in text
+        assert main(["list", "methods", "fedprox", "--json"]) == 0
+        assert [entry["name"] for entry in json.loads(capsys.readouterr().out)] == ["fedprox"]
+        assert main(["list", "methods", "fedprxo"]) == 2
+        assert "did you mean 'fedprox'?" in capsys.readouterr().err
+
+    def test_without_a_kind_the_kinds_are_named(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["list"]) == 0
+        text = capsys.readouterr().out
+        assert all(any(line.startswith(f"{kind} ") for line in text.splitlines()) for kind in KINDS)
+        assert main(["list", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out) == list(KINDS)
 
     def test_data_describe(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["data", "describe", "digits-shift", "--unseen", "scan", "--json"]) == 0

@@ -15,6 +15,8 @@ import pytest
 from fedkeel import jobs
 from fedkeel.comparison import Comparison, Place, compare, gather, read_comparison
 from fedkeel.config import Config
+from fedkeel.console import results_table
+from fedkeel.demo import findings
 from fedkeel.engine.local import Stopped, stop_requested
 from fedkeel.entries import read_entry, read_seeds
 from fedkeel.errors import FedkeelError
@@ -248,6 +250,19 @@ class TestResults:
         runs = [{"method": m, "seed": s, "directory": f"{m}/seed{s}"} for m in numbers for s in range(2)]
         (place / "comparison.json").write_text(json.dumps({"runs": runs}))
         return read_comparison(place)
+
+    def test_without_a_finished_run_every_format_says_so(self, tmp_path: Path) -> None:
+        unfinished = Comparison(tmp_path, [Place("fedavg", 0, tmp_path / "fedavg"), Place("gn", 1, tmp_path / "gn")])
+        for text in (unfinished.table(), unfinished.markdown(), unfinished.results.latex()):
+            assert "No run is finished yet." in text
+            assert "average" in text
+            assert "best of its column" not in text
+        assert unfinished.csv() == "method,seeds,average_mean,average_std\n"
+        assert unfinished.rows() == unfinished.runs == []
+        assert unfinished.missing == ["fedavg seed 0", "gn seed 1"]
+        assert unfinished.to_dict()["rows"] == []
+        assert findings(unfinished) == []
+        results_table(unfinished.results)
 
     def test_mean_and_spread_are_those_of_the_seeds(self, tmp_path: Path) -> None:
         row = self.comparison(tmp_path).rows()[0]

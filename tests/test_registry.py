@@ -50,6 +50,34 @@ def test_unknown_names_and_options_name_the_nearest() -> None:
         pets().build("cat", leg=3)
 
 
+def test_where_several_are_equally_near_all_of_them_are_named() -> None:
+    assert nearest("fedbm", ["fedavg", "fedbn", "fedfm", "hbn"]) == "did you mean 'fedbn' or 'fedfm'?"
+    assert nearest("fedbn", ["fedavg", "fedbn", "fedfn"]) == "did you mean 'fedbn'?"
+
+
+def test_a_sentence_that_goes_on_in_the_next_line_is_not_cut() -> None:
+    registry: Registry[str] = Registry("pet")
+
+    @registry.register("bird")
+    def bird() -> str:
+        """It flies, unless it is
+        a penguin. This is left out,
+
+        and so is this.
+        """
+        return ""
+
+    @registry.register("fish")
+    def fish() -> str:
+        """It swims.
+        And more.
+        """
+        return ""
+
+    assert registry.entry("fish").summary == "It swims."
+    assert registry.entry("bird").summary == "It flies, unless it is a penguin. This is left out,"
+
+
 def test_without_a_near_one_all_choices_are_named() -> None:
     assert nearest("zzz", ["b", "a"]) == "choose from a, b."
     assert nearest("zzz", []) == "there is nothing to choose from."

@@ -199,7 +199,7 @@ def test_with_both_damaged_the_run_starts_again(tmp_path: Path, whole: dict[str,
     notes = tiny.Notes()
     assert tiny.result(tiny.resume(run.directory, observer=notes)) == whole
     assert notes.first == 0
-    assert notes.notes[-1] == "No checkpoint is usable: starting again from round 0."
+    assert notes.notes[-1] == "No checkpoint is usable: starting again from the first round."
 
 
 def test_without_checkpoints_or_with_short_metrics_the_run_starts_again(

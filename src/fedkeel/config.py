@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.given import described
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -180,7 +181,8 @@ def option_names() -> list[str]:
 def refuse_unknown(given: Mapping[str, Any]) -> None:
     for name in given:
         if name not in option_names():
-            raise FedkeelError(f"There is no option '{name}': {nearest(ELSEWHERE.get(name, name), option_names())}")
+            near = nearest(ELSEWHERE.get(name, str(name)), option_names())
+            raise FedkeelError(f"There is no option '{name}': {near}")
 
 
 def from_dict(given: Mapping[str, Any]) -> Config:
@@ -221,12 +223,12 @@ def checked(entry: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
     flag = entry.name
     if get_origin(hint) is Literal:
         if value not in get_args(hint):
-            raise FedkeelError(f"'{flag}' is '{value}': {nearest(str(value), get_args(hint))}")
+            raise FedkeelError(f"'{flag}' is {described(value)}: {nearest(str(value), get_args(hint))}")
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise FedkeelError(f"'{flag}' is {value!r}, which is not {_kind(hint)}.")
+        raise FedkeelError(f"'{flag}' is {described(value)}, which is not {_kind(hint)}.")
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
         raise FedkeelError(f"'{flag}' is {value!r}, which is not valid Unicode: rename what it names.")
     limits = entry.metadata

@@ -11,7 +11,7 @@ from fedkeel.errors import StoreError
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explained(path: Path, then: str = ", then resume") -> Iterator[None]:
     """Turn what the operating system says about a file into one sentence."""
     try:
         yield
@@ -23,7 +23,7 @@ def explained(path: Path) -> Iterator[None]:
             cause = cause.__context__
         raise StoreError(
             f"'{error.filename or path}' cannot be written: {error.strerror or error}; "
-            "make room or choose another directory with --out, then resume."
+            f"make room or choose another directory with --out{then}."
         ) from error
 
 

@@ -28,6 +28,7 @@ from fedkeel.engine.evaluation import Scores
 from fedkeel.engine.local import Stopped, stop_requested
 from fedkeel.errors import FedkeelError
 from fedkeel.observer import Observer
+from fedkeel.spawning import NAME, SENTENCE, UNGUARDED, main_that_can_be_imported
 from fedkeel.trackers import tracked
 
 log = logging.getLogger("fedkeel")
@@ -201,9 +202,10 @@ class _Crew:
         not_its_own = [here, *(seat.pipe for seat in self._seats)] if self._forks else []
         # Not a daemon: a run may have worker processes of its own.
         process = self._context.Process(  # type: ignore[attr-defined]
-            target=_work, args=(job, there, not_its_own), daemon=False
+            target=_work, args=(job, there, not_its_own), daemon=False, name=f"{NAME}: {job}"
         )
-        process.start()
+        with main_that_can_be_imported():
+            process.start()
         there.close()
         return _Seat(job, process, here)
 
@@ -223,6 +225,8 @@ class _Crew:
         seat.pipe.close()
         self._seats.remove(seat)
         code = seat.process.exitcode or 0
+        if seat.outcome is None and code == UNGUARDED:
+            raise FedkeelError(SENTENCE) from None
         if seat.outcome is None:
             cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
             seat.outcome = f"its process died ({cause})"

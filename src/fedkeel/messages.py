@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
+from fedkeel.counting import from_one
 from fedkeel.naming import visible
 from fedkeel.state import Tensors, is_continuous, is_variance, nbytes
 
@@ -128,7 +129,7 @@ def check(update: Update, broadcast: Broadcast) -> None:
     samples; of this round.
     """
     if update.round != broadcast.round:
-        raise BadMessage(f"it is of round {update.round}, not of round {broadcast.round}")
+        raise BadMessage(f"it is of round {from_one(update.round)}, not of round {from_one(broadcast.round)}")
     check_samples(update.samples)
     _check_like("weight", update.weights, broadcast.weights)
     _check_like("statistic", update.statistics, broadcast.statistics)

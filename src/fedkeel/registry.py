@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fedkeel.errors import FedkeelError, nearest, unknown
+from fedkeel.given import described
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -75,6 +76,8 @@ class Registry(Generic[T]):
         return remember
 
     def entry(self, name: str) -> Entry[T]:
+        if not isinstance(name, str):
+            raise FedkeelError(f"The {self.kind} is {described(name)}: give its name as text.")
         if name not in self._entries:
             raise FedkeelError(unknown(self.kind, name, self._entries))
         return self._entries[name]

@@ -16,17 +16,21 @@ from torch import nn
 from fedkeel import config as configuration
 from fedkeel import naming, state
 from fedkeel.config import MACHINE_OPTIONS, Config
+from fedkeel.counting import from_one
 from fedkeel.data.federation import Federation
 from fedkeel.engine.flower.roster import FILE as SITES
 from fedkeel.engine.flower.roster import Roster
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.given import as_path, described
 from fedkeel.method import Method
 from fedkeel.models.output import Classifier
 from fedkeel.nn.dropout import plain_dropout
+from fedkeel.objects import check_objects, refuse_name
 from fedkeel.observer import Observer, Observers
 from fedkeel.profile import FILE as PROFILE
+from fedkeel.spawning import leave_if_imported_again
 from fedkeel.store import Store, read_config
 from fedkeel.summary import unsound
 from fedkeel.tables import weakest
@@ -60,11 +64,14 @@ def simulate(
     >>> import fedkeel                                                             # doctest: +SKIP
     >>> fedkeel.simulate(method="fedprox(mu=0.1)", rounds=10).accuracy             # doctest: +SKIP
     """
+    leave_if_imported_again()
     if isinstance(method, str):
         options["method"], method = method, None
     if isinstance(model, str):
         options["model"], model = model, None
     settings = _settings(config, options)
+    check_objects(federation, model, method, observer)
+    directory = None if directory is None else as_path(directory)
     given = {"data": federation, "model": model, "method": method}
     settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
     setup = _prepare(settings, federation, model, method)
@@ -87,12 +94,14 @@ def resume(
     `machine` are options that do not change the result, `device="cpu"` or `workers=4`, where they are to be others
     than those the run began with.
     """
+    leave_if_imported_again()
     for name in machine:
         if name not in MACHINE_OPTIONS:
             raise FedkeelError(
                 f"'{name}' cannot change when a run is resumed: give only {', '.join(MACHINE_OPTIONS)}, "
                 "or start a new run."
             )
+    check_objects(federation, model, method, observer)
     run = Run(directory)
     settings = run.config.replace(**machine)
     if run.finished:
@@ -126,7 +135,9 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
         server = federated.run()
         run = Run(store.directory)
         store.flush()
-        summary = summarise_run(run, setup.held_out) | {
+        result = summarise_run(run, setup.held_out)
+        summary = result | {
+            "untested_domains": [name for name in setup.domains if name not in result["domains"]],
             "executor": setup.executor_name,
             "device": str(setup.worker.device),
             "seconds": time.perf_counter() - began,
@@ -166,7 +177,13 @@ def _settings(config: Config | Mapping[str, Any] | str | Path | None, options: d
     if isinstance(config, Config):
         return config.replace(**options)
     if isinstance(config, (str, Path)):
+        refuse_name(config)
         config = configuration.read(config)
+    if config is not None and not isinstance(config, Mapping):
+        raise FedkeelError(
+            f"The configuration is {described(config)}: give a Config, a table of options or a TOML file; federation, "
+            "model and method are given by name, like method='fedbn'."
+        )
     return configuration.from_dict({**(config or {}), **options})
 
 
@@ -192,7 +209,7 @@ class Run:
     """A run directory, read. Also of a run that is not finished yet."""
 
     def __init__(self, directory: str | Path) -> None:
-        self.directory = Path(directory)
+        self.directory = as_path(directory)
         self.config = read_config(directory)
 
     def __repr__(self) -> str:
@@ -299,7 +316,9 @@ class Run:
         for record in self.records(kind):
             domains = record.get("domains", {})
             rest = {name: value for name, value in record.items() if name not in ("kind", "domains")}
-            rows.append(rest | {f"domains.{name}": value for name, value in domains.items()})
+            row = rest | {f"domains.{name}": value for name, value in domains.items()}
+            # As pandas has no number, also where a column has none at all, e.g. the loss of a model that diverged.
+            rows.append({name: math.nan if value is None else value for name, value in row.items()})
         return pandas.DataFrame(rows)
 
     def plot_accuracy(self, axes: Axes | None = None, *, domains: bool = True) -> Axes:
@@ -314,7 +333,7 @@ class Run:
         if not scores:
             raise FedkeelError(f"'{self.directory}' has no evaluated round yet: let it train further.")
         axes = axes if axes is not None else pyplot.subplots()[1]
-        rounds = [entry["round"] for entry in scores]
+        rounds = [from_one(entry["round"]) for entry in scores]
         if domains:
             for name in dict.fromkeys(name for entry in scores for name in entry["domains"]):
                 values = [100 * entry["domains"].get(name, math.nan) for entry in scores]  # sites come and go
@@ -379,9 +398,11 @@ def _null(_constant: str) -> None:
 def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) -> dict[str, Any]:
     """The result by the configured rule, with what it cost; under the given statistics where both were evaluated."""
     scores, rule = run.scores(statistics=statistics), run.config.result
+    tested = {entry["round"] for entry in scores}
+    validation = [entry for entry in run.scores("validation") if entry["round"] in tested]
+    if rule == "best-validation" and not validation:
+        rule = "last"  # those who have validation images never replied: the model is that of the last round too
     if rule == "best-validation":
-        tested = {entry["round"] for entry in scores}
-        validation = [entry for entry in run.scores("validation") if entry["round"] in tested]
         best = max(validation, key=lambda entry: (entry["average"], -entry["round"]))["round"]
         chosen = [entry for entry in scores if entry["round"] == best]
     else:
@@ -389,6 +410,10 @@ def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) 
 
     def mean(values: list[float]) -> float:
         return sum(values) / len(values)
+
+    where = {(entry["round"], "test", entry["statistics"]) for entry in chosen}
+    tests = (e for e in run.records("evaluation") if (e["round"], e["split"], e["statistics"]) in where)
+    losses = [entry["loss"] for entry in chosen if entry["loss"] is not None]
 
     rounds = run.records("round")
     names = dict.fromkeys(name for entry in chosen for name in entry["domains"])  # sites come and go
@@ -403,7 +428,8 @@ def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) 
         "unseen": mean(unseen) if unseen else None,
         "domains": {name: mean([e["domains"][name] for e in chosen if name in e["domains"]]) for name in names},
         "unseen_domains": held_out,
-        "loss": mean([entry["loss"] for entry in chosen]),
+        "diverged_domains": list(dict.fromkeys(test["domain"] for test in tests if test["loss"] is None)),
+        "loss": mean(losses) if losses else None,
         "statistics": chosen[-1]["statistics"],
         "bytes_up": sum(record["bytes_up"] for record in rounds),
         "bytes_down": sum(record["bytes_down"] for record in rounds),

@@ -210,7 +210,7 @@ class Store:
             self.shelf.restore(header["memory"], checkpoint.round, _references(folders[:place]))
             return checkpoint
         if folders:
-            note("No checkpoint is usable: starting again from round 0.")
+            note("No checkpoint is usable: starting again from the first round.")
         self.shelf.restore(None)
         return None
 

@@ -8,6 +8,10 @@ from typing import Any
 from fedkeel.tables import RULES, SOURCES
 
 
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
@@ -21,12 +25,13 @@ SUMMARY: dict[str, Callable[[Any], bool]] = {
     **RESULTS,
     "samples_accuracy": _is_number,
     "unseen": lambda value: value is None or _is_number(value),
-    "unseen_domains": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+    "unseen_domains": _are_names,
     **dict.fromkeys(("bytes_up", "bytes_down", "seconds"), _is_number),
     "executor": lambda value: isinstance(value, str),
 }
 IF_THERE: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("rounds", "questions", "epsilon", "delta"), _is_number),
+    **dict.fromkeys(("untested_domains", "diverged_domains"), _are_names),
     "randomness": lambda value: isinstance(value, str) and value in SOURCES,
 }
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from fedkeel.naming import csv_text, markdown_text, visible
 
+DASH = "–"  # where there is no number
 RULES = {
     "last": "the last round",
     "mean-last-10": "the mean of the last ten rounds",
@@ -105,6 +106,7 @@ class Row:
     traffic: Traffic | None = None
     epsilon: float | None = None  # the largest of its seeds, where runs were private
     randomness: str | None = None  # what that rests on: the run's seed, if it does for one of its seeds
+    diverged: tuple[str, ...] = ()  # domains on which the test loss of a seed is not finite
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -114,6 +116,7 @@ class Row:
             "average": self.average.to_dict(),
             "traffic_per_round": self.traffic.to_dict() if self.traffic else None,
             **({"epsilon": self.epsilon, "randomness": self.randomness} if self.epsilon is not None else {}),
+            **({"diverged_domains": list(self.diverged)} if self.diverged else {}),
         }
 
 
@@ -125,12 +128,14 @@ class Results:
         rows: a row for each method, in the order given.
         domains: the columns; those in `unseen` were never trained on and do not count in the average.
         rule: which round the numbers are from, `Config.result`; several, when the runs differ.
+        untested: those of the columns in which a run has no number.
     """
 
     rows: list[Row]
     domains: list[str]
     unseen: frozenset[str]
     rule: tuple[str, ...]
+    untested: frozenset[str] = frozenset()
 
     @staticmethod
     def of(summaries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> Results:
@@ -139,7 +144,8 @@ class Results:
         for label, seed, summary in summaries:
             by_label.setdefault(label, {})[seed] = summary
         every = [summary for group in by_label.values() for summary in group.values()]
-        domains = list(dict.fromkeys(name for summary in every for name in summary["domains"]))
+        untested = dict.fromkeys(name for summary in every for name in summary.get("untested_domains") or ())
+        domains = list(dict.fromkeys([*(name for summary in every for name in summary["domains"]), *untested]))
         unseen = frozenset(name for summary in every for name in summary.get("unseen_domains") or ())
         # The unseen domains last, beside the average that leaves them out.
         domains.sort(key=lambda name: name in unseen)
@@ -148,6 +154,7 @@ class Results:
             domains=domains,
             unseen=unseen,
             rule=tuple(dict.fromkeys(str(summary["result"]) for summary in every)),
+            untested=frozenset(untested),
         )
 
     @property
@@ -195,6 +202,8 @@ class Results:
 
     @property
     def caption(self) -> str:
+        if not self.rows:
+            return "No run is finished yet."
         rule = " or ".join(RULES.get(name, name) for name in self.rule)
         counts = sorted({len(row.seeds) for row in self.rows})
         if counts == [1]:
@@ -204,29 +213,35 @@ class Results:
             seeds = f"mean and standard deviation over {number} seeds"
         extra = "; the average leaves the unseen domains out" if self.unseen else ""
         own = [row.method.replace("@", " with ") for row in self.rows if self.name(row) != row.method]
-        private = "".join(f" Epsilon: {SOURCES[source]}." for source in SOURCES if source in self._randomness)
-        return f"Test accuracy in %, {rule}; {seeds}{extra}." + (f" {'; '.join(own)}." if own else "") + private
-
-    @property
-    def _randomness(self) -> set[str | None]:
-        return {row.randomness for row in self.rows}
+        told = [f"Test accuracy in %, {rule}; {seeds}{extra}."]
+        if own:
+            told.append(f"{'; '.join(own)}.")
+        if self.untested:
+            told.append(f"Not tested, {DASH}: {', '.join(name for name in self.domains if name in self.untested)}.")
+        diverged = [f"{self.name(row)} on {', '.join(row.diverged)}" for row in self.rows if row.diverged]
+        if diverged:
+            told.append(f"Diverged, the test loss is not finite: {'; '.join(diverged)}.")
+        sources = {row.randomness for row in self.rows}
+        told += [f"Epsilon: {SOURCES[source]}." for source in SOURCES if source in sources]
+        return " ".join(told)
 
     def text(self) -> str:
         """Plain text, the best of each column with a star."""
         lines = [[visible(heading) for heading in self.headings]]
         for row in self.rows:
-            cells = (f"{cell or ''}{'*' if best else ' '}" for cell, best in self.marked(row))
+            cells = (f"{cell or DASH}{'*' if best else ' '}" for cell, best in self.marked(row))
             lines.append([visible(self.name(row)), *cells, *self.traffic(row)])
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.headings))]
         rendered = ["  ".join(entry.ljust(width) for entry, width in zip(line, widths, strict=True)) for line in lines]
         rendered.insert(1, "  ".join("-" * width for width in widths))
-        return "\n".join([*(line.rstrip() for line in rendered), "", f"{visible(self.caption)} * best of its column."])
+        legend = " * best of its column." if self.rows else ""
+        return "\n".join([*(line.rstrip() for line in rendered), "", visible(self.caption) + legend])
 
     def markdown(self) -> str:
         """A table for a README or a paper's notes, the best of each column in bold."""
         lines = [[markdown_text(heading) for heading in self.headings], ["---"] * len(self.headings)]
         for row in self.rows:
-            cells = (f"**{cell}**" if best else str(cell or "") for cell, best in self.marked(row))
+            cells = (f"**{cell}**" if best else str(cell or DASH) for cell, best in self.marked(row))
             lines.append([markdown_text(self.name(row)), *cells, *self.traffic(row)])
         rendered = ("| " + " | ".join(line) + " |" for line in lines)
         return "\n".join(rendered) + f"\n\n{markdown_text(self.caption)}"
@@ -273,6 +288,7 @@ class Results:
             "result": list(self.rule),
             "domains": self.domains,
             "unseen_domains": sorted(self.unseen),
+            "untested_domains": sorted(self.untested),
             "rows": [row.to_dict() for row in self.rows],
         }
 
@@ -291,6 +307,7 @@ def _row(label: str, by_seed: Mapping[int, Mapping[str, Any]]) -> Row:
         traffic=Traffic.of(summaries),
         epsilon=max((summary["epsilon"] for summary in summaries if summary.get("epsilon")), default=None),
         randomness=weakest([summary for summary in summaries if summary.get("epsilon")]),
+        diverged=tuple(dict.fromkeys(name for summary in summaries for name in summary.get("diverged_domains") or ())),
     )
 
 

@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from fedkeel.counting import from_one
 from fedkeel.errors import FedkeelError, unknown
 from fedkeel.observer import Observer, Observers
 
@@ -55,7 +56,7 @@ class Tracker(Observer):
     def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
         if self._open:
             known = {name: value for name, value in values(scores, loss).items() if math.isfinite(value)}
-            self._try(lambda: self.log(round, known))
+            self._try(lambda: self.log(from_one(round), known))
 
     def closed(self, outcome: Outcome) -> None:
         """The run is over."""
@@ -81,6 +82,7 @@ class Tracker(Observer):
         raise NotImplementedError
 
     def log(self, round: int, values: dict[str, float]) -> None:
+        """`round` counts from 1, as people who look at the curves do."""
         raise NotImplementedError
 
     def close(self, outcome: Outcome) -> None:
@@ -99,7 +101,9 @@ def first_line(error: Exception) -> str:
 def values(scores: Scores | None, loss: float) -> dict[str, float]:
     found = {"train/loss": loss}
     if scores is not None:
-        found |= {"test/accuracy": scores.average, "test/accuracy_samples": scores.samples, "test/loss": scores.loss}
+        found |= {"test/accuracy": scores.average, "test/accuracy_samples": scores.samples}
+        if scores.loss is not None:
+            found["test/loss"] = scores.loss
         found |= {f"test/domain/{name}": value for name, value in scores.domains.items()}
         if scores.unseen is not None:
             found["test/accuracy_unseen"] = scores.unseen
@@ -116,7 +120,7 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         # What a stopped run wrote after its last checkpoint is done again.
-        self._writer = SummaryWriter(str(self.directory / "tensorboard"), purge_step=first_round)
+        self._writer = SummaryWriter(str(self.directory / "tensorboard"), purge_step=from_one(first_round))
         if first_round == 0:
             self._writer.add_text("config", "\n".join(f"    {line}" for line in config.to_toml().splitlines()))
 
@@ -182,7 +186,7 @@ def require(name: str | None) -> None:
     if name is None:
         return
     if name not in TRACKERS:
-        raise FedkeelError(unknown("tracker", name, TRACKERS))
+        raise FedkeelError(unknown("tracker", str(name), TRACKERS))
     if importlib.util.find_spec(name) is None:
         raise FedkeelError(f"'--track {name}' needs {name}, which is not installed: pip install 'fedkeel[{name}]'.")
 

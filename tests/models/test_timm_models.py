@@ -72,7 +72,7 @@ def test_a_broken_torchvision_is_named_as_the_reason(monkeypatch: pytest.MonkeyP
         raise RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setattr(timm_models.importlib, "import_module", fail)
-    with pytest.raises(FedkeelError, match=r"does not import \(operator torchvision::nms does not exist\)"):
+    with pytest.raises(FedkeelError, match=r"cannot be imported \(operator torchvision::nms does not exist\)"):
         models.build("timm:resnet18", num_classes=3)
 
 
@@ -196,6 +196,26 @@ def test_every_allowed_option_is_one_of_timms() -> None:
     classes = {c for module in modules for c in vars(module).values() if inspect.isclass(c)}
     taken = {name for c in classes if issubclass(c, torch.nn.Module) for name in inspect.signature(c).parameters}
     assert architecture.TIMM.keys() - taken <= {"bn_eps", "bn_momentum", "bn_tf"}  # of efficientnet's functions
+
+
+@pytest.mark.parametrize("name", ["resnet26d", "resnet50d", "vgg16", "convnext_tiny"])
+@pytest.mark.parametrize("is_installed", [True, False])
+def test_a_bare_name_that_may_be_timms_says_that_timm_cannot_be_imported(
+    name: str, is_installed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(asked: str) -> ModuleType:
+        if is_installed:
+            raise RuntimeError("operator torchvision::nms does not exist")
+        raise ModuleNotFoundError(f"No module named '{asked}'", name=asked)
+
+    monkeypatch.setattr(timm_models.importlib, "import_module", fail)
+    with pytest.raises(FedkeelError) as error:
+        models.build(name, num_classes=3)
+    sentence = str(error.value)
+    assert sentence.startswith(f"There is no model named '{name}' here, and timm, which may have it, ")
+    reason = "cannot be imported (operator torchvision::nms" if is_installed else "is not installed: pip install"
+    assert reason in sentence
+    assert "did you mean" in sentence or "choose from" in sentence
 
 
 def test_our_own_networks_never_import_timm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from fedkeel.bench import peers
 from fedkeel.bench.cell import run_cell
 from fedkeel.bench.rows import Row, made_up
 from fedkeel.bench.sides import Executed, UsualLoop
+from fedkeel.counting import from_one
 from fedkeel.engine.evaluation import Scores
 from fedkeel.engine.local import Stopped
 from fedkeel.errors import FedkeelError
@@ -196,7 +197,7 @@ class _Rounds(Observer):
         self._name, self._say = name, say
 
     def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
-        self._say(f"{self._name}: round {round + 1} of {rounds}")
+        self._say(f"{self._name}: round {from_one(round)} of {rounds}")
 
 
 def time_cell(name: str, row: Row, report: Report, options: dict[str, Any], say: Say) -> None:

@@ -13,10 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from fedkeel import privacy, profile, seeds, state
+from fedkeel.counting import from_one
 from fedkeel.engine.evaluation import Evaluation, Scores, summarise
 from fedkeel.engine.execution import Executor
 from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
 from fedkeel.engine.pace import Pace
+from fedkeel.engine.remarks import Remarks
 from fedkeel.engine.setup import Setup, clients_per_round
 from fedkeel.engine.tested import Tested
 from fedkeel.errors import StoreError, TrainingError
@@ -70,6 +72,7 @@ class Federated:
         )
         self.server.extras = {}
         self.tested = self._who_is_tested()
+        self.remarks = Remarks(lambda text: self.observer.note(text))
 
     def _who_is_tested(self) -> Tested:
         return Tested(self.config, self.federation, self.method, self.executor, lambda text: self.observer.note(text))
@@ -79,6 +82,7 @@ class Federated:
         """Run the rounds that are left and return the server whose model is the result."""
         first = self._restore()
         self.observer.started(self.config, first)
+        self.remarks.of_lacking(self.setup)
         self.profile.go_on(self.store.directory, first)
         result = self.server
         for round in range(first, self.config.rounds):
@@ -105,8 +109,8 @@ class Federated:
             self._aggregate(self._defend(broadcast, updates, before))
         else:
             self.observer.note(
-                f"Round {round} had {len(updates)} usable updates, fewer than 'min_clients' ({config.min_clients}): "
-                "the global model is unchanged."
+                f"Round {from_one(round)} had {len(updates)} usable updates, fewer than 'min_clients' "
+                f"({config.min_clients}): the global model is unchanged."
             )
             for client in server.participants:
                 self.executor.memory.keep(client, before[client])
@@ -153,9 +157,11 @@ class Federated:
             return
         self.federation = self.setup.worker.federation = grown
         self.setup.held_out = list(dict.fromkeys(client.domain for client in grown.unseen))
+        self.setup.domains = grown.domains
         self.server.num_clients = len(grown.clients)
         self.__dict__.pop("_sizes", None)
         self.tested = self._who_is_tested()
+        self.remarks.of_lacking(self.setup)
 
     @phase(profile.SAMPLING)
     def _sample(self, round: int) -> list[str]:
@@ -187,7 +193,7 @@ class Federated:
 
         `before`: what each of them remembers until then.
         """
-        participants = self.server.participants
+        participants, number = self.server.participants, from_one(broadcast.round)
         self.traffic.down += broadcast.nbytes * len(participants)
         updates: list[Update] = []
         dropped: list[Missing] = []
@@ -213,11 +219,11 @@ class Federated:
                 # kept on both sides and would no longer fit each other.
                 self.executor.memory.keep(client, before[client])
                 self._record({"kind": "dropped", "round": broadcast.round, "client": client, "reason": problem})
-                self.observer.note(f"Round {broadcast.round}: the update of '{client}' is dropped, {problem}.")
+                self.observer.note(f"Round {number}: the update of '{client}' is dropped, {problem}.")
             self.observer.client_done(broadcast.round, len(updates) + len(dropped), len(participants))
         if dropped and not updates:
             raise TrainingError(
-                f"No client had a usable update in round {broadcast.round}; the last: '{dropped[-1].client}', "
+                f"No client had a usable update in round {number}; the last: '{dropped[-1].client}', "
                 f"{dropped[-1].reason}."
             )
         return updates, dropped
@@ -286,7 +292,8 @@ class Federated:
                 else:
                     answers[client] = result
             if problem:
-                self.observer.note(f"Round {server.round}: '{client}' did not answer '{question}', {problem}.")
+                number = from_one(server.round)
+                self.observer.note(f"Round {number}: '{client}' did not answer '{question}', {problem}.")
         return answers
 
     # -- evaluation ------------------------------------------------------------------------------------------
@@ -303,6 +310,7 @@ class Federated:
     def _evaluate(self, server: Server) -> Scores | None:
         broadcast = self._broadcast(server, server.weights)
         evaluations = self.tested.evaluate(broadcast)
+        self.remarks.of_diverged(server.round, evaluations)
         kinds = {e.statistics for e in evaluations}
         reported = "global" if "global" in kinds else "batch"
         shown: Scores | None = None

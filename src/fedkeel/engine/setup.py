@@ -40,6 +40,7 @@ class Setup:
     Attributes:
         worker: the prepared model, method and data on the device.
         held_out: domains that are evaluated and never trained on.
+        domains: all of the federation, whether or not they can be tested.
         executor_name: which executor `auto` came to.
         profile: the clock of a run with `profile`.
         defence: the robust rules of the server.
@@ -51,6 +52,7 @@ class Setup:
     executor_name: str
     profile: Unprofiled = field(default_factory=Unprofiled)
     defence: Defence = field(default_factory=Defence)
+    domains: list[str] = field(default_factory=list)
 
     @property
     def federation(self) -> Federation:
@@ -111,6 +113,7 @@ def prepare(
     with profile(READING):
         federation = federation or load_federation(config)
     held_out = list(dict.fromkeys(client.domain for client in federation.unseen))
+    domains = federation.domains  # pooled, they would all be unseen
     check_clients(federation, config)
     if composed.is_pooled:
         federation = federation.pooled()
@@ -135,7 +138,7 @@ def prepare(
             f"'evaluate_with' is '{config.evaluate_with}', but the model has no batch norm: its accuracy is "
             "the same with all statistics."
         )
-    return Setup(config, worker, held_out, executor_name, profile, defence)
+    return Setup(config, worker, held_out, executor_name, profile, defence, domains)
 
 
 def start_profile(config: Config, executor_name: str, device: torch.device) -> Unprofiled:
@@ -221,6 +224,7 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
                 image_size=(x.shape[2], x.shape[3]),
             )
         else:
+            models.refuse_lazy(given)
             network = copy.deepcopy(given)  # the caller's own stays as it is, for the next run
         if not isinstance(network, Classifier):
             raise FedkeelError(
@@ -231,6 +235,8 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
             log.warning("%s", models.load_weights(network, config.weights))
         method.prepare(network)
     network.eval()
+    if next(network.parameters(), None) is None:
+        raise FedkeelError(f"{type(network).__name__} has no parameters: give a network that can be trained.")
     try:
         with torch.no_grad():
             output = network(x.to(next(network.parameters()).device))

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeel.errors import FedkeelError, unknown
+from fedkeel.errors import FedkeelError, nearest, unknown
 from fedkeel.models import architecture
 from fedkeel.models.encoder import Encoder
 
@@ -34,11 +34,6 @@ class TimmEncoder(Encoder):
     def extract(self, x: Tensor) -> Tensor:
         features: Tensor = self.network(x)
         return features
-
-
-def could_be(name: str) -> bool:
-    """Whether a name that is none of our own should be looked for in timm."""
-    return name.startswith(PREFIX) or importlib.util.find_spec("timm") is not None
 
 
 def encoder(
@@ -72,10 +67,10 @@ def find(name: str, options: Mapping[str, Any], list_of_own: Iterable[str] = ())
     architecture.refuse_strange(name, options, architecture.TIMM)
     try:
         timm = _import_timm(name)
-    except FedkeelError:
-        # Whether timm has such a model cannot be said; that one of ours is nearly called so can.
-        if not asked_for_timm and get_close_matches(name, own, n=1, cutoff=0.7):
-            raise FedkeelError(unknown("model", name, own)) from None
+    except FedkeelError as error:
+        # Whether timm has such a model cannot be said; which of ours are nearly called so can.
+        if not asked_for_timm:
+            raise FedkeelError(f"{str(error).rstrip('.')}, or {nearest(name, own)}") from error
         raise
     if not timm.is_model(timm_name.partition(".")[0]):
         choices = timm.list_models()
@@ -93,7 +88,7 @@ def _import_timm(name: str) -> Any:
         timm = importlib.import_module("timm")
     except ModuleNotFoundError as error:
         if error.name == "timm":
-            message = f"The model '{name}' comes from timm, which is not installed: pip install 'fedkeel[timm]'."
+            message = f"{_where(name)} is not installed: pip install 'fedkeel[timm]'."
             raise FedkeelError(message) from error
         raise FedkeelError(_broken(name, error)) from error
     except Exception as error:
@@ -108,10 +103,16 @@ def _import_timm(name: str) -> Any:
     return timm
 
 
+def _where(name: str) -> str:
+    if name.startswith(PREFIX):
+        return f"The model '{name}' comes from timm, which"
+    return f"There is no model named '{name}' here, and timm, which may have it,"
+
+
 def _broken(name: str, error: Exception) -> str:
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     return (
-        f"The model '{name}' comes from timm, which is installed but does not import ({reason}): "
+        f"{_where(name)} is installed but cannot be imported ({reason}): "
         f"install a torchvision that matches torch {torch.__version__}."
     )
 

@@ -135,7 +135,9 @@ def carry_out(
     except BaseException:
         store.close()
         raise
-    network = NetworkSetup(config, setup.worker, setup.held_out, "flower", defence=setup.defence, channel=executor)
+    network = NetworkSetup(
+        config, setup.worker, setup.held_out, "flower", defence=setup.defence, domains=setup.domains, channel=executor
+    )
     run = finish(store, network, observer)
     (directory / FILE).unlink(missing_ok=True)  # nobody needs to draw this noise again
     return run

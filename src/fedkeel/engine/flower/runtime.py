@@ -55,6 +55,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
+from fedkeel.counting import from_one
 from fedkeel.engine import local
 from fedkeel.engine.flower.gathering import Reply
 from fedkeel.engine.flower.grid import GridChannel, from_records, read_reply, to_records
@@ -272,7 +273,8 @@ def answer_one(endpoint: Endpoint, site: Site, token: str, busy: threading.Lock)
             message, context, _, _ = pull_task_input(client)
             table, data = from_records(message.content)
             with busy:
-                log.info("%s, round %s", table.get("do"), (table.get("step") or ["-"])[0])
+                round = (table.get("step") or ["-"])[0]
+                log.info("%s, round %s", table.get("do"), from_one(round) if isinstance(round, int) else round)
                 reply = site.reply(table, data)
             push_message(client, Message(to_records(*reply), reply_to=message), context)
             status, details = SubStatus.COMPLETED, ""
