@@ -12,8 +12,8 @@ import pytest
 pytest.importorskip("cryptography", reason="cryptography, which comes with flwr, is not installed")
 
 from fedkeel.engine.flower import deployment
+from fedkeel.engine.flower.addresses import refuse_untrusted
 from fedkeel.engine.flower.certificates import ServerFiles, SiteFiles, make
-from fedkeel.engine.flower.deployment import refuse_untrusted
 from fedkeel.engine.flower.keys import read_keys
 from fedkeel.errors import FedkeelError
 
