@@ -67,9 +67,9 @@ def content(what: str, path: Path) -> bytes:
         found = path.read_bytes()
     except OSError as error:
         gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
-        problem = "is not there" if gone else f"cannot be read ({str(error.strerror).lower()})"
+        problem = f" is not at '{path}'" if gone else f", '{path}', cannot be read ({str(error.strerror).lower()})"
         raise FedkeelError(
-            f"The {what}, '{path}', {problem}: give its path, or make a set for a trial with 'fedkeel certificates'."
+            f"The {what}{problem}: give its path, or make a set for a trial with 'fedkeel certificates'."
         ) from error
     if not found.strip():
         raise FedkeelError(f"The {what}, '{path}', is empty: copy it here again.")
