@@ -86,6 +86,8 @@ def test_fedkeels_own_requests_are_let_in_and_those_of_other_users_are_not(monke
     from tests.engine.flower.served import Served
 
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    for name in ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # what stays on this machine does not go by it
     clients: list[Any] = []
 
     async def app(scope: Any, _receive: Any, send: Any) -> None:

@@ -159,7 +159,10 @@ def join(address: str, folder: Path, name: str, state: Path, *, files: SiteFiles
         except ProcessEnded:
             # A server of another run, or one that does not know this site's key (yet).
             if not told:
-                log.warning("The server did not let this site in, or let it go: trying again until it does.")
+                log.warning(
+                    "The server did not let this site in (it does not know its key, or another site uses it), "
+                    "or let it go: trying again until it does."
+                )
                 told = True
             pause(pauses.next())
 
