@@ -124,7 +124,7 @@ def known_key(scope: dict[str, Any], differences: Differences) -> bytes | None:
             told = datetime.datetime.fromisoformat(moment.decode()).timestamp() - clock.now()
         differences.write(str(node), told)
         return key
-    except (KeyError, ValueError, TypeError, binascii.Error):
+    except (KeyError, ValueError, TypeError, OverflowError, OSError, binascii.Error):
         return None
 
 
