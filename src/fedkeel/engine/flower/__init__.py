@@ -13,8 +13,10 @@ messages, and a site answers with Updates.
     grid.py        the channel over Flower's grid
     apps.py        Flower's ServerApp and ClientApp
     runtime.py     both of them inside `fedkeel server` and `fedkeel join`
-    deployment.py  Flower's processes, with TLS (`certificates.py`) and the sites' keys (`keys.py`)
-    link.py        Flower's SuperLink, guarded: who may ask for what, and how much (`limits.py`, `quota.py`) it takes
+    deployment.py  Flower's processes, with TLS (`certificates.py`, `addresses.py`) and the sites' keys (`keys.py`)
+    link.py        Flower's SuperLink, guarded: who may ask for what, how much (`limits.py`, `quota.py`) and for how
+                   long (`door.py`)
+    node.py        Flower's SuperNode, by the server's clock (`clock.py`)
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import fedkeel
 from fedkeel import privacy, spec
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
+from fedkeel.data.site import image_shape
 from fedkeel.data.source import names
 from fedkeel.engine.execution import ClientMemory, Executor
 from fedkeel.engine.flower.executor import FlowerExecutor, Status
@@ -164,7 +165,8 @@ def settle(
     options = spec.parse(config.data).options
     fixed = names(options["classes"]) if "classes" in options else None
     unseen = [*names(config.unseen), *names(options.get("unseen", ()))]
-    roster = join(before, run, described.values(), classes=fixed, unseen=unseen)
+    rules = {"classes": fixed, "shape": image_shape(config), "unseen": unseen}
+    roster = join(before, run, described.values(), **rules)
     silent = {name_of(node, owners): reason for node, reason in failed.items()}
     roster.sitting_out |= silent
     for name, reason in roster.sitting_out.items():
