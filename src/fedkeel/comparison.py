@@ -128,7 +128,7 @@ def compare(
         track: a tracker, "tensorboard" or "mlflow", in which each method and seed is a run of its own.
         options: of all runs, as in `Config`.
 
-    Raises `fedkeel.engine.local.Stopped` when it was asked to stop; the same call then continues it.
+    Raises `fedkeel.stopping.Stopped` when it was asked to stop; the same call then continues it.
     """
     entries = read_entries(methods, options)
     chosen = read_seeds(seeds)

@@ -25,9 +25,9 @@ import torch
 from fedkeel import run as running
 from fedkeel.config import Config
 from fedkeel.engine.evaluation import Scores
-from fedkeel.engine.local import Stopped, stop_requested
 from fedkeel.errors import FedkeelError
 from fedkeel.observer import Observer
+from fedkeel.stopping import Stopped, stop_requested
 from fedkeel.trackers import tracked
 
 log = logging.getLogger("fedkeel")

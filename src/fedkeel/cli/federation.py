@@ -16,6 +16,7 @@ from fedkeel.cli.parsing import add_options, examples, given_options
 from fedkeel.cli.training import add_place, show_result, stopped
 from fedkeel.config import from_dict
 from fedkeel.errors import FedkeelError
+from fedkeel.stopping import Stopped
 
 PORT = 9092
 WITHOUT = ("data", "partition", "executor", "workers", "profile", "compile", "record", "record_every")
@@ -139,7 +140,6 @@ def run_server(arguments: argparse.Namespace) -> int:
     from fedkeel.console import RunProgress
     from fedkeel.engine.flower.certificates import ServerFiles
     from fedkeel.engine.flower.deployment import serve
-    from fedkeel.engine.local import Stopped
 
     files = None
     given = (arguments.ca, arguments.certificate, arguments.key, arguments.keys)
@@ -163,7 +163,6 @@ def be_a_site(arguments: argparse.Namespace) -> int:
     need_flower()
     from fedkeel.engine.flower.certificates import SiteFiles
     from fedkeel.engine.flower.deployment import join
-    from fedkeel.engine.local import Stopped
 
     folder = Path(arguments.data).expanduser()
     files = None

@@ -12,6 +12,7 @@ from fedkeel.cli.interrupts import interruptible
 from fedkeel.cli.parsing import add_options, examples, given_options
 from fedkeel.cli.training import add_jobs, add_place, stopped, whole_jobs
 from fedkeel.errors import FedkeelError
+from fedkeel.stopping import Stopped
 
 if TYPE_CHECKING:
     from fedkeel.side_by_side import Reproduction
@@ -64,7 +65,6 @@ def reproduce_one(arguments: argparse.Namespace) -> int:
     changes = given_options(arguments)
 
     from fedkeel.console import ComparisonProgress
-    from fedkeel.engine.local import Stopped
     from fedkeel.reproduce import PLACE, reproduce_all
 
     try:

@@ -21,12 +21,13 @@ from fedkeel import seeds, state
 from fedkeel.engine import local
 from fedkeel.engine.evaluation import Evaluation
 from fedkeel.engine.execution import EXECUTORS, ClientMemory
-from fedkeel.engine.local import ClientFailure, Stopped, Worker
+from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.serial import SerialExecutor
 from fedkeel.engine.slot import Changed, Job, Slot, copy_into
 from fedkeel.errors import TrainingError
 from fedkeel.messages import Answer, Broadcast, Missing, Update, size
 from fedkeel.state import Tensors
+from fedkeel.stopping import Stopped, stop_requested
 
 log = logging.getLogger("fedkeel")
 T = TypeVar("T")
@@ -129,7 +130,7 @@ class CudaExecutor(SerialExecutor):
         for slot in self._slots:
             slot.queued = 0
         while waiting or running:
-            if local.stop_requested.is_set():
+            if stop_requested.is_set():
                 torch.cuda.synchronize(device)
                 raise Stopped
             idle = [i for i in range(len(self._slots)) if i not in running]

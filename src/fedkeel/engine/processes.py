@@ -22,16 +22,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedkeel.engine import local
 from fedkeel.engine.allocation import keep_freed_memory
 from fedkeel.engine.evaluation import Evaluation, merged, split_indices
 from fedkeel.engine.execution import EXECUTORS, ClientMemory
-from fedkeel.engine.local import ClientFailure, Stopped, Worker
+from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.segment import Segment
 from fedkeel.engine.threads import available_cores
 from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.messages import Answer, Broadcast, Missing, Update
 from fedkeel.state import Tensors
+from fedkeel.stopping import Stopped, stop_requested
 
 PART = 4  # batches of an evaluation that one worker does at a time
 
@@ -174,7 +174,7 @@ class ProcessesExecutor:
                         results[job] = lost(client, failure)
                     else:
                         results[job] = read(client, header, answered.read(header.pop("tensors", [])))
-            if local.stop_requested.is_set():
+            if stop_requested.is_set():
                 raise Stopped
             while turn in results:
                 yield results.pop(turn)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 from fedkeel.config import Config
-from fedkeel.engine import local
 from fedkeel.engine.flower.roster import Description, Roster, agree
-from fedkeel.engine.local import Stopped
 from fedkeel.messages import BadMessage
+from fedkeel.stopping import Stopped, stop_requested
 
 Table = dict[str, Any]
 Reply = tuple[Table, bytes]
@@ -106,5 +105,5 @@ def plain(given: object) -> str:
 
 def pause(seconds: float) -> None:
     """Wait, but not when the run is asked to stop."""
-    if local.stop_requested.wait(seconds):
+    if stop_requested.wait(seconds):
         raise Stopped

@@ -24,12 +24,13 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.site import load_site
 from fedkeel.engine.flower.memory import Memory
 from fedkeel.engine.flower.roster import Description
-from fedkeel.engine.local import ClientFailure, Stopped, Worker
+from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.setup import build_model, choose_device, load_federation
 from fedkeel.errors import FedkeelError
 from fedkeel.messages import BadMessage, broadcast_from_bytes, pack, update_to_bytes
 from fedkeel.method import Composition
 from fedkeel.methods import build as build_method
+from fedkeel.stopping import Stopped
 from fedkeel.store import KEPT_CHECKPOINTS
 
 log = logging.getLogger("fedkeel")
