@@ -27,6 +27,7 @@ from fedkeel.method import Method
 from fedkeel.models.output import Classifier
 from fedkeel.observer import Observer, Observers
 from fedkeel.profile import FILE as PROFILE
+from fedkeel.shortage import shortages_explained
 from fedkeel.store import Store, read_config
 from fedkeel.summary import unsound
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 PYTHON_OBJECT = "(given in Python)"
 
 
+@shortages_explained()
 def simulate(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *,
@@ -72,6 +74,7 @@ def simulate(
     return finish(store, setup, observer)
 
 
+@shortages_explained()
 def resume(
     directory: str | Path,
     *,

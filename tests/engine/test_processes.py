@@ -1,9 +1,10 @@
 from __future__ import annotations
 
+import errno
 import logging
+import multiprocessing
 import os
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,17 @@ import safetensors.torch
 import torch
 
 from fedkeel.engine.evaluation import Evaluation
+from fedkeel.engine.heartbeat import Heart
 from fedkeel.engine.local import Worker
 from fedkeel.engine.processes import ProcessesExecutor
-from fedkeel.errors import TrainingError
-from fedkeel.messages import Update
+from fedkeel.errors import ShortageError, TrainingError
+from fedkeel.messages import Missing, Update
 from fedkeel.method import Method
 from fedkeel.parties import LocalClient, Server
 from fedkeel.run import Run
 from tests import tiny
 from tests.engine.test_serial import METHODS
+from tests.processes import ended, running, state, until
 
 
 def tensors(run: Run) -> dict[str, torch.Tensor]:
@@ -243,8 +246,7 @@ def test_no_shared_memory_is_left_behind_even_after_a_kill() -> None:
         made = tiny.setup(executor="processes", workers=2).executor()
         list(made.train(["ward", "clinic"], tiny.broadcast(made.worker)))  # type: ignore[attr-defined]
         os.write(writing, b"done")
-        time.sleep(60)
-        os._exit(0)
+        signal.pause()
     assert os.read(reading, 4) == b"done"
     during = segments()
     os.kill(parent, signal.SIGKILL)
@@ -266,19 +268,157 @@ def test_workers_end_when_their_parent_is_killed() -> None:
         made = tiny.setup(executor="processes", workers=3).executor()
         assert isinstance(made, ProcessesExecutor)
         os.write(writing, " ".join(str(seat.process.pid) for seat in made._seats).encode())
-        time.sleep(60)
-        os._exit(0)
+        signal.pause()
     workers = [int(pid) for pid in os.read(reading, 100).split()]
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    deadline = time.monotonic() + 10
-    while alive := [pid for pid in workers if running(pid)]:
-        assert time.monotonic() < deadline, alive
-        time.sleep(0.05)
+    ended(workers)
 
 
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+# -- a worker that hangs -------------------------------------------------------------------------------------
+class WhileStopped:
+    """A clock that goes on only while one of this process's workers is stopped: no other ever seems to hang."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        if any(state(child.pid or 0) == "T" for child in multiprocessing.active_children()):
+            self.now += 1.0
+        return self.now
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ProcessesExecutor, "new_heart", staticmethod(lambda: Heart(3.0, WhileStopped())))
+
+
+class Hangs(Method):
+    """Stops the process that runs one client in one round, or answers for it, as a debugger or a sick system does."""
+
+    name = "hangs"
+
+    def __init__(self, client: str, round: int, flag: Path) -> None:
+        self.client, self.round, self.flag = client, round, flag
+
+    def start(self, client: LocalClient) -> None:
+        if (client.name, client.round) == (self.client, self.round):
+            hang(self.flag)
+
+    def answer(self, client: LocalClient, question: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        if client.name == self.client:
+            hang(self.flag)
+        return {"one": torch.ones(1)}
+
+
+def hang(flag: Path) -> None:
+    if not flag.exists():
+        flag.write_text(str(os.getpid()))
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_that_hangs_takes_only_its_client_with_it(tmp_path: Path) -> None:
+    notes, flag = tiny.Notes(), tmp_path / "pid"
+    options: dict[str, Any] = {"executor": "processes", "workers": 1, "rounds": 3}
+    run = tiny.run(tmp_path / "r", Hangs("clinic", 1, flag), observer=notes, **options)
+    (dropped,) = run.records("dropped")
+    assert (dropped["round"], dropped["client"]) == (1, "clinic")
+    assert dropped["reason"] == "its worker process hung and was ended"
+    assert len(notes.notes) == 1
+    assert [r["client"] for r in run.records("client") if r["round"] == 2] == ["ward", "clinic", "hospital"]
+    assert not running(int(flag.read_text()))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_that_hangs_in_an_evaluation_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, flag = Worker.evaluate, tmp_path / "pid"
+    options: dict[str, Any] = {"executor": "processes", "workers": 1, "rounds": 2}
+    whole = tiny.run(tmp_path / "whole", **options)
+
+    def hangs_once(self: Worker, name: str, *rest: Any) -> list[Evaluation]:
+        if name == "clinic":
+            hang(flag)
+        return plain(self, name, *rest)
+
+    monkeypatch.setattr(Worker, "evaluate", hangs_once)
+    assert tiny.result(tiny.run(tmp_path / "r", **options)) == tiny.result(whole)
+    assert not running(int(flag.read_text()))
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_worker_that_hangs_over_a_question_leaves_its_client_without_an_answer(tmp_path: Path) -> None:
+    made = tiny.setup(Hangs("clinic", -1, tmp_path / "pid"), executor="processes", workers=1).executor()
+    assert isinstance(made, ProcessesExecutor)
+    answers = list(made.ask(["ward", "clinic", "hospital"], tiny.broadcast(made.worker), "hangs/one"))
+    assert [type(answer).__name__ for answer in answers] == ["Answer", "Missing", "Answer"]
+    assert answers[1] == Missing("clinic", "its worker process hung and was ended")
+    made.close()
+
+
+def test_stopped_workers_do_not_keep_an_executor_from_closing(executor: ProcessesExecutor) -> None:
+    pids = [seat.process.pid for seat in executor._seats]
+    for pid in pids:
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda pid=pid: state(pid) == "T")
+    executor.close()
+    assert not any(running(pid) for pid in pids if pid is not None)
+
+
+# -- too little memory ---------------------------------------------------------------------------------------
+class TakesTooMuch(Method):
+    name = "takestoomuch"
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def start(self, client: LocalClient) -> None:
+        raise self.error
+
+
+LACKS = [
+    MemoryError(),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:118] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
+                 "to allocate 25769803776 bytes. Error code 12 (Cannot allocate memory)"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("error", LACKS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("executor_name", ["serial", "processes"])
+def test_a_client_for_which_memory_does_not_suffice_ends_the_run_with_a_sentence(
+    tmp_path: Path, error: Exception, executor_name: str
+) -> None:
+    with pytest.raises(ShortageError, match=r"The memory of this machine does not suffice.*fewer --workers") as caught:
+        tiny.run(tmp_path / "r", TakesTooMuch(error), executor=executor_name, workers=2)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_room_for_an_update_is_that_sentence_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parent, plain = os.getpid(), os.posix_fallocate
+
+    def full(file: int, offset: int, size: int) -> None:
+        if os.getpid() != parent:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        plain(file, offset, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(ShortageError, match="The memory of this machine does not suffice for another"):
+        tiny.run(tmp_path / "r", executor="processes", workers=2)
+
+
+def test_a_worker_that_cannot_be_started_is_a_sentence_and_the_others_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, count = os.fork, 0
+
+    def fork() -> int:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+        return plain()
+
+    setup = tiny.setup(executor="processes", workers=3)
+    monkeypatch.setattr(os, "fork", fork)
+    with pytest.raises(ShortageError, match=r"A worker process cannot be started .* give fewer --workers"):
+        setup.executor()
+    assert not multiprocessing.active_children()

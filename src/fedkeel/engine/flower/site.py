@@ -30,6 +30,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.messages import BadMessage, broadcast_from_bytes, pack, update_to_bytes
 from fedkeel.method import Composition
 from fedkeel.methods import build as build_method
+from fedkeel.shortage import shortage
 from fedkeel.stopping import Stopped
 from fedkeel.store import KEPT_CHECKPOINTS
 
@@ -113,6 +114,8 @@ class Site:
         except Stopped:
             return self._failure("it is being stopped")
         except Exception as error:
+            if lack := shortage(error):
+                return self._failure(lack.rstrip("."))
             # Texts of unknown errors may quote paths or values, which are this site's own business.
             log.exception("The request '%s' failed.", request.get("do"))
             return self._failure(f"it failed with a {type(error).__name__}; its own log says where")
