@@ -24,7 +24,7 @@ from fedkeel.parties import LocalClient, Server
 from fedkeel.run import Run
 from tests import tiny
 from tests.engine.test_serial import METHODS
-from tests.processes import ended, running, state, until
+from tests.processes import WhileStopped, ended, running, state, until
 
 
 def tensors(run: Run) -> dict[str, torch.Tensor]:
@@ -276,17 +276,6 @@ def test_workers_end_when_their_parent_is_killed() -> None:
 
 
 # -- a worker that hangs -------------------------------------------------------------------------------------
-class WhileStopped:
-    """A clock that goes on only while one of this process's workers is stopped: no other ever seems to hang."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        if any(state(child.pid or 0) == "T" for child in multiprocessing.active_children()):
-            self.now += 1.0
-        return self.now
-
-
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProcessesExecutor, "new_heart", staticmethod(lambda: Heart(3.0, WhileStopped())))
