@@ -20,7 +20,9 @@ ON_GPU = (
 )
 # As torch, its libraries and C++ put it; only some of these have a type of their own.
 _OF_THE_GPU = re.compile(r"CUDA.*out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED", re.IGNORECASE | re.DOTALL)
-_OF_THE_MACHINE = re.compile(r"(can.?t|cannot|unable to|failed to) allocate|not enough memory|bad_alloc", re.IGNORECASE)
+_OF_THE_MACHINE = re.compile(
+    r"(can.?t|cannot|unable to|failed to) allocate|not enough memory|bad_alloc|can.?t start new thread", re.IGNORECASE
+)
 _AMOUNT = re.compile(r"(?:allocate|needs) ([\d.]+ ?(?:bytes|[KMGT]i?B))", re.IGNORECASE)
 
 

@@ -13,6 +13,7 @@ import multiprocessing
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from multiprocessing.connection import Connection, wait
@@ -125,10 +126,10 @@ class ProcessesExecutor:
     def close(self) -> None:
         with undisturbed():
             for seat in self._seats:
-                seat.pipe.close()
                 seat.process.kill()  # one that hangs hears nothing else, and none has anything to put in order
             for seat in self._seats:
                 seat.process.join(timeout=5)
+                seat.pipe.close()
             self._seats = []
 
     # -- the pool --------------------------------------------------------------------------------------------
@@ -264,30 +265,31 @@ def _work(
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     parents_end.close()
-    heart.start()
     torch.set_num_threads(1)
     keep_freed_memory()
+    with suppress(EOFError, OSError):  # the parent is gone
+        try:
+            heart.start()
+            _answer_jobs(worker, pipe, shared, segments)
+        except (MemoryError, RuntimeError) as error:
+            if not (lack := shortage(error)):
+                raise
+            pipe.send_bytes(lack.encode())
+
+
+def _answer_jobs(worker: Worker, pipe: Connection, shared: Segment, segments: tuple[Segment, Segment]) -> None:
     broadcast: Broadcast | None = None
     while True:
-        try:
-            own = segments[pipe.recv_bytes()[0]]
-        except (EOFError, OSError):
-            return
-        problem = ""
-        try:
-            job, given = own.read()
-            if job["fresh"]:
-                sent, groups = shared.look()
-                kinds = {kind: groups.get(kind, {}) for kind in ("weights", "statistics", "extras")}
-                broadcast = Broadcast(sent["round"], sent["rounds"], **kinds)
-            assert broadcast is not None
-            header, reply = _reply(worker, job, broadcast, given.get("memory", {}))
-            own.write(reply, **header)
-        except (MemoryError, RuntimeError, OSError) as error:
-            problem = shortage(error)
-            if not problem:
-                raise
-        pipe.send_bytes(problem.encode())
+        own = segments[pipe.recv_bytes()[0]]
+        job, given = own.read()
+        if job["fresh"]:
+            sent, groups = shared.look()
+            kinds = {kind: groups.get(kind, {}) for kind in ("weights", "statistics", "extras")}
+            broadcast = Broadcast(sent["round"], sent["rounds"], **kinds)
+        assert broadcast is not None
+        header, reply = _reply(worker, job, broadcast, given.get("memory", {}))
+        own.write(reply, **header)
+        pipe.send_bytes(b"")
 
 
 def _reply(worker: Worker, job: Header, broadcast: Broadcast, memory: Tensors) -> tuple[Header, Groups]:
@@ -310,5 +312,5 @@ def _reply(worker: Worker, job: Header, broadcast: Broadcast, memory: Tensors) -
         return {"mistake": str(mistake)}, {}
     except Exception as error:
         if shortage(error):
-            raise
+            raise MemoryError(str(error)) from error
         return {"error": traceback.format_exc()}, {}

@@ -13,7 +13,8 @@ import json
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,12 +55,9 @@ class Segment:
                 end = start + tensor.numel() * tensor.element_size()
         text = json.dumps([header, table]).encode()
         size = _aligned(LENGTH + len(text)) + end
-        try:
+        with _lack_of_memory(size):
             self._reserve(size)
-            mapping = self._shared()
-        except OSError as error:
-            shared = f"worker processes share memory, of which this needs {size} bytes"
-            raise MemoryError(f"{shared}: {error.strerror}") from error
+        mapping = self._shared()
         mapping[: LENGTH + len(text)] = len(text).to_bytes(LENGTH, "little") + text
         places = _views(mapping, LENGTH + len(text), table)
         for group, tensors in groups.items():
@@ -75,7 +73,7 @@ class Segment:
 
     def look(self) -> Content:
         """What was written, in place, good until the next `write`. Pages that the reader changes become its own."""
-        return _content(mmap.mmap(self._file, 0, access=mmap.ACCESS_COPY))
+        return _content(self._map(mmap.ACCESS_COPY))
 
     def _reserve(self, size: int) -> None:
         if size <= os.fstat(self._file).st_size:
@@ -88,8 +86,21 @@ class Segment:
     def _shared(self) -> mmap.mmap:
         """All of the memory; another process may have made it larger."""
         if self._mapping is None or len(self._mapping) < os.fstat(self._file).st_size:
-            self._mapping = mmap.mmap(self._file, 0)
+            self._mapping = self._map(mmap.ACCESS_WRITE)
         return self._mapping
+
+    def _map(self, access: int) -> mmap.mmap:
+        with _lack_of_memory(os.fstat(self._file).st_size):
+            return mmap.mmap(self._file, 0, access=access)
+
+
+@contextmanager
+def _lack_of_memory(size: int) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        shared = f"worker processes share memory, of which this needs {size} bytes"
+        raise MemoryError(f"{shared}: {error.strerror}") from error
 
 
 def _aligned(place: int) -> int:
