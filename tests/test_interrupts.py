@@ -18,6 +18,7 @@ from tests.processes import HANG, children, ended, exit_code, forked, state, unt
 
 ROOT = Path(__file__).parent.parent
 TINY = ["--subsample", "10", "--model", "simple_cnn(width=2)", "--device", "cpu", "--rounds", "4"]
+TINY += ["--checkpoint-every", "1"]  # by default a slow disk has fewer
 
 HANGING = """
 import os, signal, sys

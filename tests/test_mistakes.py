@@ -106,7 +106,7 @@ def test_the_number_of_test_samples_is_that_of_the_split(tmp_path: Path) -> None
 def test_ctrl_c_keeps_the_run_and_it_resumes(tmp_path: Path, executor: str) -> None:
     """Flower #599; FL-bench deletes the run."""
     directory, ready, said = tmp_path / "r", tmp_path / "ready", tmp_path / "said"
-    options: dict[str, Any] = {"rounds": 5, "executor": executor, "workers": 2, "checkpoint_every": 1}
+    options: dict[str, Any] = {"rounds": 5, "executor": executor, "workers": 2}
 
     def act() -> None:
         os.setsid()

@@ -95,13 +95,7 @@ def start_or_go_on(directory: Path, method: str, executor: str) -> Run:
     on = tiny.federation({"ward": 6, "clinic": 5, "hospital": 9}, unseen=4)
     if (directory / "config.toml").exists():
         return tiny.resume(directory, on=on)
-    options: dict[str, Any] = {
-        "rounds": 3,
-        "executor": executor,
-        "workers": 2,
-        "participation": 0.7,
-        "checkpoint_every": 1,
-    }
+    options: dict[str, Any] = {"rounds": 3, "participation": 0.7, "executor": executor, "workers": 2}
     return tiny.run(directory, method, on=on, **options)
 
 
