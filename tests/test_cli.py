@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -329,40 +327,6 @@ class TestTraining:
         out, err = capsys.readouterr()
         assert json.loads(out)["missing"] == ["fedavg seed 0"]
         assert "fedavg seed 0 is missing from the table: ZeroDivisionError" in err
-
-    @pytest.mark.slow
-    def test_ctrl_c_keeps_the_run_and_resume_finishes_it(self, tmp_path: Path) -> None:
-        place = tmp_path / "run"
-        words = [sys.executable, "-m", "fedkeel", "run", *TINY, "--rounds", "400", "--out", str(place)]
-        process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        until(lambda: (place / "checkpoints").exists() and any((place / "checkpoints").glob("round-*")))
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
-        assert process.returncode == 130
-        assert f"stopped; continue with: fedkeel resume {place}" in err
-        assert "Traceback" not in err
-        assert out == ""
-        # The rest would take a while: show that it goes on by stopping it again, this time as a system does.
-        before = rounds_in(place)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedkeel", "resume", str(place)], stderr=subprocess.PIPE, text=True
-        )
-        until(lambda: rounds_in(place) > before)
-        process.send_signal(signal.SIGTERM)
-        assert "stopped; continue with" in process.communicate(timeout=30)[1]
-        assert process.returncode == 130
-
-
-def until(true: object, seconds: float = 60) -> None:
-    assert callable(true)
-    limit = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < limit, "it did not happen in time"
-        time.sleep(0.05)
-
-
-def rounds_in(place: Path) -> int:
-    return max(int(folder.name.removeprefix("round-")) for folder in (place / "checkpoints").glob("round-*"))
 
 
 class TestTheProcess:

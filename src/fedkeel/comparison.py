@@ -131,7 +131,7 @@ def compare(
         track: a tracker, "tensorboard" or "mlflow", in which each method and seed is a run of its own.
         options: of all runs, as in `Config`.
 
-    Raises `fedkeel.engine.local.Stopped` when it was asked to stop; the same call then continues it.
+    Raises `fedkeel.stopping.Stopped` when it was asked to stop; the same call then continues it.
     """
     leave_if_imported_again()
     entries = read_entries(methods, options)

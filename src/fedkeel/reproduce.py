@@ -82,7 +82,7 @@ def reproduce(
         observer: is told how it is going.
         changes: options of all runs in place of the recipe's, as in `Config`.
 
-    Raises `fedkeel.engine.local.Stopped` when it was asked to stop; the same call then continues it.
+    Raises `fedkeel.stopping.Stopped` when it was asked to stop; the same call then continues it.
     """
     (result,) = reproduce_all(
         [name],

@@ -30,6 +30,7 @@ from fedkeel.nn.dropout import plain_dropout
 from fedkeel.objects import check_objects, refuse_name
 from fedkeel.observer import Observer, Observers
 from fedkeel.profile import FILE as PROFILE
+from fedkeel.shortage import shortages_explained
 from fedkeel.spawning import leave_if_imported_again
 from fedkeel.store import Store, read_config
 from fedkeel.summary import unsound
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 PYTHON_OBJECT = "(given in Python)"
 
 
+@shortages_explained()
 def simulate(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *,
@@ -80,6 +82,7 @@ def simulate(
     return finish(store, setup, observer)
 
 
+@shortages_explained()
 def resume(
     directory: str | Path,
     *,

@@ -36,6 +36,7 @@ from fedkeel.messages import BadMessage, pack, unpack
 from fedkeel.naming import file_name
 from fedkeel.shelf import Damaged, Reference, Shelf
 from fedkeel.state import Tensors
+from fedkeel.stopping import RENAMED, RENAMING, WRITING, reached
 
 KEPT_CHECKPOINTS = 2
 
@@ -180,7 +181,9 @@ class Store:
             }
             header["checksum"] = _checksum(header)
             write_durably(aside / "checkpoint.json", json.dumps(header, indent=1).encode())
+            reached(RENAMING, target)
             os.rename(aside, target)
+            reached(RENAMED, target)
             # A later one is of a future that was given up: `latest` found it damaged.
             given_up = [folder for folder in self._checkpoints() if folder.name > target.name]
             for folder in given_up + self._checkpoints()[: -KEPT_CHECKPOINTS - len(given_up)]:
@@ -222,6 +225,7 @@ class Store:
         if self._metrics is not None:
             with explained(self.directory / "metrics.jsonl"):
                 self._metrics.flush()
+                reached(WRITING, self.directory / "metrics.jsonl")
                 os.fsync(self._metrics.fileno())
 
     # -- the end ---------------------------------------------------------------------------------------------

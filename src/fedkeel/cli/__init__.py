@@ -13,6 +13,7 @@ from fedkeel.cli import analysing, benchmarking, exporting, federation, looking,
 from fedkeel.cli.parsing import Parser, examples
 from fedkeel.errors import FedkeelError
 from fedkeel.naming import visible
+from fedkeel.shortage import shortages_explained
 
 ABOUT = """Federated learning that stays upright when clients' data shift.
 
@@ -60,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         parsed.typed = given
-        code = int(parsed.act(parsed))
+        with shortages_explained():
+            code = int(parsed.act(parsed))
         sys.stdout.flush()
         return code
     except SystemExit as request:  # argparse leaves so after --help and --version

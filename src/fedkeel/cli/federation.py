@@ -17,6 +17,7 @@ from fedkeel.cli.training import add_place, show_result, stopped
 from fedkeel.config import from_dict
 from fedkeel.errors import FedkeelError
 from fedkeel.naming import file_name
+from fedkeel.stopping import Stopped
 
 PORT = 9092
 WITHOUT = ("data", "partition", "executor", "workers", "profile", "compile", "record", "record_every")
@@ -154,7 +155,6 @@ def run_server(arguments: argparse.Namespace) -> int:
     from fedkeel.console import RunProgress
     from fedkeel.engine.flower.certificates import ServerFiles
     from fedkeel.engine.flower.deployment import serve
-    from fedkeel.engine.local import Stopped
 
     files = None
     given = (arguments.ca, arguments.certificate, arguments.key, arguments.keys)
@@ -179,7 +179,6 @@ def be_a_site(arguments: argparse.Namespace) -> int:
     from fedkeel.engine.flower.certificates import SiteFiles
     from fedkeel.engine.flower.deployment import join
     from fedkeel.engine.flower.policy import Policy
-    from fedkeel.engine.local import Stopped
 
     folder = Path(arguments.data).expanduser()
     policy = Policy.read(Path(arguments.accept).expanduser()) if arguments.accept else Policy()

@@ -13,6 +13,7 @@ from fedkeel.cli.parsing import add_options, examples, given_options
 from fedkeel.cli.training import add_jobs, add_place, stopped, whole_jobs
 from fedkeel.errors import FedkeelError
 from fedkeel.naming import visible
+from fedkeel.stopping import Stopped
 
 if TYPE_CHECKING:
     from fedkeel.side_by_side import Reproduction
@@ -65,7 +66,6 @@ def reproduce_one(arguments: argparse.Namespace) -> int:
     changes = given_options(arguments)
 
     from fedkeel.console import ComparisonProgress
-    from fedkeel.engine.local import Stopped
     from fedkeel.reproduce import PLACE, reproduce_all
 
     try:

@@ -15,6 +15,7 @@ from fedkeel.config import MACHINE_OPTIONS, from_dict
 from fedkeel.entries import SET_BY_COMPARISON, read_entries, read_seeds
 from fedkeel.errors import FedkeelError
 from fedkeel.naming import visible
+from fedkeel.stopping import Stopped
 from fedkeel.trackers import TRACKERS, require, tracked
 
 STOPPED = 130
@@ -122,7 +123,6 @@ def run_one(arguments: argparse.Namespace) -> int:
     require(arguments.track)
 
     from fedkeel.console import RunProgress
-    from fedkeel.engine.local import Stopped
     from fedkeel.run import free_directory, simulate
 
     directory = arguments.out or free_directory(config)
@@ -142,7 +142,6 @@ def resume_one(arguments: argparse.Namespace) -> int:
     require(arguments.track)
 
     from fedkeel.console import RunProgress
-    from fedkeel.engine.local import Stopped
     from fedkeel.run import resume
 
     try:
@@ -167,7 +166,6 @@ def run_several(arguments: argparse.Namespace) -> int:
 
     from fedkeel.comparison import compare
     from fedkeel.console import ComparisonProgress
-    from fedkeel.engine.local import Stopped
 
     try:
         with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
@@ -190,7 +188,6 @@ def run_demo(arguments: argparse.Namespace) -> int:
 
     from fedkeel.console import ComparisonProgress
     from fedkeel.demo import demo, findings, introduction
-    from fedkeel.engine.local import Stopped
 
     if not (arguments.quiet or arguments.json):
         print(introduction(quick=arguments.quick), file=sys.stderr)

@@ -21,12 +21,12 @@ from fedkeel import state
 from fedkeel.engine import local
 from fedkeel.engine.evaluation import Evaluation
 from fedkeel.engine.execution import EXECUTORS, ClientMemory
-from fedkeel.engine.local import ClientFailure, Stopped, Worker
+from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.serial import SerialExecutor
 from fedkeel.engine.slot import Changed, DrawsByItself, Job, Slot, copy_into
-from fedkeel.errors import TrainingError
 from fedkeel.messages import Answer, Broadcast, Missing, Update, size
 from fedkeel.state import Tensors
+from fedkeel.stopping import Stopped, stop_requested
 
 log = logging.getLogger("fedkeel")
 T = TypeVar("T")
@@ -108,16 +108,13 @@ class CudaExecutor(SerialExecutor):
         return min(fitting, useful)
 
     def _in_memory(self, attempt: Callable[[], T]) -> T:
-        """Out of memory: half as many slots, until there is one, and then a word about what else to do."""
+        """Out of memory: half as many slots, until there is one; where that does not fit either, the run ends."""
         while True:
             try:
                 return attempt()
             except torch.OutOfMemoryError:
                 if len(self._slots) <= 1:
-                    raise TrainingError(
-                        "The GPU's memory does not hold a single client: give a smaller --batch-size or "
-                        "a smaller model, or stop what else runs on it."
-                    ) from None
+                    raise
             # Only now: the exception held on to everything that its functions had in their hands.
             self._wanted = len(self._slots) // 2
             log.warning("The GPU's memory holds fewer clients at once than tried: going on with %d.", self._wanted)
@@ -139,7 +136,7 @@ class CudaExecutor(SerialExecutor):
         for slot in self._slots:
             slot.queued = 0
         while waiting or running:
-            if local.stop_requested.is_set():
+            if stop_requested.is_set():
                 torch.cuda.synchronize(device)
                 raise Stopped
             idle = [i for i in range(len(self._slots)) if i not in running]

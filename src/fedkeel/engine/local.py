@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import threading
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -32,17 +31,13 @@ from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.parties import Batch, LocalClient, Repeat, one_by_one, prefixed, select
 from fedkeel.randomness import Randomness, fingerprint
 from fedkeel.state import Layout, Tensors
+from fedkeel.stopping import LOCAL_STEP, Stopped, reached, stop_requested
 
 LOCAL = "local"  # where a client's memory holds the entries of the model that never travel
 WATCHED = "watched/"  # before the names of an update's metrics that are for observers and not for `metrics.jsonl`
 QUESTION = "question"  # where a broadcast's extras hold the tensors of a method's question
 WIDE_CHANNELS = 64
 log = logging.getLogger("fedkeel")
-stop_requested = threading.Event()  # set by Ctrl-C; looked at between two local steps
-
-
-class Stopped(Exception):
-    """The run was asked to stop; what is checkpointed stays."""
 
 
 class ClientFailure(Exception):
@@ -320,6 +315,7 @@ class Worker:
         assert client.optimizer is not None
         if self.device.type == "cpu":
             optimizers.lay_out_gradients(client.optimizer)
+        reached(LOCAL_STEP)
         client.optimizer.step()
         return loss
 

@@ -28,6 +28,7 @@ from fedkeel.parties import Server, prefixed, select
 from fedkeel.profile import phase
 from fedkeel.randomness import Randomness
 from fedkeel.state import Tensors
+from fedkeel.stopping import UPDATE, reached
 from fedkeel.store import Checkpoint, Store
 
 
@@ -214,6 +215,7 @@ class Federated:
                     record = {"kind": "client", "round": broadcast.round, "client": client, "samples": result.samples}
                     metrics = {name: n for name, n in result.metrics.items() if not name.startswith(WATCHED)}
                     self._record(record | metrics | record)  # a metric cannot pose as something else
+                    reached(UPDATE)
             if problem:
                 dropped.append(Missing(client, problem))
                 # What the server does not know of must not have happened: SCAFFOLD's control variates, for one, are

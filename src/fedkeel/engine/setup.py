@@ -28,6 +28,7 @@ from fedkeel.profile import READING, SET_UP, Profile, Unprofiled
 from fedkeel.randomness import Randomness
 from fedkeel.robust import Defence
 from fedkeel.shelf import Shelf
+from fedkeel.shortage import shortage
 from fedkeel.spec import parse
 
 log = logging.getLogger("fedkeel")
@@ -243,6 +244,8 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
     except FedkeelError:
         raise
     except Exception as error:
+        if shortage(error):
+            raise
         reason = str(error).partition("\n")[0].rstrip(".")
         raise FedkeelError(f"The model does not take images of shape {tuple(x.shape[1:])}: {reason}.") from error
     if not isinstance(output, Output):

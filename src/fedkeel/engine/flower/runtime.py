@@ -56,11 +56,11 @@ from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fedkeel.counting import from_one
-from fedkeel.engine import local
 from fedkeel.engine.flower.gathering import Reply
 from fedkeel.engine.flower.grid import GridChannel, from_records, read_reply, to_records
 from fedkeel.engine.flower.link import SECRET, pass_word
 from fedkeel.engine.flower.site import Site
+from fedkeel.stopping import stop_requested
 
 log = logging.getLogger("fedkeel")
 LAST_REPLY = 10.0  # seconds
@@ -190,7 +190,7 @@ def start_run(endpoint: Endpoint, app: Mapping[str, bytes]) -> None:
 def serve(endpoint: Endpoint, pauses: Callable[[], None], act: Callable[[GridChannel], None]) -> None:
     """Take the run that was started and do `act` as its ServerApp."""
     token = next(endpoint.tasks(TaskType.SERVER_APP, pauses))
-    with endpoint.task(token, lost=local.stop_requested.set) as client:
+    with endpoint.task(token, lost=stop_requested.set) as client:
         status, details = SubStatus.FAILED, "stopped"
         try:
             given = client.PullTaskInput(PullTaskInputRequest())

@@ -32,13 +32,15 @@ from fedkeel.engine.flower.gathering import plain
 from fedkeel.engine.flower.memory import KEPT_RUNS, Memory
 from fedkeel.engine.flower.policy import Policy, Refused
 from fedkeel.engine.flower.roster import Description
-from fedkeel.engine.local import ClientFailure, Stopped, Worker
+from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.setup import build_model, choose_device, load_federation
 from fedkeel.errors import FedkeelError
 from fedkeel.messages import BadMessage, broadcast_from_bytes, pack, update_to_bytes
 from fedkeel.method import Composition
 from fedkeel.methods import build as build_method
 from fedkeel.randomness import BYTES, FILE, Randomness, fingerprint, kept_in
+from fedkeel.shortage import shortage
+from fedkeel.stopping import Stopped
 from fedkeel.store import KEPT_CHECKPOINTS
 
 log = logging.getLogger("fedkeel")
@@ -127,6 +129,8 @@ class Site:
         except Stopped:
             return self._failure("it is being stopped")
         except Exception as error:
+            if lack := shortage(error):
+                return self._failure(lack.rstrip("."))
             # Texts of unknown errors may quote paths or values, which are this site's own business.
             log.exception("The request '%s' failed.", plain(request.get("do")))
             return self._failure(f"it failed with a {type(error).__name__}; its own log says where")
