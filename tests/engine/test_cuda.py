@@ -236,13 +236,13 @@ def test_dropout_repeats_from_run_to_run_and_is_not_on_in_vain(tmp_path: Path) -
 
 
 class Masks(Method):
-    """Sends the masks that its steps saw: of eight ones, and of the next eight."""
+    """Sends the masks that its last steps saw, of 64 ones each."""
 
     name = "masks"
     capturable = True
 
     def start(self, client: LocalClient) -> None:
-        client.scratch["seen"] = torch.zeros(16, 8, device=next(client.model.parameters()).device)
+        client.scratch["seen"] = torch.zeros(16, 64, device=next(client.model.parameters()).device)
         client.scratch["layer"] = [m for m in client.model.modules() if isinstance(m, nn.Dropout)]
 
     def inputs(self, client: LocalClient, x: Tensor) -> Tensor:

@@ -68,16 +68,25 @@ def test_masks_differ_between_clients_rounds_and_steps_and_nothing_else_matters(
     assert masks(tiny.setup(network=network(), seed=1).worker, "ward") != of_ward
 
 
-def test_torchs_default_generator_has_no_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    worker = tiny.setup(network=network()).worker
-    message = tiny.broadcast(worker)
-    expected, _ = worker.train("ward", message, {})
-    for name in ("dropout", "feature_dropout", "bernoulli"):
-        monkeypatch.setattr(torch, name, lambda *_, **__: pytest.fail("torch drew"))
+@pytest.mark.parametrize("method", ["fedavg", "greg", "fedsam"])
+def test_clients_whose_steps_alternate_are_what_they_are_one_after_another(method: str) -> None:
+    """As in the slots of a GPU, where all clients would draw from one generator."""
+    worker = tiny.setup(method, network=network()).worker
+    message, names = tiny.broadcast(worker, round=1), ["ward", "clinic", "hospital"]
+    expected = {name: worker.train(name, message, {})[0] for name in names}
     state = torch.get_rng_state()
-    again, _ = worker.train("ward", message, {})
+    twins = {name: worker.twin() for name in names}
+    clients = {name: twin.begin(name, message, {}) for name, twin in twins.items()}
+    batches = worker.store.batches
+    plans = {name: list(batches(worker.plan(name, 1), worker.federation.train_transform)) for name in names}
+    for number in range(max(map(len, plans.values()))):
+        for name, twin in twins.items():
+            if number < len(plans[name]):
+                twin.step(clients[name], plans[name][number])
+    for name, twin in twins.items():
+        update, _ = twin.end(clients[name], 0.0)
+        assert all(torch.equal(update.weights[n], tensor) for n, tensor in expected[name].weights.items()), name
     assert torch.equal(state, torch.get_rng_state())
-    assert all(torch.equal(again.weights[name], tensor) for name, tensor in expected.weights.items())
 
 
 @pytest.mark.slow

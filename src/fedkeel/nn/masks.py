@@ -37,7 +37,7 @@ class Draws(nn.Module):
 
     def begin(self, generator: torch.Generator) -> None:
         """Masks from here on are those of this generator."""
-        self.key.copy_(new_key(generator))
+        self.key.fill_(int(new_key(generator)))  # a copy from the host would wait for the GPU
         self.counter.zero_()
 
     # The compiler would compute masks again in the backward pass, from a counter that has gone on. It is not
