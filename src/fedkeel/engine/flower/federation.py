@@ -125,8 +125,8 @@ def carry_out(
     except BaseException:
         store.close()
         raise
-    parts = {"defence": setup.defence, "domains": setup.domains}
-    network = NetworkSetup(config, setup.worker, setup.held_out, "flower", **parts, channel=executor)
+    network = NetworkSetup(config, setup.worker, setup.held_out, "flower", defence=setup.defence, channel=executor)
+    network.domains = setup.domains
     return finish(store, network, observer)
 
 
