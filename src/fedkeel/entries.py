@@ -84,7 +84,7 @@ def read_seeds(seeds: int | str | Sequence[int]) -> list[int]:
         seeds = [int(part) for part in parts] if "," in seeds else int(parts[0])
     if not isinstance(seeds, int | Sequence | range) or isinstance(seeds, bool):
         raise FedkeelError(f"'seeds' is {described(seeds)}: give a number of seeds, like 3, or the seeds, like [0, 1].")
-    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    chosen: list[Any] = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not chosen:
         raise FedkeelError(f"'seeds' is {seeds}: give at least 1.")
     for seed in chosen:

@@ -138,7 +138,7 @@ def indices(positions: npt.NDArray[np.integer] | Sequence[int]) -> Tensor:
     return torch.from_numpy(np.array(positions, dtype=np.int64))
 
 
-def names(given: str | Sequence[str]) -> list[str]:
+def names(given: Any) -> list[str]:
     """Names from a list, or from text as in `unseen=sketch` and `unseen=[art, sketch]`; each once."""
     if not isinstance(given, str | Iterable):
         given = str(given)  # a domain called 3
