@@ -75,7 +75,7 @@ def test_the_model_of_a_named_run_comes_back(tmp_path: Path) -> None:
         "rounds": 1,
         "model": "simple_cnn(width=2)",
     }
-    run = fedkeel.simulate(options, directory=tmp_path / "r", method="fedbn")
+    run = fedkeel.simulate(options, directory=tmp_path / "r", method="fedavg")
     stored = safetensors.torch.load_file(run.directory / "model.safetensors")
     model = run.model()
     assert not model.training
