@@ -40,7 +40,7 @@ def code_digest(*things: Any) -> str:
 def is_followed(module: str | None) -> bool:
     """Whether a module is this package's or the user's: neither of Python nor installed."""
     top = (module or "").partition(".")[0]
-    if top == "fedkeel":
+    if top in ("fedkeel", "__main__"):
         return True
     if top in sys.stdlib_module_names:
         return False

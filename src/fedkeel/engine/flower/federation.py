@@ -98,13 +98,13 @@ def carry_out(
     try:
         roster, nodes, strangers = settle(channel, config, before, sites, wait, owners, observer)
         roster.starts = before.starts + 1 if before else 1
-        roster.save(directory)
         setup = prepare(config.replace(executor="serial", profile=False), federation=roster.outline(), **objects)
         if config.weights and setup.worker.layout.local:
             raise MethodError(
                 f"'{config.method}' keeps layers at the sites, and these cannot start from '{config.weights}', "
                 "which only the server has: leave 'weights' out."
             )
+        roster.save(directory)
         status = Status(directory)
         for site in roster.sites:
             status.told(site.name, "connected" if site.name in nodes else "not connected", connected=site.name in nodes)
@@ -122,7 +122,9 @@ def carry_out(
             strangers,
             status,
         )
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, FedkeelError) and store.is_blank:
+            store.discard()
         store.close()
         raise
     network = NetworkSetup(config, setup.worker, setup.held_out, "flower", defence=setup.defence, channel=executor)
