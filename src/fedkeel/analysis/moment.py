@@ -222,8 +222,8 @@ def _left_behind(run: Run, objects: Objects, *, earlier: bool) -> list[Moment]:
             tensors = {**checkpoint.groups["weights"], **checkpoint.groups.get("statistics", {})}
             moments[round] = moment(round, tensors, _remembered(run, header))
     if path.exists():
-        # What clients kept is in the last checkpoint that is whole, or else among the personal models.
-        kept = _remembered(run, found[0][1]) if found else _personal(run)
+        # Personal models are of the round that the result is of, which need not be that of the last checkpoint.
+        kept = _remembered(run, found[0][1]) if found and not (path.parent / "personal").exists() else _personal(run)
         round = int(summary["round"]) if summary else config.rounds - 1
         moments[round] = moment(round, run.tensors(MODEL), kept)
     return [moments[round] for round in sorted(moments)] if earlier else list(moments.values())
