@@ -227,6 +227,14 @@ class TestOutdated:
         ):
             compare(["fedavg"], seeds=[0, 1], **options)
 
+    def test_what_follows_from_the_seed_is_no_change(self, tmp_path: Path) -> None:
+        """Who has which images, and with `subsample` which images are had at all, also where they are pooled."""
+        options: dict[str, Any] = {"directory": tmp_path, "jobs": 1, **TINY, "partition": "even(clients=2)"}
+        first = compare(["central", "fedavg"], seeds=[0, 1], **options)
+        watching = Watching()
+        assert compare(["central", "fedavg"], seeds=[0, 1], observer=watching, **options).rows() == first.rows()
+        assert watching.started == []
+
     def test_a_run_of_another_version_is_used_and_told(self, tmp_path: Path) -> None:
         options: dict[str, Any] = {"seeds": 1, "directory": tmp_path, "jobs": 1, **TINY}
         first = compare(["fedavg"], **options)

@@ -28,7 +28,7 @@ from fedkeel.entries import read_entries, read_seeds, slug
 from fedkeel.errors import FedkeelError
 from fedkeel.jobs import Job, JobsObserver, beside_others, run_all, uses_gpu
 from fedkeel.method import Composition
-from fedkeel.origin import Origin, read_outline
+from fedkeel.origin import Origin, outline_of, read_outline
 from fedkeel.run import Run
 from fedkeel.store import fingerprint
 from fedkeel.tables import Results
@@ -267,7 +267,7 @@ def check_all(entries: Mapping[str, Config], seed: int) -> dict[str, Beginning]:
         setup = prepare(config, federation=loaded[key])
         for diagnostic in analysis.chosen(config):
             diagnostic.check(setup.worker)
-        found[label] = Beginning(Origin.of(setup), Outline.of(setup.federation), seed)
+        found[label] = Beginning(Origin.of(setup), outline_of(setup), seed)
     return found
 
 

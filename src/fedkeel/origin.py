@@ -24,7 +24,7 @@ from fedkeel.data.outline import Outline, changed
 from fedkeel.durable import read_sealed, seal
 from fedkeel.engine.setup import Setup
 from fedkeel.errors import StoreError
-from fedkeel.method import Method
+from fedkeel.method import Composition, Method
 from fedkeel.models.wrapped import Wrapped
 
 FILE = "origin.json"
@@ -53,14 +53,13 @@ class Origin:
     def of(setup: Setup, given: Mapping[str, Any] | None = None) -> Origin:
         """Of a run that is ready to start; `given` are the objects that its configuration cannot name."""
         worker = setup.worker
-        code = {f"the method '{part.name}'": code_digest(type(part)) for part in worker.method.parts}
         objects = {name: thing for name, thing in (given or {}).items() if thing is not None}
         on_cpu = worker.device.type == "cpu"
         threads = 1 if setup.executor_name == "processes" else setup.config.threads or torch.get_num_threads()
         return Origin(
             fedkeel=fedkeel.__version__,
             python=python_version(),
-            code={**code, "the model": model_digest(worker.model)},
+            code={**method_code(worker.method), "the model": model_digest(worker.model)},
             given={name: told_apart(thing) for name, thing in objects.items()},
             machine=machine(worker.device),
             threads=threads if on_cpu else None,
@@ -104,10 +103,15 @@ class Origin:
         return said
 
 
+def outline_of(setup: Setup) -> Outline:
+    """Of the data as they were given: pooled, they would depend on how a seed divided them."""
+    return Outline.of(setup.given or setup.federation)
+
+
 def records(setup: Setup, given: Mapping[str, Any]) -> dict[str, bytes]:
     """The files in which a run directory keeps what the run began with."""
     return {
-        FEDERATION: seal(Outline.of(setup.federation).to_dict()),
+        FEDERATION: seal(outline_of(setup).to_dict()),
         FILE: seal(asdict(Origin.of(setup, given))),
     }
 
@@ -120,14 +124,25 @@ def read_outline(directory: Path) -> Outline | None:
 def refuse_other_data(directory: Path, setup: Setup) -> None:
     """Before a run goes on: with other images it would be a run of neither."""
     before = read_outline(directory)
-    what = changed(before, Outline.of(setup.federation)) if before is not None else ""
+    what = changed(before, outline_of(setup)) if before is not None else ""
     if what:
         raise StoreError(
             f"The data of '{directory}' have changed, {what}: put them back as they were, or start a new run."
         )
 
 
+def other_method(directory: Path, method: Composition) -> str:
+    """Which part of a method has other code than when the run there began, as in `Origin.other_code`."""
+    before = Origin.load(directory)
+    now = Origin(fedkeel.__version__, python_version(), method_code(method))
+    return now.other_code(before) if before is not None else ""
+
+
 # -- code ------------------------------------------------------------------------------------------------------------
+def method_code(method: Composition) -> dict[str, str]:
+    return {f"the method '{part.name}'": code_digest(type(part)) for part in method.parts}
+
+
 def model_digest(model: nn.Module) -> str:
     """Of its layers with their options and of the code of those that are not torch's; not of its weights."""
     kinds = {type(module) for module in model.modules() if is_followed(type(module).__module__)}

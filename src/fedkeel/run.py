@@ -257,17 +257,18 @@ class Run:
     # -- files as they were written --------------------------------------------------------------------------
     def check(self) -> None:
         """An error for the first file of a finished run that is not as the run wrote it."""
-        for name in self._checksums():
-            self.intact(name)
+        expected = self._checksums()
+        for name in expected:
+            self.intact(name, expected)
 
-    def intact(self, name: str) -> bytes:
-        """What is in a file; an error where that is not what a finished run wrote."""
+    def intact(self, name: str, expected: Mapping[str, str] | None = None) -> bytes:
+        """What is in a file; an error where that is not what a finished run wrote, by its checksums or those given."""
         path = self.directory / name
         try:
             data = path.read_bytes()
         except OSError as error:
             raise FedkeelError(f"'{path}' cannot be read ({error.strerror}): {self._remedy(name)}") from error
-        if self._checksums().get(name, "") not in ("", digest(data)):
+        if (expected or self._checksums()).get(name, "") not in ("", digest(data)):
             raise self._changed(name, "checksum does not match")
         return data
 

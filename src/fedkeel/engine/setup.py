@@ -42,6 +42,7 @@ class Setup:
         executor_name: which executor `auto` came to.
         profile: the clock of a run with `profile`.
         defence: the robust rules of the server.
+        given: the federation as it was before a method pooled it.
     """
 
     config: Config
@@ -50,6 +51,7 @@ class Setup:
     executor_name: str
     profile: Unprofiled = field(default_factory=Unprofiled)
     defence: Defence = field(default_factory=Defence)
+    given: Federation | None = None
 
     @property
     def federation(self) -> Federation:
@@ -106,6 +108,7 @@ def prepare(
         federation = federation or load_federation(config)
     held_out = list(dict.fromkeys(client.domain for client in federation.unseen))
     check_clients(federation, config)
+    given = federation
     if composed.is_pooled:
         federation = federation.pooled()
     check_rounds(federation, config)
@@ -128,7 +131,7 @@ def prepare(
             f"'evaluate_with' is '{config.evaluate_with}', but the model has no batch norm: its accuracy is "
             "the same with all statistics."
         )
-    return Setup(config, worker, held_out, executor_name, profile, defence)
+    return Setup(config, worker, held_out, executor_name, profile, defence, given)
 
 
 def start_profile(config: Config, executor_name: str, device: torch.device) -> Unprofiled:
