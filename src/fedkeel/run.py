@@ -7,32 +7,46 @@ import math
 import shlex
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import safetensors.torch
+from safetensors import SafetensorError
 from torch import nn
 
 from fedkeel import config as configuration
-from fedkeel import naming, state
+from fedkeel import methods, naming, state
 from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.counting import from_one
 from fedkeel.data.federation import Federation
+from fedkeel.durable import digest, read_sealed
 from fedkeel.engine.flower.roster import FILE as SITES
 from fedkeel.engine.flower.roster import Roster
 from fedkeel.engine.rounds import Federated
-from fedkeel.engine.setup import Setup, prepare
+from fedkeel.engine.setup import Setup, build_model, load_federation, prepare
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.given import as_path, described
-from fedkeel.method import Method
+from fedkeel.method import Composition, Method
 from fedkeel.models.output import Classifier
-from fedkeel.nn.dropout import plain_dropout
 from fedkeel.objects import check_objects, refuse_name
 from fedkeel.observer import Observer, Observers
+from fedkeel.origin import Origin, read_outline, records, refuse_other_data
 from fedkeel.profile import FILE as PROFILE
 from fedkeel.shortage import shortages_explained
 from fedkeel.spawning import leave_if_imported_again
-from fedkeel.store import Store, read_config
+from fedkeel.state import Tensors
+from fedkeel.store import (
+    CHECKSUMS,
+    METRICS,
+    MODEL,
+    SUMMARY,
+    DamagedCheckpoint,
+    Store,
+    are_metrics,
+    read_config,
+    read_header,
+)
 from fedkeel.summary import unsound
 from fedkeel.tables import weakest
 
@@ -41,6 +55,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PYTHON_OBJECT = "(given in Python)"
+MOST_NAMED = 20  # clients to choose from, in a sentence
 
 
 @shortages_explained()
@@ -78,8 +93,8 @@ def simulate(
     settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
     setup = _prepare(settings, federation, model, method)
     setup = setup.with_threads((observer or Observer()).note)
-    store = Store.create(directory or free_directory(settings), setup.config)
-    return finish(store, setup, observer)
+    files = records(setup, given)
+    return finish(Store.create(directory or free_directory(settings), setup.config, files), setup, observer)
 
 
 @shortages_explained()
@@ -95,7 +110,8 @@ def resume(
     """Go on with a run that was stopped, from its last good checkpoint. A finished run is returned as it is.
 
     `machine` are options that do not change the result, `device="cpu"` or `workers=4`, where they are to be others
-    than those the run began with.
+    than those the run began with. Data that have changed since then are refused; other code and another kind of machine
+    are told of.
     """
     leave_if_imported_again()
     for name in machine:
@@ -108,6 +124,7 @@ def resume(
     run = Run(directory)
     settings = run.config.replace(**machine)
     if run.finished:
+        run.check()
         (observer or Observer()).note(f"'{directory}' is finished: nothing is left to do.")
         return run
     for name, thing in (("data", federation), ("model", model), ("method", method)):
@@ -121,14 +138,27 @@ def resume(
             f"'{directory}' is a run over a network, whose images are at the sites: continue it with "
             f"'{how_to_continue(directory)}'."
         )
+    before = Origin.load(run.directory)
+    settings = _with_the_same_threads(settings, before, machine)
     setup = _prepare(settings, federation, model, method)
+    refuse_other_data(run.directory, setup)
+    for note in Origin.of(setup).notes(before, run.directory) if before else ():
+        (observer or Observer()).note(note)
     return finish(Store.open(directory), setup, observer)
+
+
+def _with_the_same_threads(config: Config, before: Origin | None, machine: Mapping[str, Any]) -> Config:
+    """As many as the run began with, whatever this machine would take: their number decides the last bits."""
+    others = config.executor == "processes" or "workers" in machine
+    if config.threads or others or before is None or not before.threads:
+        return config
+    return config.replace(threads=before.threads)
 
 
 def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
     """Run the rounds that are left and write the result."""
     began = time.perf_counter() - store.seconds()  # of earlier starts
-    executor = None
+    executor, refused = None, False
     observer = observer or Observer()
     try:
         if setup.config.record:
@@ -146,14 +176,21 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
             "seconds": time.perf_counter() - began,
         }
         model = federated.best_model or {**server.weights, **server.statistics}
-        initial = setup.worker.initial_local
+        # What every client has of its own was never trained here, and must not pass for a part of a model.
         personal = federated.local_tensors() if federated.method.is_personal else ()
+        initial = {} if federated.method.is_personal else setup.worker.initial_local
         store.finish(summary, {**initial, **model}, personal)
+    except FedkeelError:
+        refused = store.is_blank
+        raise
     finally:
         if executor is not None:
             executor.close()
-        store.close()
-        setup.profile.save(store.directory)
+        if refused:
+            store.discard()
+        else:
+            store.close()
+            setup.profile.save(store.directory)
     return Run(store.directory)
 
 
@@ -215,17 +252,67 @@ class Run:
         self.directory = as_path(directory)
         self.config = read_config(directory)
 
+    @property
+    def given(self) -> Mapping[str, Mapping[str, str]]:
+        """What stands for the objects that were given in Python, by option: the `name` of each, and a `digest`."""
+        objects = [name for name in ("data", "model", "method") if getattr(self.config, name) == PYTHON_OBJECT]
+        origin = Origin.load(self.directory) if objects else None
+        return {name: origin.given[name] for name in objects if origin and name in origin.given}
+
     def __repr__(self) -> str:
         result = f"{self.accuracy:.1%}" if self.finished else "unfinished"
         return f"Run('{self.directory}', method='{self.config.method}', {result})"
 
     @property
     def finished(self) -> bool:
-        return (self.directory / "summary.json").exists()
+        return (self.directory / SUMMARY).exists()
+
+    # -- files as they were written --------------------------------------------------------------------------
+    def check(self) -> None:
+        """An error for the first file of a finished run that is not as the run wrote it."""
+        expected = self._checksums()
+        for name in expected:
+            self.intact(name, expected)
+
+    def intact(self, name: str, expected: Mapping[str, str] | None = None) -> bytes:
+        """What is in a file; an error where that is not what a finished run wrote, by its checksums or those given."""
+        path = self.directory / name
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise FedkeelError(f"'{path}' cannot be read ({error.strerror}): {self._remedy(name)}") from error
+        if (expected or self._checksums()).get(name, "") not in ("", digest(data)):
+            raise self._changed(name, "checksum does not match")
+        return data
+
+    def tensors(self, name: str) -> Tensors:
+        """What is in a file of tensors, such as `model.safetensors`."""
+        try:
+            return safetensors.torch.load(self.intact(name))
+        except SafetensorError as error:
+            path = self.directory / name
+            raise FedkeelError(f"'{path}' cannot be read ({error}): {self._remedy(name)}") from error
+
+    def _checksums(self) -> dict[str, str]:
+        """By file; of a run that is not finished, or that an earlier version made, there are none."""
+        stored = read_sealed(self.directory / CHECKSUMS) if self.finished else None
+        return dict(stored["sha256"]) if stored else {}
+
+    def _changed(self, name: str, problem: str) -> FedkeelError:
+        path = self.directory / name
+        return FedkeelError(f"'{path}' was changed since the run wrote it, its {problem}: {self._remedy(name)}")
+
+    def _remedy(self, name: str) -> str:
+        again = f"write it again with '{how_to_continue(self.directory)}'"
+        if name == SUMMARY:
+            return f"remove it and {again}."
+        if name == METRICS:
+            return "put it back from a copy, or start the run anew in another directory."
+        return f"put it back from a copy, or remove {SUMMARY} and {again}."
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        path = self.directory / "summary.json"
+        path = self.directory / SUMMARY
         if not path.exists():
             return None
         try:
@@ -234,6 +321,7 @@ class Run:
             raise FedkeelError(f"'{path}' cannot be read: {error}.") from error
         if not isinstance(found, dict):
             raise FedkeelError(f"'{path}' holds no table of results: it was not written by a run.")
+        self.intact(SUMMARY)
         return found
 
     def sound_summary(self, *, whole: bool = True) -> dict[str, Any] | None:
@@ -242,10 +330,7 @@ class Run:
         summary = self.summary
         problem = unsound(summary, whole=whole) if summary is not None else ""
         if problem:
-            raise FedkeelError(
-                f"'{self.directory / 'summary.json'}' was changed since the run wrote it, its {problem}: "
-                f"remove it and write it again with '{how_to_continue(self.directory)}'."
-            )
+            raise self._changed(SUMMARY, problem)
         return summary
 
     @property
@@ -264,8 +349,21 @@ class Run:
         """The result for each domain."""
         return dict(self._result()["domains"])
 
+    def accuracy_of(self, client: str) -> float | None:
+        """The result on one client's own test images, by the same rule; None where it was not tested."""
+        result = self._result()
+        last = {entry["round"] for entry in self.scores(statistics=result.get("statistics"))[-10:]}
+        rounds = last if result["result"] == "mean-last-10" else {result["round"]}
+        found = [
+            record["accuracy"]
+            for record in self.records("evaluation")
+            if record["client"] == client and record["split"] == "test" and record["round"] in rounds
+            if record["statistics"] == result.get("statistics", "global") and record["accuracy"] is not None
+        ]
+        return sum(found) / len(found) if found else None
+
     def _result(self) -> dict[str, Any]:
-        summary = self.summary
+        summary = self.sound_summary(whole=False)
         if summary is None:
             raise FedkeelError(
                 f"'{self.directory}' is not finished: continue it with '{how_to_continue(self.directory)}'."
@@ -279,11 +377,7 @@ class Run:
     def readable(self) -> tuple[list[dict[str, Any]], int]:
         """The lines of `metrics.jsonl` that are records, and how many are not; of a run that is still writing its last
         line, that one does not count."""
-        path = self.directory / "metrics.jsonl"
-        try:
-            lines = path.read_bytes().splitlines() if path.exists() else []
-        except OSError as error:
-            raise FedkeelError(f"'{path}' cannot be read: {error.strerror}.") from error
+        lines = self._metrics().splitlines()
         records, unreadable = [], 0
         for place, line in enumerate(lines):
             try:
@@ -296,6 +390,23 @@ class Run:
             elif line.strip() and place < len(lines) - 1:
                 unreadable += 1
         return records, unreadable
+
+    def _metrics(self) -> bytes:
+        """What is in `metrics.jsonl`, which up to the last checkpoint must be what was there then."""
+        path = self.directory / METRICS
+        if self.finished and METRICS in self._checksums():
+            return self.intact(METRICS)
+        header: dict[str, Any] = {}  # before the metrics, which may grow meanwhile
+        for folder in sorted((self.directory / "checkpoints").glob("round-*")):
+            with suppress(DamagedCheckpoint):
+                header = read_header(folder)
+        try:
+            data = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise FedkeelError(f"'{path}' cannot be read: {error.strerror}.") from error
+        if header and len(data) >= header["metrics_bytes"] and not are_metrics(data, header):
+            raise self._changed(METRICS, "checksum does not match")
+        return data
 
     def scores(self, split: str = "test", statistics: str | None = None) -> list[dict[str, Any]]:
         """One entry per evaluated round."""
@@ -348,50 +459,64 @@ class Run:
         axes.legend()
         return axes
 
-    def model(self) -> Classifier:
-        """The trained global model, on the CPU, in evaluation mode."""
-        return self._prepared()[0]
+    def model(self, client: str | None = None) -> Classifier:
+        """The trained model, on the CPU, in evaluation mode; `client` as in `network`."""
+        return self.network(client)[0]
 
     def network(self, client: str | None = None) -> tuple[Classifier, Federation]:
-        """The trained model to be used somewhere else, in evaluation mode, and the data it is for.
+        """The trained model to be used somewhere else, in evaluation mode, and the data it is for, in outline.
 
-        `client` names whose model, where the method keeps layers on its clients.
+        `client` names whose model, where the method keeps layers on its clients. Neither the data nor the weights that
+        the run started from need to be there.
         """
-        network, setup = self._prepared()
-        if not setup.worker.method.is_personal:
-            if client is not None:
+        self._result()
+        federation = self._outline()
+        if federation is None or PYTHON_OBJECT in (self.config.model, self.config.method):
+            raise FedkeelError(
+                f"'{self.directory}' was made with objects given in Python: load its {MODEL} into your own."
+            )
+        method = Composition.of(methods.build(self.config.method))
+        files = [MODEL]
+        if method.is_personal:
+            files.append(self._personal_file(client))
+        elif client is not None:
+            raise FedkeelError(
+                f"'{self.config.method}' has one model for all clients: leave the client '{client}' out."
+            )
+        network = build_model(self.config.replace(weights=""), federation, method, None)
+        entries = network.state_dict(keep_vars=True)
+        for file in files:
+            tensors = self.tensors(file)
+            strange = [n for n, t in tensors.items() if n not in entries or entries[n].shape != t.shape]
+            if strange:
                 raise FedkeelError(
-                    f"'{self.config.method}' has one model for all clients: leave the client '{client}' out."
+                    f"'{self.directory / file}' has '{strange[0]}', which '{self.config.model}' has not here, or in "
+                    "another size: read it with the version of Fedkeel, or of your own model, that wrote it."
                 )
-            return network, setup.federation
+            state.load(entries, tensors)
+        return network.eval(), federation
+
+    def _outline(self) -> Federation | None:
+        """The data without the images; of a run of an earlier version, the data themselves where they have a name."""
+        if roster := Roster.load(self.directory):
+            return roster.outline()
+        if outline := read_outline(self.directory):
+            return outline.federation()
+        return None if self.config.data == PYTHON_OBJECT else load_federation(self.config)
+
+    def _personal_file(self, client: str | None) -> str:
         folder = self.directory / "personal"
         kept = [naming.name_of(path.stem) for path in sorted(folder.glob("*.safetensors"))]
         if client is None:
+            others = f" and {len(kept) - MOST_NAMED} others" if len(kept) > MOST_NAMED else ""
             raise FedkeelError(
                 f"'{self.config.method}' keeps layers on its clients, so each has a model of its own: say whose with "
-                f"--client, one of {', '.join(kept)}."
+                f"--client (client=... in Python), one of {', '.join(kept[:MOST_NAMED])}{others}."
             )
         path = naming.find(folder, client, ".safetensors")
         if path is None:
             raise FedkeelError(f"There is no model of a client '{client}': {nearest(client, kept)}")
-        state.load(network, safetensors.torch.load_file(path))
-        return network, setup.federation
-
-    def _prepared(self) -> tuple[Classifier, Setup]:
-        self._result()
-        if PYTHON_OBJECT in (self.config.model, self.config.method, self.config.data):
-            raise FedkeelError(
-                f"'{self.directory}' was made with objects given in Python: load its model.safetensors into your own."
-            )
-        # What it started from is no longer needed: every tensor of the result is stored. Nor is the data, of which a
-        # federation over a network has none here, only its outline.
-        roster = Roster.load(self.directory)
-        config = self.config.replace(device="cpu", executor="serial", weights="", profile=False)
-        setup = prepare(config, federation=roster.outline() if roster else None)
-        network = setup.worker.model
-        plain_dropout(network)
-        state.load(network, safetensors.torch.load_file(self.directory / "model.safetensors"))
-        return network.eval(), setup
+        return f"{folder.name}/{path.name}"
 
 
 def _null(_constant: str) -> None:

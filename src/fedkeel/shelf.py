@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedkeel.durable import explained, sync, write_durably
+from fedkeel.durable import explained, make_folder, sync, write_durably
 from fedkeel.errors import StoreError
 from fedkeel.messages import BadMessage, pack, unpack
 from fedkeel.state import Tensors
@@ -80,7 +80,7 @@ class Shelf:
         data = pack({"client": client}, memory=tensors)
         version = Version(self._next, _digest(data))
         with explained(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             (self.folder / version.file).write_bytes(data)
             reached(WRITING, self.folder / version.file)
         self._next += 1

@@ -166,7 +166,8 @@ def print_run(run: Run) -> None:
         out.print(text, markup=False)
 
     config, summary, curve = run.config, run.sound_summary(), run.scores()
-    say(f"{config.method} on {config.data}, model {config.model}, seed {config.seed}")
+    names = {**config.to_dict(), **{option: thing["name"] for option, thing in run.given.items()}}
+    say(f"{names['method']} on {names['data']}, model {names['model']}, seed {config.seed}")
     changed = [f"{name}={value}" for name, value in config.to_dict().items() if is_worth_telling(name, value)]
     if changed:
         say(f"with {', '.join(changed)}")

@@ -77,6 +77,11 @@ class LazyClients(Sequence[Client]):
     def one_of_each(self) -> Iterator[Client]:
         """One client for each domain, validation set and test set: all that share them are like it."""
 
+    def domains_whole(self) -> Iterator[Client]:
+        """Each domain as if it were one client, with all the images that its clients may train on."""
+        everything = self.training_images()
+        return (replace(client, name=client.domain, train=everything) for client in self.one_of_each())
+
     @property
     @abstractmethod
     def most_samples(self) -> int:

@@ -189,6 +189,9 @@ class Population(LazyClients):
     def one_of_each(self) -> Iterator[Client]:
         return (self[stop - len(group)] for group, stop in zip(self.groups, self._stops, strict=True))
 
+    def domains_whole(self) -> Iterator[Client]:
+        return (Client(g.domain, g.domain, g.train, g.validation, g.test) for g in self.groups)
+
     @property
     def most_samples(self) -> int:
         return max(int(group.shares.sizes.max()) for group in self.groups)

@@ -53,6 +53,7 @@ class Federated:
     traffic: Traffic = field(default_factory=Traffic)
     best: tuple[float, int] = (-1.0, -1)  # validation accuracy and its round
     best_model: Tensors = field(default_factory=dict)
+    best_local: Tensors = field(default_factory=dict)  # what clients kept of the model then, by "client/entry"
 
     def __post_init__(self) -> None:
         config, worker = self.setup.config, self.setup.worker
@@ -332,6 +333,7 @@ class Federated:
                 self.best = (scores.average, server.round)
                 if self.config.result == "best-validation":
                     self.best_model = {**server.weights, **server.statistics}
+                    self.best_local = self._personal_layers()
         return shown
 
     @phase(profile.RECORDING)
@@ -352,6 +354,7 @@ class Federated:
             "extras": server.extras,
             "memory": server.memory,
             "best": self.best_model,
+            "best_local": self.best_local,
         }
         best = {"accuracy": self.best[0], "round": self.best[1]}
         self.executor.memory.shelve()
@@ -375,15 +378,29 @@ class Federated:
         self.server.statistics = state.to_device(groups.get("statistics", {}), device)
         self.server.extras = state.to_device(groups.get("extras", {}), device)
         self.server.memory = state.to_device(groups.get("memory", {}), device)
-        self.best_model = groups.get("best", {})
+        self.best_model, self.best_local = groups.get("best", {}), groups.get("best_local", {})
         self.best = (checkpoint.best["accuracy"], int(checkpoint.best["round"]))
         return checkpoint.round + 1
 
     def local_tensors(self) -> Iterator[tuple[str, Tensors]]:
-        """What each client keeps of the model, one client at a time, for saving personal models."""
+        """What each client keeps of the model that is the result, one client at a time, for saving personal models."""
+        if self.best_local:
+            by_client: dict[str, Tensors] = {}
+            for name, tensor in self.best_local.items():
+                client, _, entry = name.rpartition("/")
+                by_client.setdefault(client, {})[entry] = tensor
+            yield from by_client.items()
+            return
         for name, memory in self.executor.memory.items():
             if local := select(memory, LOCAL):
                 yield name, local
+
+    def _personal_layers(self) -> Tensors:
+        """Of all clients at this moment: the model of the best round goes with the layers of that round."""
+        if not self.method.is_personal:
+            return {}
+        kept = ((name, select(memory, LOCAL)) for name, memory in self.executor.memory.items())
+        return {f"{name}/{entry}": tensor.clone() for name, local in kept for entry, tensor in local.items()}
 
 
 def _check_sender(message: Update | Answer, client: str) -> None:

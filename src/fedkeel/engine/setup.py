@@ -45,6 +45,7 @@ class Setup:
         executor_name: which executor `auto` came to.
         profile: the clock of a run with `profile`.
         defence: the robust rules of the server.
+        given: the federation as it was before a method pooled it.
     """
 
     config: Config
@@ -54,6 +55,7 @@ class Setup:
     profile: Unprofiled = field(default_factory=Unprofiled)
     defence: Defence = field(default_factory=Defence)
     domains: list[str] = field(default_factory=list)
+    given: Federation | None = None
 
     @property
     def federation(self) -> Federation:
@@ -116,6 +118,7 @@ def prepare(
     held_out = list(dict.fromkeys(client.domain for client in federation.unseen))
     domains = federation.domains  # pooled, they would all be unseen
     check_clients(federation, config)
+    given = federation
     if composed.is_pooled:
         federation = federation.pooled()
     check_rounds(federation, config)
@@ -139,7 +142,7 @@ def prepare(
             f"'evaluate_with' is '{config.evaluate_with}', but the model has no batch norm: its accuracy is "
             "the same with all statistics."
         )
-    return Setup(config, worker, held_out, executor_name, profile, defence, domains)
+    return Setup(config, worker, held_out, executor_name, profile, defence, domains, given)
 
 
 def start_profile(config: Config, executor_name: str, device: torch.device) -> Unprofiled:

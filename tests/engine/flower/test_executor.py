@@ -68,6 +68,7 @@ def test_robust_rules_protect_a_network_as_they_do_one_process(tmp_path: Path, r
 def test_a_rule_that_needs_more_sites_than_came_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FedkeelError, match="'krum\\(liars=1\\)' needs 5 clients in a round, and there are 3"):
         over_network(tmp_path, robust="krum")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

@@ -106,7 +106,6 @@ def carry_out(
     try:
         roster, nodes, strangers = settle(channel, config, before, sites, wait, owners, observer)
         roster.starts = before.starts + 1 if before else 1
-        roster.save(directory)
         outline, alone = roster.outline(), config.replace(executor="serial", profile=False)
         # Every site is told the seed: what the server draws of its own must not follow from it.
         secret = Randomness(kept_in(directory / FILE)) if config.dp == "central" else None
@@ -116,6 +115,7 @@ def carry_out(
                 f"'{config.method}' keeps layers at the sites, and these cannot start from '{config.weights}', "
                 "which only the server has: leave 'weights' out."
             )
+        roster.save(directory)
         status = Status(directory)
         for site in roster.sites:
             status.told(site.name, "connected" if site.name in nodes else "not connected", connected=site.name in nodes)
@@ -133,7 +133,10 @@ def carry_out(
             strangers,
             status,
         )
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, FedkeelError) and store.is_blank:
+            (directory / FILE).unlink(missing_ok=True)
+            store.discard()
         store.close()
         raise
     network = NetworkSetup(

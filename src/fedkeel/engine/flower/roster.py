@@ -13,11 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import fedkeel
-from fedkeel.data.federation import Client, Federation
-from fedkeel.data.transforms import parse_transforms
+from fedkeel.data.federation import Federation
+from fedkeel.data.outline import Outline
+from fedkeel.data.outline import Site as Sized
 from fedkeel.durable import write_atomically
 from fedkeel.engine.flower.limits import LARGEST_IMAGE, LONGEST_NAME, MOST_CLASSES, MOST_SAMPLES
 from fedkeel.errors import StoreError, TrainingError
@@ -112,25 +111,20 @@ class Roster:
         self.sites = in_order([*self.sites, site])
 
     def outline(self) -> Federation:
-        """The federation as the server sees it: names, sizes and shapes, and not one image."""
-        one = torch.zeros(1, dtype=torch.int64)
-
-        def client(site: Description) -> Client:
-            held_out = site.domain in self.unseen
-            sizes = (0 if held_out else site.train, 0 if held_out else site.validation, site.test)
-            return Client(site.name, site.domain, *(one.expand(size) for size in sizes))
-
-        clients = [client(site) for site in self.sites]
-        return Federation(
+        """The federation as the server sees it; sites say what the network sees, and not how it is made of images."""
+        held_out = [site for site in self.sites if site.domain in self.unseen]
+        training = [site for site in self.sites if site.domain not in self.unseen]
+        return Outline(
             name="federation",
-            images=torch.zeros((), dtype=torch.uint8).expand(2, *self.sites[0].shape),
-            labels=torch.zeros(2, dtype=torch.int64),
             classes=self.classes,
-            clients=tuple(c for c in clients if c.domain not in self.unseen),
-            unseen=tuple(c for c in clients if c.domain in self.unseen),
-            train_transform=parse_transforms(""),
-            test_transform=parse_transforms(""),
-        )
+            shape=self.sites[0].shape,
+            seen=self.sites[0].shape,
+            train_transform=None,
+            test_transform=None,
+            clients=tuple(Sized(s.name, s.domain, s.train, s.validation, s.test) for s in training),
+            unseen=tuple(Sized(s.name, s.domain, 0, 0, s.test) for s in held_out),
+            number=len(training),
+        ).federation()
 
     def save(self, directory: Path) -> None:
         write_atomically(directory / FILE, json.dumps(asdict(self), indent=1).encode() + b"\n")
