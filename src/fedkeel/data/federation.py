@@ -21,6 +21,7 @@ from torch import Tensor
 from fedkeel.errors import DataError, unknown
 
 MOST_NAMED = 100  # clients whose names an error goes through
+Splits = tuple[Tensor, Tensor, Tensor]  # indices for training, validation and testing
 
 
 class Transform(Protocol):
@@ -77,10 +78,10 @@ class LazyClients(Sequence[Client]):
     def one_of_each(self) -> Iterator[Client]:
         """One client for each domain, validation set and test set: all that share them are like it."""
 
-    def domains_whole(self) -> Iterator[Client]:
-        """Each domain as if it were one client, with all the images that its clients may train on."""
+    def whole_domains(self) -> dict[str, Splits]:
+        """Of each domain all images that its clients may train on, are validated and are tested with."""
         everything = self.training_images()
-        return (replace(client, name=client.domain, train=everything) for client in self.one_of_each())
+        return {client.domain: (everything, client.validation, client.test) for client in self.one_of_each()}
 
     @property
     @abstractmethod

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedkeel.data.federation import Client, Federation, LazyClients, Transform
+from fedkeel.data.federation import Client, Federation, LazyClients, Splits, Transform
 from fedkeel.data.transforms import Unknown, parse_transforms, transforms_text
 from fedkeel.errors import FedkeelError, StoreError
 
@@ -78,9 +78,13 @@ class Outline:
         _, *seen = transform(probe, torch.full((len(probe), transform.draws), 0.5)).shape
         few = len(federation.clients) <= MOST_CLIENTS
         clients = list(federation.clients if few else federation.one_of_each(unseen=False))
-        whole = federation.clients.domains_whole() if isinstance(federation.clients, LazyClients) else None
-        unit = "client" if whole is None and few else "domain"
-        parts = [*(whole if whole is not None else clients if few else by_domain(federation.clients))]
+        if isinstance(federation.clients, LazyClients):
+            unit, parts = "domain", federation.clients.whole_domains()
+        elif few:
+            unit, parts = "client", {client.name: splits(client) for client in clients}
+        else:
+            unit, parts = "domain", by_domain(federation.clients)
+        parts |= {client.name: splits(client) for client in federation.unseen}
         return Outline(
             name=federation.name,
             classes=tuple(federation.classes),
@@ -91,7 +95,7 @@ class Outline:
             clients=tuple(site(client) for client in clients[:MOST_CLIENTS]),
             unseen=tuple(site(client) for client in federation.unseen),
             number=len(federation.clients),
-            content=content(federation, [*parts, *federation.unseen]),
+            content=content(federation, parts),
             unit=unit,
             division=division(clients) if few else "",
         )
@@ -136,8 +140,12 @@ class Outline:
             ) from error
 
 
+def splits(client: Client) -> Splits:
+    return client.train, client.validation, client.test
+
+
 def site(client: Client) -> Site:
-    return Site(client.name, client.domain, *(len(getattr(client, split)) for split in SPLITS))
+    return Site(client.name, client.domain, *map(len, splits(client)))
 
 
 def known_transform(text: str | None) -> Transform:
@@ -148,14 +156,16 @@ def known_transform(text: str | None) -> Transform:
 
 
 # -- the fingerprint -------------------------------------------------------------------------------------------------
-def content(federation: Federation, parts: Iterable[Client]) -> dict[str, dict[str, list[Any]]]:
+def content(federation: Federation, parts: Mapping[str, Splits]) -> dict[str, dict[str, list[Any]]]:
     images, labels = image_digests(federation.images), federation.labels.cpu().numpy()
 
     def of(indices: Tensor) -> list[Any]:
         chosen = indices.cpu().numpy()
         return [len(chosen), short(labels[chosen]), short(images[chosen])]
 
-    return {part.name: {split: of(getattr(part, split)) for split in SPLITS} for part in parts}
+    return {
+        name: {split: of(indices) for split, indices in zip(SPLITS, part, strict=True)} for name, part in parts.items()
+    }
 
 
 def image_digests(images: Tensor) -> npt.NDArray[np.uint8]:
@@ -175,15 +185,16 @@ def division(clients: Iterable[Client]) -> str:
     return found.hexdigest()[:32]
 
 
-def by_domain(clients: Iterable[Client]) -> list[Client]:
-    """The clients of each domain as one, in their order."""
-    domains: dict[str, list[Client]] = {}
+def by_domain(clients: Iterable[Client]) -> dict[str, Splits]:
+    """The clients of each domain together, in their order."""
+    domains: dict[str, list[Splits]] = {}
     for client in clients:
-        domains.setdefault(client.domain, []).append(client)
-    return [
-        Client(name, name, *(torch.cat([getattr(client, split) for client in several]) for split in SPLITS))
+        domains.setdefault(client.domain, []).append(splits(client))
+    return {
+        name: (torch.cat(train), torch.cat(validation), torch.cat(test))
         for name, several in domains.items()
-    ]
+        for train, validation, test in [zip(*several, strict=True)]
+    }
 
 
 def short(array: npt.NDArray[Any]) -> str:
