@@ -84,7 +84,7 @@ def test_status_shows_how_far_it_is_and_what_each_site_last_did(
     assert main(["status", str(run.directory)]) == 0
     shown = capsys.readouterr().out
     assert "finished of 3" in shown
-    assert shown.count("round 2: evaluate, done") == 3
+    assert shown.count("round 3: evaluate, done") == 3
     assert main(["status", str(run.directory), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert sorted(document["sites"]) == ["clinic", "hospital", "ward"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import statistics
 import sys
 from pathlib import Path
@@ -15,10 +16,15 @@ import pytest
 from fedkeel import jobs
 from fedkeel.comparison import Comparison, Place, compare, gather, read_comparison
 from fedkeel.config import Config
-from fedkeel.engine.local import Stopped, stop_requested
-from fedkeel.entries import read_entry, read_seeds, slug
+from fedkeel.console import results_table
+from fedkeel.demo import findings
+from fedkeel.engine.heartbeat import Heart
+from fedkeel.entries import read_entry, read_seeds
 from fedkeel.errors import FedkeelError
 from fedkeel.jobs import Job, JobsObserver
+from fedkeel.naming import slug
+from fedkeel.stopping import Stopped, stop_requested
+from tests.processes import HANG, WhileStopped, running
 
 comparing = sys.modules["fedkeel.comparison"]  # the name in the package is the function
 TINY: dict[str, Any] = {
@@ -211,8 +217,7 @@ class TestRunning:
     def test_stopping_ends_every_process(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def execute(job: Job, observer: Any) -> None:
             observer.started(job.config, 0)
-            if not stop_requested.wait(timeout=20):
-                raise AssertionError("was never asked to stop")
+            assert stop_requested.wait(HANG), "was never asked to stop"
             raise Stopped
 
         class StopAtOnce(Watching):
@@ -231,6 +236,28 @@ class TestRunning:
         assert len(watching.started) == 2
         assert watching.problems == {}
 
+    def test_a_job_that_hangs_is_ended_and_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def execute(*_: object) -> None:
+            (tmp_path / "pid").write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        monkeypatch.setattr(jobs, "execute", execute)
+        monkeypatch.setattr(jobs, "Heart", lambda: Heart(3.0, WhileStopped()))
+        watching, job = Watching(), Job("fedavg", 0, Config(), tmp_path / "r")
+        failures = jobs.run_all([job], 2, watching)
+        said = "its process hung and was ended; the same command again goes on with it"
+        assert failures == {job: said}
+        assert watching.problems == {"fedavg seed 0": said}
+        assert not running(int((tmp_path / "pid").read_text()))
+
+    def test_a_job_that_the_system_ends_for_its_memory_says_what_to_do(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs, "execute", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        job = Job("fedavg", 0, Config(), tmp_path / "r")
+        (said,) = jobs.run_all([job], 2, Watching()).values()
+        assert said == "its process died (signal SIGKILL), as when memory runs out: give fewer --jobs"
+
 
 class TestResults:
     def comparison(self, place: Path) -> Comparison:
@@ -247,6 +274,19 @@ class TestResults:
         runs = [{"method": m, "seed": s, "directory": f"{m}/seed{s}"} for m in numbers for s in range(2)]
         (place / "comparison.json").write_text(json.dumps({"runs": runs}))
         return read_comparison(place)
+
+    def test_without_a_finished_run_every_format_says_so(self, tmp_path: Path) -> None:
+        unfinished = Comparison(tmp_path, [Place("fedavg", 0, tmp_path / "fedavg"), Place("gn", 1, tmp_path / "gn")])
+        for text in (unfinished.table(), unfinished.markdown(), unfinished.results.latex()):
+            assert "No run is finished yet." in text
+            assert "average" in text
+            assert "best of its column" not in text
+        assert unfinished.csv() == "method,seeds,average_mean,average_std\n"
+        assert unfinished.rows() == unfinished.runs == []
+        assert unfinished.missing == ["fedavg seed 0", "gn seed 1"]
+        assert unfinished.to_dict()["rows"] == []
+        assert findings(unfinished) == []
+        results_table(unfinished.results)
 
     def test_mean_and_spread_are_those_of_the_seeds(self, tmp_path: Path) -> None:
         row = self.comparison(tmp_path).rows()[0]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from fedkeel.config import Config
-from fedkeel.console import ComparisonProgress, Milestones, RunProgress, console, duration, results_table
+from fedkeel.console import ComparisonProgress, Milestones, RunProgress, console, duration, plain_table, results_table
 from fedkeel.engine.evaluation import Scores
 from fedkeel.jobs import Job
+from fedkeel.naming import visible
 from fedkeel.tables import Cell, Results, sparkline
 
 
@@ -48,15 +51,29 @@ def test_quiet_still_tells_notes() -> None:
     assert stream.getvalue() == "fedkeel: The update of [scan] is dropped.\n"
 
 
-def test_a_comparison_tells_what_is_done_and_what_failed() -> None:
+def finish(job: Job, accuracy: float) -> None:
+    job.directory.mkdir(parents=True)
+    (job.directory / "config.toml").write_text(job.config.to_toml())
+    (job.directory / "summary.json").write_text(json.dumps({"accuracy": accuracy}))
+
+
+def planned(directory: Path, *labels: str, seeds: int = 1, **options: Any) -> list[Job]:
+    config = Config(rounds=2, **options)
+    return [Job(label, seed, config, directory / label / f"{seed}") for label in labels for seed in range(seeds)]
+
+
+def test_a_comparison_tells_what_is_done_and_what_failed(tmp_path: Path) -> None:
     stream = io.StringIO()
-    jobs = [Job(label, seed, Config(rounds=2), Path(".")) for label in ("fedavg", "gn") for seed in (0, 1)]
+    jobs = planned(tmp_path, "fedavg", "gn", seeds=2)
+    finish(jobs[0], 0.25)
     with ComparisonProgress(stream) as progress:
         progress.planned(jobs, jobs[:1])
         for job, accuracy in zip(jobs[1:], (0.25, 0.5, 0.75), strict=True):
             progress.job_started(job, 0)
             progress.job_progress(job, 1.0, accuracy)
             progress.tick()
+            if job is not jobs[1]:
+                finish(job, accuracy)
             progress.job_finished(job, "boom" if job is jobs[1] else "")
         progress.tick()
     text = stream.getvalue()
@@ -64,6 +81,44 @@ def test_a_comparison_tells_what_is_done_and_what_failed() -> None:
     assert "fedkeel: fedavg seed 1 failed: boom" in text
     assert "gn           62.5 %" in text
     assert "methods 2/2  runs 4/4  best so far gn 62.5 %  left 0:00" in text
+
+
+def test_a_comparison_tells_the_result_by_the_rule_and_each_row_with_its_options(tmp_path: Path) -> None:
+    """The last round's accuracy may be another, and three rows of one method would read the same."""
+    stream = io.StringIO()
+    rows = {"gn": 0.61, "gn@learning_rate=0.1": 0.62, "gn@learning_rate=0.2,batch_size=8": 0.63}
+    jobs = planned(tmp_path, *rows, result="best-validation")
+    with ComparisonProgress(stream) as progress:
+        progress.planned(jobs, [])
+        for job in jobs:
+            progress.job_started(job, 0)
+            progress.job_progress(job, 2.0, 0.99)  # of the last round
+            finish(job, rows[job.label])
+            progress.job_finished(job, "")
+        progress.tick()
+    lines = [line.split() for line in stream.getvalue().splitlines()]
+    for label, accuracy in rows.items():
+        assert [label, f"{100 * accuracy:.1f}", "%"] in lines
+    assert "99.0" not in stream.getvalue()
+    assert "best so far gn@learning_rate=0.2,batch_size=8 63.0 %" in stream.getvalue()
+
+
+def test_a_quiet_comparison_still_tells_notes_and_failures(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    jobs = planned(tmp_path, "fedavg", "gn")
+    with ComparisonProgress(stream, quiet=True) as progress:
+        progress.planned(jobs, [])
+        for job in jobs:
+            progress.job_started(job, 0)
+            progress.note(f"{job}: The update of [scan] is dropped.")
+            progress.tick()
+            progress.job_finished(job, "" if job is jobs[0] else "boom")
+        progress.tick()
+    assert stream.getvalue().splitlines() == [
+        "fedkeel: fedavg seed 0: The update of [scan] is dropped.",
+        "fedkeel: gn seed 0: The update of [scan] is dropped.",
+        "fedkeel: gn seed 0 failed: boom",
+    ]
 
 
 def test_a_live_comparison_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,3 +170,43 @@ def test_a_sparkline_spans_from_lowest_to_highest_and_keeps_the_ends() -> None:
     long = sparkline([number / 500 for number in range(501)], width=60)
     assert len(long) == 60
     assert (long[0], long[-1]) == ("▁", "█")
+
+
+HOSTILE = ("[/b]", "[bold]x[/bold]", "[link=x]y", ":bomb:", "\x1b[31mred", "a\rb", "a\nb", "\x9b2J", "\udcff")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_a_name_is_shown_and_not_obeyed(name: str) -> None:
+    seen = visible(name)
+    summaries = {"domains": {name: 0.5, "b": 0.4}, "unseen_domains": [name], "accuracy": 0.5, "result": "last"}
+    stream = io.StringIO()
+    out = console(stream)
+    out.print(results_table(Results.of([(name, 0, summaries), (f"{name}@x=1", 0, summaries)])))
+    out.print(plain_table([name], [[name]], caption=f"of {name}"))
+    out.print(f"- {name}")
+    text = stream.getvalue()
+    assert text.count(seen) >= (4 if "\n" in name else 6)
+    assert not set(text) & set("\x1b\r\x9b\udcff")
+
+
+def test_progress_on_a_terminal_shows_a_name_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    name = "fedavg@data=x([/b], \x07)"
+    with ComparisonProgress(stream) as progress:
+        job = Job(name, 0, Config(rounds=2), Path("."))
+        progress.planned([job], [])
+        progress.job_started(job, 0)
+        progress.job_progress(job, 1.0, 0.5)
+        progress.tick()
+        progress.job_finished(job, "[/b]")
+    with RunProgress(stream) as run:
+        run.started(Config(rounds=1, data="x([/b])"), 0)
+        run.note("[/b] \x07")
+    assert "[/b]" in stream.getvalue()
+    assert "\x07" not in stream.getvalue()

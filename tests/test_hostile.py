@@ -125,7 +125,7 @@ LIES: dict[str, tuple[Change, str]] = {
     "no samples": (lambda u: replace(u, samples=0), "its number of samples is 0"),
     "negative samples": (lambda u: replace(u, samples=-7), "its number of samples is -7"),
     "huge samples": (lambda u: replace(u, samples=10**30), "its number of samples is 1000000"),
-    "replayed": (lambda u: replace(u, round=0), "it is of round 0, not of round 1"),
+    "replayed": (lambda u: replace(u, round=0), "it is of round 1, not of round 2"),
     "another's name": (lambda u: replace(u, client="ward"), "it says that it is of 'ward'"),
     "metric": (lambda u: replace(u, metrics={"loss": math.inf}), "its metric 'loss' is inf"),
     "metrics": (lambda u: replace(u, metrics={str(i): 0.0 for i in range(101)}), "it has 101 metrics"),
@@ -167,7 +167,7 @@ def test_a_lie_is_dropped_and_the_round_is_as_if_it_had_not_come(scene: Scene) -
     for name, (lie, reason) in lies.items():
         assert same(scene.outcome(lie(scene.honest[LIAR])), without_it), name
         assert len(scene.notes.notes) == 1, name
-        assert scene.notes.notes[0].startswith(f"Round 1: the update of '{LIAR}' is dropped, "), name
+        assert scene.notes.notes[0].startswith(f"Round 2: the update of '{LIAR}' is dropped, "), name
         assert reason in scene.notes.notes[0], name
 
 

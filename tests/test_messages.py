@@ -99,7 +99,7 @@ def changed(group: str, name: str, tensor: Tensor) -> Update:
         (replace(UPDATE, samples=2**60), "number of samples is"),
         (replace(UPDATE, samples=True), "not an integer but True"),
         (replace(UPDATE, samples=2.5), "not an integer but 2.5"),  # type: ignore[arg-type]
-        (replace(UPDATE, round=2), "of round 2, not of round 3"),
+        (replace(UPDATE, round=2), "of round 3, not of round 4"),
         (replace(UPDATE, metrics={"loss": math.nan}), "its metric 'loss' is nan"),
     ],
 )

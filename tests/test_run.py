@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
 import time
@@ -20,16 +18,15 @@ from torch import Tensor, nn
 
 import fedkeel
 from fedkeel.config import Config
-from fedkeel.engine import local
-from fedkeel.engine.local import Stopped
 from fedkeel.errors import FedkeelError
 from fedkeel.messages import Update
 from fedkeel.method import Method
 from fedkeel.methods import METHODS, register
 from fedkeel.models import Output, wrap
 from fedkeel.parties import Batch, LocalClient, Server
-from fedkeel.run import PYTHON_OBJECT, Run, slug
+from fedkeel.run import PYTHON_OBJECT, Run
 from fedkeel.state import Tensors
+from fedkeel.stopping import Stopped, stop_requested
 from tests import tiny
 
 ROOT = Path(__file__).parent.parent
@@ -99,10 +96,11 @@ def test_a_free_directory_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.chdir(tmp_path)
     config = Config(method="fedprox(mu=0.1)+gn", data="folder(root=/x/y)")
-    assert str(free_directory(config)) == "runs/folder-fedprox-mu0.1+gn-seed0"
+    assert str(free_directory(config)) == "runs/folder-fedprox-mu=0.1-+gn-seed0"
     free_directory(config).mkdir(parents=True)
-    assert str(free_directory(config)) == "runs/folder-fedprox-mu0.1+gn-seed0-2"
-    assert slug("../../etc") == "....etc"
+    assert str(free_directory(config)) == "runs/folder-fedprox-mu=0.1-+gn-seed0-2"
+    for data in ("../../etc", "/etc/passwd", "..", "x" * 300):
+        assert free_directory(Config(data=data)).parent == Path("runs")
 
 
 # -- stopping ------------------------------------------------------------------------------------------------
@@ -151,9 +149,11 @@ def test_what_a_run_took_counts_its_earlier_starts(tmp_path: Path) -> None:
     assert len(timing.read_text().splitlines()) == 2
     with open(timing, "a") as file:
         file.write('{"round": 2, "train": 1000.0, "aggregate": 20.0, "evaluate": 3.0}\n{"round": 3, "tra')
+    before = sum(v for line in timing.read_text().splitlines()[:3] for k, v in json.loads(line).items() if k != "round")
+    began = time.perf_counter()
     done = tiny.resume(run.directory)
     assert done.summary is not None
-    assert 1023 < done.summary["seconds"] < 1083
+    assert 1023 < before < done.summary["seconds"] <= before + time.perf_counter() - began
 
 
 @pytest.mark.slow
@@ -164,13 +164,13 @@ def test_a_request_to_stop_ends_the_run_after_the_step_and_keeps_it(tmp_path: Pa
 
     def stop(round: int) -> None:
         if round == 1:
-            local.stop_requested.set()
+            stop_requested.set()
 
     try:
         with pytest.raises(Stopped):
             tiny.run(tmp_path / "r", "fedbn", rounds=4, observer=tiny.Notes(stop), **options)
     finally:
-        local.stop_requested.clear()
+        stop_requested.clear()
     assert tiny.result(tiny.resume(tmp_path / "r")) == tiny.result(whole)
 
 
@@ -180,50 +180,6 @@ def test_checkpoints_may_be_rarer_than_rounds(tmp_path: Path) -> None:
     notes = tiny.Notes()
     assert tiny.result(tiny.resume(run.directory, observer=notes)) == tiny.result(whole)
     assert notes.first == 2
-
-
-# -- kill -9 -------------------------------------------------------------------------------------------------
-SCRIPT = """
-import sys, torch
-torch.set_num_threads(1)
-from pathlib import Path
-from tests import tiny
-directory, method, executor = sys.argv[1:]
-if (Path(directory) / "config.toml").exists():
-    tiny.resume(directory)
-else:
-    tiny.run(directory, method, rounds=25, executor=executor, workers=2, on=tiny.federation(unseen=4))
-"""
-
-
-def start(directory: Path, method: str, executor: str) -> subprocess.Popen[bytes]:
-    code = SCRIPT.replace("tiny.resume(directory)", "tiny.resume(directory, on=tiny.federation(unseen=4))")
-    command = [sys.executable, "-c", code, str(directory), method, executor]
-    return subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("executor", ["serial", "processes"])
-@pytest.mark.parametrize("method", ["fedavg", "fedbn"])
-def test_killed_at_random_moments_and_resumed_it_is_the_same_run(tmp_path: Path, method: str, executor: str) -> None:
-    whole = tiny.run(tmp_path / "whole", method, rounds=25, executor=executor, workers=2, on=tiny.federation(unseen=4))
-    moments = random.Random(f"{method} {executor}")
-    directory, kills = tmp_path / "killed", 0
-    while not (directory / "summary.json").exists():
-        process = start(directory, method, executor)
-        timing = directory / "timing.jsonl"
-        rounds = timing.read_bytes().count(b"\n") if timing.exists() else 0
-        while process.poll() is None and kills < 3:  # wait until it trains, then a little
-            if timing.exists() and timing.read_bytes().count(b"\n") > rounds:
-                time.sleep(moments.uniform(0, 0.4))
-                process.send_signal(signal.SIGKILL)  # and no pause: the directory must be free at once
-                kills += 1
-                break
-            time.sleep(0.005)
-        _, errors = process.communicate(timeout=120)
-        assert process.returncode in (0, -signal.SIGKILL), errors.decode()
-    assert kills == 3
-    assert tiny.result(Run(directory)) == tiny.result(whole)
 
 
 # -- objects of the user's -----------------------------------------------------------------------------------

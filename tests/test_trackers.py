@@ -17,10 +17,10 @@ from fedkeel.cli import main
 from fedkeel.comparison import Comparison, compare
 from fedkeel.config import Config
 from fedkeel.engine.evaluation import Scores
-from fedkeel.engine.local import Stopped
 from fedkeel.errors import FedkeelError
 from fedkeel.observer import Observer, Observers
 from fedkeel.run import Run
+from fedkeel.stopping import Stopped
 from fedkeel.trackers import Tracker, mlflow_name, tracked, values
 from tests import tiny
 
@@ -81,13 +81,13 @@ class TestTensorBoard:
         expected = recorded(run)
         assert set(found) == set(expected)
         for name, points in found.items():
-            assert [step for step, _ in points] == [0, 1, 2]
+            assert [step for step, _ in points] == [1, 2, 3]  # people count them from 1
             assert [value for _, value in points] == pytest.approx(expected[name], rel=1e-6)
 
     def test_a_resumed_run_goes_on_in_the_same_curves(self, tmp_path: Path) -> None:
         run = run_in_two_goes("tensorboard", tmp_path / "run")
         points = self.read(tmp_path / "run")["train/loss"]
-        assert [step for step, _ in points] == [0, 1, 2, 3, 4]
+        assert [step for step, _ in points] == [1, 2, 3, 4, 5]
         assert [value for _, value in points] == pytest.approx(recorded(run)["train/loss"], rel=1e-6)
 
 
@@ -200,7 +200,7 @@ class TestRealMLflow:
         run_id = (tmp_path / "run" / "mlflow.txt").read_text().strip()
         for name, expected in recorded(run).items():
             found = self.curve(client, run_id, mlflow_name(name))
-            assert [step for step, _ in found] == [0, 1, 2]
+            assert [step for step, _ in found] == [1, 2, 3]
             assert [value for _, value in found] == pytest.approx(expected)
         there = client().get_run(run_id)
         assert (there.info.status, there.info.run_name) == ("FINISHED", "run")
@@ -248,7 +248,7 @@ class TestComparison:
             events = accumulator.EventAccumulator(str(run.directory / "tensorboard"))
             events.Reload()
             points = {event.step: event.value for event in events.Scalars("test/accuracy")}
-            assert points == pytest.approx({s["round"]: s["average"] for s in run.scores()}, rel=1e-6)
+            assert points == pytest.approx({s["round"] + 1: s["average"] for s in run.scores()}, rel=1e-6)
 
     @pytest.mark.slow
     def test_in_mlflow_each_is_named_after_its_method_and_seed(

@@ -21,11 +21,14 @@ from fedkeel.data.federation import Federation
 from fedkeel.durable import explained, write_atomically
 from fedkeel.engine.setup import choose_device, choose_executor, load_federation, prepare
 from fedkeel.engine.threads import available_cores
-from fedkeel.entries import read_entries, read_seeds, slug
+from fedkeel.entries import read_entries, read_seeds
 from fedkeel.errors import FedkeelError
+from fedkeel.given import as_path, described
 from fedkeel.jobs import Job, JobsObserver, beside_others, run_all, uses_gpu
 from fedkeel.method import Composition
+from fedkeel.naming import slug
 from fedkeel.run import Run
+from fedkeel.spawning import leave_if_imported_again
 from fedkeel.store import fingerprint
 from fedkeel.tables import Results
 from fedkeel.trackers import prepare as prepare_tracker
@@ -128,11 +131,14 @@ def compare(
         track: a tracker, "tensorboard" or "mlflow", in which each method and seed is a run of its own.
         options: of all runs, as in `Config`.
 
-    Raises `fedkeel.engine.local.Stopped` when it was asked to stop; the same call then continues it.
+    Raises `fedkeel.stopping.Stopped` when it was asked to stop; the same call then continues it.
     """
+    leave_if_imported_again()
     entries = read_entries(methods, options)
     chosen = read_seeds(seeds)
     require(track)
+    if observer is not None and not isinstance(observer, JobsObserver):
+        raise FedkeelError(f"'observer' is {described(observer)}: give an object of a fedkeel.jobs.JobsObserver.")
     processes = choose_jobs(jobs, entries)
     if processes > 1:
         entries = {label: beside_others(config) for label, config in entries.items()}
@@ -153,8 +159,8 @@ def compare(
 
 
 def choose_jobs(jobs: int | None, entries: Mapping[str, Config]) -> int:
-    if jobs is not None and jobs < 1:
-        raise FedkeelError(f"'jobs' is {jobs}: give at least 1.")
+    if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1):
+        raise FedkeelError(f"'jobs' is {described(jobs)}: give a whole number, at least 1.")
     can_fork = hasattr(os, "fork")
     return jobs or (1 if uses_gpu(entries.values()) or not can_fork else available_cores())
 
@@ -162,7 +168,7 @@ def choose_jobs(jobs: int | None, entries: Mapping[str, Config]) -> int:
 def choose_directory(directory: str | Path | None, entries: Mapping[str, Config], seeds: Sequence[int]) -> Path:
     """The one given, or the first of `runs/compare-<data>`, `-2`, ... that holds nothing else."""
     if directory is not None:
-        return Path(directory)
+        return as_path(directory)
     data = next(iter(entries.values())).data
     base = f"compare-{slug(data.partition('(')[0])}"
     for number in range(1, 10_000):

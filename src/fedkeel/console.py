@@ -19,28 +19,46 @@ from rich.table import Table
 from rich.text import Text
 
 from fedkeel.config import Config
+from fedkeel.counting import from_one
 from fedkeel.engine.evaluation import Scores
+from fedkeel.errors import FedkeelError
 from fedkeel.jobs import Job, JobsObserver
+from fedkeel.naming import visible
 from fedkeel.observer import Observer
-from fedkeel.tables import Results, percent
+from fedkeel.run import Run
+from fedkeel.tables import DASH, Results, percent
 
 WIDE = 1000  # a pipe has no edge: a table there is never cut
+
+
+class PlainConsole(Console):
+    """Names are data: nothing in a text is markup, and nothing in it reaches the terminal but letters."""
+
+    def render_str(self, text: str, **options: Any) -> Text:  # every text and every cell passes here
+        return super().render_str("\n".join(map(visible, text.split("\n"))), **options)
 
 
 def console(stream: IO[str]) -> Console:
     """A console that keeps tables whole when nobody's terminal limits them."""
     plain = not stream.isatty()
-    return Console(file=stream, width=WIDE if plain else None, highlight=False, soft_wrap=False)
+    return PlainConsole(
+        file=stream, width=WIDE if plain else None, highlight=False, markup=False, emoji=False, soft_wrap=False
+    )
+
+
+def lettered(text: object, style: str = "") -> Text:
+    """A cell of a table or a heading of it: one line, in which nothing is markup."""
+    return Text(visible(str(text)), style=style)
 
 
 def results_table(results: Results) -> Table:
     """Method by domain, the best of each column in bold."""
     table = Table(box=box.SIMPLE_HEAD, caption=results.caption, caption_justify="left", pad_edge=False)
     for heading in results.headings:
-        table.add_column(heading, justify="left" if heading == "method" else "right")
+        table.add_column(lettered(heading), justify="left" if heading == "method" else "right")
     for row in results.rows:
-        cells = [Text(str(cell or ""), style="bold" if best else "") for cell, best in results.marked(row)]
-        table.add_row(Text(results.name(row)), *cells, *(Text(entry) for entry in results.traffic(row)))
+        cells = [lettered(cell or DASH, "bold" if best else "") for cell, best in results.marked(row)]
+        table.add_row(lettered(results.name(row)), *cells, *map(lettered, results.traffic(row)))
     return table
 
 
@@ -49,9 +67,9 @@ def plain_table(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, capti
     table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", pad_edge=False)
     for column, heading in enumerate(headings):
         numbers = bool(rows) and all(str(row[column]).replace(".", "").replace("-", "0").isdigit() for row in rows)
-        table.add_column(heading, justify="right" if numbers else "left")
+        table.add_column(lettered(heading), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(entry)) for entry in row))
+        table.add_row(*map(lettered, row))
     return table
 
 
@@ -93,7 +111,11 @@ class Milestones:
 
 
 def _bar(target: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"))
+    described, standing = (
+        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.fields[text]}", markup=False),
+    )
+    columns = (described, BarColumn(bar_width=24), standing)
     # Drawn when something happens, not by a thread: processes are forked meanwhile, and a lock that the thread
     # holds at that moment would stay locked in the child for ever.
     return Progress(*columns, console=target, auto_refresh=False, transient=True)
@@ -119,7 +141,7 @@ class RunProgress(Observer, AbstractContextManager["RunProgress"]):
         self._clock.start(first_round / config.rounds)
         if self._bar is not None:
             self._bar.start()
-            self._task = self._bar.add_task(config.method, total=config.rounds, completed=first_round, text="")
+            self._task = self._bar.add_task(visible(config.method), total=config.rounds, completed=first_round, text="")
             self._draw(first_round)
 
     def client_done(self, round: int, done: int, total: int) -> None:
@@ -131,8 +153,8 @@ class RunProgress(Observer, AbstractContextManager["RunProgress"]):
         self._draw(round + 1)
         share = (round + 1) / rounds
         if self._bar is None and not self._quiet and self._milestones.reached(share):
-            told = "–" if math.isnan(loss) else f"{loss:.3f}"
-            line = f"round {round + 1}/{rounds}  accuracy {self._accuracy}  loss {told}"
+            told = f"{loss:.3f}" if math.isfinite(loss) else DASH
+            line = f"round {from_one(round)}/{rounds}  accuracy {self._accuracy}  loss {told}"
             self._console.print(f"{line}  left {self._clock.left(share)}", markup=False)
 
     def note(self, text: str) -> None:
@@ -141,7 +163,7 @@ class RunProgress(Observer, AbstractContextManager["RunProgress"]):
     def _draw(self, rounds_done: float) -> None:
         if self._bar is None or self._task is None:
             return
-        text = f"round {min(int(rounds_done) + 1, self._rounds)}/{self._rounds}  accuracy {self._accuracy}"
+        text = f"round {min(from_one(int(rounds_done)), self._rounds)}/{self._rounds}  accuracy {self._accuracy}"
         text += f"  left {self._clock.left(rounds_done / self._rounds)}"
         self._bar.update(self._task, completed=rounds_done, text=text, refresh=True)
 
@@ -157,7 +179,8 @@ class ComparisonProgress(JobsObserver, AbstractContextManager["ComparisonProgres
         self._jobs: list[Job] = []
         self._shares: dict[Job, float] = {}
         self._over: set[Job] = set()
-        self._accuracy: dict[Job, float] = {}
+        self._accuracy: dict[Job, float] = {}  # of the last round that was evaluated
+        self._results: dict[Job, float] = {}  # of runs that are over, by the rule that their configuration names
         self._overall: TaskID | None = None
         self._lines: dict[Job, TaskID] = {}
 
@@ -168,6 +191,7 @@ class ComparisonProgress(JobsObserver, AbstractContextManager["ComparisonProgres
     def planned(self, jobs: Sequence[Job], finished: Sequence[Job]) -> None:
         self._jobs, self._over = list(jobs), set(finished)
         self._shares = {job: float(job in self._over) for job in jobs}
+        self._results = {job: result for job in finished if (result := _result(job)) is not None}
         self._clock.start(self._share())
         self._milestones.reached(self._share())
         if finished:
@@ -179,7 +203,9 @@ class ComparisonProgress(JobsObserver, AbstractContextManager["ComparisonProgres
 
     def job_started(self, job: Job, first_round: int) -> None:
         if self._bar is not None:
-            self._lines[job] = self._bar.add_task(str(job), total=job.config.rounds, completed=first_round, text="")
+            self._lines[job] = self._bar.add_task(
+                visible(str(job)), total=job.config.rounds, completed=first_round, text=""
+            )
 
     def job_progress(self, job: Job, rounds_done: float, accuracy: float | None) -> None:
         self._shares[job] = rounds_done / job.config.rounds
@@ -187,7 +213,7 @@ class ComparisonProgress(JobsObserver, AbstractContextManager["ComparisonProgres
             self._accuracy[job] = accuracy
         if self._bar is not None:
             known = f"  {percent(self._accuracy[job])} %" if job in self._accuracy else ""
-            text = f"round {min(int(rounds_done) + 1, job.config.rounds)}/{job.config.rounds}{known}"
+            text = f"round {min(from_one(int(rounds_done)), job.config.rounds)}/{job.config.rounds}{known}"
             self._bar.update(self._lines[job], completed=rounds_done, text=text)
 
     def job_finished(self, job: Job, problem: str) -> None:
@@ -197,10 +223,12 @@ class ComparisonProgress(JobsObserver, AbstractContextManager["ComparisonProgres
             self._bar.remove_task(self._lines.pop(job))
         if problem:
             self.note(f"{job} failed: {problem}")
+        elif (result := _result(job)) is not None:
+            self._results[job] = result
         siblings = [other for other in self._jobs if other.label == job.label]
-        known = [self._accuracy[other] for other in siblings if other in self._accuracy]
+        known = [self._results[other] for other in siblings if other in self._results]
         if known and all(other in self._over for other in siblings):
-            self._say(f"{job.label.partition('@')[0]:<12} {percent(sum(known) / len(known))} %")
+            self._say(f"{job.label:<12} {percent(_mean(known))} %")
 
     def tick(self) -> None:
         share = self._share()
@@ -219,10 +247,7 @@ class ComparisonProgress(JobsObserver, AbstractContextManager["ComparisonProgres
         labels = dict.fromkeys(job.label for job in self._jobs)
         done = sum(all(job in self._over for job in self._jobs if job.label == label) for label in labels)
         runs = f"methods {done}/{len(labels)}  runs {len(self._over)}/{len(self._jobs)}"
-        means = {
-            label: [self._accuracy[job] for job in self._over if job.label == label and job in self._accuracy]
-            for label in labels
-        }
+        means = {label: [result for job, result in self._results.items() if job.label == label] for label in labels}
         best = max((label for label in labels if means[label]), key=lambda label: _mean(means[label]), default=None)
         so_far = f"  best so far {best} {percent(_mean(means[best]))} %" if best else ""
         return f"{runs}{so_far}  left {self._clock.left(self._share())}"
@@ -230,6 +255,14 @@ class ComparisonProgress(JobsObserver, AbstractContextManager["ComparisonProgres
     def _say(self, text: str) -> None:
         if not self._quiet:
             self._console.print(text, markup=False)
+
+
+def _result(job: Job) -> float | None:
+    """What the table will show of it, which need not be the accuracy of its last round."""
+    try:
+        return Run(job.directory).accuracy
+    except (FedkeelError, KeyError, TypeError, ValueError):  # gone, or no run's own
+        return None
 
 
 def _mean(values: Sequence[float]) -> float:

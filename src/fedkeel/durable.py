@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedkeel.errors import StoreError
+from fedkeel.stopping import RENAMED, RENAMING, WRITING, reached
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def explained(path: Path, then: str = ", then resume") -> Iterator[None]:
     """Turn what the operating system says about a file into one sentence."""
     try:
         yield
@@ -23,7 +24,7 @@ def explained(path: Path) -> Iterator[None]:
             cause = cause.__context__
         raise StoreError(
             f"'{error.filename or path}' cannot be written: {error.strerror or error}; "
-            "make room or choose another directory with --out, then resume."
+            f"make room or choose another directory with --out{then}."
         ) from error
 
 
@@ -31,6 +32,7 @@ def write_durably(path: Path, data: bytes) -> None:
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
+        reached(WRITING, path)
         os.fsync(file.fileno())
 
 
@@ -38,7 +40,9 @@ def write_atomically(path: Path, data: bytes) -> None:
     """A reader sees the old file or the new one, never half of it."""
     aside = path.with_name(f".{path.name}.writing")
     write_durably(aside, data)
+    reached(RENAMING, path)
     os.replace(aside, path)
+    reached(RENAMED, path)
 
 
 def sync(path: Path) -> None:

@@ -5,13 +5,14 @@ Nothing here waits for torch, so that a mistake in typing is told at once.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, get_type_hints
 
 from fedkeel import config as configuration
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
+from fedkeel.given import described
+from fedkeel.naming import slug
 from fedkeel.spec import split
 
 SET_BY_COMPARISON = ("method", "seed")
@@ -57,10 +58,17 @@ def read_entry(text: str, options: dict[str, Any]) -> Config:
 
 def read_entries(texts: Sequence[str], options: dict[str, Any]) -> dict[str, Config]:
     """The configuration of each row by its label, which is its text."""
+    if isinstance(texts, str) or (texts and not isinstance(texts, Sequence)):
+        raise FedkeelError(f"What to compare is {described(texts)}: give a list of methods, like ['fedavg', 'fedbn'].")
     if not texts:
         raise FedkeelError("There is nothing to compare: give at least one method.")
     entries: dict[str, Config] = {}
     for text in texts:
+        if not isinstance(text, str):
+            raise FedkeelError(
+                f"What to compare has {described(text)} in it: give methods by name, like 'fedprox(mu=0.1)'; one of "
+                "your own gets a name with fedkeel.register."
+            )
         if slug(text) in map(slug, entries):
             raise FedkeelError(f"'{text}' is given twice: keep one.")
         entries[text] = read_entry(text, options)
@@ -74,19 +82,14 @@ def read_seeds(seeds: int | str | Sequence[int]) -> list[int]:
         if not parts or not all(part.isdigit() for part in parts):
             raise FedkeelError(f"'seeds' is '{seeds}': give a number of seeds, like 3, or the seeds, like 0,1,5.")
         seeds = [int(part) for part in parts] if "," in seeds else int(parts[0])
+    if not isinstance(seeds, int | Sequence | range) or isinstance(seeds, bool):
+        raise FedkeelError(f"'seeds' is {described(seeds)}: give a number of seeds, like 3, or the seeds, like [0, 1].")
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not chosen:
         raise FedkeelError(f"'seeds' is {seeds}: give at least 1.")
     for seed in chosen:
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise FedkeelError(f"{described(seed)} is among the seeds: give whole numbers.")
         if seed < 0 or chosen.count(seed) > 1:
             raise FedkeelError(f"The seed {seed} is {'negative' if seed < 0 else 'given twice'}: give different ones.")
     return chosen
-
-
-def slug(text: str) -> str:
-    """A folder's name from a method as typed; different methods keep different names.
-
-    >>> slug("fedprox(mu=0.1)+gn@batch_size=8")
-    'fedprox-mu=0.1-+gn@batch_size=8'
-    """
-    return re.sub(r"[^\w.+=@-]+", "-", text.replace(" ", "")).strip("-")

@@ -7,7 +7,7 @@ was given, what was expected and what to do next; the command line prints it as 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+from difflib import SequenceMatcher, get_close_matches
 
 
 class FedkeelError(ValueError):
@@ -30,13 +30,25 @@ class TrainingError(FedkeelError):
     """A run cannot go on, e.g. because every client's update was dropped."""
 
 
+class ShortageError(FedkeelError):
+    """There is too little memory, see `fedkeel.shortage`."""
+
+
 def nearest(given: str, choices: Iterable[str]) -> str:
-    """The end of an error sentence: the nearest valid choice, or all of them when none is near."""
-    choices = sorted(set(choices))
+    """The end of an error sentence: the nearest valid choice, several where they are equally near, or all of them when
+    none is.
+
+    >>> nearest("fedbm", ["fedavg", "fedbn", "fedfm"])
+    "did you mean 'fedbn' or 'fedfm'?"
+    """
+    choices, word = sorted(set(choices)), given.lower()
     in_lower_case = {choice.lower(): choice for choice in choices}
-    close = get_close_matches(given.lower(), in_lower_case, n=1, cutoff=0.5)
+    close = get_close_matches(word, in_lower_case, n=5, cutoff=0.5)
     if close:
-        return f"did you mean '{in_lower_case[close[0]]}'?"
+        # Each compared the way round in which `get_close_matches` does it: the two ways can differ.
+        near = {name: SequenceMatcher(None, name, word).ratio() for name in close}
+        equal = sorted(f"'{in_lower_case[name]}'" for name in close if near[name] > near[close[0]] - 1e-9)
+        return f"did you mean {' or '.join(equal)}?"
     return f"choose from {', '.join(choices)}." if choices else "there is nothing to choose from."
 
 

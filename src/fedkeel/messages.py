@@ -16,6 +16,8 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from fedkeel.counting import from_one
+from fedkeel.naming import visible
 from fedkeel.state import Tensors, is_continuous, is_variance, nbytes
 
 _SEPARATOR = "//"  # between a group ("weights") and a tensor's own name
@@ -35,7 +37,7 @@ class BadMessage(ValueError):
     """
 
     def __init__(self, reason: str) -> None:
-        super().__init__("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in reason[:1000]))
+        super().__init__(visible(reason[:1000]))
 
 
 @contextmanager
@@ -142,7 +144,7 @@ def check(update: Update, broadcast: Broadcast) -> None:
     samples; of this round.
     """
     if update.round != broadcast.round:
-        raise BadMessage(f"it is of round {update.round}, not of round {broadcast.round}")
+        raise BadMessage(f"it is of round {from_one(update.round)}, not of round {from_one(broadcast.round)}")
     check_samples(update.samples)
     _check_like("weight", update.weights, broadcast.weights)
     _check_like("statistic", update.statistics, broadcast.statistics)
@@ -155,6 +157,12 @@ def check(update: Update, broadcast: Broadcast) -> None:
             raise BadMessage("a metric of it has no name that can be shown")
         if not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:  # nor is what is not a number
             raise BadMessage(f"its metric '{name}' is {shown(value)}")
+
+
+def check_broadcast(broadcast: Broadcast, weights: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> None:
+    """Raise `BadMessage` unless a broadcast is of the model that has these entries."""
+    _check_like("weight", broadcast.weights, weights)
+    _check_like("statistic", broadcast.statistics, statistics)
 
 
 def _check_values(statistics: Mapping[str, Tensor]) -> None:

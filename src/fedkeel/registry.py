@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fedkeel.errors import FedkeelError, nearest, unknown
+from fedkeel.given import described
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -41,6 +42,22 @@ class Entry(Generic[T]):
                 raise FedkeelError(f"The {kind} '{self.name}' has no option '{name}': {ending}")
 
 
+def first_sentence(text: str) -> str:
+    """The lines until one ends a sentence or a paragraph, as one.
+
+    >>> first_sentence("A sentence that is longer\\nthan a line. Another one.\\n\\nMore.")
+    'A sentence that is longer than a line. Another one.'
+    """
+    taken: list[str] = []
+    for line in (line.strip() for line in text.strip().splitlines()):
+        if not line:
+            break
+        taken.append(line)
+        if line.endswith((".", "!", "?")):
+            break
+    return " ".join(taken)
+
+
 class Registry(Generic[T]):
     """A table of named builders. `kind` is the word used in messages, e.g. "method"."""
 
@@ -49,17 +66,18 @@ class Registry(Generic[T]):
         self._entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str, *, summary: str = "", paper: str = "") -> Callable[[F], F]:
-        """Decorator: make `build` known under `name`. The summary defaults to the docstring's first line."""
+        """Decorator: make `build` known under `name`. The summary defaults to the docstring's first sentence."""
 
         def remember(build: F) -> F:
-            first_line = (inspect.getdoc(build) or "").partition("\n")[0]
             cited = paper or getattr(build, "paper", "")
-            self._entries[name] = Entry(name, build, summary or first_line, cited)
+            self._entries[name] = Entry(name, build, summary or first_sentence(inspect.getdoc(build) or ""), cited)
             return build
 
         return remember
 
     def entry(self, name: str) -> Entry[T]:
+        if not isinstance(name, str):
+            raise FedkeelError(f"The {self.kind} is {described(name)}: give its name as text.")
         if name not in self._entries:
             raise FedkeelError(unknown(self.kind, name, self._entries))
         return self._entries[name]

@@ -24,13 +24,15 @@ from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.data import partition as partitions
 from fedkeel.durable import explained
 from fedkeel.engine.setup import load_federation
-from fedkeel.entries import read_seeds, slug
+from fedkeel.entries import read_seeds
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.jobs import Job, JobsObserver, beside_others, run_all
 from fedkeel.models import MODELS
+from fedkeel.naming import slug
 from fedkeel.recipes import DIAGNOSTICS, Column, Recipe, Row, load
 from fedkeel.run import Run, summarise_run
 from fedkeel.side_by_side import Entry, Reproduction
+from fedkeel.spawning import leave_if_imported_again
 from fedkeel.spec import parse
 from fedkeel.store import fingerprint
 
@@ -46,11 +48,13 @@ class Plan:
         runs: the directory of each cell's run, without the seed.
         jobs: every run once, though several cells may read it.
         skipped: why a cell is not run.
+        diverged: of a cell's runs what became of the test loss, where it is not finite.
     """
 
     runs: dict[Key, Path] = field(default_factory=dict)
     jobs: list[Job] = field(default_factory=list)
     skipped: dict[Key, str] = field(default_factory=dict)
+    diverged: dict[Path, str] = field(default_factory=dict)
 
 
 def reproduce(
@@ -78,7 +82,7 @@ def reproduce(
         observer: is told how it is going.
         changes: options of all runs in place of the recipe's, as in `Config`.
 
-    Raises `fedkeel.engine.local.Stopped` when it was asked to stop; the same call then continues it.
+    Raises `fedkeel.stopping.Stopped` when it was asked to stop; the same call then continues it.
     """
     (result,) = reproduce_all(
         [name],
@@ -110,6 +114,7 @@ def reproduce_all(
 
     A label in `only` need not be one of every recipe; where a recipe has none of them, all of its cells run.
     """
+    leave_if_imported_again()
     recipes = [name if isinstance(name, Recipe) else load(name) for name in names]
     if not 0 < scale <= 1:
         raise FedkeelError(f"'scale' is {scale:g}: give a share of the rounds, above 0 and at most 1.")
@@ -139,6 +144,7 @@ def reproduce_all(
             directory=Path(directory),
             marks=marks(recipe, scale, changes),
             skipped=[*dict.fromkeys(plans[recipe.name].skipped.values()), *undiagnosed[recipe.name]],
+            diverged=list(plans[recipe.name].diverged.values()),
             failures={
                 str(job): failures[job.directory] for job in plans[recipe.name].jobs if job.directory in failures
             },
@@ -272,7 +278,7 @@ def make_plan(
 
 def directory_name(config: Config) -> str:
     """The same for equal configurations, whatever their seed."""
-    return f"{slug(config.method)[:60]}-{parse(config.data).name}-{fingerprint(config.replace(seed=0))}"
+    return f"{slug(config.method)[:60]}-{slug(parse(config.data).name)}-{fingerprint(config.replace(seed=0))}"
 
 
 def unusable(config: Config) -> str:
@@ -337,6 +343,9 @@ def gather(
                 continue
             if value is not None:
                 found[seed] = value
+            if where := (Run(run).summary or {}).get("diverged_domains"):
+                cell = f"{row.label}, {column.name}, seed {seed}"
+                plan.diverged.setdefault(run, f"{cell} diverged: its test loss is not finite on {', '.join(where)}.")
         if not column.relative_to:
             return found
         reference = ours(

@@ -9,26 +9,32 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
 import safetensors.torch
 from torch import nn
 
 from fedkeel import config as configuration
-from fedkeel import state
+from fedkeel import naming, state
 from fedkeel.config import MACHINE_OPTIONS, Config
+from fedkeel.counting import from_one
 from fedkeel.data.federation import Federation
 from fedkeel.engine.flower.roster import FILE as SITES
 from fedkeel.engine.flower.roster import Roster
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.given import as_path, described
 from fedkeel.method import Method
 from fedkeel.models.output import Classifier
+from fedkeel.nn.dropout import plain_dropout
+from fedkeel.objects import check_objects, refuse_name
 from fedkeel.observer import Observer, Observers
 from fedkeel.profile import FILE as PROFILE
+from fedkeel.shortage import shortages_explained
+from fedkeel.spawning import leave_if_imported_again
 from fedkeel.store import Store, read_config
 from fedkeel.summary import unsound
+from fedkeel.tables import weakest
 
 if TYPE_CHECKING:
     import pandas
@@ -37,6 +43,7 @@ if TYPE_CHECKING:
 PYTHON_OBJECT = "(given in Python)"
 
 
+@shortages_explained()
 def simulate(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *,
@@ -59,11 +66,14 @@ def simulate(
     >>> import fedkeel                                                             # doctest: +SKIP
     >>> fedkeel.simulate(method="fedprox(mu=0.1)", rounds=10).accuracy             # doctest: +SKIP
     """
+    leave_if_imported_again()
     if isinstance(method, str):
         options["method"], method = method, None
     if isinstance(model, str):
         options["model"], model = model, None
     settings = _settings(config, options)
+    check_objects(federation, model, method, observer)
+    directory = None if directory is None else as_path(directory)
     given = {"data": federation, "model": model, "method": method}
     settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
     setup = _prepare(settings, federation, model, method)
@@ -72,6 +82,7 @@ def simulate(
     return finish(store, setup, observer)
 
 
+@shortages_explained()
 def resume(
     directory: str | Path,
     *,
@@ -86,12 +97,14 @@ def resume(
     `machine` are options that do not change the result, `device="cpu"` or `workers=4`, where they are to be others
     than those the run began with.
     """
+    leave_if_imported_again()
     for name in machine:
         if name not in MACHINE_OPTIONS:
             raise FedkeelError(
                 f"'{name}' cannot change when a run is resumed: give only {', '.join(MACHINE_OPTIONS)}, "
                 "or start a new run."
             )
+    check_objects(federation, model, method, observer)
     run = Run(directory)
     settings = run.config.replace(**machine)
     if run.finished:
@@ -125,7 +138,9 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
         server = federated.run()
         run = Run(store.directory)
         store.flush()
-        summary = summarise_run(run, setup.held_out) | {
+        result = summarise_run(run, setup.held_out)
+        summary = result | {
+            "untested_domains": [name for name in setup.domains if name not in result["domains"]],
             "executor": setup.executor_name,
             "device": str(setup.worker.device),
             "seconds": time.perf_counter() - began,
@@ -165,24 +180,24 @@ def _settings(config: Config | Mapping[str, Any] | str | Path | None, options: d
     if isinstance(config, Config):
         return config.replace(**options)
     if isinstance(config, (str, Path)):
+        refuse_name(config)
         config = configuration.read(config)
+    if config is not None and not isinstance(config, Mapping):
+        raise FedkeelError(
+            f"The configuration is {described(config)}: give a Config, a table of options or a TOML file; federation, "
+            "model and method are given by name, like method='fedbn'."
+        )
     return configuration.from_dict({**(config or {}), **options})
 
 
 def free_directory(config: Config) -> Path:
     """`runs/data-method-seed0`, or that with a number when it is taken."""
-    base = f"{slug(config.data.partition('(')[0])}-{slug(config.method)}-seed{config.seed}"
+    base = naming.slug(f"{config.data.partition('(')[0]}-{config.method}-seed{config.seed}")
     for number in range(1, 10_000):
         path = Path("runs") / (base if number == 1 else f"{base}-{number}")
         if not path.exists():
             return path
     raise FedkeelError(f"'runs/{base}' and ten thousand after it are taken: give a directory with --out.")
-
-
-def slug(text: str) -> str:
-    """A file name from a method with options: `fedprox(mu=0.1)+gn` -> `fedprox-mu0.1+gn`."""
-    text = text.replace("(", "-").replace(")", "").replace("=", "").replace(", ", "-").replace(",", "-")
-    return "".join(c if c.isalnum() or c in "-+._" else "" for c in text) or "run"
 
 
 def how_to_continue(directory: str | Path) -> str:
@@ -197,7 +212,7 @@ class Run:
     """A run directory, read. Also of a run that is not finished yet."""
 
     def __init__(self, directory: str | Path) -> None:
-        self.directory = Path(directory)
+        self.directory = as_path(directory)
         self.config = read_config(directory)
 
     def __repr__(self) -> str:
@@ -304,7 +319,9 @@ class Run:
         for record in self.records(kind):
             domains = record.get("domains", {})
             rest = {name: value for name, value in record.items() if name not in ("kind", "domains")}
-            rows.append(rest | {f"domains.{name}": value for name, value in domains.items()})
+            row = rest | {f"domains.{name}": value for name, value in domains.items()}
+            # As pandas has no number, also where a column has none at all, e.g. the loss of a model that diverged.
+            rows.append({name: math.nan if value is None else value for name, value in row.items()})
         return pandas.DataFrame(rows)
 
     def plot_accuracy(self, axes: Axes | None = None, *, domains: bool = True) -> Axes:
@@ -319,15 +336,15 @@ class Run:
         if not scores:
             raise FedkeelError(f"'{self.directory}' has no evaluated round yet: let it train further.")
         axes = axes if axes is not None else pyplot.subplots()[1]
-        rounds = [entry["round"] for entry in scores]
+        rounds = [from_one(entry["round"]) for entry in scores]
         if domains:
             for name in dict.fromkeys(name for entry in scores for name in entry["domains"]):
                 values = [100 * entry["domains"].get(name, math.nan) for entry in scores]  # sites come and go
-                axes.plot(rounds, values, linewidth=1, alpha=0.7, label=name)
+                axes.plot(rounds, values, linewidth=1, alpha=0.7, label=naming.plot_text(name))
         axes.plot(rounds, [100 * entry["average"] for entry in scores], linewidth=2, color="black", label="average")
         axes.set_xlabel("round")
         axes.set_ylabel("test accuracy in %")
-        axes.set_title(f"{self.config.method} on {self.config.data}")
+        axes.set_title(naming.plot_text(f"{self.config.method} on {self.config.data}"))
         axes.legend()
         return axes
 
@@ -347,15 +364,17 @@ class Run:
                     f"'{self.config.method}' has one model for all clients: leave the client '{client}' out."
                 )
             return network, setup.federation
-        kept = {unquote(path.stem): path for path in sorted((self.directory / "personal").glob("*.safetensors"))}
+        folder = self.directory / "personal"
+        kept = [naming.name_of(path.stem) for path in sorted(folder.glob("*.safetensors"))]
         if client is None:
             raise FedkeelError(
                 f"'{self.config.method}' keeps layers on its clients, so each has a model of its own: say whose with "
                 f"--client, one of {', '.join(kept)}."
             )
-        if client not in kept:
+        path = naming.find(folder, client, ".safetensors")
+        if path is None:
             raise FedkeelError(f"There is no model of a client '{client}': {nearest(client, kept)}")
-        state.load(network, safetensors.torch.load_file(kept[client]))
+        state.load(network, safetensors.torch.load_file(path))
         return network, setup.federation
 
     def _prepared(self) -> tuple[Classifier, Setup]:
@@ -370,6 +389,7 @@ class Run:
         config = self.config.replace(device="cpu", executor="serial", weights="", profile=False)
         setup = prepare(config, federation=roster.outline() if roster else None)
         network = setup.worker.model
+        plain_dropout(network)
         state.load(network, safetensors.torch.load_file(self.directory / "model.safetensors"))
         return network.eval(), setup
 
@@ -381,9 +401,11 @@ def _null(_constant: str) -> None:
 def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) -> dict[str, Any]:
     """The result by the configured rule, with what it cost; under the given statistics where both were evaluated."""
     scores, rule = run.scores(statistics=statistics), run.config.result
+    tested = {entry["round"] for entry in scores}
+    validation = [entry for entry in run.scores("validation") if entry["round"] in tested]
+    if rule == "best-validation" and not validation:
+        rule = "last"  # those who have validation images never replied: the model is that of the last round too
     if rule == "best-validation":
-        tested = {entry["round"] for entry in scores}
-        validation = [entry for entry in run.scores("validation") if entry["round"] in tested]
         best = max(validation, key=lambda entry: (entry["average"], -entry["round"]))["round"]
         chosen = [entry for entry in scores if entry["round"] == best]
     else:
@@ -391,6 +413,10 @@ def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) 
 
     def mean(values: list[float]) -> float:
         return sum(values) / len(values)
+
+    where = {(entry["round"], "test", entry["statistics"]) for entry in chosen}
+    tests = (e for e in run.records("evaluation") if (e["round"], e["split"], e["statistics"]) in where)
+    losses = [entry["loss"] for entry in chosen if entry["loss"] is not None]
 
     rounds = run.records("round")
     names = dict.fromkeys(name for entry in chosen for name in entry["domains"])  # sites come and go
@@ -405,11 +431,13 @@ def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) 
         "unseen": mean(unseen) if unseen else None,
         "domains": {name: mean([e["domains"][name] for e in chosen if name in e["domains"]]) for name in names},
         "unseen_domains": held_out,
-        "loss": mean([entry["loss"] for entry in chosen]),
+        "diverged_domains": list(dict.fromkeys(test["domain"] for test in tests if test["loss"] is None)),
+        "loss": mean(losses) if losses else None,
         "statistics": chosen[-1]["statistics"],
         "bytes_up": sum(record["bytes_up"] for record in rounds),
         "bytes_down": sum(record["bytes_down"] for record in rounds),
         "questions": sum(record["questions"] for record in rounds),
         "dropped_updates": sum(record["dropped"] for record in rounds),
         **({"epsilon": rounds[-1]["epsilon"], "delta": run.config.dp_delta} if "epsilon" in rounds[-1] else {}),
+        **({"randomness": weakest(rounds)} if "epsilon" in rounds[-1] else {}),
     }

@@ -25,6 +25,7 @@ from fedkeel.durable import explained, sync, write_durably
 from fedkeel.errors import StoreError
 from fedkeel.messages import BadMessage, pack, unpack
 from fedkeel.state import Tensors
+from fedkeel.stopping import WRITING, reached
 
 SPARE_LINES = 1000  # of an index, beyond two for each client, before a new one is begun
 
@@ -81,6 +82,7 @@ class Shelf:
         with explained(self.folder):
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / version.file).write_bytes(data)
+            reached(WRITING, self.folder / version.file)
         self._next += 1
         self._uncommitted.add(version.number)
         self._replace(client, version)
@@ -154,6 +156,7 @@ class Shelf:
         path = self.folder / self._index
         with open(path, "ab") as file:
             file.write(data)
+        reached(WRITING, path)
         sync(path)
         self._lines += len(lines)
         self._bytes += len(data)

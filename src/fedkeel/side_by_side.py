@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.recipes import DIAGNOSTICS, Column, Published, Recipe, Row
-from fedkeel.tables import Cell
-
-DASH = "–"
+from fedkeel.tables import DASH, Cell
 
 
 @dataclass(frozen=True)
@@ -127,6 +125,7 @@ class Reproduction:
         entries: by row label and column name.
         marks: what makes this something else than the paper's experiment, a sentence each.
         skipped: why cells were not run, a sentence each.
+        diverged: which runs have a test loss that is not finite, a sentence each.
         failures: why a run is missing, by the run's name.
     """
 
@@ -138,6 +137,7 @@ class Reproduction:
     directory: Path
     marks: Sequence[str] = ()
     skipped: Sequence[str] = ()
+    diverged: Sequence[str] = ()
     failures: Mapping[str, str] | None = None
 
     @property
@@ -190,7 +190,8 @@ class Reproduction:
         """What the comparison with the paper says."""
         orders = self.orders()
         if not orders:
-            return ["No two methods have both a published number and one of ours yet, so there is no order to compare."]
+            none = "No two methods have both a published number and one of ours yet, so there is no order to compare."
+            return [none, *self.diverged]
         same = [order for order in orders if order.same]
         best = sum(order.paper[0] == order.ours[0] for order in orders)
         what, places = ("methods", "columns") if self.recipe.order == "rows" else ("columns", "rows")
@@ -199,7 +200,7 @@ class Reproduction:
             f"The order of {what} is the paper's in {len(same)} of {len(orders)} {places}{where}; "
             f"the best one is the paper's in {best} of {len(orders)}."
         )
-        return [summary, *(str(order) for order in orders if not order.same)]
+        return [summary, *(str(order) for order in orders if not order.same), *self.diverged]
 
     def notes(self) -> list[str]:
         """What the paper says of this table or figure besides its numbers, and where the same is of ours."""
@@ -251,6 +252,7 @@ class Reproduction:
                 for order in self.orders()
             ],
             "skipped": list(self.skipped),
+            "diverged": list(self.diverged),
             "failures": dict(self.failures or {}),
             "directory": str(self.directory),
         }

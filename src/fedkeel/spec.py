@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedkeel.errors import FedkeelError
+from fedkeel.given import described
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w./:-]*")
 
@@ -35,6 +36,7 @@ def parse(text: str) -> Spec:
     >>> parse("folder(root=./images, size=64)")
     Spec(name='folder', options={'root': './images', 'size': 64})
     """
+    _refuse_no_text(text)
     text = text.strip()
     name, bracket, rest = text.partition("(")
     name = name.strip()
@@ -65,10 +67,19 @@ def parse_sum(text: str) -> list[Spec]:
     >>> [str(s) for s in parse_sum("fedprox(mu=0.1)+greg")]
     ['fedprox(mu=0.1)', 'greg']
     """
+    _refuse_no_text(text)
     parts = split(text, "+")
     if any(not part.strip() for part in parts):
         raise FedkeelError(f"'{text}' has an empty part: write names joined by '+', like 'fedprox+greg'.")
     return [parse(part) for part in parts]
+
+
+def _refuse_no_text(given: Any) -> None:
+    if isinstance(given, str):
+        return
+    if isinstance(given, list | tuple):
+        raise FedkeelError(f"A name is {described(given)}, which is a list: join names by '+', like 'fedprox+gn'.")
+    raise FedkeelError(f"A name is {described(given)}, which is not text: write it like 'name(option=value)'.")
 
 
 def split(text: str, separator: str) -> list[str]:
@@ -100,5 +111,5 @@ def _value(text: str) -> Any:
         return None
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested beyond what Python reads
         return text

@@ -25,7 +25,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import quote
 
 import safetensors.torch
 
@@ -34,8 +33,10 @@ from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.durable import explained, write_atomically, write_durably
 from fedkeel.errors import StoreError
 from fedkeel.messages import BadMessage, pack, unpack
+from fedkeel.naming import file_name
 from fedkeel.shelf import Damaged, Reference, Shelf
 from fedkeel.state import Tensors
+from fedkeel.stopping import RENAMED, RENAMING, WRITING, reached
 
 KEPT_CHECKPOINTS = 2
 
@@ -180,7 +181,9 @@ class Store:
             }
             header["checksum"] = _checksum(header)
             write_durably(aside / "checkpoint.json", json.dumps(header, indent=1).encode())
+            reached(RENAMING, target)
             os.rename(aside, target)
+            reached(RENAMED, target)
             # A later one is of a future that was given up: `latest` found it damaged.
             given_up = [folder for folder in self._checkpoints() if folder.name > target.name]
             for folder in given_up + self._checkpoints()[: -KEPT_CHECKPOINTS - len(given_up)]:
@@ -210,7 +213,7 @@ class Store:
             self.shelf.restore(header["memory"], checkpoint.round, _references(folders[:place]))
             return checkpoint
         if folders:
-            note("No checkpoint is usable: starting again from round 0.")
+            note("No checkpoint is usable: starting again from the first round.")
         self.shelf.restore(None)
         return None
 
@@ -222,6 +225,7 @@ class Store:
         if self._metrics is not None:
             with explained(self.directory / "metrics.jsonl"):
                 self._metrics.flush()
+                reached(WRITING, self.directory / "metrics.jsonl")
                 os.fsync(self._metrics.fileno())
 
     # -- the end ---------------------------------------------------------------------------------------------
@@ -231,7 +235,7 @@ class Store:
             save_tensors(self.directory / "model.safetensors", model)
             for client, tensors in personal:
                 (self.directory / "personal").mkdir(exist_ok=True)
-                save_tensors(self.directory / "personal" / f"{quote(client, safe=' ')}.safetensors", tensors)
+                save_tensors(self.directory / "personal" / f"{file_name(client)}.safetensors", tensors)
             write_atomically(self.directory / "summary.json", json.dumps(plain(summary), indent=1).encode() + b"\n")
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedkeel.tables import RULES
+from fedkeel.tables import RULES, SOURCES
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
 def _is_number(value: object) -> bool:
@@ -21,11 +25,15 @@ SUMMARY: dict[str, Callable[[Any], bool]] = {
     **RESULTS,
     "samples_accuracy": _is_number,
     "unseen": lambda value: value is None or _is_number(value),
-    "unseen_domains": lambda value: isinstance(value, list) and all(isinstance(name, str) for name in value),
+    "unseen_domains": _are_names,
     **dict.fromkeys(("bytes_up", "bytes_down", "seconds"), _is_number),
     "executor": lambda value: isinstance(value, str),
 }
-IF_THERE = dict.fromkeys(("rounds", "questions", "epsilon", "delta"), _is_number)
+IF_THERE: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("rounds", "questions", "epsilon", "delta"), _is_number),
+    **dict.fromkeys(("untested_domains", "diverged_domains"), _are_names),
+    "randomness": lambda value: isinstance(value, str) and value in SOURCES,
+}
 
 
 def unsound(summary: Mapping[str, Any], *, whole: bool = True) -> str:

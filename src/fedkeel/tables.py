@@ -13,10 +13,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedkeel.naming import csv_text, markdown_text, visible
+
+DASH = "–"  # where there is no number
 RULES = {
     "last": "the last round",
     "mean-last-10": "the mean of the last ten rounds",
     "best-validation": "the round that was best on the validation data",
+}
+SOURCES = {  # of the noise of private runs, the weakest first
+    "seed": "noise from the run's seed, void against whoever knows it",
+    "secret": "noise from a secret",
+    "sites": "noise from a secret at each site",
 }
 
 
@@ -36,6 +44,20 @@ class Cell:
 
     def to_dict(self) -> dict[str, float | None]:
         return {"mean": self.mean, "std": self.std}
+
+
+def apart(one: Cell, other: Cell) -> bool:
+    """Whether two means differ by more than their spread: their ranges, mean plus and minus deviation, do not touch.
+
+    Whoever says in words that one number is better than another goes by this. A single seed has no range, and is told
+    apart from nothing: it is an anecdote.
+
+    >>> apart(Cell(0.75, 0.02), Cell(0.70, 0.02)), apart(Cell(0.75, 0.02), Cell(0.72, 0.02))
+    (True, False)
+    """
+    if one.std is None or other.std is None:
+        return False
+    return abs(one.mean - other.mean) > one.std + other.std + 1e-9  # what touches but for rounding touches
 
 
 @dataclass(frozen=True)
@@ -83,6 +105,8 @@ class Row:
     average: Cell
     traffic: Traffic | None = None
     epsilon: float | None = None  # the largest of its seeds, where runs were private
+    randomness: str | None = None  # what that rests on: the run's seed, if it does for one of its seeds
+    diverged: tuple[str, ...] = ()  # domains on which the test loss of a seed is not finite
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -91,7 +115,8 @@ class Row:
             "domains": {name: cell.to_dict() for name, cell in self.domains.items()},
             "average": self.average.to_dict(),
             "traffic_per_round": self.traffic.to_dict() if self.traffic else None,
-            **({"epsilon": self.epsilon} if self.epsilon is not None else {}),
+            **({"epsilon": self.epsilon, "randomness": self.randomness} if self.epsilon is not None else {}),
+            **({"diverged_domains": list(self.diverged)} if self.diverged else {}),
         }
 
 
@@ -103,12 +128,14 @@ class Results:
         rows: a row for each method, in the order given.
         domains: the columns; those in `unseen` were never trained on and do not count in the average.
         rule: which round the numbers are from, `Config.result`; several, when the runs differ.
+        untested: those of the columns in which a run has no number.
     """
 
     rows: list[Row]
     domains: list[str]
     unseen: frozenset[str]
     rule: tuple[str, ...]
+    untested: frozenset[str] = frozenset()
 
     @staticmethod
     def of(summaries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> Results:
@@ -117,7 +144,8 @@ class Results:
         for label, seed, summary in summaries:
             by_label.setdefault(label, {})[seed] = summary
         every = [summary for group in by_label.values() for summary in group.values()]
-        domains = list(dict.fromkeys(name for summary in every for name in summary["domains"]))
+        untested = dict.fromkeys(name for summary in every for name in summary.get("untested_domains") or ())
+        domains = list(dict.fromkeys([*(name for summary in every for name in summary["domains"]), *untested]))
         unseen = frozenset(name for summary in every for name in summary.get("unseen_domains") or ())
         # The unseen domains last, beside the average that leaves them out.
         domains.sort(key=lambda name: name in unseen)
@@ -126,6 +154,7 @@ class Results:
             domains=domains,
             unseen=unseen,
             rule=tuple(dict.fromkeys(str(summary["result"]) for summary in every)),
+            untested=frozenset(untested),
         )
 
     @property
@@ -173,6 +202,8 @@ class Results:
 
     @property
     def caption(self) -> str:
+        if not self.rows:
+            return "No run is finished yet."
         rule = " or ".join(RULES.get(name, name) for name in self.rule)
         counts = sorted({len(row.seeds) for row in self.rows})
         if counts == [1]:
@@ -182,27 +213,38 @@ class Results:
             seeds = f"mean and standard deviation over {number} seeds"
         extra = "; the average leaves the unseen domains out" if self.unseen else ""
         own = [row.method.replace("@", " with ") for row in self.rows if self.name(row) != row.method]
-        return f"Test accuracy in %, {rule}; {seeds}{extra}." + (f" {'; '.join(own)}." if own else "")
+        told = [f"Test accuracy in %, {rule}; {seeds}{extra}."]
+        if own:
+            told.append(f"{'; '.join(own)}.")
+        if self.untested:
+            told.append(f"Not tested, {DASH}: {', '.join(name for name in self.domains if name in self.untested)}.")
+        diverged = [f"{self.name(row)} on {', '.join(row.diverged)}" for row in self.rows if row.diverged]
+        if diverged:
+            told.append(f"Diverged, the test loss is not finite: {'; '.join(diverged)}.")
+        sources = {row.randomness for row in self.rows}
+        told += [f"Epsilon: {SOURCES[source]}." for source in SOURCES if source in sources]
+        return " ".join(told)
 
     def text(self) -> str:
         """Plain text, the best of each column with a star."""
-        lines = [self.headings]
+        lines = [[visible(heading) for heading in self.headings]]
         for row in self.rows:
-            cells = (f"{cell or ''}{'*' if best else ' '}" for cell, best in self.marked(row))
-            lines.append([self.name(row), *cells, *self.traffic(row)])
+            cells = (f"{cell or DASH}{'*' if best else ' '}" for cell, best in self.marked(row))
+            lines.append([visible(self.name(row)), *cells, *self.traffic(row)])
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.headings))]
         rendered = ["  ".join(entry.ljust(width) for entry, width in zip(line, widths, strict=True)) for line in lines]
         rendered.insert(1, "  ".join("-" * width for width in widths))
-        return "\n".join([*(line.rstrip() for line in rendered), "", f"{self.caption} * best of its column."])
+        legend = " * best of its column." if self.rows else ""
+        return "\n".join([*(line.rstrip() for line in rendered), "", visible(self.caption) + legend])
 
     def markdown(self) -> str:
         """A table for a README or a paper's notes, the best of each column in bold."""
-        lines = [self.headings, ["---"] * len(self.headings)]
+        lines = [[markdown_text(heading) for heading in self.headings], ["---"] * len(self.headings)]
         for row in self.rows:
-            cells = (f"**{cell}**" if best else str(cell or "") for cell, best in self.marked(row))
-            lines.append([self.name(row), *cells, *self.traffic(row)])
-        rendered = ("| " + " | ".join(entry.replace("|", "\\|") for entry in line) + " |" for line in lines)
-        return "\n".join(rendered) + f"\n\n{self.caption}"
+            cells = (f"**{cell}**" if best else str(cell or DASH) for cell, best in self.marked(row))
+            lines.append([markdown_text(self.name(row)), *cells, *self.traffic(row)])
+        rendered = ("| " + " | ".join(line) + " |" for line in lines)
+        return "\n".join(rendered) + f"\n\n{markdown_text(self.caption)}"
 
     def latex(self) -> str:
         """A table for a paper, with the package booktabs: the best of each column in bold, the spread beside it."""
@@ -227,7 +269,7 @@ class Results:
         writer = csv.writer(buffer, lineterminator="\n")
         columns = [*self.domains, "average"]
         traffic = [f"{part}_per_round" for part in ("bytes_up", "bytes_down", "extra_exchanges")]
-        numbers_of = (f"{name}_{part}" for name in columns for part in ("mean", "std"))
+        numbers_of = (csv_text(f"{name}_{part}") for name in columns for part in ("mean", "std"))
         sent, epsilon = "MB/round" in self.costs, "epsilon" in self.costs
         writer.writerow(["method", "seeds", *numbers_of, *(traffic if sent else []), *(["epsilon"] if epsilon else [])])
         for row in self.rows:
@@ -238,7 +280,7 @@ class Results:
             ]
             cost = list(row.traffic.to_dict().values()) if row.traffic else [""] * len(traffic)
             privacy = ["" if row.epsilon is None else row.epsilon] if epsilon else []
-            writer.writerow([row.method, len(row.seeds), *numbers, *(cost if sent else []), *privacy])
+            writer.writerow([csv_text(row.method), len(row.seeds), *numbers, *(cost if sent else []), *privacy])
         return buffer.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
@@ -246,6 +288,7 @@ class Results:
             "result": list(self.rule),
             "domains": self.domains,
             "unseen_domains": sorted(self.unseen),
+            "untested_domains": sorted(self.untested),
             "rows": [row.to_dict() for row in self.rows],
         }
 
@@ -263,7 +306,14 @@ def _row(label: str, by_seed: Mapping[int, Mapping[str, Any]]) -> Row:
         average=Cell.of([summary["accuracy"] for summary in summaries]),
         traffic=Traffic.of(summaries),
         epsilon=max((summary["epsilon"] for summary in summaries if summary.get("epsilon")), default=None),
+        randomness=weakest([summary for summary in summaries if summary.get("epsilon")]),
+        diverged=tuple(dict.fromkeys(name for summary in summaries for name in summary.get("diverged_domains") or ())),
     )
+
+
+def weakest(private: Iterable[Mapping[str, Any]]) -> str | None:
+    """What the noise of these rounds or runs rests on: the run's seed, if it does in one of them."""
+    return min((given.get("randomness", "seed") for given in private), key=list(SOURCES).index, default=None)
 
 
 LATEX = {

@@ -17,8 +17,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from fedkeel.counting import from_one
 from fedkeel.errors import FedkeelError, unknown
 from fedkeel.observer import Observer, Observers
+from fedkeel.stopping import Stopped
 
 if TYPE_CHECKING:
     from fedkeel.config import Config
@@ -55,7 +57,7 @@ class Tracker(Observer):
     def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
         if self._open:
             known = {name: value for name, value in values(scores, loss).items() if math.isfinite(value)}
-            self._try(lambda: self.log(round, known))
+            self._try(lambda: self.log(from_one(round), known))
 
     def closed(self, outcome: Outcome) -> None:
         """The run is over."""
@@ -81,6 +83,7 @@ class Tracker(Observer):
         raise NotImplementedError
 
     def log(self, round: int, values: dict[str, float]) -> None:
+        """`round` counts from 1, as people who look at the curves do."""
         raise NotImplementedError
 
     def close(self, outcome: Outcome) -> None:
@@ -99,7 +102,9 @@ def first_line(error: Exception) -> str:
 def values(scores: Scores | None, loss: float) -> dict[str, float]:
     found = {"train/loss": loss}
     if scores is not None:
-        found |= {"test/accuracy": scores.average, "test/accuracy_samples": scores.samples, "test/loss": scores.loss}
+        found |= {"test/accuracy": scores.average, "test/accuracy_samples": scores.samples}
+        if scores.loss is not None:
+            found["test/loss"] = scores.loss
         found |= {f"test/domain/{name}": value for name, value in scores.domains.items()}
         if scores.unseen is not None:
             found["test/accuracy_unseen"] = scores.unseen
@@ -116,7 +121,7 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
 
         # What a stopped run wrote after its last checkpoint is done again.
-        self._writer = SummaryWriter(str(self.directory / "tensorboard"), purge_step=first_round)
+        self._writer = SummaryWriter(str(self.directory / "tensorboard"), purge_step=from_one(first_round))
         if first_round == 0:
             self._writer.add_text("config", "\n".join(f"    {line}" for line in config.to_toml().splitlines()))
 
@@ -182,7 +187,7 @@ def require(name: str | None) -> None:
     if name is None:
         return
     if name not in TRACKERS:
-        raise FedkeelError(unknown("tracker", name, TRACKERS))
+        raise FedkeelError(unknown("tracker", str(name), TRACKERS))
     if importlib.util.find_spec(name) is None:
         raise FedkeelError(f"'--track {name}' needs {name}, which is not installed: pip install 'fedkeel[{name}]'.")
 
@@ -228,8 +233,6 @@ def tracked(name: str | None, directory: str | Path, observer: Observer, title: 
     if name is None:
         yield observer
         return
-    from fedkeel.engine.local import Stopped  # needs torch, for which the command line does not wait
-
     tracker = TRACKERS[name](directory, title, observer.note)
     outcome: Outcome = "FAILED"
     try:

@@ -98,7 +98,10 @@ def recorded_run(directory: Path, record: str, method: str = "fedavg", **options
 def lines_of(document: dict[str, Any], figure: int = 0) -> dict[str, dict[int, float]]:
     chosen = document["figures"][figure]
     assert chosen["kind"] == "lines"
-    return {line["name"]: dict(zip(line["x"], line["y"], strict=True)) for line in chosen["series"]}
+    first = 1 if chosen["x_label"] == "round" else 0  # a figure counts rounds from 1, records from 0
+    return {
+        line["name"]: {x - first: y for x, y in zip(line["x"], line["y"], strict=True)} for line in chosen["series"]
+    }
 
 
 def bars_of(document: dict[str, Any], figure: int = 0) -> dict[str, dict[str, float]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,25 @@ def test_what_was_recorded_is_shown_and_kept(run: Path, capsys: pytest.CaptureFi
     document = json.loads(capsys.readouterr().out)
     assert document["figures"][1]["title"] == "Training-time loss gap"
     assert (run / "diagnostics" / "loss-gap.json").read_bytes() == before
+
+
+def test_a_run_that_cannot_be_written_to_is_looked_at_elsewhere(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The sentence names a flag that there is. A file in the folder's place refuses root too."""
+    shut = tmp_path / "shut"
+    shutil.copytree(run, shut, ignore=shutil.ignore_patterns("diagnostics"))
+    (shut / "diagnostics").write_text("")
+    assert main(["analyse", "cost", str(shut)]) == 2
+    sentence = capsys.readouterr().err
+    assert "cannot be written" in sentence
+    assert sentence.endswith("choose another directory with --out.\n")
+    assert main(["analyse", "cost", str(shut), "--out", str(tmp_path / "elsewhere")]) == 0
+    written = tmp_path / "elsewhere" / "diagnostics" / "cost.json"
+    assert f"written {written}" in capsys.readouterr().out
+    assert json.loads(written.read_text())["name"] == "cost"
+    assert main(["analyse", "cost", str(run), str(run), "--out", str(tmp_path / "elsewhere")]) == 2
+    assert "takes one run" in capsys.readouterr().err
 
 
 def test_several_runs_at_once(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -56,7 +56,7 @@ class TestStatistics:
     def test_after_a_run_they_are_the_moments_of_what_each_layer_gets(self, tmp_path: Path) -> None:
         run = tiny.run(tmp_path / "run", batch_size=64)
         values = analyse("bn-statistics", run, clients="ward,hospital")["figures"]
-        assert [f["title"] for f in values] == [f"{NORM}: mean, round 2", f"{NORM}: variance, round 2"]
+        assert [f["title"] for f in values] == [f"{NORM}: mean, round 3", f"{NORM}: variance, round 3"]
         entries = final_model(run)
         for series in ("ward", "hospital"):
             x, _ = images(FEDERATION, CLIENTS[series].train)
@@ -316,7 +316,7 @@ class TestGradientNorms:
     def test_the_round_of_the_switch_is_named(self, tmp_path: Path) -> None:
         run, _ = recorded_run(tmp_path / "run", "gradient-norms", method="fedcoda(calibrate_from=0.6)", rounds=4)
         figure = analysis.run("gradient-norms", run)["figures"][0]
-        assert figure["note"] == "Batch norm switches to global statistics in round 3."
+        assert figure["note"] == "Batch norm switches to global statistics in round 4."
 
 
 class TestGradientNormsAfterwards:
@@ -375,12 +375,12 @@ class TestGradientNormsAfterwards:
     def test_it_says_of_which_rounds_there_is_a_model(self, tmp_path: Path) -> None:
         run = tiny.run(tmp_path / "run", "fedcoda(calibrate_from=0.6)", rounds=5)
         figure = analyse("gradient-norms", run)["figures"][0]
-        assert figure["note"].startswith("Made after the run, which has kept the model of rounds 3, 4: 2 points.")
-        assert figure["note"].endswith("Batch norm switches to global statistics in round 3.")
+        assert figure["note"].startswith("Made after the run, which has kept the model of rounds 4, 5: 2 points.")
+        assert figure["note"].endswith("Batch norm switches to global statistics in round 4.")
         assert list(lines_of({"figures": [figure]})["under global statistics"]) == [3, 4]
         shutil.rmtree(run.directory / "checkpoints")
         figure = analyse("gradient-norms", run)["figures"][0]
-        assert figure["note"].startswith("Made after the run, which has kept the model of round 4: one point.")
+        assert figure["note"].startswith("Made after the run, which has kept the model of round 5: one point.")
 
     def test_what_was_recorded_is_shown_instead(self, tmp_path: Path) -> None:
         run, _ = recorded_run(tmp_path / "run", "gradient-norms")

@@ -86,7 +86,7 @@ def test_worker_processes_record_what_one_process_records(tmp_path: Path) -> Non
 def test_the_first_every_so_many_and_the_last_round_are_recorded(tmp_path: Path) -> None:
     run = tiny.run(tmp_path / "run", rounds=6, record="singular-values", record_every=4)
     document = json.loads((run.directory / "diagnostics" / "singular-values.json").read_text())
-    assert [line["name"] for line in document["figures"][0]["series"]] == ["round 0", "round 4", "round 5"]
+    assert [line["name"] for line in document["figures"][0]["series"]] == ["round 1", "round 5", "round 6"]
 
 
 def test_clients_that_do_not_take_part_have_no_point_in_that_round(tmp_path: Path) -> None:
@@ -99,14 +99,14 @@ def test_clients_that_do_not_take_part_have_no_point_in_that_round(tmp_path: Pat
 def test_maps_of_chosen_rounds_are_of_the_same_images_with_the_nmi_by_round(tmp_path: Path) -> None:
     run, seen = recorded_run(tmp_path / "run", "tsne(samples=10)", rounds=7, record_every=1)
     curve, *maps = json.loads((run.directory / "diagnostics" / "tsne.json").read_text())["figures"]
-    assert [figure["title"].rpartition(" ")[2] for figure in maps] == ["0", "2", "4", "6"]  # four of seven
+    assert [figure["title"].rpartition(" ")[2] for figure in maps] == ["1", "3", "5", "7"]  # four of seven
     assert all(figure["class"] == maps[0]["class"] and figure["domain"] == maps[0]["domain"] for figure in maps)
     assert all(len(figure["x"]) == len(figure["y"]) == 10 for figure in maps)
     assert [entry.round for entry in recorded(run.directory, "tsne")] == list(range(7))
     (line,) = curve["series"]
     federation = tiny.federation()
     for round, nmi in zip(line["x"], line["y"], strict=True):
-        tested = [(*images(federation, client.test), seen.rounds[round].model) for client in federation.clients]
+        tested = [(*images(federation, client.test), seen.rounds[round - 1].model) for client in federation.clients]
         features = np.concatenate([forward(model, x)[0] for x, _, model in tested])
         labels = np.concatenate([y.numpy() for _, y, _ in tested])
         # The best of many starts, so that the order of the samples does not matter.
@@ -189,7 +189,7 @@ def test_a_measure_that_fails_leaves_a_note_and_not_a_broken_run(
     notes = tiny.Notes()
     run = tiny.run(tmp_path / "run", rounds=1, record="loss-gap,nmi", observer=notes)
     assert run.finished
-    assert notes.notes == ["Round 0 has no record of 'loss-gap': nothing to see."]
+    assert notes.notes == ["Round 1 has no record of 'loss-gap': nothing to see."]
     assert [p.name for p in (run.directory / "diagnostics").glob("*.json")] == ["nmi.json"]
 
 

@@ -131,7 +131,7 @@ class TestByHand:
             run.directory / "model.safetensors",
         )
         (line,) = analysis.run("singular-values", run)["figures"][0]["series"]
-        assert line["name"] == "round 6"
+        assert line["name"] == "round 7"
         head = worker.model.head.weight.detach().double().numpy()
         np.testing.assert_allclose(line["y"], np.sqrt(np.linalg.eigvalsh(head @ head.T)[::-1]), rtol=1e-6)
         counts = matrix_of(analysis.run("label-distribution", run))
@@ -212,7 +212,7 @@ class TestRuns:
             tiny.run(tmp_path / "run", method, rounds=5, observer=tiny.Notes(stop))
         objects: dict[str, Any] = {"federation": tiny.federation(), "model": tiny.model()}
         (line,) = analysis.run("singular-values", tmp_path / "run", **objects)["figures"][0]["series"]
-        assert line["name"] == "round 1"
+        assert line["name"] == "round 2"
 
     def test_personal_layers_are_those_of_each_client(self, tmp_path: Path) -> None:
         run = tiny.run(tmp_path / "run", "fedbn", on=tiny.federation(unseen=6), learning_rate=0.3)
@@ -277,7 +277,7 @@ class TestNotebooks:
         run = written(tmp_path / "run", [scores(0, {"a": 0.25, "b": 0.5}), scores(4, {"a": 0.5, "b": 0.75})])
         axes = run.plot_accuracy()
         drawn = {line.get_label(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()}
-        assert drawn == {"a": ([0, 4], [25, 50]), "b": ([0, 4], [50, 75]), "average": ([0, 4], [37.5, 62.5])}
+        assert drawn == {"a": ([1, 5], [25, 50]), "b": ([1, 5], [50, 75]), "average": ([1, 5], [37.5, 62.5])}
         assert [line.get_label() for line in run.plot_accuracy(domains=False).get_lines()] == ["average"]
 
     def test_a_frame_of_the_records(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -209,7 +209,7 @@ def test_a_client_whose_loss_is_not_finite_is_dropped_and_the_others_go_on(
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_the_run_stops_when_every_client_fails(tmp_path: Path, executor: str) -> None:
     with pytest.raises(
-        TrainingError, match="No client had a usable update in round 0; the last: 'hospital', its loss"
+        TrainingError, match="No client had a usable update in round 1; the last: 'hospital', its loss"
     ) as e:
         tiny.run(tmp_path / "r", Spoils(set(tiny.SIZES)), executor=executor, workers=2)
     assert "\n" not in str(e.value)

@@ -96,7 +96,7 @@ def test_an_update_that_fails_the_check_is_dropped_and_named(tmp_path: Path) -> 
     notes = tiny.Notes()
     run = tiny.run(tmp_path / "r", Lies(), rounds=1, observer=notes)
     reason = "the variance 'encoder.1.running_var' is negative"
-    assert notes.notes == [f"Round 0: the update of 'clinic' is dropped, {reason}."]
+    assert notes.notes == [f"Round 1: the update of 'clinic' is dropped, {reason}."]
     assert run.records("dropped") == [{"kind": "dropped", "round": 0, "client": "clinic", "reason": reason}]
 
 

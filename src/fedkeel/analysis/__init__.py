@@ -36,6 +36,7 @@ from fedkeel.analysis.diagnostic import DIAGNOSTICS, FOLDER, Diagnostic, Measure
 from fedkeel.analysis.moment import Moment, Objects
 from fedkeel.analysis.recorder import Recorder, chosen
 from fedkeel.data.federation import Federation
+from fedkeel.given import as_path
 from fedkeel.method import Method
 from fedkeel.run import Run
 
@@ -63,7 +64,7 @@ def run(
     name: str,
     run: Run | str | Path,
     *,
-    save: bool = True,
+    save: bool | str | Path = True,
     federation: Federation | None = None,
     model: nn.Module | None = None,
     method: Method | None = None,
@@ -74,12 +75,12 @@ def run(
     Args:
         name: as `fedkeel list diagnostics` has it, with options in brackets or as keywords.
         run: a run or its directory; one that is not finished is taken as it is.
-        save: also write it to `diagnostics/NAME.json` in the run directory.
+        save: also write it to `diagnostics/NAME.json` in the run directory, or in the directory given here.
         federation, model, method: of a run that got them as objects in Python.
     """
     chosen = build(name, **options)
     run = run if isinstance(run, Run) else Run(run)
     document = chosen.document(chosen.of_run(run, Objects(federation, model, method)))
     if save:
-        chosen.write(run.directory, document)
+        chosen.write(run.directory if save is True else as_path(save, "save"), document)
     return document

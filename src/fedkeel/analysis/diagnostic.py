@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import numpy as np
 
 from fedkeel import spec
 from fedkeel.analysis.figures import Figure
 from fedkeel.analysis.moment import Moment, Objects, of_run
+from fedkeel.counting import from_one
 from fedkeel.durable import explained, write_atomically
 from fedkeel.engine.local import StepWatch, Worker
 from fedkeel.errors import FedkeelError
@@ -73,19 +76,54 @@ class Diagnostic:
         if not measured:
             moments = self.moments(run, objects)
             self.check(moments[0].worker)
-            measured = [Measured(moment.round, plain(self.measure(moment))) for moment in moments]
-        return self.figures(measured)
+            measured = [self._after_run(moment) for moment in moments]
+        return self.draw(measured)
+
+    def look(self, moment: Moment) -> Measured:
+        with np.errstate(all="ignore"):  # what is not finite is shown as a dash
+            return Measured(moment.round, plain(self.measure(moment)))
+
+    def _after_run(self, moment: Moment) -> Measured:
+        """As `look`; a sentence where that is not possible, as of a model that has diverged."""
+        try:
+            return self.look(moment)
+        except FedkeelError:
+            raise
+        except (ArithmeticError, RuntimeError, ValueError) as error:
+            reason = str(error).partition("\n")[0].rstrip(".")
+            raise FedkeelError(
+                f"'{self.name}' cannot be computed of round {from_one(moment.round)}: {reason}."
+            ) from error
+
+    def draw(self, measured: Sequence[Measured]) -> list[Figure]:
+        """The figures; a sentence where a model that has diverged leaves no numbers for them."""
+        try:
+            with np.errstate(all="ignore"):
+                return self.figures(measured)
+        except TypeError as error:
+            if not any(map(_lacks_numbers, measured)):
+                raise
+            raise FedkeelError(
+                f"'{self.name}' has no figure: its numbers are not finite, the model has diverged."
+            ) from error
 
     def document(self, figures: Sequence[Figure]) -> dict[str, Any]:
         texts = {"name": self.name, "title": self.title, "what": self.what, "paper": self.paper}
         return {**texts, "figures": [plain(figure) for figure in figures]}
 
     def write(self, directory: Path, document: dict[str, Any]) -> Path:
+        """`directory`: the run's, or any other in its place."""
         path = directory / FOLDER / f"{self.name}.json"
-        with explained(path):
-            path.parent.mkdir(exist_ok=True)
+        with explained(path, then=""):
+            path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(document, allow_nan=False).encode() + b"\n")
         return path
+
+
+def _lacks_numbers(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    return any(map(_lacks_numbers, value)) if isinstance(value, list | tuple) else value is None
 
 
 DIAGNOSTICS: Registry[Diagnostic] = Registry("diagnostic")

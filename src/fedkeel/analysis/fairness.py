@@ -14,6 +14,7 @@ from fedkeel.analysis.convergence import evaluated
 from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, keyed, table
 from fedkeel.analysis.moment import Objects
+from fedkeel.counting import from_one
 from fedkeel.errors import FedkeelError
 from fedkeel.run import Run
 
@@ -66,6 +67,6 @@ class Fairness(Diagnostic):
         figures = [
             by_round("Spread over the domains", "standard deviation of accuracy (0 to 1)", spreads),
             by_round("Worst and best domain", "accuracy (0 to 1)", extremes),
-            table(f"Round {last}", ["domain", "accuracy", "above the worst"], rows, note=note),
+            table(f"Round {from_one(last)}", ["domain", "accuracy", "above the worst"], rows, note=note),
         ]
         return keyed(figures, "spread over the domains", spread(rounds[last]), "low", percent=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from fedkeel.counting import from_one
+
 Figure = dict[str, Any]
 Numbers = Sequence[float | None]
 
@@ -17,9 +19,12 @@ def lines(title: str, x_label: str, y_label: str, series: Mapping[str, tuple[Num
 
 
 def by_round(title: str, y_label: str, table: Mapping[int, Mapping[str, float | None]], **more: Any) -> Figure:
-    """Lines over the rounds, from the values of each round by name. A line begins where its name first appears."""
+    """Lines over the rounds, from the values of each round by name. A line begins where its name first appears.
+
+    The table counts rounds from 0, the figure from 1: it is there to be read.
+    """
     names = dict.fromkeys(name for values in table.values() for name in values)
-    series = {name: [(round, values[name]) for round, values in table.items() if name in values] for name in names}
+    series = {name: [(from_one(r), values[name]) for r, values in table.items() if name in values] for name in names}
     split = {name: ([x for x, _ in pairs], [y for _, y in pairs]) for name, pairs in series.items()}
     return lines(title, "round", y_label, split, **more)
 

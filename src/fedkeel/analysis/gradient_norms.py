@@ -28,6 +28,7 @@ from torch import Tensor, nn
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.moment import Moment, Objects, all_of_run
+from fedkeel.counting import from_one
 from fedkeel.engine.local import WATCHED, StepWatch
 from fedkeel.errors import FedkeelError
 from fedkeel.nn.surgery import batch_norms, batch_statistics
@@ -111,7 +112,7 @@ def at_rest(moment: Moment) -> dict[str, dict[str, float]]:
 
 
 def figures_at_rest(measured: Sequence[Measured], switch: str) -> list[Figure]:
-    rounds = [entry.round for entry in measured]
+    rounds = [from_one(entry.round) for entry in measured]
     kept = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {', '.join(map(str, rounds))}"
     points = "one point" if len(rounds) == 1 else f"{len(rounds)} points"
     note = (
@@ -125,7 +126,7 @@ def figures_at_rest(measured: Sequence[Measured], switch: str) -> list[Figure]:
     clients = list(next(iter(tables[last.round].values())))
     return [
         by_round("Of the models that were kept, mean over the clients", "gradient norm", means, note=note),
-        bars(f"By client, round {last.round}", "gradient norm", clients, by_client, x_label="client"),
+        bars(f"By client, round {from_one(last.round)}", "gradient norm", clients, by_client, x_label="client"),
     ]
 
 
@@ -169,7 +170,7 @@ class GradientNormsByRound(Diagnostic):
             return float(np.mean(list(values.values()))) if values else None
 
         switch = measured[-1].values["switch"]
-        text = "" if switch is None else f"Batch norm switches to global statistics in round {switch}."
+        text = "" if switch is None else f"Batch norm switches to global statistics in round {from_one(switch)}."
         if "at rest" in measured[-1].values:
             return figures_at_rest(measured, text)
         note = {"note": text} if text else {}

@@ -19,6 +19,7 @@ import numpy as np
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.moment import Array, Moment, Outputs
+from fedkeel.counting import from_one
 
 
 def log_probabilities(logits: Array) -> Array:
@@ -86,5 +87,7 @@ class LossGap(Diagnostic):
             elif rounds:
                 ((round, gaps),) = rounds.items()
                 values = {"gap": list(gaps.values())}
-                figures.append(bars(f"{title}, round {round}", "loss gap", list(gaps), values, x_label="domain"))
+                figures.append(
+                    bars(f"{title}, round {from_one(round)}", "loss gap", list(gaps), values, x_label="domain")
+                )
         return keyed(figures, "test-time loss gap", measured[-1].values["test"]["average"], "low")

@@ -14,6 +14,7 @@ import numpy as np
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.moment import Array, Moment
+from fedkeel.counting import from_one
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms
@@ -59,7 +60,7 @@ class MixingFactors(Diagnostic):
         clients = {
             name: [last.values[layer][name] for layer in layers] for name in next(iter(last.values.values()), {})
         }
-        figures = [bars(f"By layer and client, round {last.round}", label, layers, clients, x_label="layer")]
+        figures = [bars(f"By layer and client, round {from_one(last.round)}", label, layers, clients, x_label="layer")]
         if len(measured) > 1:
             means = {
                 entry.round: {layer: float(np.mean(list(table.values()))) for layer, table in entry.values.items()}

@@ -11,7 +11,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import numpy as np
 import safetensors.torch
@@ -19,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkeel import seeds, state
+from fedkeel import naming, seeds, state
 from fedkeel.data.federation import Client, Federation
 from fedkeel.engine.local import LOCAL, Worker
 from fedkeel.engine.setup import prepare
@@ -238,8 +237,8 @@ def _remembered(run: Run, header: Mapping[str, Any]) -> Callable[[str], Tensors]
 
 def _personal(run: Run) -> Callable[[str], Tensors]:
     def look(name: str) -> Tensors:
-        file = run.directory / "personal" / f"{quote(name, safe=' ')}.safetensors"
-        return safetensors.torch.load_file(file) if file.exists() else {}
+        file = naming.find(run.directory / "personal", name, ".safetensors")
+        return safetensors.torch.load_file(file) if file else {}
 
     return look
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.moment import Array, Moment
+from fedkeel.counting import from_one
 
 EVERYTHING = "all domains"
 
@@ -56,7 +57,11 @@ class ClusteringNMI(Diagnostic):
         last = measured[-1]
         found, number = last.values["domains"], last.values["number"]
         values = {"NMI": list(found.values())}
-        figures = [bars(f"By domain, round {last.round}", "NMI", list(found), values, x_label="domain", number=number)]
+        figures = [
+            bars(
+                f"By domain, round {from_one(last.round)}", "NMI", list(found), values, x_label="domain", number=number
+            )
+        ]
         if len(measured) > 1:
             figures.insert(0, by_round("By round", "NMI", {e.round: e.values["domains"] for e in measured}))
         return keyed(figures, "NMI of features and classes", number, "high")

@@ -18,6 +18,7 @@ from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, table
 from fedkeel.analysis.loss_gap import log_probabilities, loss_gaps
 from fedkeel.analysis.moment import Array, Moment, Outputs
+from fedkeel.counting import from_one
 
 NUMBERS = ("smallest q_b^y", "smallest q_g^y", "mean |gap|", "mean bound", "samples within the bound")
 
@@ -79,4 +80,7 @@ class ProbabilityFloor(Diagnostic):
                 rounds = {entry.round: {name: entry.values[name] for name in names} for entry in measured}
                 figures.append(by_round(title, label, rounds, log_y=True))
         last = measured[-1]
-        return [*figures, table(f"Round {last.round}", ["", "value"], [[name, last.values[name]] for name in NUMBERS])]
+        return [
+            *figures,
+            table(f"Round {from_one(last.round)}", ["", "value"], [[name, last.values[name]] for name in NUMBERS]),
+        ]

@@ -18,6 +18,7 @@ import numpy as np
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed, matrix
 from fedkeel.analysis.moment import Array, Moment, Outputs
+from fedkeel.counting import from_one
 
 
 def prototypes(outputs: Outputs, num_classes: int) -> Array:
@@ -97,6 +98,6 @@ class PrototypeSimilarity(Diagnostic):
             values = {"distance": list(apart.values())}
             figures.append(bars("Distance to the global prototypes", "distance", list(apart), values, x_label="client"))
         note = f"Mean over classes and pairs: {mean:.4f}." if mean is not None else "No two clients share a class."
-        title = f"Cosine similarity of two clients' prototypes, round {last.round}"
+        title = f"Cosine similarity of two clients' prototypes, round {from_one(last.round)}"
         square = matrix(title, names, names, last.values["similarity"], "client", "client", note=note, number=mean)
         return keyed([*figures, square], "similarity of prototypes", mean, "high")

@@ -14,6 +14,7 @@ from fedkeel import spec
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, build, recorded, records_file
 from fedkeel.analysis.moment import Objects, of_round, own_worker
 from fedkeel.config import Config
+from fedkeel.counting import from_one
 from fedkeel.durable import explained, write_atomically
 from fedkeel.engine.evaluation import Scores
 from fedkeel.engine.local import Worker
@@ -21,7 +22,6 @@ from fedkeel.engine.setup import Setup
 from fedkeel.errors import FedkeelError
 from fedkeel.observer import Aggregated, Observer
 from fedkeel.run import PYTHON_OBJECT, Run
-from fedkeel.store import plain
 
 
 def chosen(config: Config) -> list[Diagnostic]:
@@ -79,16 +79,20 @@ class Recorder(Observer):
         moment = of_round(state, self._own, self._setup.held_out)
         for diagnostic in self._diagnostics:
             try:
-                entry = Measured(moment.round, plain(diagnostic.measure(moment)))
+                entry = diagnostic.look(moment)
             except (FedkeelError, ArithmeticError, RuntimeError, ValueError) as error:
                 # The run is worth more than this look at it.
-                self._note(f"Round {moment.round} has no record of '{diagnostic.name}': {error}")
+                self._note(f"Round {from_one(moment.round)} has no record of '{diagnostic.name}': {error}")
                 continue
             self._measured[diagnostic.name].append(entry)
             path = records_file(self._directory, diagnostic.name)
             with explained(path), open(path, "ab") as file:
                 file.write(_line(entry))
-            figures = diagnostic.figures(self._measured[diagnostic.name])
+            try:
+                figures = diagnostic.draw(self._measured[diagnostic.name])
+            except FedkeelError as error:
+                self._note(f"Round {from_one(moment.round)}: {error}")
+                continue
             diagnostic.write(self._directory, diagnostic.document(figures))
 
     def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, keyed, matrix
 from fedkeel.analysis.moment import Array, Moment
+from fedkeel.counting import from_one
 from fedkeel.errors import FedkeelError
 
 
@@ -55,7 +56,7 @@ class RepresentationDivergence(Diagnostic):
         names = last.values["domains"]
         figures = [
             matrix(
-                f"Divergence between domains, round {last.round}",
+                f"Divergence between domains, round {from_one(last.round)}",
                 names,
                 names,
                 last.values["divergence"],

@@ -15,6 +15,7 @@ from torch import nn
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, keyed, lines
 from fedkeel.analysis.moment import Array, Moment
+from fedkeel.counting import from_one
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError
 
@@ -59,7 +60,7 @@ class SingularValues(Diagnostic):
 
     def figures(self, measured: Sequence[Measured]) -> list[Figure]:
         series = {
-            f"round {entry.round}": (list(range(1, len(entry.values["values"]) + 1)), entry.values["values"])
+            f"round {from_one(entry.round)}": (list(range(1, len(entry.values["values"]) + 1)), entry.values["values"])
             for entry in measured
         }
         figures = [lines("Of the final layer's weights", "index", "singular value", series, log_y=True)]

@@ -14,6 +14,7 @@ import numpy as np
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.moment import Moment, Outputs
+from fedkeel.counting import from_one
 
 KINDS = ("global", "batch")
 
@@ -47,7 +48,7 @@ class StatisticsAccuracy(Diagnostic):
         last = measured[-1]
         figures = [
             bars(
-                f"By domain, round {last.round}",
+                f"By domain, round {from_one(last.round)}",
                 "accuracy (0 to 1)",
                 list(last.values["global"]),
                 {f"{kind} statistics": list(last.values[kind].values()) for kind in KINDS},

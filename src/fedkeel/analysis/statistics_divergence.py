@@ -18,6 +18,7 @@ from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.layer_statistics import client_statistics, refuse_without_layers
 from fedkeel.analysis.moment import Array, Moment
+from fedkeel.counting import from_one
 from fedkeel.engine.local import Worker
 
 
@@ -60,7 +61,7 @@ class StatisticsDivergence(Diagnostic):
             last = measured[-1]
             figures.append(
                 bars(
-                    f"{title} by depth, round {last.round}",
+                    f"{title} by depth, round {from_one(last.round)}",
                     label,
                     list(last.values[kind]),
                     {"clients": list(last.values[kind].values())},

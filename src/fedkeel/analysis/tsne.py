@@ -16,6 +16,7 @@ from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, points
 from fedkeel.analysis.moment import Array, Moment
 from fedkeel.analysis.nmi import clustering_nmi
+from fedkeel.counting import from_one
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError, unknown
 
@@ -86,7 +87,7 @@ class FeatureMap(Diagnostic):
             figures.append(by_round("NMI by round", "NMI", {e.round: {"NMI": e.values["nmi"]} for e in measured}))
         for round, values in spread_out(measured, MOST_MAPS):
             note = f"NMI of K-means clusters of the features and the classes: {values['nmi']:.3f}."
-            title = f"Test features, round {round}"
+            title = f"Test features, round {from_one(round)}"
             figures.append(points(title, values["x"], values["y"], values["class"], values["domain"], note=note))
         return figures
 

@@ -19,10 +19,11 @@ from fedkeel.bench import peers
 from fedkeel.bench.cell import run_cell
 from fedkeel.bench.rows import Row, made_up
 from fedkeel.bench.sides import Executed, UsualLoop
+from fedkeel.counting import from_one
 from fedkeel.engine.evaluation import Scores
-from fedkeel.engine.local import Stopped
 from fedkeel.errors import FedkeelError
 from fedkeel.observer import Observer
+from fedkeel.stopping import Stopped
 
 CYCLES = {"cpu": 5, "gpu": 3, "cost": 3}
 SECONDS = 30.0  # after which a row begins no further cycle
@@ -196,7 +197,7 @@ class _Rounds(Observer):
         self._name, self._say = name, say
 
     def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
-        self._say(f"{self._name}: round {round + 1} of {rounds}")
+        self._say(f"{self._name}: round {from_one(round)} of {rounds}")
 
 
 def time_cell(name: str, row: Row, report: Report, options: dict[str, Any], say: Say) -> None:

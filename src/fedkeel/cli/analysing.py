@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from fedkeel.cli.parsing import examples
+from fedkeel.errors import FedkeelError
 
 MOST_ROWS = 24  # of a table on the screen; the file has all of it
 
@@ -30,6 +32,7 @@ def add_commands(commands: Any) -> None:
     )
     parser.add_argument("name", metavar="NAME", help="a diagnostic, with options: 'tsne(samples=500)'")
     parser.add_argument("directories", nargs="+", metavar="DIR", help="a run directory")
+    parser.add_argument("--out", metavar="DIR", help="write to DIR/diagnostics/NAME.json, of one run, not to its own")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     parser.set_defaults(act=analyse)
 
@@ -40,10 +43,15 @@ def analyse(arguments: argparse.Namespace) -> int:
     from fedkeel.run import Run
 
     diagnostic = analysis.build(arguments.name)
+    if arguments.out is not None and len(arguments.directories) > 1:
+        raise FedkeelError(
+            f"'--out {arguments.out}' takes one run and {len(arguments.directories)} are given: give one."
+        )
     runs = [Run(directory) for directory in arguments.directories]  # all of them are there before the first is read
     out, documents = console(sys.stdout), []
     for run in runs:
-        document = analysis.run(arguments.name, run)
+        place = run.directory if arguments.out is None else Path(arguments.out)
+        document = analysis.run(arguments.name, run, save=place)
         documents.append({"directory": str(run.directory), **document})
         if not arguments.json:
             out.print(
@@ -52,7 +60,7 @@ def analyse(arguments: argparse.Namespace) -> int:
             out.print(document["what"], markup=False)
             for figure in document["figures"]:
                 print_figure(figure, out)
-            out.print(f"written {run.directory / 'diagnostics' / diagnostic.name}.json", markup=False)
+            out.print(f"written {place / analysis.FOLDER / diagnostic.name}.json", markup=False)
     if arguments.json:
         print(json.dumps(documents[0] if len(documents) == 1 else documents, indent=1))
     return 0

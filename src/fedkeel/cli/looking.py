@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedkeel.cli import datasets
 from fedkeel.cli.parsing import add_options, add_sources, examples, given_options
 from fedkeel.config import Config, from_dict
+from fedkeel.naming import file_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -21,7 +22,16 @@ if TYPE_CHECKING:
     from fedkeel.registry import Entry, Registry
     from fedkeel.run import Run
 
-KINDS = ("methods", "models", "data", "partitions", "transforms", "executors", "robust", "diagnostics")
+KINDS = {
+    "methods": "how a federation trains: --method",
+    "models": "the networks: --model",
+    "data": "the data sets: --data",
+    "partitions": "how a domain's images become clients: --partition",
+    "transforms": "what is done to images: options of --data",
+    "executors": "where clients run: --executor",
+    "robust": "rules against clients that lie: --robust",
+    "diagnostics": "how to look at a run: analyse, --record",
+}
 # What a builder takes from the data or the engine, and nobody types.
 GIVEN_BY_ENGINE = ("num_classes", "in_channels", "image_size", "worker", "memory", "workers")
 DATA_OPTIONS = ("partition", "unseen", "subsample", "seed")
@@ -44,12 +54,21 @@ def add_commands(commands: Any) -> None:
 
     listing = commands.add_parser(
         "list",
-        usage="%(prog)s KIND [options]",
+        usage="%(prog)s [KIND [NAME...]] [options]",
         help="the methods, models, data sets, ... there are",
-        description="What there is to choose from, each with its options and their defaults, and its paper.",
-        epilog=examples(["fedkeel list methods", "fedkeel list models --json"]),
+        description="What there is to choose from, a line each; with a name, its options and their defaults, and its "
+        "paper.",
+        epilog=examples(
+            [
+                "fedkeel list                     the kinds",
+                "fedkeel list methods",
+                "fedkeel list methods fedprox     its options and its paper",
+                "fedkeel list models --json",
+            ]
+        ),
     )
-    listing.add_argument("list", choices=KINDS, metavar="KIND", help=" | ".join(KINDS))
+    listing.add_argument("list", nargs="?", choices=KINDS, metavar="KIND", help=" | ".join(KINDS))
+    listing.add_argument("names", nargs="*", metavar="NAME", help="one of them, to be shown with its options")
     listing.add_argument("--json", action="store_true", help="print one JSON document")
     listing.set_defaults(act=list_names)
 
@@ -139,7 +158,7 @@ def run_document(run: Run) -> dict[str, Any]:
 def print_run(run: Run) -> None:
     from fedkeel.console import console, duration, plain_table
     from fedkeel.run import how_to_continue, summarise_run
-    from fedkeel.tables import RULES, percent, sparkline
+    from fedkeel.tables import DASH, RULES, SOURCES, percent, sparkline
 
     out = console(sys.stdout)
 
@@ -152,9 +171,11 @@ def print_run(run: Run) -> None:
     if changed:
         say(f"with {', '.join(changed)}")
     domains = summary["domains"] if summary else curve[-1]["domains"] if curve else {}
+    untested = (summary or {}).get("untested_domains", [])
     if domains:
         unseen = set(summary["unseen_domains"]) if summary else set()
-        rows = [(f"{name} (unseen)" if name in unseen else name, percent(value)) for name, value in domains.items()]
+        numbers = [*((name, percent(value)) for name, value in domains.items()), *((name, DASH) for name in untested)]
+        rows = [(f"{name} (unseen)" if name in unseen else name, number) for name, number in numbers]
         out.print(plain_table(["domain", "accuracy %"], rows))
     if summary:
         say(f"average {percent(summary['accuracy'])} % over domains ({RULES[summary['result']]})")
@@ -164,6 +185,10 @@ def print_run(run: Run) -> None:
         if config.evaluate_with == "both":
             by_batch = summarise_run(run, summary["unseen_domains"], "batch")
             say(f"        {percent(by_batch['accuracy'])} % over domains with the batch's statistics")
+        if untested:
+            say(f"        {DASH} not tested: {', '.join(untested)}")
+        if diverged := summary.get("diverged_domains"):
+            say(f"loss    {DASH} not finite on {', '.join(diverged)}: the model has diverged there")
     averages = [entry["average"] for entry in curve if entry["average"] is not None]
     if averages:
         say(f"rounds  {sparkline(averages)}  {percent(averages[0])} to {percent(averages[-1])} %")
@@ -175,7 +200,8 @@ def print_run(run: Run) -> None:
         per_round = (summary["bytes_up"] + summary["bytes_down"]) / config.rounds
         say(f"sent    {traffic}, {size(per_round)} a round")
         if "epsilon" in summary:
-            say(f"privacy epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}, {config.dp}")
+            source = SOURCES[summary.get("randomness", "seed")]
+            say(f"privacy epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}, {config.dp}; {source}")
         say(f"run     {run.directory}")
     else:
         done = curve[-1]["round"] + 1 if curve else 0
@@ -230,18 +256,49 @@ def print_comparison(comparison: Comparison, sentences: Sequence[str] = ()) -> N
 
 # -- list -----------------------------------------------------------------------------------------------------
 def list_names(arguments: argparse.Namespace) -> int:
-    from fedkeel.console import console, plain_table
-
-    entries = [describe_entry(entry) for entry in registry(arguments.list)]
+    kind: str | None = arguments.list
+    if kind is None:
+        print(json.dumps(list(KINDS)) if arguments.json else listed(KINDS, "KIND is one of these: fedkeel list KIND"))
+        return 0
+    known = registry(kind)
+    chosen = [known.entry(name) for name in arguments.names] or list(known)
+    entries = [describe_entry(entry) for entry in chosen]
     if arguments.json:
         print(json.dumps(entries, indent=1, default=str))
-        return 0
-    rows = [(e["name"], e["summary"], e["paper"], options_text(e["options"])) for e in entries]
-    caption = "Any timm model works by its name where timm is installed." if arguments.list == "models" else None
-    console(sys.stdout).print(
-        plain_table(["name", "what it is", "paper", "options and defaults"], rows, caption=caption)
-    )
+    elif arguments.names:
+        print("\n\n".join(map(in_full, entries)))
+    else:
+        print_names(kind, entries)
     return 0
+
+
+def print_names(kind: str, entries: Sequence[dict[str, Any]]) -> None:
+    """A line each, cut where the terminal ends, and with the paper where it is wide enough."""
+    from fedkeel.console import console
+
+    out = console(sys.stdout)
+    widths = [max(len(entry[column]) for entry in entries) for column in ("name", "summary")]
+    papers = out.width >= sum(widths) + 4 + max(len(entry["paper"]) for entry in entries)
+    for entry in entries:
+        line = f"{entry['name']:<{widths[0]}}  {entry['summary']:<{widths[1]}}  {entry['paper'] if papers else ''}"
+        out.print(line.rstrip(), markup=False, no_wrap=True, overflow="ellipsis")
+    more = " Any timm model works by its name where timm is installed." if kind == "models" else ""
+    out.print(f"\nOptions and paper: fedkeel list {kind} {entries[0]['name']}.{more}", markup=False)
+
+
+def in_full(entry: dict[str, Any]) -> str:
+    options = [
+        f"  {name}, which must be given" if name in entry["required"] else f"  {name}={value}"
+        for name, value in entry["options"].items()
+    ]
+    paper = [f"paper    {entry['paper']}"] if entry["paper"] else []
+    heading = "options and their defaults:" if options else "options  none"
+    return "\n".join([entry["name"], entry["summary"], *paper, heading, *options])
+
+
+def listed(table: dict[str, str], ending: str) -> str:
+    width = max(map(len, table))
+    return "\n".join([*(f"{name:<{width}}  {text}" for name, text in table.items()), "", ending])
 
 
 def registry(kind: str) -> Registry[Any]:
@@ -276,10 +333,6 @@ def describe_entry(entry: Entry[Any]) -> dict[str, Any]:
     }
 
 
-def options_text(options: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in options.items())
-
-
 # -- data -----------------------------------------------------------------------------------------------------
 def show_data(arguments: argparse.Namespace) -> int:
     config = from_dict(given_options(arguments))
@@ -288,7 +341,7 @@ def show_data(arguments: argparse.Namespace) -> int:
     from fedkeel.engine.setup import load_federation
 
     federation = load_federation(config)
-    path = data.contact_sheet(federation, arguments.output or Path(f"{federation.name}.png"))
+    path = data.contact_sheet(federation, arguments.output or Path(f"{file_name(federation.name)}.png"))
     print(path)
     return 0
 

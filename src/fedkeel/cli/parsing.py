@@ -57,7 +57,7 @@ class Parser(argparse.ArgumentParser):
             elif word.replace("-", "_") in configuration.option_names() and not {word, f"{word}s"} & set(here):
                 ending = f"it is one of 'fedkeel run'; see '{self.prog} --help'."
             elif close.startswith("did"):
-                ending = close.replace("'", "'--", 1)
+                ending = re.sub(r"'(\w)", r"'--\1", close)
             else:  # all sixty flags are no help when none is near
                 ending = f"see '{self.prog} --help'."
             raise FedkeelError(f"'{self.prog}' has no option '{flag}': {ending}")

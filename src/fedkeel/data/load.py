@@ -19,6 +19,7 @@ from fedkeel.data.population import Group, Population, Slices
 from fedkeel.data.source import DATASETS, IntArray, Source, Split, names, whole
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError, unknown
+from fedkeel.given import as_path
 
 log = logging.getLogger("fedkeel")
 
@@ -55,6 +56,8 @@ def load(
         raise DataError(f"unseen_split is {unseen_split!r}: choose 'all' or 'test'.")
     if subsample is not None:
         whole("subsample", subsample, 1)
+    if options.get("root") is not None:
+        as_path(options["root"], "root")
     source = DATASETS.build(name, **options)
     warn_of_empty_classes(source)
     return cut(source, cutter, unseen, unseen_split, subsample, seed, training, testing)

@@ -8,7 +8,7 @@ images into clients (`fedkeel.data.partition`).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -140,5 +140,7 @@ def indices(positions: npt.NDArray[np.integer] | Sequence[int]) -> Tensor:
 
 def names(given: str | Sequence[str]) -> list[str]:
     """Names from a list, or from text as in `unseen=sketch` and `unseen=[art, sketch]`; each once."""
+    if not isinstance(given, str | Iterable):
+        given = str(given)  # a domain called 3
     parts = given.strip("[]() ").split(",") if isinstance(given, str) else [str(name) for name in given]
     return list(dict.fromkeys(part.strip() for part in parts if part.strip()))

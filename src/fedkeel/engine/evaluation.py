@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -19,6 +20,7 @@ from fedkeel.engine.batches import ImageStore
 from fedkeel.models.output import Classifier
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.parties import Batch, Repeat, one_by_one
+from fedkeel.stopping import EVALUATION, reached
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,7 @@ def evaluate(
             if not len(indices):
                 continue
             totals.clear()
+            reached(EVALUATION)
             batches = store.in_order(indices, config.evaluation_batch, store.federation.test_transform)
             repeat(("evaluation", kind), partial(_add, model, kind, totals), batches)
             counts = int(totals.correct), len(indices), float(totals.loss)
@@ -131,13 +134,14 @@ class Scores:
         average: mean over the training domains (each counts the same).
         samples: accuracy over all samples of the training domains.
         unseen: mean over the unseen domains, if there are any.
+        loss: over all samples of the training domains whose loss is finite; None where none is.
     """
 
     domains: dict[str, float]
     average: float
     samples: float
     unseen: float | None
-    loss: float
+    loss: float | None
 
 
 def summarise(evaluations: Iterable[Evaluation], unseen: Iterable[str] = ()) -> Scores:
@@ -157,5 +161,17 @@ def summarise(evaluations: Iterable[Evaluation], unseen: Iterable[str] = ()) -> 
         average=sum(domains[name] for name in seen) / len(seen),
         samples=sum(evaluation.correct for evaluation in counted) / total,
         unseen=sum(unseen_accuracies) / len(unseen_accuracies) if unseen_accuracies else None,
-        loss=sum(evaluation.loss_sum for evaluation in counted) / total,
+        loss=_mean_loss(counted),
     )
+
+
+def _mean_loss(evaluations: Iterable[Evaluation]) -> float | None:
+    """Where a model diverged, or a site sends what is not a number, the others' losses stay what they are."""
+    finite = [evaluation for evaluation in evaluations if math.isfinite(evaluation.loss_sum)]
+    total = sum(evaluation.loss_sum for evaluation in finite)
+    return total / sum(evaluation.samples for evaluation in finite) if finite and math.isfinite(total) else None
+
+
+def diverged_domains(evaluations: Iterable[Evaluation]) -> list[str]:
+    """The domains on which a loss is not finite."""
+    return list(dict.fromkeys(e.domain for e in evaluations if not math.isfinite(e.loss_sum)))

@@ -13,10 +13,12 @@ from functools import cached_property
 from typing import Any
 
 from fedkeel import privacy, profile, seeds, state
+from fedkeel.counting import from_one
 from fedkeel.engine.evaluation import Evaluation, Scores, summarise
 from fedkeel.engine.execution import Executor
 from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
 from fedkeel.engine.pace import Pace
+from fedkeel.engine.remarks import Remarks
 from fedkeel.engine.setup import Setup, clients_per_round
 from fedkeel.engine.tested import Tested
 from fedkeel.errors import StoreError, TrainingError
@@ -24,7 +26,9 @@ from fedkeel.messages import Answer, BadMessage, Broadcast, Missing, Update, che
 from fedkeel.observer import Aggregated, Observer
 from fedkeel.parties import Server, prefixed, select
 from fedkeel.profile import phase
+from fedkeel.randomness import Randomness
 from fedkeel.state import Tensors
+from fedkeel.stopping import UPDATE, reached
 from fedkeel.store import Checkpoint, Store
 
 
@@ -69,6 +73,7 @@ class Federated:
         )
         self.server.extras = {}
         self.tested = self._who_is_tested()
+        self.remarks = Remarks(lambda text: self.observer.note(text))
 
     def _who_is_tested(self) -> Tested:
         return Tested(self.config, self.federation, self.method, self.executor, lambda text: self.observer.note(text))
@@ -78,6 +83,7 @@ class Federated:
         """Run the rounds that are left and return the server whose model is the result."""
         first = self._restore()
         self.observer.started(self.config, first)
+        self.remarks.of_lacking(self.setup)
         self.profile.go_on(self.store.directory, first)
         result = self.server
         for round in range(first, self.config.rounds):
@@ -104,8 +110,8 @@ class Federated:
             self._aggregate(self._defend(broadcast, updates, before))
         else:
             self.observer.note(
-                f"Round {round} had {len(updates)} usable updates, fewer than 'min_clients' ({config.min_clients}): "
-                "the global model is unchanged."
+                f"Round {from_one(round)} had {len(updates)} usable updates, fewer than 'min_clients' "
+                f"({config.min_clients}): the global model is unchanged."
             )
             for client in server.participants:
                 self.executor.memory.keep(client, before[client])
@@ -129,7 +135,7 @@ class Federated:
                 "bytes_down": self.traffic.down,
                 "questions": self.traffic.questions,
             }
-            | ({"epsilon": epsilon} if epsilon is not None else {})
+            | ({"epsilon": epsilon, "randomness": self.setup.noise_from()} if epsilon is not None else {})
         )
         self.store.append_timing(
             {
@@ -152,16 +158,18 @@ class Federated:
             return
         self.federation = self.setup.worker.federation = grown
         self.setup.held_out = list(dict.fromkeys(client.domain for client in grown.unseen))
+        self.setup.domains = grown.domains
         self.server.num_clients = len(grown.clients)
         self.__dict__.pop("_sizes", None)
         self.tested = self._who_is_tested()
+        self.remarks.of_lacking(self.setup)
 
     @phase(profile.SAMPLING)
     def _sample(self, round: int) -> list[str]:
         """The clients of this round, in the federation's order."""
         clients = self.federation.clients
         if self.config.dp == "central":
-            return [clients[i].name for i in privacy.takes_part(self.config, len(clients), round)]
+            return [clients[i].name for i in privacy.takes_part(self.config, len(clients), round, self._randomness)]
         count = clients_per_round(self.config, len(clients))
         if count >= len(clients):
             return [client.name for client in clients]
@@ -173,6 +181,10 @@ class Federated:
         """Of the clients' data, where the account of privacy needs them: there may be a great many clients."""
         return {client.samples for client in self.federation.clients} if self.config.dp == "local" else set()
 
+    @property
+    def _randomness(self) -> Randomness:
+        return self.setup.worker.randomness
+
     def _broadcast(self, server: Server, weights: Tensors) -> Broadcast:
         return Broadcast(server.round, server.rounds, weights, server.statistics, server.extras)
 
@@ -182,7 +194,7 @@ class Federated:
 
         `before`: what each of them remembers until then.
         """
-        participants = self.server.participants
+        participants, number = self.server.participants, from_one(broadcast.round)
         self.traffic.down += broadcast.nbytes * len(participants)
         updates: list[Update] = []
         dropped: list[Missing] = []
@@ -203,17 +215,18 @@ class Federated:
                     record = {"kind": "client", "round": broadcast.round, "client": client, "samples": result.samples}
                     metrics = {name: n for name, n in result.metrics.items() if not name.startswith(WATCHED)}
                     self._record(record | metrics | record)  # a metric cannot pose as something else
+                    reached(UPDATE)
             if problem:
                 dropped.append(Missing(client, problem))
                 # What the server does not know of must not have happened: SCAFFOLD's control variates, for one, are
                 # kept on both sides and would no longer fit each other.
                 self.executor.memory.keep(client, before[client])
                 self._record({"kind": "dropped", "round": broadcast.round, "client": client, "reason": problem})
-                self.observer.note(f"Round {broadcast.round}: the update of '{client}' is dropped, {problem}.")
+                self.observer.note(f"Round {number}: the update of '{client}' is dropped, {problem}.")
             self.observer.client_done(broadcast.round, len(updates) + len(dropped), len(participants))
         if dropped and not updates:
             raise TrainingError(
-                f"No client had a usable update in round {broadcast.round}; the last: '{dropped[-1].client}', "
+                f"No client had a usable update in round {number}; the last: '{dropped[-1].client}', "
                 f"{dropped[-1].reason}."
             )
         return updates, dropped
@@ -243,7 +256,9 @@ class Federated:
     def _aggregate_privately(self, broadcast: Broadcast, updates: list[Update]) -> None:
         """Of the weights only the noisy mean is seen by any rule; nobody's update still makes noise."""
         server = self.server
-        weights = privacy.noisy_mean(self.config, broadcast.weights, updates, server.num_clients, server.round)
+        weights = privacy.noisy_mean(
+            self.config, broadcast.weights, updates, server.num_clients, server.round, self._randomness
+        )
         updates = [replace(update, weights={}) for update in updates]
         if updates:
             self._apply(updates, weights, state.mean([u.statistics for u in updates], [1.0] * len(updates)))
@@ -281,7 +296,8 @@ class Federated:
                 else:
                     answers[client] = result
             if problem:
-                self.observer.note(f"Round {server.round}: '{client}' did not answer '{question}', {problem}.")
+                number = from_one(server.round)
+                self.observer.note(f"Round {number}: '{client}' did not answer '{question}', {problem}.")
         return answers
 
     # -- evaluation ------------------------------------------------------------------------------------------
@@ -298,6 +314,7 @@ class Federated:
     def _evaluate(self, server: Server) -> Scores | None:
         broadcast = self._broadcast(server, server.weights)
         evaluations = self.tested.evaluate(broadcast)
+        self.remarks.of_diverged(server.round, evaluations)
         kinds = {e.statistics for e in evaluations}
         reported = "global" if "global" in kinds else "batch"
         shown: Scores | None = None

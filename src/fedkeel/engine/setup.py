@@ -25,8 +25,10 @@ from fedkeel.models.output import Classifier, Output
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 from fedkeel.nn.surgery import batch_norms
 from fedkeel.profile import READING, SET_UP, Profile, Unprofiled
+from fedkeel.randomness import Randomness
 from fedkeel.robust import Defence
 from fedkeel.shelf import Shelf
+from fedkeel.shortage import shortage
 from fedkeel.spec import parse
 
 log = logging.getLogger("fedkeel")
@@ -39,6 +41,7 @@ class Setup:
     Attributes:
         worker: the prepared model, method and data on the device.
         held_out: domains that are evaluated and never trained on.
+        domains: all of the federation, whether or not they can be tested.
         executor_name: which executor `auto` came to.
         profile: the clock of a run with `profile`.
         defence: the robust rules of the server.
@@ -50,6 +53,7 @@ class Setup:
     executor_name: str
     profile: Unprofiled = field(default_factory=Unprofiled)
     defence: Defence = field(default_factory=Defence)
+    domains: list[str] = field(default_factory=list)
 
     @property
     def federation(self) -> Federation:
@@ -58,6 +62,10 @@ class Setup:
     def grown(self) -> Federation | None:
         """The federation with clients that came since the last round, where clients can come: over a network."""
         return None
+
+    def noise_from(self) -> str:
+        """Whose randomness the noise of a private run rests on: one of `tables.SOURCES`."""
+        return self.worker.randomness.source
 
     def with_threads(self, note: Callable[[str], None]) -> Setup:
         """The same with the number of threads settled: it decides the last bits, so a resumed run needs to know it."""
@@ -86,6 +94,7 @@ def prepare(
     federation: Federation | None = None,
     model: nn.Module | None = None,
     method: Method | None = None,
+    randomness: Randomness | None = None,
 ) -> Setup:
     """Build what the configuration names, or take the objects given in its place, and check that they fit."""
     # The cheap checks first: names and options are refused before any image is read.
@@ -105,6 +114,7 @@ def prepare(
     with profile(READING):
         federation = federation or load_federation(config)
     held_out = list(dict.fromkeys(client.domain for client in federation.unseen))
+    domains = federation.domains  # pooled, they would all be unseen
     check_clients(federation, config)
     if composed.is_pooled:
         federation = federation.pooled()
@@ -117,6 +127,7 @@ def prepare(
             worker: Worker = ProfiledWorker(config, federation, composed, network, device, clock=profile.clients)
         else:
             worker = Worker(config, federation, composed, network, device)
+        worker.randomness = randomness or worker.randomness
     privacy.warn_of_the_rest(config, composed, worker.layout)
     if config.batch_size == 1 and batch_norms(network):
         log.warning(
@@ -128,7 +139,7 @@ def prepare(
             f"'evaluate_with' is '{config.evaluate_with}', but the model has no batch norm: its accuracy is "
             "the same with all statistics."
         )
-    return Setup(config, worker, held_out, executor_name, profile, defence)
+    return Setup(config, worker, held_out, executor_name, profile, defence, domains)
 
 
 def start_profile(config: Config, executor_name: str, device: torch.device) -> Unprofiled:
@@ -214,6 +225,7 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
                 image_size=(x.shape[2], x.shape[3]),
             )
         else:
+            models.refuse_lazy(given)
             network = copy.deepcopy(given)  # the caller's own stays as it is, for the next run
         if not isinstance(network, Classifier):
             raise FedkeelError(
@@ -224,12 +236,16 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
             log.warning("%s", models.load_weights(network, config.weights))
         method.prepare(network)
     network.eval()
+    if next(network.parameters(), None) is None:
+        raise FedkeelError(f"{type(network).__name__} has no parameters: give a network that can be trained.")
     try:
         with torch.no_grad():
             output = network(x.to(next(network.parameters()).device))
     except FedkeelError:
         raise
     except Exception as error:
+        if shortage(error):
+            raise
         reason = str(error).partition("\n")[0].rstrip(".")
         raise FedkeelError(f"The model does not take images of shape {tuple(x.shape[1:])}: {reason}.") from error
     if not isinstance(output, Output):

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.given import described
 from fedkeel.method import Composition, Method
 from fedkeel.registry import Registry
 from fedkeel.spec import Spec, parse_sum
@@ -19,7 +20,12 @@ M = TypeVar("M", bound=type[Method])
 def register(name: str) -> Callable[[M], M]:
     """Class decorator: make a `Method` known under `name`, to the command line too."""
 
+    if not isinstance(name, str):
+        raise FedkeelError(f"'register' is given {described(name)}: write @register('name') above the class.")
+
     def remember(method: M) -> M:
+        if not isinstance(method, type) or not issubclass(method, Method):
+            raise FedkeelError(f"The method '{name}' is {described(method)}: derive a class from fedkeel.Method.")
         method.name = name
         return METHODS.register(name)(method)
 

@@ -23,6 +23,7 @@ from math import floor
 import torch
 from torch import Tensor
 
+from fedkeel.counting import from_one
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.losses import direction_distance, feature_alignment
 from fedkeel.messages import Expected, Update
@@ -107,7 +108,7 @@ class FedFM(Method):
         if server.round == 0 and server.rounds <= self.begins(server.rounds):
             log.warning(
                 "'fedfm' matches features from round %d on, and the run has %d rounds, so it never will: "
-                "write 'fedfm(from_round=...)'.", self.begins(server.rounds), server.rounds,
+                "write 'fedfm(from_round=...)'.", from_one(self.begins(server.rounds)), server.rounds,
             )  # fmt: skip
         if self.anchors == "asked" and server.round >= self.begins(server.rounds):
             answers = server.ask(server.participants, "anchors").values()

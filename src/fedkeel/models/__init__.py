@@ -7,7 +7,7 @@ from fedkeel.models.catalogue import MODELS, build, build_spec, names, network
 from fedkeel.models.checkpoint import load_weights
 from fedkeel.models.encoder import Encoder, ImageSize, Projector
 from fedkeel.models.output import Classifier, Output
-from fedkeel.models.wrapped import Wrapped, wrap
+from fedkeel.models.wrapped import Wrapped, refuse_lazy, wrap
 
 __all__ = [
     "MODELS",
@@ -22,5 +22,6 @@ __all__ = [
     "load_weights",
     "names",
     "network",
+    "refuse_lazy",
     "wrap",
 ]

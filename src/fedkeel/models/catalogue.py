@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from torch import nn
 
 from fedkeel.errors import FedkeelError
+from fedkeel.given import described
 from fedkeel.models import timm_models
 from fedkeel.models.encoder import Encoder, ImageSize, height_width
 from fedkeel.models.output import Classifier
-from fedkeel.registry import Registry
+from fedkeel.registry import Registry, first_sentence
 from fedkeel.spec import parse
 
 MODELS: Registry[Classifier] = Registry("model")
@@ -35,6 +36,7 @@ def network(name: str, *, paper: str) -> Callable[[B], B]:
             projector: int | None = None,
             **options: Any,
         ) -> Classifier:
+            refuse_options(name, options, parameters)
             if "image_size" in parameters:
                 options["image_size"] = image_size
             return classify(encoder(in_channels=in_channels, **options), num_classes, projector)
@@ -44,11 +46,18 @@ def network(name: str, *, paper: str) -> Callable[[B], B]:
         shared = [p for name, p in inspect.signature(build_model).parameters.items() if name in shared_with_all]
         own = [p for name, p in parameters.items() if name not in shared_with_all]
         build_model.__signature__ = inspect.Signature(shared + own)  # type: ignore[attr-defined]
-        first_line = (inspect.getdoc(encoder) or "").partition("\n")[0]
-        MODELS.register(name, summary=first_line, paper=paper)(build_model)
+        MODELS.register(name, summary=first_sentence(inspect.getdoc(encoder) or ""), paper=paper)(build_model)
         return encoder
 
     return remember
+
+
+def refuse_options(model: str, options: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
+    """What counts something must be a number that can be counted to."""
+    for option, value in options.items():
+        usual = parameters[option].default if option in parameters else None
+        if type(usual) is int and (type(value) is not int or value < 1):
+            raise FedkeelError(f"The '{option}' of {model} is {described(value)}: give a whole number, at least 1.")
 
 
 def classify(encoder: Encoder, num_classes: int, projector: int | None = None) -> Classifier:
@@ -83,7 +92,7 @@ def build(
         raise FedkeelError(f"in_channels is {in_channels!r}: an image has at least 1.")
     if image_size is not None:
         image_size = height_width(image_size)
-    if name not in MODELS and timm_models.could_be(name):
+    if isinstance(name, str) and name not in MODELS:
         projector = options.pop("projector", None)
         encoder = timm_models.encoder(name, in_channels, image_size, list_of_own=names(), **options)
         return classify(encoder, num_classes, projector)

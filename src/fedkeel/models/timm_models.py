@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedkeel.errors import FedkeelError, unknown
+from fedkeel.errors import FedkeelError, nearest, unknown
+from fedkeel.models import architecture
 from fedkeel.models.encoder import Encoder
 
 PREFIX = "timm:"
+NAME = re.compile(r"\w{1,80}(\.\w{1,80})?", re.ASCII)  # a pretrained tag may follow a dot: resnet18.a1_in1k
+OLDEST = (1, 0, 26)  # earlier ones unpickle whatever file or address they are given
 
 
 class TimmEncoder(Encoder):
@@ -32,11 +36,6 @@ class TimmEncoder(Encoder):
         return features
 
 
-def could_be(name: str) -> bool:
-    """Whether a name that is none of our own should be looked for in timm."""
-    return name.startswith(PREFIX) or importlib.util.find_spec("timm") is not None
-
-
 def encoder(
     name: str,
     in_channels: int,
@@ -46,18 +45,33 @@ def encoder(
     pretrained: bool = False,
     **options: Any,
 ) -> TimmEncoder:
-    """Build the timm network `name` (with or without `timm:`). Options go to `timm.create_model`."""
-    asked_for_timm = name.startswith(PREFIX)
+    """Build the timm network `name` (with or without `timm:`). Options that describe an architecture, and no others,
+    go to `timm.create_model`. `pretrained` fetches the weights that timm knows the network's address of."""
+    if not isinstance(pretrained, bool):
+        raise FedkeelError(f"The option 'pretrained' of '{name}' is {str(pretrained)[:80]!r}: give true or false.")
+    timm, timm_name = find(name, options, list_of_own)
+    arguments = {"pretrained": pretrained, "num_classes": 0, "in_chans": in_channels, **options}
+    network = _create(timm, timm_name, image_size, arguments)
+    return TimmEncoder(network, _feature_dim(timm_name, network, in_channels, image_size))
+
+
+def find(name: str, options: Mapping[str, Any], list_of_own: Iterable[str] = ()) -> tuple[Any, str]:
+    """timm, and the network's name there; refused if there is no such network, or its options are not of that kind."""
+    asked_for_timm, timm_name = name.startswith(PREFIX), name.removeprefix(PREFIX)
     own = list(list_of_own)
+    if not NAME.fullmatch(timm_name):
+        if not asked_for_timm and get_close_matches(name, own, n=1, cutoff=0.5):
+            raise FedkeelError(unknown("model", name, own))
+        # timm would take it for a folder to read or an address to fetch from.
+        raise FedkeelError(f"'{name[:200]}' is not the name of a network: give one of timm's own, such as 'resnet18'.")
+    architecture.refuse_strange(name, options, architecture.TIMM)
     try:
         timm = _import_timm(name)
-    except FedkeelError:
-        # Whether timm has such a model cannot be said; that one of ours is nearly called so can.
-        if not asked_for_timm and get_close_matches(name, own, n=1, cutoff=0.7):
-            raise FedkeelError(unknown("model", name, own)) from None
+    except FedkeelError as error:
+        # Whether timm has such a model cannot be said; which of ours are nearly called so can.
+        if not asked_for_timm:
+            raise FedkeelError(f"{str(error).rstrip('.')}, or {nearest(name, own)}") from error
         raise
-    timm_name = name.removeprefix(PREFIX)
-    # A pretrained tag may follow a dot: resnet18.a1_in1k
     if not timm.is_model(timm_name.partition(".")[0]):
         choices = timm.list_models()
         if asked_for_timm:
@@ -66,27 +80,39 @@ def encoder(
             raise FedkeelError(f"timm has no model named '{timm_name}': {ending}")
         # A near miss of a name of ours is more likely meant than one of timm's thousand.
         raise FedkeelError(unknown("model", name, own if get_close_matches(name, own, n=1, cutoff=0.5) else choices))
-    arguments = {"pretrained": pretrained, "num_classes": 0, "in_chans": in_channels, **options}
-    network = _create(timm, timm_name, image_size, arguments)
-    return TimmEncoder(network, _feature_dim(timm_name, network, in_channels, image_size))
+    return timm, timm_name
 
 
 def _import_timm(name: str) -> Any:
     try:
-        return importlib.import_module("timm")
+        timm = importlib.import_module("timm")
     except ModuleNotFoundError as error:
         if error.name == "timm":
-            message = f"The model '{name}' comes from timm, which is not installed: pip install 'fedkeel[timm]'."
+            message = f"{_where(name)} is not installed: pip install 'fedkeel[timm]'."
             raise FedkeelError(message) from error
         raise FedkeelError(_broken(name, error)) from error
     except Exception as error:
         raise FedkeelError(_broken(name, error)) from error
+    version = str(getattr(timm, "__version__", "0"))
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) < OLDEST:
+        wanted = ".".join(map(str, OLDEST))
+        raise FedkeelError(
+            f"The model '{name}' comes from timm, and timm {version} can be made to run foreign code: "
+            f"install timm {wanted} or later, pip install 'timm>={wanted}'."
+        )
+    return timm
+
+
+def _where(name: str) -> str:
+    if name.startswith(PREFIX):
+        return f"The model '{name}' comes from timm, which"
+    return f"There is no model named '{name}' here, and timm, which may have it,"
 
 
 def _broken(name: str, error: Exception) -> str:
     reason = str(error).strip().partition("\n")[0] or type(error).__name__
     return (
-        f"The model '{name}' comes from timm, which is installed but does not import ({reason}): "
+        f"{_where(name)} is installed but cannot be imported ({reason}): "
         f"install a torchvision that matches torch {torch.__version__}."
     )
 

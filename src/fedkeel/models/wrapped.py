@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.given import described
 from fedkeel.models.output import Classifier, Output
 
 
@@ -70,6 +72,13 @@ def wrap(
     one image such as `(3, 32, 32)`, lets the network be tried at once; without it, a network that never calls its head
     is found at the first forward.
     """
+    if not isinstance(module, nn.Module):
+        raise FedkeelError(
+            f"What is to be wrapped is {described(module)}: give a network, an object of torch.nn.Module."
+        )
+    if not isinstance(head, str):
+        raise FedkeelError(f"'head' is {described(head)}: give the dotted name of the last layer, as text.")
+    refuse_lazy(module)
     modules = dict(module.named_modules())
     if not head or head not in modules:
         raise FedkeelError(
@@ -98,6 +107,17 @@ def wrap(
             f"num_classes is {num_classes} but the head '{head}' has {outputs} outputs: replace it before wrapping."
         )
     return Wrapped(module, head, feature_dim, num_classes)
+
+
+def refuse_lazy(network: nn.Module) -> None:
+    """Of a layer whose weights are not there yet nothing can be averaged; nor are they drawn from the run's seed."""
+    for name, tensor in (*network.named_parameters(), *network.named_buffers()):
+        if isinstance(tensor, UninitializedParameter | UninitializedBuffer):
+            layer = name.rpartition(".")[0]
+            raise FedkeelError(
+                f"The layer '{layer}' of {type(network).__name__} is lazy, its weights are not there yet: call the "
+                "network once with a batch of images before it is given."
+            )
 
 
 def _run(network: nn.Module, head_name: str, x: Tensor) -> tuple[Tensor, Any]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fedkeel.durable import write_atomically
 from fedkeel.errors import FedkeelError
+from fedkeel.given import as_path, described
 from fedkeel.report.collect import Collected, collect
 from fedkeel.report.page import GENERATOR, render
 from fedkeel.report.writing import told
@@ -27,6 +28,9 @@ NAME = "report.html"
 
 def write(directories: Sequence[str | Path], output: str | Path | None = None) -> Path:
     """Write the page and return where it is: in the directory, or `report.html` here for several of them."""
+    if isinstance(directories, str | Path) or not isinstance(directories, Sequence):
+        raise FedkeelError(f"What to report is {described(directories)}: give a list of directories.")
+    directories = [as_path(directory) for directory in directories]
     path = Path(output) if output is not None else default_output(directories)
     refuse_to_overwrite(path)
     collected = collect(directories)

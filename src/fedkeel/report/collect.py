@@ -204,6 +204,9 @@ def usable(summary: Mapping[str, Any]) -> dict[str, Any]:
     if not math.isfinite(accuracy) or not domains:
         raise ValueError("no accuracy")
     kept = {name: value for name, value in summary.items() if name not in COUNTED or is_number(value)}
+    for name in ("unseen_domains", "untested_domains", "diverged_domains"):
+        listed = kept.get(name)
+        kept[name] = [entry for entry in listed if isinstance(entry, str)] if isinstance(listed, list) else []
     if kept.get("rounds") == 0:
         del kept["rounds"]
     return {**kept, "accuracy": accuracy, "domains": domains, "result": str(summary["result"])}

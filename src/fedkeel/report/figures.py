@@ -13,8 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.entries import slug
+from fedkeel.counting import from_one
 from fedkeel.errors import FedkeelError
+from fedkeel.naming import plot_text as text
+from fedkeel.naming import slug
 from fedkeel.report.collect import Collected, Group, Metric
 from fedkeel.report.diagnostics import Figure
 from fedkeel.report.writing import told
@@ -105,12 +107,7 @@ def diagnostics(group: Group) -> Iterator[tuple[str, Figure]]:
 
 
 def file_name(text: str) -> str:
-    return slug(text.replace(",", "").replace(" ", "-"))[:120] or "figure"
-
-
-def text(name: str) -> str:
-    """A dollar sign would begin a formula."""
-    return name.replace("$", r"\$")
+    return slug(text.replace(",", "").replace(" ", "-"))
 
 
 def _colour(index: int) -> dict[str, Any]:
@@ -135,13 +132,13 @@ def _curves(group: Group, metric: Metric) -> Callable[[Any], None]:
             curve = group.curve(label, metric)
             if not curve.rounds:
                 continue
-            mean = [scale * value for value in curve.mean]
-            axes.plot(curve.rounds, mean, label=text(label), **_style(index))
+            rounds, mean = [from_one(r) for r in curve.rounds], [scale * value for value in curve.mean]
+            axes.plot(rounds, mean, label=text(label), **_style(index))
             if any(curve.std):
                 spread = [scale * (std or 0.0) for std in curve.std]
                 low = [value - half for value, half in zip(mean, spread, strict=True)]
                 high = [value + half for value, half in zip(mean, spread, strict=True)]
-                axes.fill_between(curve.rounds, low, high, alpha=0.15, linewidth=0, **_colour(index))
+                axes.fill_between(rounds, low, high, alpha=0.15, linewidth=0, **_colour(index))
         axes.set_xlabel("round")
         axes.set_ylabel(text(metric.name) + (" (%)" if metric.is_percent else ""))
         axes.grid(axis="y", alpha=0.3, linewidth=0.5)

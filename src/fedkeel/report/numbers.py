@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from fedkeel.counting import from_one
 from fedkeel.report.collect import Curve, Group, Metric, most_rounds, thinned
 from fedkeel.report.diagnostics import short
 from fedkeel.tables import Results, Row
@@ -47,7 +48,10 @@ def group_numbers(group: Group, most: int) -> dict[str, Any]:
 def curve_numbers(group: Group, label: str, metric: Metric, most: int) -> dict[str, Any]:
     curve: Curve = thinned(group.curve(label, metric), most)
     scale = 100 if metric.is_percent else 1
-    document: dict[str, Any] = {"x": curve.rounds, "y": [short(scale * value) for value in curve.mean]}
+    document: dict[str, Any] = {
+        "x": [from_one(r) for r in curve.rounds],
+        "y": [short(scale * value) for value in curve.mean],
+    }
     if any(std is not None for std in curve.std):
         document["spread"] = [None if std is None else float(f"{scale * std:.3g}") for std in curve.std]
         document["seeds"] = curve.seeds if len(set(curve.seeds)) > 1 else curve.seeds[0]

@@ -62,7 +62,7 @@ BAD_UPDATES: dict[str, tuple[Spoil, str]] = {
     "far too much": (lambda reply: (reply[0], reply[1] + bytes(5 * 2**20)), "bytes, more than 4,2"),
     "half of it": (lambda reply: (reply[0], reply[1][: len(reply[1]) // 2]), "it cannot be read"),
     "another's": (changed(client="ward"), "it is signed 'ward'"),
-    "an old one": (changed(round=0), "it is of round 0, not of round 1"),
+    "an old one": (changed(round=0), "it is of round 1, not of round 2"),
     "none of the weights": (changed(weights={}), "weight"),
     "too many samples": (changed(samples=2**50), f"its number of samples is {2**50}"),
 }
@@ -106,7 +106,7 @@ def test_a_site_that_hangs_is_waited_for_once_in_a_round(tmp_path: Path) -> None
         (1, "train"),
         *[(2, d) for d in ("train", "ask", "evaluate")],
     ]
-    assert "Round 1: 'clinic' did not evaluate, it did not reply to an earlier request of this round." in notes.notes
+    assert "Round 2: 'clinic' did not evaluate, it did not reply to an earlier request of this round." in notes.notes
     assert [record["round"] for record in run.records("client") if record["client"] == "clinic"] == [0, 2]
 
 
@@ -347,7 +347,7 @@ def test_an_evaluation_that_cannot_be_is_left_out(tmp_path: Path, evaluations: A
     tested = [(r["round"], r["domain"]) for r in run.records("evaluation") if r["split"] == "test"]
     assert (1, "dark") not in tested
     assert len(tested) == 8
-    assert any(note.startswith("Round 1: 'clinic' did not evaluate") for note in notes.notes)
+    assert any(note.startswith("Round 2: 'clinic' did not evaluate") for note in notes.notes)
 
 
 def test_a_run_stops_when_no_site_has_an_update_and_goes_on_later(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_whatever_a_site_sends_the_others_go_on(loopback: Loopback) -> None:
     assert "it cannot be read" in reasons[2]
     assert "it cannot be read" in reasons[3]
     assert "its reply cannot be read" in reasons[4]
-    assert reasons[5] == "it is of round 0, not of round 5"
+    assert reasons[5] == "it is of round 1, not of round 6"
     assert "not finite" in reasons[6]
     assert trained(run, "south") == [0, 7]
     assert trained(run, "north") == trained(run, "west") == list(range(8))

@@ -4,6 +4,8 @@ The round loop is the one that runs everywhere (`engine.rounds`); here its execu
 messages, and a site answers with Updates.
 
     site.py        a site: its images, its memory (`memory.py`), what it replies to a request
+    policy.py      what a site lets a server ask of it, against which `asked.py` holds requests
+    account.py     what a site has spent of its privacy
     roster.py      who takes part, and who sits out because something differs
     gathering.py   the channel, and asking nodes who they are
     executor.py    the executor over a channel, whatever carries it

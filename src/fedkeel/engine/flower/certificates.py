@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedkeel.errors import FedkeelError
+from fedkeel.naming import file_name
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ def refuse_expired(path: Path) -> None:
 def make(directory: Path, sites: Sequence[str], hosts: Sequence[str], days: int = 365) -> None:
     """Write a set. What is there stays: run again with more sites, it only adds theirs."""
     for name in sites:
-        if not name or "/" in name or name.startswith(".") or not name.isprintable():
+        if file_name(name) != name:
             raise FedkeelError(f"A site cannot be called {name!r}: its key is a file of that name.")
     authority, certificate = _authority(directory, days)
     server = directory / "server"

@@ -27,6 +27,7 @@ from fedkeel.engine.flower.certificates import ServerFiles, SiteFiles
 from fedkeel.engine.flower.federation import carry_out, check
 from fedkeel.engine.flower.gathering import Channel, pause
 from fedkeel.engine.flower.keys import Keys
+from fedkeel.engine.flower.policy import Policy
 from fedkeel.engine.flower.site import Site, own_folder
 from fedkeel.errors import FedkeelError
 from fedkeel.observer import Observer
@@ -128,8 +129,17 @@ def serve(
     return result[0]
 
 
-def join(address: str, folder: Path, name: str, state: Path, *, files: SiteFiles | None, device: str = "auto") -> None:
-    """Be a site until stopped."""
+def join(
+    address: str,
+    folder: Path,
+    name: str,
+    state: Path,
+    *,
+    files: SiteFiles | None,
+    device: str = "auto",
+    policy: Policy | None = None,
+) -> None:
+    """Be a site until stopped. `policy`: None for the default one."""
     from fedkeel.engine.flower import runtime
 
     class_folders(folder)
@@ -148,7 +158,8 @@ def join(address: str, folder: Path, name: str, state: Path, *, files: SiteFiles
     command += ["--isolation", "process", "--host", "127.0.0.1", "--port", str(own_port)]
     command += ["--superexec-auth-secret-file", str(new_secret(place))]
     endpoint = runtime.Endpoint(f"127.0.0.1:{own_port}", None, (place / "secret").read_bytes())
-    site = Site(own_folder(folder, name), private_folder(place / "memory"), name, device)
+    memory = private_folder(place / "memory")
+    site = Site(own_folder(folder, name), memory, name, device, policy=policy or Policy())
     told, pauses = False, Pauses()
     while True:
         refuse_untrusted(host, int(port), files.ca if files else None)

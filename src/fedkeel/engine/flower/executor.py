@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from fedkeel.config import Config
+from fedkeel.counting import from_one
 from fedkeel.durable import write_atomically
 from fedkeel.engine.evaluation import Evaluation
 from fedkeel.engine.execution import ClientMemory
@@ -125,10 +126,12 @@ class FlowerExecutor:
             request = {"do": "evaluate", "splits": list(SPLITS)}
             for client, result in zip(unknown, self._in_order(unknown, broadcast, request, read, least=1), strict=True):
                 if isinstance(result, Missing):
-                    self.note(f"Round {broadcast.round}: '{client}' did not evaluate, {result.reason}.")
+                    self.note(f"Round {from_one(broadcast.round)}: '{client}' did not evaluate, {result.reason}.")
                 results[client] = [] if isinstance(result, Missing) else result
         if not any(results.values()):
-            raise TrainingError(f"No site evaluated the model of round {broadcast.round}: see to them and resume.")
+            raise TrainingError(
+                f"No site evaluated the model of round {from_one(broadcast.round)}: see to them and resume."
+            )
         for client in clients:
             yield [evaluation for evaluation in results[client] if evaluation.split in splits]
 
@@ -213,7 +216,7 @@ class FlowerExecutor:
             c: Missing(c, HANGING if c in self._hanging else AWAY) for c in clients if c not in there.values()
         }
         turn = 0
-        doing = f"round {broadcast.round}: {request['do']}"
+        doing = f"round {from_one(broadcast.round)}: {request['do']}"
         for client in there.values():
             self.status.told(client, f"{doing}, under way")
         self.status.save()

@@ -24,6 +24,7 @@ from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.method import Composition
 from fedkeel.methods import build as build_method
 from fedkeel.observer import Observer
+from fedkeel.randomness import FILE, Randomness, kept_in
 from fedkeel.robust import Defence
 from fedkeel.run import Run, finish, free_directory
 from fedkeel.shelf import Shelf
@@ -46,6 +47,12 @@ class NetworkSetup(Setup):
     def grown(self) -> Federation | None:
         assert self.channel is not None
         return self.channel.roster.outline() if self.channel.welcome() else None
+
+    def noise_from(self) -> str:
+        assert self.channel is not None
+        # The nodes of a simulation, which have positions, draw from what one process would.
+        apart = self.config.dp == "local" and all(site.position is None for site in self.channel.roster.sites)
+        return "sites" if apart else self.worker.randomness.source
 
 
 def check(config: Config) -> None:
@@ -100,7 +107,10 @@ def carry_out(
         roster, nodes, strangers = settle(channel, config, before, sites, wait, owners, observer)
         roster.starts = before.starts + 1 if before else 1
         roster.save(directory)
-        setup = prepare(config.replace(executor="serial", profile=False), federation=roster.outline(), **objects)
+        outline, alone = roster.outline(), config.replace(executor="serial", profile=False)
+        # Every site is told the seed: what the server draws of its own must not follow from it.
+        secret = Randomness(kept_in(directory / FILE)) if config.dp == "central" else None
+        setup = prepare(alone, federation=outline, randomness=secret, **objects)
         if config.weights and setup.worker.layout.local:
             raise MethodError(
                 f"'{config.method}' keeps layers at the sites, and these cannot start from '{config.weights}', "
@@ -126,8 +136,12 @@ def carry_out(
     except BaseException:
         store.close()
         raise
-    network = NetworkSetup(config, setup.worker, setup.held_out, "flower", defence=setup.defence, channel=executor)
-    return finish(store, network, observer)
+    network = NetworkSetup(
+        config, setup.worker, setup.held_out, "flower", defence=setup.defence, domains=setup.domains, channel=executor
+    )
+    run = finish(store, network, observer)
+    (directory / FILE).unlink(missing_ok=True)  # nobody needs to draw this noise again
+    return run
 
 
 def settle(

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from fedkeel.config import Config
-from fedkeel.engine import local
 from fedkeel.engine.flower.limits import largest_reply
 from fedkeel.engine.flower.roster import Description, Roster, agree
-from fedkeel.engine.local import Stopped
 from fedkeel.messages import BadMessage, reading
+from fedkeel.stopping import Stopped, stop_requested
 
 Table = dict[str, Any]
 Reply = tuple[Table, bytes]
@@ -120,5 +119,5 @@ def plain(given: object) -> str:
 
 def pause(seconds: float) -> None:
     """Wait, but not when the run is asked to stop."""
-    if local.stop_requested.wait(seconds):
+    if stop_requested.wait(seconds):
         raise Stopped

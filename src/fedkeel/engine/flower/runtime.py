@@ -55,11 +55,12 @@ from flwr.supercore.task_identity import TaskIdentity
 from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from fedkeel.engine import local
+from fedkeel.counting import from_one
 from fedkeel.engine.flower.gathering import Reply
 from fedkeel.engine.flower.grid import GridChannel, from_records, read_reply, to_records
 from fedkeel.engine.flower.link import SECRET, pass_word
 from fedkeel.engine.flower.site import Site
+from fedkeel.stopping import stop_requested
 
 log = logging.getLogger("fedkeel")
 LAST_REPLY = 10.0  # seconds
@@ -189,7 +190,7 @@ def start_run(endpoint: Endpoint, app: Mapping[str, bytes]) -> None:
 def serve(endpoint: Endpoint, pauses: Callable[[], None], act: Callable[[GridChannel], None]) -> None:
     """Take the run that was started and do `act` as its ServerApp."""
     token = next(endpoint.tasks(TaskType.SERVER_APP, pauses))
-    with endpoint.task(token, lost=local.stop_requested.set) as client:
+    with endpoint.task(token, lost=stop_requested.set) as client:
         status, details = SubStatus.FAILED, "stopped"
         try:
             given = client.PullTaskInput(PullTaskInputRequest())
@@ -296,7 +297,8 @@ def answer_one(endpoint: Endpoint, site: Site, token: str, busy: threading.Lock)
             message, context, _, _ = pull_task_input(client)
             table, data = from_records(message.content)
             with busy:
-                log.info("%s, round %s", table.get("do"), (table.get("step") or ["-"])[0])
+                round = (table.get("step") or ["-"])[0]
+                log.info("%s, round %s", table.get("do"), from_one(round) if isinstance(round, int) else round)
                 reply = site.reply(table, data)
             push_message(client, reply_of(to_records(*reply), message), context)
             status, details = SubStatus.COMPLETED, ""
