@@ -23,12 +23,12 @@ class App:
     def __init__(self) -> None:
         self.may, self.reading = threading.Event(), threading.Event()
         self.may.set()
-        self.asked = 0
+        self.asked, self.reads = 0, True
 
     async def __call__(self, _scope: Any, receive: Any, send: Any) -> None:
         self.asked += 1
         self.reading.set()
-        while (await receive()).get("more_body"):
+        while self.reads and (await receive()).get("more_body"):
             pass
         while not self.may.is_set():
             await asyncio.sleep(0.005)
@@ -67,8 +67,10 @@ def test_who_trickles_gains_no_time(served: Served) -> None:
     assert is_closed(guest)
 
 
-def test_who_waits_for_an_answer_is_not_hurried(served: Served, app: App) -> None:
+@pytest.mark.parametrize("reads", [True, False])
+def test_who_waits_for_an_answer_is_not_hurried(served: Served, app: App, reads: bool) -> None:
     app.may.clear()
+    app.reads = reads
     guest = served.connect()
     guest.sendall(request())
     served.until(lambda: app.asked == 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import importlib.util
 from base64 import b64encode
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from fedkeel.engine.flower import clock
 from fedkeel.engine.flower.clock import Differences
 from fedkeel.engine.flower.door import Door
 from fedkeel.engine.flower.limits import LARGEST, UNDER_WAY
@@ -19,6 +21,12 @@ from fedkeel.engine.flower.link import SECRET, OnlySites, pass_word, shorten
 flower = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed")
 PUSH = "/v1/fleet/push-object"
 WORD = pass_word(b"secret")
+NOW = 1_800_000_000.0
+
+
+@pytest.fixture(autouse=True)
+def clock_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clock, "now", lambda: NOW)
 
 
 class Flower:
@@ -132,11 +140,12 @@ def test_a_long_log_begins_anew_and_is_written_on(tmp_path: Path) -> None:
     assert path.read_bytes() == b"and on\n"
 
 
-def signed(pair: Any, moment: str = "2026-01-01T00:00:00+00:00", **changes: str) -> dict[str, str]:
-    """The headers of a node's request."""
+def signed(pair: Any, ahead: float = 0, **changes: str) -> dict[str, str]:
+    """The headers of a node's request, by a clock that is so far ahead of the server's."""
     from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
 
     private, public = pair
+    moment = datetime.datetime.fromtimestamp(NOW + ahead, datetime.timezone.utc).isoformat()
     return {
         "flwr_public_key": b64encode(public_key_to_bytes(public)).decode(),
         "flwr_signature": b64encode(sign_message(private, moment.encode())).decode(),
@@ -160,6 +169,9 @@ def test_who_has_no_key_of_a_site_is_not_even_read() -> None:
     assert asked(PUSH, **{**signed(thief), "flwr_public_key": signed(site)["flwr_public_key"]}) == 401
     assert asked(PUSH, **signed(site, flwr_timestamp="2026-02-02T00:00:00+00:00")) == 401
     assert asked(PUSH, **signed(site, flwr_signature="%%%")) == 401
+    assert asked(PUSH, **signed(site, ahead=-306)) == 401, "somebody may have seen it since"
+    assert asked(PUSH, **signed(site, ahead=6)) == 401
+    assert asked(PUSH, **signed(site, flwr_timestamp="soon")) == 401
     assert asked("/v1/fleet/activate-node", **signed(thief)) == 412, "then Flower's SuperNode ends, and is started anew"
     assert link.read == 0
     assert asked(PUSH, **signed(site)) == 200
@@ -197,16 +209,20 @@ def test_a_site_cannot_fill_the_memory_with_requests_that_never_end() -> None:
 
 
 @flower
-def test_the_server_says_what_its_clock_says_and_learns_how_far_off_a_site_is() -> None:
+def test_the_server_learns_how_far_off_the_clock_of_a_site_is() -> None:
     from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 
     site, thief = generate_key_pairs(), generate_key_pairs()
     link = Flower((public_key_to_bytes(site[1]),))
-    assert asyncio.run(link.answer(PUSH, "10.0.0.7", **signed(site, fedkeel_clock_difference="-400.5"))) == 200
-    assert link.told == {"7": -400.5}
+
+    def told(pair: Any, ahead: float = 0, **headers: str) -> dict[str, float]:
+        link.told.clear()
+        asyncio.run(link.answer(PUSH, "10.0.0.7", **signed(pair, ahead, **headers)))
+        return dict(link.told)
+
+    assert told(site, fedkeel_clock_difference="-400.5") == {"7": -400.5}, "which it has made up for"
+    assert told(site, ahead=-4000) == {"7": -4000}, "more than it makes up for"
+    assert told(site, ahead=8, fedkeel_clock_difference="0.0") == {"7": 8}, "which it does not know of yet"
     for odd in ("nan", "inf", "1e300", "x", ""):
-        asyncio.run(link.answer(PUSH, "10.0.0.7", **signed(site, fedkeel_clock_difference=odd)))
-        assert link.told["7"] < -400.5, "by the moment that is signed, which is of the past"
-    link.told.clear()
-    asyncio.run(link.answer(PUSH, "10.0.0.7", **signed(thief, fedkeel_clock_difference="-400.5")))
-    assert link.told == {}
+        assert told(site, fedkeel_clock_difference=odd) == {"7": 0}
+    assert told(thief, fedkeel_clock_difference="-400.5") == {}

@@ -103,11 +103,12 @@ class OnlySites:
 
 
 def known_key(scope: dict[str, Any], differences: Differences) -> bytes | None:
-    """The public key that a request is signed with, if it is one of a site's. All of it is in the headers."""
+    """The public key that a request is signed with, now and not long ago, if it is one of a site's. All of it is in the
+    headers."""
     import binascii
     from base64 import b64decode
 
-    from flwr.common.constant import TIMESTAMP_HEADER
+    from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE
     from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIGNATURE_HEADER
     from flwr.supercore.primitives.asymmetric import bytes_to_public_key, verify_signature
 
@@ -119,10 +120,12 @@ def known_key(scope: dict[str, Any], differences: Differences) -> bytes | None:
         node = scope["app"].state.linkstate_factory.state().get_node_id_by_public_key(key)
         if node is None or not verify_signature(bytes_to_public_key(key), moment, signature):
             return None
+        ahead = datetime.datetime.fromisoformat(moment.decode()).timestamp() - clock.now()
+        if not -TIMESTAMP_TOLERANCE - SYSTEM_TIME_TOLERANCE < ahead < SYSTEM_TIME_TOLERANCE:
+            differences.write(str(node), ahead)
+            return None
         told = clock.number(headers.get(clock.DIFFERENCE.encode(), b"").decode())
-        if told is None:  # Flower's own SuperNode, which knows of no other clock than its own
-            told = datetime.datetime.fromisoformat(moment.decode()).timestamp() - clock.now()
-        differences.write(str(node), told)
+        differences.write(str(node), told or 0.0)
         return key
     except (KeyError, ValueError, TypeError, OverflowError, OSError, binascii.Error):
         return None
