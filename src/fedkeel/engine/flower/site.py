@@ -42,6 +42,7 @@ from fedkeel.randomness import BYTES, FILE, Randomness, fingerprint, kept_in
 from fedkeel.store import KEPT_CHECKPOINTS
 
 log = logging.getLogger("fedkeel")
+LONGEST_QUESTION = 100
 
 Table = dict[str, Any]
 Read = Callable[[Config, Sequence[str] | None], Federation]
@@ -156,11 +157,11 @@ class Site:
             memory.keep(step, kept)
             return {}, update_to_bytes(update)
         if do == "ask":
-            answer, kept = worker.answer(name, broadcast, remembered, str(request["question"]))
+            answer, kept = worker.answer(name, broadcast, remembered, str(request["question"])[:LONGEST_QUESTION])
             memory.keep(step, kept)
             return {"samples": answer.samples}, pack({}, tensors=answer.tensors)
         if do == "evaluate":
-            splits = [split for split in request["splits"] if split in ("test", "validation")]
+            splits = [split for split in ("test", "validation") if split in request["splits"]]
             return {"evaluations": [asdict(e) for e in worker.evaluate(name, broadcast, remembered, splits)]}, b""
         raise BadMessage(f"there is no request '{do}'")
 
