@@ -259,6 +259,7 @@ def wrong_broadcasts() -> Iterator[tuple[str, Broadcast]]:
     yield "another kind", replace(sound, weights={**sound.weights, name: tensor.double()})
     yield "not a number", replace(sound, weights={**sound.weights, name: tensor * torch.nan})
     yield "statistics missing", replace(sound, statistics={})
+    yield "far larger than the model", replace(sound, extras={"fedavg/x": torch.zeros(6_000_000)})
 
 
 @pytest.mark.parametrize(("what", "broadcast"), list(wrong_broadcasts()), ids=lambda given: str(given)[:30])
@@ -293,6 +294,22 @@ def test_options_that_change_in_the_midst_of_a_run_are_refused(site: Site, caplo
     assert failure == "it refuses other classes in the midst of a run"
     assert "failure" not in train(site, sound_broadcast(1))[0]
     assert "failure" not in train(site, sound_broadcast(2), options={"round_timeout": 5.0, "checkpoint_every": 7})[0]
+
+
+def test_a_run_of_single_images_is_refused_where_the_policy_says_so(site: Site) -> None:
+    """By its splits, or by a subsample, a server could look at one image after another."""
+    site.policy, halves = Policy(samples=4), "folder(size=16, validation=0, test=0.5)"
+    few = [{"data": halves, "subsample": 3}, {"data": "folder(size=16, validation=0, test=0.25)"}, {}]
+    parts = [describe(site, run=f"r{run}", **options)["failure"] for run, options in enumerate(few)]
+    assert parts == [
+        f"it refuses 3 images to {part} on, and its policy has 'samples = 4'" for part in ("train", "test", "validate")
+    ]
+    assert "failure" not in describe(site, run="r5", data=halves)
+
+
+def test_a_split_is_tested_once_however_often_it_is_asked_for(site: Site) -> None:
+    reply, _ = train(site, sound_broadcast(), do="evaluate", splits=["test"] * 1000)
+    assert [evaluation["split"] for evaluation in reply["evaluations"]] == ["test"]
 
 
 def test_every_method_can_be_counted_without_memory(images: Path) -> None:

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from fedkeel import models, privacy, spec
+from fedkeel import models, privacy, spec, state
 from fedkeel.config import MACHINE_OPTIONS, Config, from_dict
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import CUTTING, OPTIONS
 from fedkeel.data.transforms import TRANSFORMS
+from fedkeel.engine.flower.limits import largest_reply
 from fedkeel.engine.flower.policy import Policy, Refused
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError, nearest
@@ -177,7 +178,11 @@ def check_network(config: Config, federation: Federation, policy: Policy) -> Non
 
 
 def check_privacy(config: Config, federation: Federation, policy: Policy) -> None:
-    """Refuse a run that by itself would spend more than this site gives in all."""
+    """Refuse a run of too few images, or one that by itself would spend more than this site gives in all."""
+    for client in federation:
+        for part, chosen in (("train", client.train), ("validate", client.validation), ("test", client.test)):
+            if len(chosen):
+                policy.at_least("samples", len(chosen), f"images to {part} on")
     method = Composition.of(build_method(config.method))
     if method.is_pooled:
         raise Refused(f"'{config.method}', which pools the data of all sites")
@@ -198,6 +203,9 @@ def check_message(request: Mapping[str, Any], broadcast: Broadcast, worker: Work
     if step[0] != broadcast.round or not 0 <= step[1] < MOST_STEPS:
         raise BadMessage(f"it is step {step[1]} of round {step[0]}, and the message of round {broadcast.round}")
     entries, layout = worker.entries, worker.layout
+    most = largest_reply(state.nbytes(dict(entries)))
+    if broadcast.nbytes > most:
+        raise BadMessage(f"it has {broadcast.nbytes:,} bytes, and for this model at most {most:,} are expected")
     weights, statistics = ({name: entries[name] for name in kind} for kind in (layout.weights, layout.statistics))
     check_broadcast(broadcast, weights, statistics)
     return step[0], step[1]

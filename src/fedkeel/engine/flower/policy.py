@@ -55,6 +55,7 @@ class Policy:
     parameters: int = line(200_000_000, "most numbers in a network, counted before it is built", least=1)
     image_size: int = line(1024, "most pixels on a side of an image", least=1)
     classes: int = line(10_000, "most classes", least=2)
+    samples: int = line(1, "fewest images that a run may train on, or test on: one alone would show", least=1)
     rounds: int = line(10_000, "most rounds of a run", least=1)
     local_epochs: int = line(100, "most passes over the data in a round", least=1)
     batch_size: int = line(4096, "most images in a step of training or evaluation", least=1)
@@ -105,6 +106,10 @@ class Policy:
     def at_most(self, name: str, asked: float, what: str) -> None:
         if asked > getattr(self, name):
             raise self.refusal(name, f"{asked:,} {what}" if isinstance(asked, int) else f"{asked:.3g} {what}")
+
+    def at_least(self, name: str, asked: int, what: str) -> None:
+        if asked < getattr(self, name):
+            raise self.refusal(name, f"{asked:,} {what}")
 
     def one_of(self, name: str, asked: str, what: str) -> None:
         if not any(fnmatchcase(asked, pattern) for pattern in getattr(self, name)):

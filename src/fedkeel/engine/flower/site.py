@@ -44,6 +44,7 @@ from fedkeel.stopping import Stopped
 from fedkeel.store import KEPT_CHECKPOINTS
 
 log = logging.getLogger("fedkeel")
+LONGEST_QUESTION = 100
 
 Table = dict[str, Any]
 Read = Callable[[Config, Sequence[str] | None], Federation]
@@ -160,11 +161,11 @@ class Site:
             memory.keep(step, kept)
             return {}, update_to_bytes(update)
         if do == "ask":
-            answer, kept = worker.answer(name, broadcast, remembered, str(request["question"]))
+            answer, kept = worker.answer(name, broadcast, remembered, str(request["question"])[:LONGEST_QUESTION])
             memory.keep(step, kept)
             return {"samples": answer.samples}, pack({}, tensors=answer.tensors)
         if do == "evaluate":
-            splits = [split for split in request["splits"] if split in ("test", "validation")]
+            splits = [split for split in ("test", "validation") if split in request["splits"]]
             return {"evaluations": [asdict(e) for e in worker.evaluate(name, broadcast, remembered, splits)]}, b""
         raise BadMessage(f"there is no request '{do}'")
 
