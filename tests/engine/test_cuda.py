@@ -185,7 +185,7 @@ def dropping(layer: Callable[[], nn.Module]) -> Classifier:
     shared = layer()
     encoder = nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout2d(0.2), nn.MaxPool2d(4), nn.Flatten(),
-        shared, nn.Linear(128, 32), nn.ReLU(), shared,
+        shared, nn.Linear(128, 32), shared, nn.ReLU(),
     )  # fmt: skip
     return Classifier(encoder, nn.Linear(32, 4), 32, 4)
 
