@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fedkeel.cli import build_parser, main
-from fedkeel.cli.looking import KINDS
+from fedkeel.cli.listing import KINDS
 from fedkeel.cli.parsing import given_options, with_root
 from fedkeel.config import Config, option_names
 from fedkeel.errors import FedkeelError
@@ -139,7 +139,7 @@ class TestMistakes:
         def broken(*_: object, **__: object) -> None:
             raise RuntimeError("a bug")
 
-        monkeypatch.setattr("fedkeel.cli.looking.list_names", broken)
+        monkeypatch.setattr("fedkeel.cli.listing.list_names", broken)
         with pytest.raises(RuntimeError, match="a bug"):
             main(["list", "methods"])
 

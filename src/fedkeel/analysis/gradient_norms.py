@@ -113,7 +113,7 @@ def at_rest(moment: Moment) -> dict[str, dict[str, float]]:
 
 def figures_at_rest(measured: Sequence[Measured], switch: str) -> list[Figure]:
     rounds = [from_one(entry.round) for entry in measured]
-    kept = f"round {rounds[0]}" if len(rounds) == 1 else f"rounds {', '.join(map(str, rounds))}"
+    kept = f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}"
     points = "one point" if len(rounds) == 1 else f"{len(rounds)} points"
     note = (
         f"Made after the run, which has kept the model of {kept}: {points}. For a curve over the rounds, and for what "

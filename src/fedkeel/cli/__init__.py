@@ -9,7 +9,17 @@ import sys
 from collections.abc import Sequence
 
 import fedkeel
-from fedkeel.cli import analysing, benchmarking, exporting, federation, looking, reporting, reproducing, training
+from fedkeel.cli import (
+    analysing,
+    benchmarking,
+    exporting,
+    federation,
+    listing,
+    looking,
+    reporting,
+    reproducing,
+    training,
+)
 from fedkeel.cli.parsing import Parser, examples
 from fedkeel.errors import FedkeelError
 from fedkeel.naming import visible
@@ -42,6 +52,7 @@ def build_parser() -> Parser:
     training.add_commands(commands)
     reproducing.add_commands(commands)
     looking.add_commands(commands)
+    listing.add_commands(commands)
     analysing.add_commands(commands)
     reporting.add_commands(commands)
     benchmarking.add_commands(commands)
