@@ -106,14 +106,8 @@ def refuse_contradictions(config: Config, method: Composition, executor: str) ->
     if config.dp == "none":
         return
     require_accountant()
+    refuse_what_tells_more(config, method)
     if config.dp == "local":
-        for part in method.parts:
-            if not part.private:
-                raise MethodError(
-                    f"'dp=local' covers gradients of the cross-entropy and the weights they lead to, and '{part.name}' "
-                    "computes or sends something else from the samples: choose 'gn', 'ln', 'fedwon' or 'fedfn', alone "
-                    "or with 'fedavgm' or 'fedadam'."
-                )
         if executor == "cuda":
             raise FedkeelError("'dp=local' has no captured steps: choose '--executor serial'.")
         return
@@ -131,6 +125,16 @@ def refuse_contradictions(config: Config, method: Composition, executor: str) ->
             raise MethodError(
                 f"'dp=central' adds noise to the mean of equal clients, and '{part.name}' does not go by that alone: "
                 "choose another method."
+            )
+
+
+def refuse_what_tells_more(config: Config, method: Composition) -> None:
+    for part in method.parts:
+        if config.dp == "local" and not part.private:
+            raise MethodError(
+                f"'dp=local' covers gradients of the cross-entropy and the weights they lead to, and '{part.name}' "
+                "computes or sends something else from the samples: choose 'gn', 'ln', 'fedwon' or 'fedfn', alone "
+                "or with 'fedavgm' or 'fedadam'."
             )
 
 

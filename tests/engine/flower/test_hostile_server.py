@@ -20,7 +20,9 @@ from fedkeel.engine.flower import site as site_module
 from fedkeel.engine.flower.policy import Policy
 from fedkeel.engine.flower.site import Site, own_folder
 from fedkeel.messages import Broadcast, broadcast_to_bytes, update_from_bytes
+from fedkeel.models import timm_models
 from tests.engine.flower.real import CLASSES, draw_images
+from tests.models.test_timm_models import Recorded
 
 Events = list[tuple[str, str]]
 _watching: list[Events] = []
@@ -154,6 +156,8 @@ def test_what_a_server_may_not_name_is_refused_before_anything_is_opened_or_buil
     def never(*_: Any, **__: Any) -> Any:
         pytest.fail("it was built")
 
+    timm = Recorded()
+    monkeypatch.setattr(timm_models.importlib, "import_module", lambda _: timm)
     monkeypatch.setattr(site_module, "build_model", never)
     monkeypatch.setattr(models, "build_spec", never)
     monkeypatch.setattr(models.catalogue, "build", never)
@@ -167,6 +171,7 @@ def test_what_a_server_may_not_name_is_refused_before_anything_is_opened_or_buil
         assert "\n" not in reply["failure"]
         assert data == b""
     assert outside(events) == []
+    assert timm.asked == []
     assert "\nserver" not in caplog.text
 
 

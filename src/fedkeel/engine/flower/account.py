@@ -26,13 +26,13 @@ class Account:
 
     def charge(self, training: str, config: Config, samples: int, policy: Policy) -> None:
         """Count a training, known by all that it depends on, before it is done; or refuse it."""
-        privacy.require_accountant()
         done = self._read()
         if training in done:
             return
         rate, steps = privacy.sampling_rate(config, samples), privacy.local_steps(config, samples)
         done[training] = [config.dp_noise, rate, steps]
         if policy.epsilon:
+            privacy.require_accountant()
             policy.at_most("epsilon", self.epsilon(done, policy.delta), "as the epsilon of all that was trained here")
         with explained(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)

@@ -186,8 +186,9 @@ def check_privacy(config: Config, federation: Federation, policy: Policy) -> Non
     method = Composition.of(build_method(config.method))
     if method.is_pooled:
         raise Refused(f"'{config.method}', which pools the data of all sites")
-    privacy.refuse_contradictions(config, method, "flower")
+    privacy.refuse_what_tells_more(config, method)
     if policy.epsilon:
+        privacy.require_accountant()
         (site,) = federation
         limit = config.replace(dp_delta=policy.delta)
         policy.at_most("epsilon", privacy.spent(limit, config.rounds, [site.samples]) or 0.0, "as the epsilon of a run")
