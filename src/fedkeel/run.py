@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
-from safetensors import SafetensorError
 from torch import nn
 
 from fedkeel import config as configuration
@@ -20,13 +16,13 @@ from fedkeel import methods, naming, state
 from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.counting import from_one
 from fedkeel.data.federation import Federation
-from fedkeel.durable import digest, read_sealed
 from fedkeel.engine.flower.roster import FILE as SITES
 from fedkeel.engine.flower.roster import Roster
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import Setup, build_model, load_federation, prepare
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.given import as_path, described
+from fedkeel.intact import Files, how_to_continue
 from fedkeel.method import Composition, Method
 from fedkeel.models.output import Classifier
 from fedkeel.objects import check_objects, refuse_name
@@ -35,18 +31,7 @@ from fedkeel.origin import Origin, read_outline, records, refuse_other_data
 from fedkeel.profile import FILE as PROFILE
 from fedkeel.shortage import shortages_explained
 from fedkeel.spawning import leave_if_imported_again
-from fedkeel.state import Tensors
-from fedkeel.store import (
-    CHECKSUMS,
-    METRICS,
-    MODEL,
-    SUMMARY,
-    DamagedCheckpoint,
-    Store,
-    are_metrics,
-    read_config,
-    read_header,
-)
+from fedkeel.store import MODEL, SUMMARY, Store, read_config
 from fedkeel.summary import unsound
 from fedkeel.tables import weakest
 
@@ -237,19 +222,11 @@ def free_directory(config: Config) -> Path:
     raise FedkeelError(f"'runs/{base}' and ten thousand after it are taken: give a directory with --out.")
 
 
-def how_to_continue(directory: str | Path) -> str:
-    """The command that goes on with a run; one over a network needs what its server was started with besides."""
-    place = shlex.quote(str(directory))
-    if (Path(directory) / SITES).exists():
-        return f"fedkeel server --config {place}/config.toml --out {place} --certificates DIR"
-    return f"fedkeel resume {place}"
-
-
-class Run:
+class Run(Files):
     """A run directory, read. Also of a run that is not finished yet."""
 
     def __init__(self, directory: str | Path) -> None:
-        self.directory = as_path(directory)
+        super().__init__(as_path(directory))
         self.config = read_config(directory)
 
     @property
@@ -262,53 +239,6 @@ class Run:
     def __repr__(self) -> str:
         result = f"{self.accuracy:.1%}" if self.finished else "unfinished"
         return f"Run('{self.directory}', method='{self.config.method}', {result})"
-
-    @property
-    def finished(self) -> bool:
-        return (self.directory / SUMMARY).exists()
-
-    # -- files as they were written --------------------------------------------------------------------------
-    def check(self) -> None:
-        """An error for the first file of a finished run that is not as the run wrote it."""
-        expected = self._checksums()
-        for name in expected:
-            self.intact(name, expected)
-
-    def intact(self, name: str, expected: Mapping[str, str] | None = None) -> bytes:
-        """What is in a file; an error where that is not what a finished run wrote, by its checksums or those given."""
-        path = self.directory / name
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise FedkeelError(f"'{path}' cannot be read ({error.strerror}): {self._remedy(name)}") from error
-        if (expected or self._checksums()).get(name, "") not in ("", digest(data)):
-            raise self._changed(name, "checksum does not match")
-        return data
-
-    def tensors(self, name: str) -> Tensors:
-        """What is in a file of tensors, such as `model.safetensors`."""
-        try:
-            return safetensors.torch.load(self.intact(name))
-        except SafetensorError as error:
-            path = self.directory / name
-            raise FedkeelError(f"'{path}' cannot be read ({error}): {self._remedy(name)}") from error
-
-    def _checksums(self) -> dict[str, str]:
-        """By file; of a run that is not finished, or that an earlier version made, there are none."""
-        stored = read_sealed(self.directory / CHECKSUMS) if self.finished else None
-        return dict(stored["sha256"]) if stored else {}
-
-    def _changed(self, name: str, problem: str) -> FedkeelError:
-        path = self.directory / name
-        return FedkeelError(f"'{path}' was changed since the run wrote it, its {problem}: {self._remedy(name)}")
-
-    def _remedy(self, name: str) -> str:
-        again = f"write it again with '{how_to_continue(self.directory)}'"
-        if name == SUMMARY:
-            return f"remove it and {again}."
-        if name == METRICS:
-            return "put it back from a copy, or start the run anew in another directory."
-        return f"put it back from a copy, or remove {SUMMARY} and {again}."
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -330,7 +260,7 @@ class Run:
         summary = self.summary
         problem = unsound(summary, whole=whole) if summary is not None else ""
         if problem:
-            raise self._changed(SUMMARY, problem)
+            raise self.changed(SUMMARY, problem)
         return summary
 
     @property
@@ -377,7 +307,7 @@ class Run:
     def readable(self) -> tuple[list[dict[str, Any]], int]:
         """The lines of `metrics.jsonl` that are records, and how many are not; of a run that is still writing its last
         line, that one does not count."""
-        lines = self._metrics().splitlines()
+        lines = self.metrics().splitlines()
         records, unreadable = [], 0
         for place, line in enumerate(lines):
             try:
@@ -390,23 +320,6 @@ class Run:
             elif line.strip() and place < len(lines) - 1:
                 unreadable += 1
         return records, unreadable
-
-    def _metrics(self) -> bytes:
-        """What is in `metrics.jsonl`, which up to the last checkpoint must be what was there then."""
-        path = self.directory / METRICS
-        if self.finished and METRICS in self._checksums():
-            return self.intact(METRICS)
-        header: dict[str, Any] = {}  # before the metrics, which may grow meanwhile
-        for folder in sorted((self.directory / "checkpoints").glob("round-*")):
-            with suppress(DamagedCheckpoint):
-                header = read_header(folder)
-        try:
-            data = path.read_bytes() if path.exists() else b""
-        except OSError as error:
-            raise FedkeelError(f"'{path}' cannot be read: {error.strerror}.") from error
-        if header and len(data) >= header["metrics_bytes"] and not are_metrics(data, header):
-            raise self._changed(METRICS, "checksum does not match")
-        return data
 
     def scores(self, split: str = "test", statistics: str | None = None) -> list[dict[str, Any]]:
         """One entry per evaluated round."""

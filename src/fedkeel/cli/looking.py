@@ -124,7 +124,8 @@ def run_document(run: Run) -> dict[str, Any]:
 
 def print_run(run: Run) -> None:
     from fedkeel.console import console, duration, plain_table
-    from fedkeel.run import how_to_continue, summarise_run
+    from fedkeel.intact import how_to_continue
+    from fedkeel.run import summarise_run
     from fedkeel.tables import DASH, RULES, SOURCES, percent, sparkline
 
     out = console(sys.stdout)

@@ -52,12 +52,18 @@ def network(name: str, *, paper: str) -> Callable[[B], B]:
     return remember
 
 
+OPTIONAL = frozenset({"hidden"})  # layers that 0 leaves out
+
+
 def refuse_options(model: str, options: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
     """What counts something must be a number that can be counted to."""
     for option, value in options.items():
         usual = parameters[option].default if option in parameters else None
-        if type(usual) is int and (type(value) is not int or value < 1):
-            raise FedkeelError(f"The '{option}' of {model} is {described(value)}: give a whole number, at least 1.")
+        least = 0 if option in OPTIONAL else 1
+        if type(usual) is int and (type(value) is not int or value < least):
+            raise FedkeelError(
+                f"The '{option}' of {model} is {described(value)}: give a whole number, at least {least}."
+            )
 
 
 def classify(encoder: Encoder, num_classes: int, projector: int | None = None) -> Classifier:
