@@ -17,7 +17,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -39,7 +39,7 @@ class Randomness:
     `context`: what else decides what is computed, such as the options that a server sent.
     """
 
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
     context: bytes = b""
 
     @staticmethod

@@ -317,6 +317,16 @@ def test_a_split_is_tested_once_however_often_it_is_asked_for(site: Site) -> Non
     assert [evaluation["split"] for evaluation in reply["evaluations"]] == ["test"]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("timm_ready")
+def test_an_honest_server_may_ask_for_a_network_of_timm(site: Site, events: Events) -> None:
+    assert "failure" not in describe(site, model="timm:resnet10t(drop_rate=0.1)", method="hbn")
+    assert "failure" not in describe(site, run="r2", model="levit_128s", data="folder(size=64)")
+    site.policy = Policy(parameters=1_000_000)
+    assert "numbers in the network, and its policy" in describe(site, run="r3", model="timm:resnet10t")["failure"]
+    assert not [event for event in events if event[0].startswith("socket")]
+
+
 def test_every_method_can_be_counted_without_memory(images: Path) -> None:
     """Otherwise a sound method would be refused."""
     from fedkeel.data.site import load_site
