@@ -84,6 +84,7 @@ def kept_in(path: Path) -> bytes:
         return given
     with explained(path):
         if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
             aside = path.with_name(f".{path.name}.writing")
             aside.unlink(missing_ok=True)
             with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
