@@ -119,6 +119,8 @@ NAMES = [
     {"method": "fedprox(mu='/etc/shadow')"},
     {"method": "+".join(["fedprox"] * 40)},
     {"method": "hbn(record={'a': 2})"},
+    {"method": "hbn(stats_batch=1000000)"},
+    {"method": "gn+fedsr(samples=1000000)"},
     {"data": "folder(root=/etc)"},
     {"data": "folder(root=/etc, size=16)"},
     {"data": "folder(size=100000)"},
