@@ -93,6 +93,7 @@ def test_a_secret_is_made_once_and_for_its_owner_alone(tmp_path: Path, monkeypat
     monkeypatch.setenv("FEDKEEL_SECRET", "of this site alone")
     assert kept_in(tmp_path / "third") == Randomness.here().secret != b""
     assert not (tmp_path / "third").exists()
+    assert "secret" not in repr(Randomness(b"secret")), "not even in the log of a crash"
 
 
 # -- a site --

@@ -17,7 +17,7 @@ import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -39,7 +39,7 @@ class Randomness:
     `context`: what else decides what is computed, such as the options that a server sent.
     """
 
-    secret: bytes = b""
+    secret: bytes = field(default=b"", repr=False)
     context: bytes = b""
 
     @staticmethod
@@ -84,6 +84,7 @@ def kept_in(path: Path) -> bytes:
         return given
     with explained(path):
         if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
             aside = path.with_name(f".{path.name}.writing")
             aside.unlink(missing_ok=True)
             with os.fdopen(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:

@@ -313,7 +313,8 @@ def _row(label: str, by_seed: Mapping[int, Mapping[str, Any]]) -> Row:
 
 def weakest(private: Iterable[Mapping[str, Any]]) -> str | None:
     """What the noise of these rounds or runs rests on: the run's seed, if it does in one of them."""
-    return min((given.get("randomness", "seed") for given in private), key=list(SOURCES).index, default=None)
+    found = {str(given.get("randomness", "seed")) for given in private}
+    return next((source for source in SOURCES if source in found), "seed") if found else None
 
 
 LATEX = {

@@ -129,7 +129,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
         "global_pool='../../x'",
         "norm_layer=" + 60 * "x",
         "layers=[1000000000, 1]",
-        "depth=201",
+        "depth=101",
         "drop_rate=1e400",
         "img_size=" + 5000 * "9",
         "img_size=0x" + 5000 * "f",

@@ -25,7 +25,6 @@ from fedkeel.models.output import Classifier, Output
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 from fedkeel.nn.surgery import batch_norms
 from fedkeel.profile import READING, SET_UP, Profile, Unprofiled
-from fedkeel.randomness import Randomness
 from fedkeel.robust import Defence
 from fedkeel.shelf import Shelf
 from fedkeel.shortage import shortage
@@ -96,7 +95,6 @@ def prepare(
     federation: Federation | None = None,
     model: nn.Module | None = None,
     method: Method | None = None,
-    randomness: Randomness | None = None,
 ) -> Setup:
     """Build what the configuration names, or take the objects given in its place, and check that they fit."""
     # The cheap checks first: names and options are refused before any image is read.
@@ -130,7 +128,6 @@ def prepare(
             worker: Worker = ProfiledWorker(config, federation, composed, network, device, clock=profile.clients)
         else:
             worker = Worker(config, federation, composed, network, device)
-        worker.randomness = randomness or worker.randomness
     privacy.warn_of_the_rest(config, composed, worker.layout)
     if config.batch_size == 1 and batch_norms(network):
         log.warning(

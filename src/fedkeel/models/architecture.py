@@ -18,7 +18,7 @@ WORD = re.compile(r"[A-Za-z0-9_+-]{0,40}")
 MOST_VALUES = 16  # of a list
 LARGEST_NUMBER = 1e6
 
-LAYERS, CHANNELS, SIDE, RATIO = 200, 16384, 4096, 256
+LAYERS, CHANNELS, SIDE, RATIO = 100, 16384, 4096, 256
 _LARGEST: Mapping[float, str] = {
     # How large a number each may be. A network of many layers takes long to make, even if it takes no memory.
     LAYERS: "depth depths layers reg_tokens",

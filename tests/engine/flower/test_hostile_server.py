@@ -119,6 +119,8 @@ NAMES = [
     {"method": "fedprox(mu='/etc/shadow')"},
     {"method": "+".join(["fedprox"] * 40)},
     {"method": "hbn(record={'a': 2})"},
+    {"method": "hbn(stats_batch=1000000)"},
+    {"method": "gn+fedsr(samples=1000000)"},
     {"data": "folder(root=/etc)"},
     {"data": "folder(root=/etc, size=16)"},
     {"data": "folder(size=100000)"},
@@ -315,6 +317,16 @@ def test_a_run_of_single_images_is_refused_where_the_policy_says_so(site: Site) 
 def test_a_split_is_tested_once_however_often_it_is_asked_for(site: Site) -> None:
     reply, _ = train(site, sound_broadcast(), do="evaluate", splits=["test"] * 1000)
     assert [evaluation["split"] for evaluation in reply["evaluations"]] == ["test"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("timm_ready")
+def test_an_honest_server_may_ask_for_a_network_of_timm(site: Site, events: Events) -> None:
+    assert "failure" not in describe(site, model="timm:resnet10t(drop_rate=0.1)", method="hbn")
+    assert "failure" not in describe(site, run="r2", model="levit_128s", data="folder(size=64)")
+    site.policy = Policy(parameters=1_000_000)
+    assert "numbers in the network, and its policy" in describe(site, run="r3", model="timm:resnet10t")["failure"]
+    assert not [event for event in events if event[0].startswith("socket")]
 
 
 def test_every_method_can_be_counted_without_memory(images: Path) -> None:

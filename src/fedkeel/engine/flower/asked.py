@@ -108,6 +108,9 @@ def _check_method(text: str, policy: Policy) -> None:
         METHODS.entry(part.name)
         policy.one_of("methods", part.name, "method")
         architecture.refuse_strange(part.name, part.options)
+        for name, value in part.options.items():
+            if isinstance(value, int | float) and (name == "samples" or "batch" in name):  # passes of a method's own
+                policy.at_most("batch_size", value, f"as the '{name}' of '{part.name}'")
 
 
 def _check_model(text: str, policy: Policy) -> None:

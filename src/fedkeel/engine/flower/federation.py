@@ -106,16 +106,16 @@ def carry_out(
     try:
         roster, nodes, strangers = settle(channel, config, before, sites, wait, owners, observer)
         roster.starts = before.starts + 1 if before else 1
-        outline, alone = roster.outline(), config.replace(executor="serial", profile=False)
-        # Every site is told the seed: what the server draws of its own must not follow from it.
-        secret = Randomness(kept_in(directory / FILE)) if config.dp == "central" else None
-        setup = prepare(alone, federation=outline, randomness=secret, **objects)
+        setup = prepare(config.replace(executor="serial", profile=False), federation=roster.outline(), **objects)
         if config.weights and setup.worker.layout.local:
             raise MethodError(
                 f"'{config.method}' keeps layers at the sites, and these cannot start from '{config.weights}', "
                 "which only the server has: leave 'weights' out."
             )
         roster.save(directory)
+        if config.dp == "central":
+            # Every site is told the seed: what the server draws of its own must not follow from it.
+            setup.worker.randomness = Randomness(kept_in(directory / FILE))
         status = Status(directory)
         for site in roster.sites:
             status.told(site.name, "connected" if site.name in nodes else "not connected", connected=site.name in nodes)
@@ -135,7 +135,6 @@ def carry_out(
         )
     except BaseException as error:
         if isinstance(error, FedkeelError) and store.is_blank:
-            (directory / FILE).unlink(missing_ok=True)
             store.discard()
         store.close()
         raise

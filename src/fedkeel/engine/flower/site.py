@@ -260,6 +260,5 @@ class Site:
             return Randomness.here()
         if self.state is None:
             return Randomness(secrets.token_bytes(BYTES), session.fingerprint)
-        self.state.mkdir(parents=True, exist_ok=True)
         context = session.fingerprint + json.dumps(session.classes).encode()
         return Randomness(kept_in(self.state / FILE), context)
