@@ -27,7 +27,7 @@ from fedkeel.entries import read_entry, read_seeds
 from fedkeel.errors import FedkeelError
 from fedkeel.jobs import Job, JobsObserver
 from fedkeel.methods import METHODS, register
-from fedkeel.models import wrap
+from fedkeel.models import MODELS, wrap
 from fedkeel.naming import slug
 from fedkeel.report.collect import collect
 from fedkeel.stopping import Stopped, stop_requested
@@ -232,6 +232,24 @@ class TestOutdated:
             FedkeelError, match=r"seed1' cannot be used again, since its data have changed: the .* of 'b'"
         ):
             compare(["fedavg"], seeds=[0, 1], **options)
+
+    def test_a_model_that_was_written_anew_is_noticed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def network(factor: float) -> None:
+            namespace: dict[str, Any] = {"nn": nn, "__name__": "__main__"}
+            layers = "self.flat = nn.Flatten(); self.fc = nn.Linear(3072, 10)"
+            body = f"class Net(nn.Module):\n def __init__(self):\n  super().__init__(); {layers}\n"
+            exec(f"{body} def forward(self, x): return self.fc(self.flat(x) * {factor})", namespace)
+            MODELS.register("mynet")(lambda num_classes, in_channels, image_size: wrap(namespace["Net"]()))  # noqa: ARG005
+
+        monkeypatch.setattr(MODELS, "_entries", dict(MODELS._entries))
+        options: dict[str, Any] = {"seeds": 1, "directory": tmp_path, "jobs": 1, **TINY, "model": "mynet"}
+        network(1.0)
+        first = compare(["fedavg"], **options)
+        network(1.0)
+        assert compare(["fedavg"], **options).rows() == first.rows()
+        network(0.5)
+        with pytest.raises(FedkeelError, match="cannot be used again, since the code of the model has changed since"):
+            compare(["fedavg"], **options)
 
     def test_what_follows_from_the_seed_is_no_change(self, tmp_path: Path) -> None:
         """Who has which images, and with `subsample` which images are had at all, also where they are pooled."""

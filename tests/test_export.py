@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -141,18 +142,18 @@ def test_the_card_of_a_client_s_file_has_that_client_s_accuracy(tmp_path: Path, 
     on = tiny.federation({"ward": 20, "clinic": 12, "annex": 9}, domains={"annex": "bright"})
     objects: dict[str, Any] = {"federation": on, "model": "simple_cnn(width=2)", "method": "fedbn"}
     run = fedkeel.simulate({**tiny.OPTIONS, "result": rule, "rounds": 3}, directory=tmp_path / "r", **objects)
-    told = {}
-    for client in on.clients:
-        export(run, tmp_path / "m.pt", client=client.name)
-        told[client.name] = json.loads((tmp_path / "m.pt.json").read_text())["accuracy"]
-        rounds = [
-            record["accuracy"]
-            for record in run.records("evaluation")
-            if record["client"] == client.name and record["split"] == "test"
-        ]
-        assert len(rounds) == 3
-        assert told[client.name] == pytest.approx(sum(rounds) / 3 if rule == "mean-last-10" else rounds[-1])
-    assert run.domains["bright"] == pytest.approx((told["ward"] + told["annex"]) / 2)
+    # Numbers that differ, whatever this machine's are; as in a directory without checksums.
+    shares, records = {"ward": 0.1, "clinic": 0.2, "annex": 0.3}, run.records()
+    for record in records:
+        if record["kind"] == "evaluation":
+            record["accuracy"] = shares[record["client"]] + 0.01 * record["round"] + 0.5 * (record["split"] != "test")
+    (run.directory / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (run.directory / "checksums.json").unlink()
+    shutil.rmtree(run.directory / "checkpoints")
+    for client, share in shares.items():
+        export(run, tmp_path / "m.pt", client=client)
+        card = json.loads((tmp_path / "m.pt.json").read_text())
+        assert card["accuracy"] == pytest.approx(share + (0.01 if rule == "mean-last-10" else 0.02))
 
 
 def test_a_transform_that_is_not_known_is_not_made_up(tmp_path: Path) -> None:
