@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-network check lint types docs clean help setup
+.PHONY: demo test test-elsewhere test-network check lint types docs clean help setup
 
 help:
 	@echo "make demo   compare the methods on the embedded digits (about three minutes)"
 	@echo "make test   lint, types and every test"
+	@echo "make test-elsewhere   every test on one core, under load and with fewer CPU instructions (about an hour)"
 	@echo "make test-network   a federation of real processes on loopback (minutes for each test)"
 	@echo "make check  lint, types and the quick tests (under two minutes)"
 	@echo "make docs   build the documentation into site/"
@@ -21,7 +23,11 @@ $(READY): pyproject.toml constraints.txt
 		|| { echo "Fedkeel needs Python 3.10 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Setting up $(VENV) (once; a few minutes the first time, torch is large) ..."
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	@# A build of torch that is kept on the machine (pip's find-links) goes before the registry's, which brings CUDA along.
+	@sed -n '/^torch==/,/[^\\]$$/p' constraints.txt > $(VENV)/torch.txt
+	@$(PIP) --no-deps --require-hashes --no-index -r $(VENV)/torch.txt 2> /dev/null || true
+	@$(PIP) --no-deps --require-hashes -r constraints.txt
+	@$(PIP) --no-build-isolation -e ".[dev]"
 	@touch $(READY)
 
 demo: $(READY)
@@ -44,6 +50,9 @@ check: lint types
 test: lint types
 	@echo "all tests ..."
 	@$(BIN)/pytest -n auto -m "not network"
+
+test-elsewhere: $(READY)
+	@.ci/elsewhere
 
 test-network: $(READY)
 	@echo "a server and sites as real processes on loopback, one test after another (minutes each) ..."

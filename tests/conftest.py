@@ -7,12 +7,17 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from fedkeel.data.federation import Federation
 from fedkeel.models import Classifier
 from tests import tiny
 
 torch.set_num_threads(1)  # the tests run in several processes, and the tensors are small
+
+# How long an example takes is a matter of the machine, not of what is tested.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 _LIBRARIES: list[torch.library.Library] = []
 

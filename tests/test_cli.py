@@ -5,10 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -330,40 +328,6 @@ class TestTraining:
         assert json.loads(out)["missing"] == ["fedavg seed 0"]
         assert "fedavg seed 0 is missing from the table: ZeroDivisionError" in err
 
-    @pytest.mark.slow
-    def test_ctrl_c_keeps_the_run_and_resume_finishes_it(self, tmp_path: Path) -> None:
-        place = tmp_path / "run"
-        words = [sys.executable, "-m", "fedkeel", "run", *TINY, "--rounds", "400", "--out", str(place)]
-        process = subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        until(lambda: (place / "checkpoints").exists() and any((place / "checkpoints").glob("round-*")))
-        process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=30)
-        assert process.returncode == 130
-        assert f"stopped; continue with: fedkeel resume {place}" in err
-        assert "Traceback" not in err
-        assert out == ""
-        # The rest would take a while: show that it goes on by stopping it again, this time as a system does.
-        before = rounds_in(place)
-        process = subprocess.Popen(
-            [sys.executable, "-m", "fedkeel", "resume", str(place)], stderr=subprocess.PIPE, text=True
-        )
-        until(lambda: rounds_in(place) > before)
-        process.send_signal(signal.SIGTERM)
-        assert "stopped; continue with" in process.communicate(timeout=30)[1]
-        assert process.returncode == 130
-
-
-def until(true: object, seconds: float = 60) -> None:
-    assert callable(true)
-    limit = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < limit, "it did not happen in time"
-        time.sleep(0.05)
-
-
-def rounds_in(place: Path) -> int:
-    return max(int(folder.name.removeprefix("round-")) for folder in (place / "checkpoints").glob("round-*"))
-
 
 class TestTheProcess:
     def test_help_does_not_wait_for_torch(self) -> None:
@@ -385,3 +349,31 @@ class TestTheProcess:
     def test_alone_it_explains_itself(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main([]) == 0
         assert "examples:" in capsys.readouterr().out
+
+
+def test_runs_with_names_like_markup_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from tests.report.samples import make_run
+
+    names = ("[/b]", "\x1b[31mred", "=1", "<i>x</i>", "</script><script>alert(1)</script>")
+    for method in ("fedavg", "fedbn"):
+        make_run(tmp_path / method, method, rounds=2, domains=names)
+    for given in ([str(tmp_path / "fedavg")], [str(tmp_path)]):
+        assert main(["show", *given]) == 0
+        printed = capsys.readouterr().out
+        assert "[/b]" in printed
+        assert "\x1b" not in printed
+    assert main(["report", str(tmp_path), "--tables", str(tmp_path / "tables")]) == 0
+    page = (tmp_path / "report.html").read_text()
+    assert "alert(1)</script>" not in page
+    assert "<i>x" not in page
+    assert "<i>" not in (tmp_path / "tables" / "table.md").read_text()
+
+
+def test_a_name_in_an_error_or_a_note_moves_no_cursor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import logging
+
+    assert main(["show", f"{tmp_path}/\x1b[2Jgone\nfedkeel: all is well"]) == 2
+    logging.getLogger("fedkeel").warning("The domain '%s' is odd.", "\x1b[31m\nx")
+    told = capsys.readouterr().err
+    assert "\x1b" not in told
+    assert len(told.splitlines()) == 2

@@ -5,22 +5,36 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
+import shutil
+import signal
 import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from fedkeel import jobs
 from fedkeel.comparison import Comparison, Place, compare, gather, read_comparison
 from fedkeel.config import Config
 from fedkeel.console import results_table
 from fedkeel.demo import findings
-from fedkeel.engine.local import Stopped, stop_requested
-from fedkeel.entries import read_entry, read_seeds, slug
+from fedkeel.durable import seal, unseal
+from fedkeel.engine.heartbeat import Heart
+from fedkeel.entries import read_entry, read_seeds
 from fedkeel.errors import FedkeelError
 from fedkeel.jobs import Job, JobsObserver
+from fedkeel.methods import METHODS, register
+from fedkeel.models import wrap
+from fedkeel.naming import slug
+from fedkeel.report.collect import collect
+from fedkeel.stopping import Stopped, stop_requested
+from tests import tiny
+from tests.data.made_up import image, tree
+from tests.processes import HANG, WhileStopped, running
+from tests.test_origin import Scaled, mine
 
 comparing = sys.modules["fedkeel.comparison"]  # the name in the package is the function
 TINY: dict[str, Any] = {
@@ -57,6 +71,10 @@ class Watching(JobsObserver):
     def __init__(self) -> None:
         self.started: list[str] = []
         self.problems: dict[str, str] = {}
+        self.notes: list[str] = []
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
 
     def job_started(self, job: Job, first_round: int) -> None:
         self.started.append(f"{job} from {first_round}")
@@ -153,6 +171,86 @@ class TestRefusals:
         assert other.directory == Path("runs/compare-digits-shift-2")
 
 
+class TestOutdated:
+    """A run of what the method or the data were before is not one of these."""
+
+    @pytest.fixture(autouse=True)
+    def own_methods(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(METHODS, "_entries", dict(METHODS._entries))
+        register("mine")(mine(1.0))
+
+    def test_a_method_that_was_written_anew_is_not_taken_from_an_old_run(self, tmp_path: Path) -> None:
+        options: dict[str, Any] = {"seeds": 2, "directory": tmp_path / "c", "jobs": 1, **TINY, "rounds": 2}
+        first = compare(["mine", "fedavg"], **options)
+        assert compare(["mine", "fedavg"], **options).rows() == first.rows()
+        before = {path: path.read_bytes() for path in (tmp_path / "c").rglob("*") if path.is_file()}
+        register("mine")(mine(0.0))
+        with pytest.raises(
+            FedkeelError, match=r"mine/seed0' cannot be used again, since the code of the method 'mine'"
+        ):
+            compare(["mine", "fedavg"], **options)
+        assert {path: path.read_bytes() for path in (tmp_path / "c").rglob("*") if path.is_file()} == before
+        register("mine")(mine(1.0))
+        assert compare(["mine", "fedavg"], **options).rows() == first.rows()
+
+    def test_without_a_directory_it_trains_anew_beside_the_old_one_and_says_why(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        compare(["mine"], seeds=1, jobs=1, **TINY)
+        register("mine")(mine(0.0))
+        watching = Watching()
+        again = compare(["mine"], seeds=1, jobs=1, observer=watching, **TINY)
+        assert again.directory == Path("runs/compare-digits-shift-2")
+        assert watching.started == ["mine seed 0 from 0"]
+        (note,) = [note for note in watching.notes if "is not used again" in note]
+        assert "since the code of the method 'mine' has changed since then" in note
+        assert Path("runs/compare-digits-shift/mine/seed0/summary.json").exists()
+        watching = Watching()
+        assert compare(["mine"], seeds=1, jobs=1, observer=watching, **TINY).directory == again.directory
+        assert watching.started == []
+
+    @pytest.mark.parametrize("finished", [True, False])
+    def test_other_data_are_noticed_for_every_seed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finished: bool
+    ) -> None:
+        monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "cache"))
+        root = tree(tmp_path / "images", ["a", "b"], ["cat", "dog"], 12)
+        data = {
+            "data": f"folder(root={root}, size=32)",
+            "subsample": 0,
+            "partition": "dirichlet(alpha=5, clients=2, minimum=1)",
+        }
+        options: dict[str, Any] = {"directory": tmp_path / "c", "jobs": 1, **TINY, **data}
+        compare(["fedavg"], seeds=[0, 1], **options)
+        assert len(compare(["fedavg"], seeds=[0, 1], **options).runs) == 2
+        shutil.rmtree(tmp_path / "c" / "fedavg" / "seed0")  # of which the data are divided by the seed that is tried
+        if not finished:
+            (tmp_path / "c" / "fedavg" / "seed1" / "summary.json").unlink()
+        image(root / "b" / "dog" / "003.png", (7, 7, 7))
+        with pytest.raises(
+            FedkeelError, match=r"seed1' cannot be used again, since its data have changed: the .* of 'b'"
+        ):
+            compare(["fedavg"], seeds=[0, 1], **options)
+
+    def test_what_follows_from_the_seed_is_no_change(self, tmp_path: Path) -> None:
+        """Who has which images, and with `subsample` which images are had at all, also where they are pooled."""
+        options: dict[str, Any] = {"directory": tmp_path, "jobs": 1, **TINY, "partition": "even(clients=2)"}
+        first = compare(["central", "fedavg"], seeds=[0, 1], **options)
+        watching = Watching()
+        assert compare(["central", "fedavg"], seeds=[0, 1], observer=watching, **options).rows() == first.rows()
+        assert watching.started == []
+
+    def test_a_run_of_another_version_is_used_and_told(self, tmp_path: Path) -> None:
+        options: dict[str, Any] = {"seeds": 1, "directory": tmp_path, "jobs": 1, **TINY}
+        first = compare(["fedavg"], **options)
+        path = tmp_path / "fedavg" / "seed0" / "origin.json"
+        path.write_bytes(seal({**unseal(path.read_bytes()), "fedkeel": "0.0.1"}))
+        watching = Watching()
+        assert compare(["fedavg"], observer=watching, **options).rows() == first.rows()
+        assert any("were made by fedkeel 0.0.1" in note for note in watching.notes)
+
+
 class TestRunning:
     @pytest.mark.slow
     def test_each_run_has_its_directory_and_finished_ones_are_not_run_again(self, tmp_path: Path) -> None:
@@ -213,8 +311,7 @@ class TestRunning:
     def test_stopping_ends_every_process(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def execute(job: Job, observer: Any) -> None:
             observer.started(job.config, 0)
-            if not stop_requested.wait(timeout=20):
-                raise AssertionError("was never asked to stop")
+            assert stop_requested.wait(HANG), "was never asked to stop"
             raise Stopped
 
         class StopAtOnce(Watching):
@@ -232,6 +329,28 @@ class TestRunning:
             stop_requested.clear()
         assert len(watching.started) == 2
         assert watching.problems == {}
+
+    def test_a_job_that_hangs_is_ended_and_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def execute(*_: object) -> None:
+            (tmp_path / "pid").write_text(str(os.getpid()))
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+        monkeypatch.setattr(jobs, "execute", execute)
+        monkeypatch.setattr(jobs, "Heart", lambda: Heart(3.0, WhileStopped()))
+        watching, job = Watching(), Job("fedavg", 0, Config(), tmp_path / "r")
+        failures = jobs.run_all([job], 2, watching)
+        said = "its process hung and was ended; the same command again goes on with it"
+        assert failures == {job: said}
+        assert watching.problems == {"fedavg seed 0": said}
+        assert not running(int((tmp_path / "pid").read_text()))
+
+    def test_a_job_that_the_system_ends_for_its_memory_says_what_to_do(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(jobs, "execute", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        job = Job("fedavg", 0, Config(), tmp_path / "r")
+        (said,) = jobs.run_all([job], 2, Watching()).values()
+        assert said == "its process died (signal SIGKILL), as when memory runs out: give fewer --jobs"
 
 
 class TestResults:
@@ -319,6 +438,31 @@ class TestResults:
             ("fedavg@learning_rate=0.1", [0, 1]),
             ("fedavg@learning_rate=0.5", [2]),
         ]
+
+    def test_runs_of_different_objects_given_in_python_are_different_rows(self, tmp_path: Path) -> None:
+        widths = {"narrow": 4, "wide": 5}
+        for name, width in widths.items():
+            for seed in (0, 1):
+                tiny.run(tmp_path / f"{name}{seed}", network=tiny.model(width=width, seed=seed), rounds=1, seed=seed)
+        rows = gather([tmp_path]).rows()
+        assert [row["seeds"] for row in rows] == [[0, 1], [0, 1]]
+        assert all(re.fullmatch(r"fedavg@model=Classifier#[0-9a-f]{6}", row["method"]) for row in rows)
+        collected = collect([tmp_path])
+        assert [len(group.results.rows) for group in collected.groups] == [2]
+        assert not any("twice" in notice for notice in collected.notices)
+
+    def test_objects_of_different_classes_are_told_apart_by_their_names(self, tmp_path: Path) -> None:
+        layers = [nn.Flatten(), nn.Linear(192, 4)]
+        models = {"a": tiny.model(), "b": wrap(nn.Sequential(*layers), head="1")}
+        for name, network in models.items():
+            tiny.run(tmp_path / name, network=network, rounds=1)
+        assert [row["method"] for row in gather([tmp_path]).rows()] == [
+            *("fedavg@model=Classifier", "fedavg@model=Sequential")
+        ]
+        for factor in (1.0, 0.5):
+            tiny.run(tmp_path / "methods" / str(factor), Scaled(factor), rounds=1)
+        rows = [row["method"] for row in gather([tmp_path / "methods"]).rows()]
+        assert rows == ["Scaled(factor=0.5)", "Scaled(factor=1.0)"]
 
     def test_a_method_s_own_options_stand_below_the_table_unless_names_clash(self, tmp_path: Path) -> None:
         for number, rate in enumerate((0.1, 0.5)):

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from fedkeel.config import Config
-from fedkeel.console import ComparisonProgress, Milestones, RunProgress, console, duration, results_table
+from fedkeel.console import ComparisonProgress, Milestones, RunProgress, console, duration, plain_table, results_table
 from fedkeel.engine.evaluation import Scores
 from fedkeel.jobs import Job
+from fedkeel.naming import visible
 from fedkeel.tables import Cell, Results, sparkline
 
 
@@ -169,3 +170,43 @@ def test_a_sparkline_spans_from_lowest_to_highest_and_keeps_the_ends() -> None:
     long = sparkline([number / 500 for number in range(501)], width=60)
     assert len(long) == 60
     assert (long[0], long[-1]) == ("▁", "█")
+
+
+HOSTILE = ("[/b]", "[bold]x[/bold]", "[link=x]y", ":bomb:", "\x1b[31mred", "a\rb", "a\nb", "\x9b2J", "\udcff")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
+def test_a_name_is_shown_and_not_obeyed(name: str) -> None:
+    seen = visible(name)
+    summaries = {"domains": {name: 0.5, "b": 0.4}, "unseen_domains": [name], "accuracy": 0.5, "result": "last"}
+    stream = io.StringIO()
+    out = console(stream)
+    out.print(results_table(Results.of([(name, 0, summaries), (f"{name}@x=1", 0, summaries)])))
+    out.print(plain_table([name], [[name]], caption=f"of {name}"))
+    out.print(f"- {name}")
+    text = stream.getvalue()
+    assert text.count(seen) >= (4 if "\n" in name else 6)
+    assert not set(text) & set("\x1b\r\x9b\udcff")
+
+
+def test_progress_on_a_terminal_shows_a_name_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    name = "fedavg@data=x([/b], \x07)"
+    with ComparisonProgress(stream) as progress:
+        job = Job(name, 0, Config(rounds=2), Path("."))
+        progress.planned([job], [])
+        progress.job_started(job, 0)
+        progress.job_progress(job, 1.0, 0.5)
+        progress.tick()
+        progress.job_finished(job, "[/b]")
+    with RunProgress(stream) as run:
+        run.started(Config(rounds=1, data="x([/b])"), 0)
+        run.note("[/b] \x07")
+    assert "[/b]" in stream.getvalue()
+    assert "\x07" not in stream.getvalue()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ from fedkeel.config import Config
 from fedkeel.demo import BASELINES, MARK, PAPERS, SETTINGS, claim, findings, methods
 from fedkeel.entries import read_entries
 from fedkeel.errors import FedkeelError
+from fedkeel.tables import Cell, Results, Row
 from tests.test_comparison import finish
 
 
@@ -54,10 +56,11 @@ def test_it_takes_whatever_is_registered() -> None:
 def test_of_a_method_with_several_options_the_best_counts_and_is_named_with_them(tmp_path: Path) -> None:
     places = []
     for label, value in (("central", 0.9), ("fedavg@learning_rate=0.1", 0.6), ("fedavg", 0.4), ("gn", 0.5)):
-        finish(tmp_path / label, Config(), {"scan": value})
-        places.append(Place(label, 0, tmp_path / label))
+        for seed in range(2):
+            finish(tmp_path / label / str(seed), Config(), {"scan": value})
+            places.append(Place(label, seed, tmp_path / label / str(seed)))
     sentences = findings(Comparison(tmp_path, places))
-    assert sentences[0].startswith("Best on average: fedavg@learning_rate=0.1 with 60.0 %")
+    assert sentences[0] == "Best on average, by more than the spread: fedavg@learning_rate=0.1 (60.0)."
     assert sentences[1].startswith("The shift costs fedavg@learning_rate=0.1 30.0 points")
 
 
@@ -102,25 +105,58 @@ class TestFindings:
         return Comparison(place, places)
 
     def test_they_say_what_the_numbers_say(self, tmp_path: Path) -> None:
-        numbers = {"central": [(0.9, 0.9)], "standalone": [(0.7, 0.2)], "fedavg": [(0.8, 0.3)], "gn": [(0.7, 0.6)]}
-        assert findings(self.comparison(tmp_path, numbers)) == [
-            "Best on average: gn with 65.0 %.",
-            "The shift costs fedavg 35.0 points against training on the pooled data; gn wins 29 % of them back.",
-            "Federation helps most on 'street': gn reaches 60.0 %, the client alone 20.0 %.",
-            "The hardest domain is 'street' (45.0 % over the federated methods); best there is gn with 60.0 %.",
+        numbers = {"central": (0.9, 0.9), "standalone": (0.7, 0.2), "fedavg": (0.8, 0.3), "gn": (0.9, 0.6)}
+        twice = {method: [accuracies, accuracies] for method, accuracies in numbers.items()}
+        assert findings(self.comparison(tmp_path, twice)) == [
+            "Best on average, by more than the spread: gn (75.0).",
+            "The shift costs fedavg 35.0 points against training on the pooled data (90.0).",
+            "Ahead of fedavg by more than the spread: gn (75.0).",
+            "Most methods are ahead of the client that trains alone by more than the spread on 'scan', 'street'.",
+            "The hardest domain is 'street': 45.0 % over the federated methods.",
         ]
 
-    def test_what_three_seeds_do_not_tell_apart_is_not_called_better(self, tmp_path: Path) -> None:
+    def test_nothing_is_claimed_within_the_spread(self, tmp_path: Path) -> None:
+        """Every method has its best and its worst seed in common with the others, more or less."""
         numbers = {
+            "central": [(0.5, 0.6), (0.7, 0.6)],
+            "standalone": [(0.4, 0.5), (0.6, 0.5)],
             "fedavg": [(0.5, 0.5), (0.6, 0.6)],
             "gn": [(0.52, 0.52), (0.6, 0.6)],
-            "fedbn": [(0.1, 0.1), (0.1, 0.1)],
+            "fedbn": [(0.1, 0.1), (0.12, 0.12)],
         }
-        best = findings(self.comparison(tmp_path, numbers))[0]
-        assert best == "Best on average: gn with 56.0 %; within the spread of it: fedavg (55.0)."
+        assert findings(self.comparison(tmp_path, numbers)) == [
+            "Level within the spread: gn (56.0), fedavg (55.0).",
+            "fedavg (55.0) and training on the pooled data (60.0) are level within the spread.",
+            "No method here is ahead of fedavg by more than the spread.",
+            "On no domain are most methods ahead of the client that trains alone by more than the spread.",
+        ]
 
-    def test_no_gain_is_said_too(self, tmp_path: Path) -> None:
-        numbers = {"central": [(0.5, 0.5)], "standalone": [(0.9, 0.9)], "fedavg": [(0.6, 0.6)]}
+    def test_one_seed_is_an_anecdote(self, tmp_path: Path) -> None:
+        numbers = {"central": [(0.9, 0.9)], "fedavg": [(0.2, 0.3)], "gn": [(0.7, 0.6)]}
+        assert findings(self.comparison(tmp_path, numbers)) == [
+            "One seed tells no two methods apart: give several with --seeds."
+        ]
+
+    def test_no_loss_is_said_too(self, tmp_path: Path) -> None:
+        numbers = {"central": [(0.5, 0.5)] * 2, "standalone": [(0.9, 0.9)] * 2, "fedavg": [(0.6, 0.6)] * 2}
         said = " ".join(findings(self.comparison(tmp_path, numbers)))
-        assert "fedavg is not behind" in said
-        assert "On no domain does a federation beat" in said
+        assert "fedavg (60.0) is ahead of training on the pooled data (50.0)." in said
+        assert "On no domain are most methods ahead" in said
+
+
+def test_the_sentences_below_readmes_table_are_what_the_demo_says_of_it() -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    block = next(part for part in readme.split("```") if part.lstrip().startswith("method "))
+    headings, _, *lines = [line for line in block.splitlines() if line.strip()]
+    domains = headings.split()[1:-3]
+    rows = []
+    for line in lines[: next(i for i, line in enumerate(lines) if line.startswith("Test accuracy"))]:
+        label, *numbers = line.rsplit(maxsplit=2 * len(domains) + 4)
+        cells = [
+            Cell(float(mean) / 100, float(std.lstrip("±")) / 100)
+            for mean, std in zip(numbers[:-2:2], numbers[1:-2:2], strict=True)
+        ]
+        rows.append(Row(label.strip(), [0, 1, 2], dict(zip(domains, cells, strict=False)), cells[-1]))
+    results = Results(rows, domains, frozenset(), ("last",))
+    said = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    assert said == findings(SimpleNamespace(results=results))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import importlib.util
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,9 @@ def test_a_client_with_layers_of_its_own_has_a_file_of_its_own(
 ) -> None:
     run = trained(method)
     name = fedkeel.data.load("digits-shift").clients[1].name
-    model = run.model()
-    model.load_state_dict(safetensors.torch.load_file(run.directory / "personal" / f"{name}.safetensors"), strict=False)
+    model = run.model(name)
+    kept = safetensors.torch.load_file(run.directory / "personal" / f"{name}.safetensors")
+    assert all(torch.equal(model.state_dict()[entry], tensor) for entry, tensor in kept.items())
     _, x = some_images(3)
     path = export(run, tmp_path / "model.bin", format, client=name)
     with torch.no_grad():
@@ -132,6 +134,41 @@ def test_the_card_beside_it_says_what_goes_in_and_what_comes_out(
     assert card["input"]["shape"] == ["batch", *fedkeel.data.load("digits-shift").image_shape]
     assert card["output"]["shape"] == ["batch", 10]
     assert card["accuracy"] == run.accuracy
+
+
+@pytest.mark.parametrize("rule", ["last", "mean-last-10"])
+def test_the_card_of_a_client_s_file_has_that_client_s_accuracy(tmp_path: Path, rule: str) -> None:
+    on = tiny.federation({"ward": 20, "clinic": 12, "annex": 9}, domains={"annex": "bright"})
+    objects: dict[str, Any] = {"federation": on, "model": "simple_cnn(width=2)", "method": "fedbn"}
+    run = fedkeel.simulate({**tiny.OPTIONS, "result": rule, "rounds": 3}, directory=tmp_path / "r", **objects)
+    told = {}
+    for client in on.clients:
+        export(run, tmp_path / "m.pt", client=client.name)
+        told[client.name] = json.loads((tmp_path / "m.pt.json").read_text())["accuracy"]
+        rounds = [
+            record["accuracy"]
+            for record in run.records("evaluation")
+            if record["client"] == client.name and record["split"] == "test"
+        ]
+        assert len(rounds) == 3
+        assert told[client.name] == pytest.approx(sum(rounds) / 3 if rule == "mean-last-10" else rounds[-1])
+    assert run.domains["bright"] == pytest.approx((told["ward"] + told["annex"]) / 2)
+
+
+def test_a_transform_that_is_not_known_is_not_made_up(tmp_path: Path) -> None:
+    class Own:
+        draws = 0
+
+        def __call__(self, x: Tensor, u: Tensor) -> Tensor:
+            return x.float() / 255
+
+    on = replace(tiny.federation(), test_transform=Own())
+    run = fedkeel.simulate(
+        {**tiny.OPTIONS, "rounds": 1}, directory=tmp_path / "r", federation=on, model="simple_cnn(width=2)"
+    )
+    with pytest.raises(FedkeelError, match=r"is not known here.*: leave --with-transform out\.$"):
+        export(run, tmp_path / "m.pt", with_transform=True)
+    assert export(run, tmp_path / "m.pt").exists()
 
 
 def test_what_cannot_be_exported_is_refused_in_one_sentence(trained: Callable[[str], Run], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,18 @@ def test_every_method_has_a_sentence_and_a_paper() -> None:
         assert entry.summary.endswith("."), entry.name
         assert entry.paper, entry.name
         assert methods.build(entry.name).name == entry.name
+
+
+def test_the_page_of_every_method_has_its_options_with_their_defaults() -> None:
+    for entry in methods.METHODS:
+        page = (Path(__file__).parents[1] / "docs" / "methods" / f"{entry.name}.md").read_text()
+        table = page.partition("## Parameters")[2].partition("\n## ")[0]
+        cells = [line.split("|")[1:3] for line in table.splitlines() if line.startswith("| `")]
+        defaults = {name: default for names, default in cells for name in re.findall(r"`(\w+)`", names)}
+        assert defaults.keys() == entry.options().keys(), entry.name
+        for name, option in entry.options().items():
+            if isinstance(option.default, str):
+                assert defaults[name].strip() == f"`{option.default}`", (entry.name, name)
 
 
 class Asks(Method):

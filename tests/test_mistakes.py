@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -21,9 +19,9 @@ from fedkeel.messages import Update
 from fedkeel.method import Method
 from fedkeel.parties import Server
 from fedkeel.state import Tensors
+from fedkeel.stopping import RENAMED
 from tests import tiny
-
-ROOT = Path(__file__).parent.parent
+from tests.processes import exit_code, forked, until, wait_here
 
 
 @pytest.mark.parametrize("executor", ["serial", "processes"])
@@ -103,31 +101,26 @@ def test_the_number_of_test_samples_is_that_of_the_split(tmp_path: Path) -> None
     assert {r["split"]: r["samples"] for r in run.records("evaluation")} == {"test": 8, "validation": 4}
 
 
-STOPPED = """
-import torch
-torch.set_num_threads(1)
-from tests import tiny
-tiny.run({directory!r}, "fedbn", rounds=40, executor={executor!r}, workers=2)
-"""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_ctrl_c_keeps_the_run_and_it_resumes(tmp_path: Path, executor: str) -> None:
     """Flower #599; FL-bench deletes the run."""
-    directory = tmp_path / "r"
-    code = STOPPED.format(directory=str(directory), executor=executor)
-    process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stderr=subprocess.PIPE, start_new_session=True)
-    deadline = time.monotonic() + 60
-    while not (directory / "checkpoints" / "round-000003").exists() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the workers get it too
-    _, errors = process.communicate(timeout=30)
-    assert process.returncode != 0
-    assert errors.decode().rstrip().endswith("KeyboardInterrupt")
+    directory, ready, said = tmp_path / "r", tmp_path / "ready", tmp_path / "said"
+    options: dict[str, Any] = {"rounds": 5, "executor": executor, "workers": 2}
+
+    def act() -> None:
+        os.setsid()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        wait_here(RENAMED, "checkpoints/round-000002", ready)
+        tiny.run(directory, "fedbn", **options)
+
+    child = forked(act, said)
+    until(ready.exists)
+    os.killpg(child, signal.SIGINT)  # as a terminal does: the workers get it too
+    assert exit_code(child) != 0
+    assert said.read_text().rstrip().endswith("KeyboardInterrupt")
     notes = tiny.Notes()
     resumed = tiny.resume(directory, observer=notes)
-    assert notes.first is not None
-    assert notes.first >= 3
-    whole = tiny.run(tmp_path / "whole", "fedbn", rounds=40, executor=executor, workers=2)
+    assert notes.first == 3
+    whole = tiny.run(tmp_path / "whole", "fedbn", **options)
     assert tiny.result(resumed) == tiny.result(whole)

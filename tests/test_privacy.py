@@ -20,7 +20,9 @@ from fedkeel.engine.batches import poisson_plan
 from fedkeel.errors import FedkeelError
 from fedkeel.messages import Update
 from fedkeel.privacy import PrivateSteps, epsilon, noisy_mean, sample_gradients, takes_part
+from fedkeel.randomness import Randomness
 from fedkeel.run import Run
+from fedkeel.seeds import Stream
 from fedkeel.tables import Results
 from tests import tiny
 
@@ -72,7 +74,7 @@ def test_the_noisy_mean_is_of_clipped_changes_over_the_expected_number_of_client
     updates = [
         Update("x", 1, {"a": origin["a"] + torch.tensor(a), "b": origin["b"] + torch.tensor(b)}, {}) for a, b in changes
     ]
-    mean = noisy_mean(config, origin, updates, clients=8, round=0)
+    mean = noisy_mean(config, origin, updates, 8, 0, Randomness())
     np.testing.assert_allclose(mean["a"].numpy(), [1 + (0.3 + 1.2) / 4, 1.0], rtol=1e-6)
     np.testing.assert_allclose(mean["b"].numpy(), [[5 + (0.4 - 1.6) / 4]], rtol=1e-6)
 
@@ -81,27 +83,27 @@ def test_the_noisy_mean_is_of_clipped_changes_over_the_expected_number_of_client
 def test_the_noise_is_a_gaussian_of_the_declared_width_whoever_came(updates: int) -> None:
     config = Config(**CENTRAL, participation=0.5, dp_clip=2.0, dp_noise=3.0)
     origin = {"w": torch.zeros(200, 200)}
-    mean = noisy_mean(config, origin, [Update("x", 1, origin, {})] * updates, clients=20, round=4)["w"]
+    mean = noisy_mean(config, origin, [Update("x", 1, origin, {})] * updates, 20, 4, Randomness())["w"]
     assert float(mean.std()) == pytest.approx(3.0 * 2.0 / 10, rel=0.02)
     assert abs(float(mean.mean())) < 0.01
-    again = noisy_mean(config, origin, [], clients=20, round=5)["w"]
+    again = noisy_mean(config, origin, [], 20, 5, Randomness())["w"]
     assert abs(float(np.corrcoef(mean.flatten().numpy(), again.flatten().numpy())[0, 1])) < 0.02
 
 
 def test_a_secret_makes_other_noise_of_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
     config, origin = Config(**CENTRAL), {"w": torch.zeros(5)}
-    plain = noisy_mean(config, origin, [], 2, 0)["w"]
-    assert torch.equal(plain, noisy_mean(config, origin, [], 2, 0)["w"])
+    plain = noisy_mean(config, origin, [], 2, 0, Randomness.here())["w"]
+    assert torch.equal(plain, noisy_mean(config, origin, [], 2, 0, Randomness.here())["w"])
     monkeypatch.setenv("FEDKEEL_SECRET", "of this site alone")
-    assert not torch.equal(plain, noisy_mean(config, origin, [], 2, 0)["w"])
+    assert not torch.equal(plain, noisy_mean(config, origin, [], 2, 0, Randomness.here())["w"])
 
 
 def test_clients_take_part_independently_of_each_other() -> None:
     config = Config(**CENTRAL, participation=0.3)
-    counts = [len(takes_part(config, 20, round)) for round in range(500)]
+    counts = [len(takes_part(config, 20, round, Randomness())) for round in range(500)]
     assert np.mean(counts) == pytest.approx(6, abs=0.4)
     assert np.var(counts) == pytest.approx(20 * 0.3 * 0.7, rel=0.25)  # binomial, not constant
-    assert takes_part(config.replace(participation=1.0), 20, 3) == list(range(20))
+    assert takes_part(config.replace(participation=1.0), 20, 3, Randomness()) == list(range(20))
 
 
 @pytest.mark.slow
@@ -155,7 +157,7 @@ def test_the_step_is_along_clipped_gradients_over_the_expected_batch() -> None:
     model = tiny.model(norm=False)
     x, y = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2])
     clip, config = 0.5, Config(dp="local", batch_size=8, dp_clip=0.5, dp_noise=1e-9)
-    PrivateSteps(config, "ward", 0).backward(model, x, y)
+    PrivateSteps(config, Stream(b"any")).backward(model, x, y)
     expected = {name: np.zeros(p.shape) for name, p in model.named_parameters()}
     clipped = 0
     for i in range(3):
@@ -174,7 +176,7 @@ def test_the_step_is_along_clipped_gradients_over_the_expected_batch() -> None:
 def test_an_empty_batch_is_noise_of_the_declared_width() -> None:
     model = tiny.model(norm=False, width=64)
     config = Config(dp="local", batch_size=4, dp_clip=0.5, dp_noise=3.0)
-    steps = PrivateSteps(config, "ward", 0)
+    steps = PrivateSteps(config, Stream(b"any"))
     steps.backward(model, torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.int64))
     gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     assert float(gradients.std()) == pytest.approx(3.0 * 0.5 / 4, rel=0.05)
@@ -183,7 +185,7 @@ def test_an_empty_batch_is_noise_of_the_declared_width() -> None:
 def test_each_sample_is_in_a_batch_independently_of_the_others() -> None:
     federation = tiny.federation()
     site = replace(federation.clients[0], train=torch.arange(20))
-    plan = poisson_plan(site, federation.train_transform, seed=0, round=0, steps=800, rate=0.2)
+    plan = poisson_plan(site, federation.train_transform, Stream(b"any"), steps=800, rate=0.2)
     sizes = [stop - start for start, stop in plan.bounds]
     assert len(sizes) == 800
     assert sum(sizes) == len(plan.order) == len(plan.uniforms)

@@ -12,9 +12,10 @@ import pytest
 from fedkeel import profile
 from fedkeel.cli import main
 from fedkeel.config import Config
-from fedkeel.engine.local import Stopped, Worker, stop_requested
+from fedkeel.engine.local import Worker
 from fedkeel.profile import SharedStopwatch, Stopwatch
 from fedkeel.run import Run
+from fedkeel.stopping import Stopped, stop_requested
 from fedkeel.store import fingerprint
 from tests import tiny
 

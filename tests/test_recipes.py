@@ -17,7 +17,7 @@ from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import FedkeelError
 from fedkeel.method import Composition
 from fedkeel.models import MODELS
-from fedkeel.recipes import Published, Recipe, names, parse
+from fedkeel.recipes import Column, Published, Recipe, Row, chosen, names, parse
 from fedkeel.recipes import load as read_recipe
 from fedkeel.registry import Registry
 from fedkeel.store import fingerprint
@@ -177,7 +177,7 @@ class TestPublishedNumbers:
     def test_the_spread_of_hbns_averages_is_over_the_batch_sizes(self) -> None:
         recipe = load("hbn/table2")
         for column in (column for column in recipe.columns if column.average):
-            for row in recipe.rows:
+            for row in (row for row in recipe.rows if (row.label, column.name) in recipe.published):
                 cells = [recipe.published[row.label, part.name].value for part in recipe.parts(column)]
                 printed = recipe.published[row.label, column.name].spread
                 assert statistics.stdev([cell for cell in cells if cell is not None]) == pytest.approx(
@@ -235,8 +235,38 @@ class TestSettings:
         recipe = load("hbn/table2")
         for row, column in recipe.cells():
             config = recipe.config(row, column)
-            at_four = {"BN": 0.01, "GN": 0.001, "HBN": 0.01}[row.label]
+            at_four = {"BN": 0.01, "GN": 0.001, "HBN": 0.01, "HBN as described": 0.01}[row.label]
             assert config.learning_rate == pytest.approx(at_four * config.batch_size / 4)
+
+    @pytest.mark.parametrize("name", [name for name in WANTED["hbn"] if name != "figure3"])  # a partition, no HBN
+    def test_hbns_numbers_are_beside_its_released_code_and_hbn_as_described_is_there_too(self, name: str) -> None:
+        recipe = load(f"hbn/{name}")
+        own: dict[str, list[tuple[Row, Column]]] = defaultdict(list)
+        for row, column in recipe.cells():
+            config = recipe.config(row, column)
+            # What the released code does beside the method itself.
+            assert (config.clip_norm, config.schedule, config.decay, config.drop_last) == (
+                10,
+                "exponential",
+                0.998,
+                True,
+            )
+            for part in spec.parse_sum(config.method):
+                assert part.name != "fbn" or part.options == {"variant": "released"}
+                if part.name == "hbn":
+                    own[str(part.options.get("variant"))].append((row, column))
+                    letter = {"record": "batch", "warm_start": False}
+                    if "variant" not in part.options:
+                        assert part.options in (letter, {"momentum": 0.01, **letter})
+        assert not any((row.label, column.name) in recipe.published for row, column in own["None"])
+        assert all("as described" in row.label for row, _ in own["None"])
+        assert not any("as described" in row.label for row, _ in own["released"])
+        where = [{column.name for _, column in own[variant]} for variant in ("None", "released")]
+        assert where[0] == where[1]
+
+    def test_univarfls_freeze_is_that_of_the_code_it_goes_back_to(self) -> None:
+        for name in (name for name in EVERY if name.startswith("univarfl/table")):
+            assert {row.options["method"] for row in load(name).rows if row.label == "Freeze"} == {"freeze(head=local)"}
 
     def test_the_search_runs_the_rates_that_were_tried_and_no_others(self) -> None:
         recipe = load("hbn/table8")
@@ -322,6 +352,40 @@ class TestFormat:
         config = variant.config(variant.rows[0], variant.columns[0])
         assert (config.model, config.rounds, config.batch_size) == ("resnet18", 100, 16)
         assert variant.substitute
+
+    @pytest.mark.parametrize("table", ["table1", "table2", "table3"])
+    def test_greg_from_scratch_has_an_optimiser_for_that_and_the_papers_own_has_not(self, table: str) -> None:
+        for name, settings in ((f"greg/{table}", (0.0, 0.0, False)), (f"greg/{table}-scratch", (0.9, 1e-5, True))):
+            recipe = load(name)
+            for row, column in recipe.cells():
+                config = recipe.config(row, column)
+                normalised = config.data.count("normalise(like=imagenet)") == 2 and "size=224" not in config.data
+                assert (config.momentum, config.weight_decay, normalised) == settings
+                assert config.learning_rate == (0.005 if column.label == "VLCS" else 0.01)
+
+    def test_every_hbn_row_of_greg_is_of_the_released_code(self) -> None:
+        found = [
+            recipe.config(row, column).method
+            for recipe in map(load, chosen("greg/*"))
+            for row, column in recipe.cells()
+            if row.label == "HBN"
+        ]
+        assert len(found) > 20
+        assert all("variant=released" in method for method in found)
+
+    def test_fedwons_group_norms_and_mobilenet_are_those_of_its_appendix(self) -> None:
+        found = {}
+        for recipe in map(load, chosen("fedwon/*")):
+            for row, column in recipe.cells():
+                config = recipe.config(row, column)
+                if config.method.startswith("gn"):
+                    found[config.model] = config.method
+        assert found == {
+            "digits_cnn": "gn(groups=32, doubled=encoder.bn3)",
+            "alexnet": "gn(groups=32, doubled=[encoder.bn3, encoder.bn4, encoder.bn5])",
+            "resnet18": "gn(groups=32)",
+            "mobilenetv2(dropout=0.2)": "gn(groups=32)",
+        }
 
     def test_a_wrong_name_gets_the_nearest(self) -> None:
         with pytest.raises(FedkeelError, match="did you mean 'hbn/table1'"):

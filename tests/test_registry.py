@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.registry import Registry
+from fedkeel.registry import Registry, first_sentence
 
 
 def pets() -> Registry[str]:
@@ -35,7 +35,7 @@ def test_builds_by_name_with_options() -> None:
     assert "cow" not in pets()
 
 
-def test_the_summary_is_the_first_line_of_the_docstring() -> None:
+def test_the_summary_is_the_first_sentence_of_the_docstring() -> None:
     entry = pets().entry("dog")
     assert (entry.summary, entry.paper) == ("It barks.", "Rex 1997")
     assert [entry.name for entry in pets()] == pets().names() == ["anything", "cat", "dog"]
@@ -81,3 +81,32 @@ def test_a_sentence_that_goes_on_in_the_next_line_is_not_cut() -> None:
 def test_without_a_near_one_all_choices_are_named() -> None:
     assert nearest("zzz", ["b", "a"]) == "choose from a, b."
     assert nearest("zzz", []) == "there is nothing to choose from."
+
+
+def test_a_sentence_of_several_lines_is_not_cut() -> None:
+    def cow() -> str:
+        """It gives milk, and where the
+        docstring is long, more of it
+        follows. What comes then is left out.
+
+        Nor this.
+        """
+        return "cow"
+
+    registry: Registry[str] = Registry("pet")
+    registry.register("cow")(cow)
+    wanted = "It gives milk, and where the docstring is long, more of it follows. What comes then is left out."
+    assert registry.entry("cow").summary == wanted
+    assert first_sentence("") == ""
+    assert first_sentence("One.\nTwo.") == "One."
+    assert first_sentence("No dot\n\nTwo.") == "No dot"
+
+
+def test_everything_that_is_listed_is_told_in_whole_sentences() -> None:
+    from fedkeel.cli.looking import KINDS, registry
+
+    for kind in KINDS:
+        for entry in registry(kind):
+            assert entry.summary, (kind, entry.name)
+            # A diagnostic has its title there.
+            assert kind == "diagnostics" or entry.summary.endswith("."), (kind, entry.name, entry.summary)

@@ -6,15 +6,20 @@ import json
 import os
 import statistics
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import fedkeel
 from fedkeel import analysis
+from fedkeel.bytecode import python_version
 from fedkeel.cli import main
 from fedkeel.config import Config
+from fedkeel.durable import seal
 from fedkeel.errors import FedkeelError
+from fedkeel.origin import Origin
 from fedkeel.recipes import DIAGNOSTICS, Recipe, chosen, load, names, parse
 from fedkeel.reproduce import choose_seeds, directory_name, epoch_seconds, reproduce, reproduce_all, select
 from fedkeel.run import Run, summarise_run
@@ -116,6 +121,21 @@ class TestRunning:
         averages = [(a + b) / 2 for a, b in zip(scans, papers, strict=True)]
         assert result.entries["GN", "digits Avg."].mean == pytest.approx(statistics.fmean(averages))
         assert result.entries["GN", "digits Avg."].std == pytest.approx(statistics.stdev(averages))
+
+    def test_a_run_of_other_code_is_used_again_and_told(self, recipe: Recipe, tmp_path: Path) -> None:
+        for row in ("FedAvg", "GN"):
+            by_hand(recipe, tmp_path, row, "more bigger", 3, scan=0.5)
+        for path in tmp_path.rglob("config.toml"):
+            before = Origin(fedkeel.__version__, python_version(), {"the method 'gn'": "another"})
+            (path.parent / "origin.json").write_bytes(seal(asdict(before)))
+        watching = Watching()
+        result = reproduce(
+            recipe, only=["FedAvg", "GN", "bigger"], seeds=1, directory=tmp_path, jobs=1, observer=watching
+        )
+        assert result.entries["GN", "more bigger"].mean == pytest.approx(50.0)
+        assert watching.started == []
+        (note,) = watching.notes
+        assert "is used again, though the code of the method 'gn' has changed: remove it to train anew." in note
 
     def test_an_average_asked_for_alone_runs_its_parts(self, run: Callable[..., Any]) -> None:
         result, started = run(only=["FedAvg", "Avg."], seeds=1)

@@ -167,3 +167,13 @@ def test_arithmetic_and_size() -> None:
     assert state.subtract(left, right)["w"].tolist() == [2.0, 3.0]
     assert state.add(left, right, scale=2.0)["w"].tolist() == [5.0, 6.0]
     assert state.nbytes({"a": torch.zeros(3), "b": torch.zeros(2, dtype=torch.int64)}) == 28
+
+
+def test_statistics_are_untouched_as_long_as_all_are_those_of_a_new_layer() -> None:
+    statistics = dict(nn.BatchNorm2d(3).named_buffers())
+    del statistics["num_batches_tracked"]
+    assert state.untouched(statistics)
+    for name in statistics:
+        changed = statistics[name].clone()
+        changed[2] += 1e-6
+        assert not state.untouched({**statistics, name: changed})

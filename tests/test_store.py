@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
+from fedkeel import naming
 from fedkeel.config import Config
 from fedkeel.errors import StoreError
 from fedkeel.run import Run
@@ -347,3 +349,21 @@ def test_numbers_that_json_does_not_know_are_stored_as_null() -> None:
         "b": [1.0, None],
         "c": {"d": 2},
     }
+
+
+def test_what_clients_keep_is_stored_inside_of_the_run_whatever_they_are_called(tmp_path: Path) -> None:
+    names = ["../../evil", "/etc/evil", "..", ".", "", "a/b", "a%2Fb", "a\0b", "Zürich", "[/b]", "x" * 300, "x" * 301]
+    s = store(tmp_path / "deep" / "run")
+    s.finish({}, {"w": torch.ones(1)}, [(name, {"w": torch.tensor([i])}) for i, name in enumerate(names)])
+    s.close()
+    folder = tmp_path / "deep" / "run" / "personal"
+    assert {path for path in tmp_path.rglob("*") if "personal" not in str(path)} == {
+        tmp_path / "deep",
+        tmp_path / "deep" / "run",
+        *(path for path in (tmp_path / "deep" / "run").iterdir() if path.name != "personal"),
+    }
+    assert len(list(folder.iterdir())) == len(names)
+    for i, name in enumerate(names):
+        path = naming.find(folder, name, ".safetensors")
+        assert path is not None
+        assert safetensors.torch.load_file(path)["w"].tolist() == [i]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 import shutil
 import subprocess
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.tables import Results, latex_text
+from fedkeel.tables import Cell, Results, apart, latex_text
 
 
 def results(*names: str) -> Results:
@@ -138,3 +139,61 @@ def test_latex_takes_it(tmp_path: Path, table: Results) -> None:
 def test_a_bar_in_a_name_does_not_break_a_markdown_table() -> None:
     line = next(line for line in results("a|b", "c").markdown().splitlines() if line.startswith("| a"))
     assert line.startswith("| a\\|b | ")
+
+
+HOSTILE = (
+    "[/b]",
+    "[bold]x[/bold]",
+    "=1+1",
+    "-1",
+    "\x1b[31mred",
+    "a|b",
+    "<script>alert(1)</script>",
+    "a\nb",
+    "[x](y:z)",
+    ":bomb:",
+)
+
+
+def named(*names: str) -> Results:
+    values = dict.fromkeys(names, 0.5)
+    return Results.of((name, 0, {"domains": values, "accuracy": 0.5, "result": "last"}) for name in ("a", "@b", *names))
+
+
+def test_markdown_has_no_html_and_as_many_columns_as_it_should() -> None:
+    text = named(*HOSTILE).markdown()
+    assert "<" not in text
+    assert "\x1b" not in text
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    assert len(lines) == 2 + 2 + len(HOSTILE)
+    assert {len(re.findall(r"(?<!\\)\|", line)) for line in lines} == {2 + len(HOSTILE) + 2 - 1}
+
+
+def test_no_cell_of_a_csv_file_is_a_formula_and_numbers_stay_numbers() -> None:
+    rows = list(csv.reader(named(*HOSTILE).csv().splitlines()))
+    assert all(not cell.startswith(("=", "+", "-", "@", "\t")) for row in rows for cell in row)
+    assert rows[0].index("'=1+1_mean") == 2 + 2 * HOSTILE.index("=1+1")
+    assert {row[2] for row in rows[1:]} == {"0.5"}
+    assert rows[2][0] == "'@b"
+
+
+def test_text_has_a_line_for_each_method_and_nothing_that_a_terminal_obeys() -> None:
+    text = named(*HOSTILE).text()
+    assert "\x1b" not in text
+    assert len(text.splitlines()) == 2 + 2 + len(HOSTILE) + 2
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        (Cell(0.75, 0.02), Cell(0.70, 0.02), True),
+        (Cell(0.70, 0.02), Cell(0.75, 0.02), True),
+        (Cell(0.75, 0.03), Cell(0.70, 0.03), False),
+        (Cell(0.75, 0.0), Cell(0.75, 0.0), False),
+        (Cell(72.2, 2.1), Cell(64.7, 5.4), False),
+        (Cell(0.9, None), Cell(0.1, 0.01), False),
+        (Cell(0.9, None), Cell(0.1, None), False),
+    ],
+)
+def test_two_means_are_apart_where_their_ranges_do_not_touch(one: Cell, other: Cell, told: bool) -> None:
+    assert apart(one, other) == told

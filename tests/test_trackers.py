@@ -17,10 +17,10 @@ from fedkeel.cli import main
 from fedkeel.comparison import Comparison, compare
 from fedkeel.config import Config
 from fedkeel.engine.evaluation import Scores
-from fedkeel.engine.local import Stopped
 from fedkeel.errors import FedkeelError
 from fedkeel.observer import Observer, Observers
 from fedkeel.run import Run
+from fedkeel.stopping import Stopped
 from fedkeel.trackers import Tracker, mlflow_name, tracked, values
 from tests import tiny
 

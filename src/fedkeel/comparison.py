@@ -2,14 +2,16 @@
 
     compare(["fedavg", "fedbn", "fedprox(mu=0.1)@learning_rate=0.1"], seeds=3, data="digits-shift", rounds=30)
 
-What is finished is not run again, and what was interrupted goes on: the same call continues a comparison.
+What is finished is not run again, and what was interrupted goes on: the same call continues a comparison. A run of
+which the data or the code have changed since is not used: a directory that was given and holds one is refused, and
+without one the next number is taken.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,14 +20,17 @@ from fedkeel import analysis
 from fedkeel import methods as registered
 from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.data.federation import Federation
+from fedkeel.data.outline import Outline, changed
 from fedkeel.durable import explained, write_atomically
 from fedkeel.engine.setup import choose_device, choose_executor, load_federation, prepare
 from fedkeel.engine.threads import available_cores
-from fedkeel.entries import read_entries, read_seeds, slug
+from fedkeel.entries import read_entries, read_seeds
 from fedkeel.errors import FedkeelError
 from fedkeel.given import as_path, described
 from fedkeel.jobs import Job, JobsObserver, beside_others, run_all, uses_gpu
 from fedkeel.method import Composition
+from fedkeel.naming import slug
+from fedkeel.origin import Origin, outline_of, read_outline
 from fedkeel.run import Run
 from fedkeel.spawning import leave_if_imported_again
 from fedkeel.store import fingerprint
@@ -130,7 +135,7 @@ def compare(
         track: a tracker, "tensorboard" or "mlflow", in which each method and seed is a run of its own.
         options: of all runs, as in `Config`.
 
-    Raises `fedkeel.engine.local.Stopped` when it was asked to stop; the same call then continues it.
+    Raises `fedkeel.stopping.Stopped` when it was asked to stop; the same call then continues it.
     """
     leave_if_imported_again()
     entries = read_entries(methods, options)
@@ -141,11 +146,13 @@ def compare(
     processes = choose_jobs(jobs, entries)
     if processes > 1:
         entries = {label: beside_others(config) for label, config in entries.items()}
-    place = choose_directory(directory, entries, chosen)
-    planned = plan(entries, chosen, place, track)
-    refuse_other_configurations(planned)
-    check_all(entries, chosen[0])
     observer = observer or JobsObserver()
+    if directory is not None:
+        refuse_other_configurations(plan(entries, chosen, Path(directory)))
+    now = check_all(entries, chosen[0])
+    place = choose_directory(directory, entries, chosen, now, observer.note)
+    planned = plan(entries, chosen, place, track)
+    refuse_outdated(planned, now, observer.note)
     finished = [job for job in planned if has_finished(job.directory)]
     if min(processes, len(planned) - len(finished)) > 1:
         prepare_tracker(track)
@@ -164,16 +171,28 @@ def choose_jobs(jobs: int | None, entries: Mapping[str, Config]) -> int:
     return jobs or (1 if uses_gpu(entries.values()) or not can_fork else available_cores())
 
 
-def choose_directory(directory: str | Path | None, entries: Mapping[str, Config], seeds: Sequence[int]) -> Path:
-    """The one given, or the first of `runs/compare-<data>`, `-2`, ... that holds nothing else."""
+def choose_directory(
+    directory: str | Path | None,
+    entries: Mapping[str, Config],
+    seeds: Sequence[int],
+    now: Mapping[str, Beginning],
+    note: Callable[[str], None],
+) -> Path:
+    """The one given, or the first of `runs/compare-<data>`, `-2`, ... that holds nothing else, nor runs of what the
+    methods or the data were before."""
     if directory is not None:
         return as_path(directory)
     data = next(iter(entries.values())).data
     base = f"compare-{slug(data.partition('(')[0])}"
     for number in range(1, 10_000):
         place = Path("runs") / (base if number == 1 else f"{base}-{number}")
-        if not any(holds_another(job) for job in plan(entries, seeds, place)):
+        planned = plan(entries, seeds, place)
+        if any(holds_another(job) for job in planned):
+            continue
+        old = next((job for job in planned if now[job.label].differs(job)), None)
+        if old is None:
             return place
+        note(f"'{old.directory}' is not used again, since {now[old.label].differs(old)}.")
     raise FedkeelError(f"'runs/{base}' and ten thousand after it are taken: give a directory.")
 
 
@@ -206,21 +225,56 @@ def refuse_other_configurations(jobs: Sequence[Job]) -> None:
             )
 
 
-def check_all(entries: Mapping[str, Config], seed: int) -> None:
+@dataclass(frozen=True)
+class Beginning:
+    """What a method would begin with now: its code, and the data, divided by that seed."""
+
+    origin: Origin
+    outline: Outline
+    seed: int
+
+    def differs(self, job: Job) -> str:
+        """What of it is not as when the run of this job began, as the end of a sentence, or nothing."""
+        origin, outline = Origin.load(job.directory), read_outline(job.directory)
+        if outline is not None and (what := changed(outline, self.outline, divided=job.seed == self.seed)):
+            return f"its data have changed: {what}"
+        what = self.origin.other_code(origin) if origin is not None else ""
+        return f"the code of {what} has changed since then" if what else ""
+
+
+def refuse_outdated(jobs: Sequence[Job], now: Mapping[str, Beginning], note: Callable[[str], None]) -> None:
+    """A run of other code or other data must not stand in a table as one of these, nor go on as one."""
+    versions: set[str] = set()
+    for job in jobs:
+        if what := now[job.label].differs(job):
+            raise FedkeelError(
+                f"'{job.directory}' cannot be used again, since {what}: choose another directory to train anew, or "
+                "remove that one."
+            )
+        origin = Origin.load(job.directory)
+        versions |= {origin.fedkeel} if origin and origin.fedkeel != now[job.label].origin.fedkeel else set()
+    if versions:
+        note(f"Runs that are used again were made by fedkeel {', '.join(sorted(versions))}: their results may differ.")
+
+
+def check_all(entries: Mapping[str, Config], seed: int) -> dict[str, Beginning]:
     """Everything that can be refused before training, for every method, before the first one trains."""
     for config in entries.values():  # all names first, since reading images takes longer
         analysis.chosen(config)
         Composition.of(registered.build(config.method))
         choose_executor(config, choose_device(config))
     loaded: dict[tuple[Any, ...], Federation] = {}
-    for config in entries.values():
+    found: dict[str, Beginning] = {}
+    for label, config in entries.items():
         config = config.replace(seed=seed)
         key = (config.data, config.partition, config.unseen, config.subsample)
         if key not in loaded:
             loaded[key] = load_federation(config)
-        worker = prepare(config, federation=loaded[key]).worker
+        setup = prepare(config, federation=loaded[key])
         for diagnostic in analysis.chosen(config):
-            diagnostic.check(worker)
+            diagnostic.check(setup.worker)
+        found[label] = Beginning(Origin.of(setup), outline_of(setup), seed)
+    return found
 
 
 def write_index(place: Path, jobs: Sequence[Job]) -> None:
@@ -260,13 +314,29 @@ def gather(directories: Sequence[str | Path]) -> Comparison:
 
 def labels(runs: Sequence[Run]) -> list[str]:
     """Each run's method, and the options in which these runs differ besides method and seed."""
-    options = [run.config.to_dict() for run in runs]
+    options = told_apart(runs)
     same = {*MACHINE_OPTIONS, "method", "seed"}
     varying = [name for name in (options[0] if options else ()) if name not in same and _differ(options, name)]
     return [
         "@".join([table["method"], ",".join(f"{name}={table[name]}" for name in varying)]).rstrip("@")
         for table in options
     ]
+
+
+def told_apart(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """The options of runs; what was given in Python by its class, and where that stands for several by which it is."""
+    tables = [run.config.to_dict() for run in runs]
+    given = [run.given for run in runs]
+    for option in ("method", "data", "model"):
+        kinds: dict[str, set[str]] = {}
+        for objects in given:
+            if option in objects:
+                kinds.setdefault(objects[option]["name"], set()).add(objects[option]["digest"])
+        for table, objects in zip(tables, given, strict=True):
+            if option in objects:
+                name, which = objects[option]["name"], objects[option]["digest"]
+                table[option] = f"{name}#{which[:6]}" if len(kinds[name]) > 1 else name
+    return tables
 
 
 def _differ(tables: Sequence[dict[str, Any]], name: str) -> bool:

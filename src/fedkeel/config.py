@@ -138,7 +138,7 @@ class Config:
     def __post_init__(self) -> None:
         hints = _hints()
         for entry in fields(self):
-            object.__setattr__(self, entry.name, _checked(entry, hints[entry.name], getattr(self, entry.name)))
+            object.__setattr__(self, entry.name, checked(entry, hints[entry.name], getattr(self, entry.name)))
 
     def replace(self, **changes: Any) -> Config:
         refuse_unknown(changes)
@@ -193,16 +193,23 @@ def from_dict(given: Mapping[str, Any]) -> Config:
 
 def read(path: str | Path) -> dict[str, Any]:
     """The options that a TOML file sets. Dashes in names are taken as underscores."""
-    try:
-        with open(path, "rb") as file:
-            table = tomllib.load(file)
-    except OSError as error:
-        raise FedkeelError(f"The configuration '{path}' cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise FedkeelError(f"The configuration '{path}' is not valid TOML: {error}.") from error
-    table = {name.replace("-", "_"): value for name, value in table.items()}
+    table, _ = read_table(path, "configuration")
     refuse_unknown(table)
     return table
+
+
+def read_table(path: str | Path, what: str) -> tuple[dict[str, Any], dict[str, int]]:
+    """What a flat TOML file sets, and in which line each name stands."""
+    try:
+        text = Path(path).read_bytes().decode()
+        table = tomllib.loads(text)
+    except OSError as error:
+        raise FedkeelError(f"The {what} '{path}' cannot be read: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise FedkeelError(f"The {what} '{path}' is not valid TOML: {error}.") from error
+    begins = [line.partition("=")[0].strip().replace("-", "_") for line in text.split("\n")]
+    table = {name.replace("-", "_"): value for name, value in table.items()}
+    return table, {name: begins.index(name) + 1 for name in table if name in begins}
 
 
 @cache
@@ -211,7 +218,8 @@ def _hints() -> dict[str, Any]:
     return get_type_hints(Config)
 
 
-def _checked(entry: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
+def checked(entry: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
+    """The value of an option, if it is of the option's type and within its limits."""
     flag = entry.name
     if get_origin(hint) is Literal:
         if value not in get_args(hint):

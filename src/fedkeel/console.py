@@ -23,6 +23,7 @@ from fedkeel.counting import from_one
 from fedkeel.engine.evaluation import Scores
 from fedkeel.errors import FedkeelError
 from fedkeel.jobs import Job, JobsObserver
+from fedkeel.naming import visible
 from fedkeel.observer import Observer
 from fedkeel.run import Run
 from fedkeel.tables import DASH, Results, percent
@@ -30,20 +31,34 @@ from fedkeel.tables import DASH, Results, percent
 WIDE = 1000  # a pipe has no edge: a table there is never cut
 
 
+class PlainConsole(Console):
+    """Names are data: nothing in a text is markup, and nothing in it reaches the terminal but letters."""
+
+    def render_str(self, text: str, **options: Any) -> Text:  # every text and every cell passes here
+        return super().render_str("\n".join(map(visible, text.split("\n"))), **options)
+
+
 def console(stream: IO[str]) -> Console:
     """A console that keeps tables whole when nobody's terminal limits them."""
     plain = not stream.isatty()
-    return Console(file=stream, width=WIDE if plain else None, highlight=False, soft_wrap=False)
+    return PlainConsole(
+        file=stream, width=WIDE if plain else None, highlight=False, markup=False, emoji=False, soft_wrap=False
+    )
+
+
+def lettered(text: object, style: str = "") -> Text:
+    """A cell of a table or a heading of it: one line, in which nothing is markup."""
+    return Text(visible(str(text)), style=style)
 
 
 def results_table(results: Results) -> Table:
     """Method by domain, the best of each column in bold."""
     table = Table(box=box.SIMPLE_HEAD, caption=results.caption, caption_justify="left", pad_edge=False)
     for heading in results.headings:
-        table.add_column(heading, justify="left" if heading == "method" else "right")
+        table.add_column(lettered(heading), justify="left" if heading == "method" else "right")
     for row in results.rows:
-        cells = [Text(str(cell or DASH), style="bold" if best else "") for cell, best in results.marked(row)]
-        table.add_row(Text(results.name(row)), *cells, *(Text(entry) for entry in results.traffic(row)))
+        cells = [lettered(cell or DASH, "bold" if best else "") for cell, best in results.marked(row)]
+        table.add_row(lettered(results.name(row)), *cells, *map(lettered, results.traffic(row)))
     return table
 
 
@@ -52,9 +67,9 @@ def plain_table(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, capti
     table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", pad_edge=False)
     for column, heading in enumerate(headings):
         numbers = bool(rows) and all(str(row[column]).replace(".", "").replace("-", "0").isdigit() for row in rows)
-        table.add_column(heading, justify="right" if numbers else "left")
+        table.add_column(lettered(heading), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(str(entry)) for entry in row))
+        table.add_row(*map(lettered, row))
     return table
 
 
@@ -96,7 +111,11 @@ class Milestones:
 
 
 def _bar(target: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), TextColumn("{task.fields[text]}"))
+    described, standing = (
+        TextColumn("{task.description}", markup=False),
+        TextColumn("{task.fields[text]}", markup=False),
+    )
+    columns = (described, BarColumn(bar_width=24), standing)
     # Drawn when something happens, not by a thread: processes are forked meanwhile, and a lock that the thread
     # holds at that moment would stay locked in the child for ever.
     return Progress(*columns, console=target, auto_refresh=False, transient=True)
@@ -122,7 +141,7 @@ class RunProgress(Observer, AbstractContextManager["RunProgress"]):
         self._clock.start(first_round / config.rounds)
         if self._bar is not None:
             self._bar.start()
-            self._task = self._bar.add_task(config.method, total=config.rounds, completed=first_round, text="")
+            self._task = self._bar.add_task(visible(config.method), total=config.rounds, completed=first_round, text="")
             self._draw(first_round)
 
     def client_done(self, round: int, done: int, total: int) -> None:
@@ -184,7 +203,9 @@ class ComparisonProgress(JobsObserver, AbstractContextManager["ComparisonProgres
 
     def job_started(self, job: Job, first_round: int) -> None:
         if self._bar is not None:
-            self._lines[job] = self._bar.add_task(str(job), total=job.config.rounds, completed=first_round, text="")
+            self._lines[job] = self._bar.add_task(
+                visible(str(job)), total=job.config.rounds, completed=first_round, text=""
+            )
 
     def job_progress(self, job: Job, rounds_done: float, accuracy: float | None) -> None:
         self._shares[job] = rounds_done / job.config.rounds

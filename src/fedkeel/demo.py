@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Protocol
 
 from fedkeel.comparison import FILE, Comparison, compare, read_comparison
@@ -17,7 +18,7 @@ from fedkeel.durable import explained
 from fedkeel.errors import FedkeelError
 from fedkeel.jobs import JobsObserver
 from fedkeel.methods import METHODS
-from fedkeel.tables import Results, Row, percent
+from fedkeel.tables import Cell, Results, Row, apart, rounded
 
 MARK = ".fedkeel-demo"  # in a directory that the demo made and may therefore replace
 
@@ -38,11 +39,9 @@ SETTINGS: dict[str, Any] = {
     # What every method here has and what costs next to nothing, so that the report can say why one is ahead.
     "record": "fairness,representation-divergence",
 }
-# HBN's moving average of statistics is made for hundreds of rounds: here it starts from those of the first one. FedWon
-# takes a higher learning rate than batch norm does, as in its paper. UniVarFL spreads the features of a projector,
-# which the networks of its paper have.
+# FedWon takes a higher learning rate than batch norm does, as in its paper. UniVarFL spreads the features of a
+# projector, which the networks of its paper have.
 ENTRIES = {
-    "hbn": "hbn(warm_start=true)",
     "fedwon": "fedwon@learning_rate=0.05",
     "univarfl": "univarfl@model=simple_cnn(projector=128)",
 }
@@ -107,95 +106,98 @@ class Tabulated(Protocol):
 
 
 def findings(comparison: Tabulated) -> list[str]:
-    """What the table shows, a sentence each, all from its numbers."""
+    """What the table shows, a sentence each, all from its numbers as printed; of differences those that are `apart`."""
     results = comparison.results
     rows: dict[str, Row] = {}
     federated: list[Row] = []
     for row in sorted(results.rows, key=lambda row: -row.average.mean):
-        method, shown = row.method.partition("@")[0], replace(row, method=results.name(row))
+        method, domains = row.method.partition("@")[0], {name: printed(cell) for name, cell in row.domains.items()}
+        shown = replace(row, method=results.name(row), average=printed(row.average), domains=domains)
         rows.setdefault(method, shown)  # of one that is there with several options, the best
         if method not in ("central", "standalone"):
             federated.append(shown)
     if not federated:
         return []
-    return [
-        sentence
-        for sentence in (
-            _best(federated),
-            _gap(rows, federated),
-            _gain(rows, federated, results.domains),
-            _hardest(federated, results.domains),
-        )
-        if sentence
-    ]
+    if all(row.average.std is None for row in results.rows):
+        return ["One seed tells no two methods apart: give several with --seeds."]
+    sentences = (
+        _best(federated),
+        _gap(rows.get("central"), rows.get("fedavg")),
+        _ahead(rows.get("fedavg"), federated),
+        _gain(rows.get("standalone"), federated, results.domains),
+        _hardest(federated, results.domains),
+    )
+    return [sentence for sentence in sentences if sentence]
 
 
-def _best(federated: Sequence[Row]) -> str:
-    ranked = sorted(federated, key=lambda row: -row.average.mean)
-    first = ranked[0]
-    sentence = f"Best on average: {name(first)} with {percent(first.average.mean)} %"
-    # Two means that differ by less than their spread are not told apart by three seeds.
-    near = [
-        f"{name(row)} ({percent(row.average.mean)})"
-        for row in ranked[1:]
-        if first.average.mean - row.average.mean <= max(first.average.std or 0.0, row.average.std or 0.0)
-    ]
-    return f"{sentence}; within the spread of it: {', '.join(near)}." if near else f"{sentence}."
+def _best(ranked: Sequence[Row]) -> str:
+    first, *others = ranked
+    if not others:
+        return ""
+    level = [row for row in others if not apart(first.average, row.average)]
+    if level:
+        return f"Level within the spread: {listed([first, *level])}."
+    return f"Best on average, by more than the spread: {listed([first])}."
 
 
-def _gap(rows: dict[str, Row], federated: Sequence[Row]) -> str:
-    central, fedavg = rows.get("central"), rows.get("fedavg")
+def _gap(central: Row | None, fedavg: Row | None) -> str:
     if central is None or fedavg is None:
         return ""
-    gap = central.average.mean - fedavg.average.mean
-    if gap <= 0:
-        return f"{name(fedavg)} is not behind training on the pooled data ({percent(central.average.mean)} %) here."
-    sentence = f"The shift costs {name(fedavg)} {percent(gap)} points against training on the pooled data"
-    best = max(federated, key=lambda row: row.average.mean)
-    closed = (best.average.mean - fedavg.average.mean) / gap
-    if best.method == fedavg.method or closed <= 0:
-        return f"{sentence}, and no other method here wins any of them back."
-    if closed >= 1:
-        return f"{sentence}; {name(best)} wins all of them back."
-    return f"{sentence}; {name(best)} wins {100 * closed:.0f} % of them back."
+    pooled = f"training on the pooled data ({central.average.mean:.1f})"
+    if not apart(central.average, fedavg.average):
+        return f"{listed([fedavg])} and {pooled} are level within the spread."
+    if central.average.mean < fedavg.average.mean:
+        return f"{listed([fedavg])} is ahead of {pooled}."
+    points = central.average.mean - fedavg.average.mean
+    return f"The shift costs {fedavg.method} {points:.1f} points against {pooled}."
 
 
-def _gain(rows: dict[str, Row], federated: Sequence[Row], domains: Sequence[str]) -> str:
-    alone = rows.get("standalone")
+def _ahead(fedavg: Row | None, federated: Sequence[Row]) -> str:
+    others = [row for row in federated if fedavg is not None and row.method != fedavg.method]
+    if fedavg is None or not others:
+        return ""
+    ahead = [row for row in others if is_above(row.average, fedavg.average)]
+    if not ahead:
+        return f"No method here is ahead of {fedavg.method} by more than the spread."
+    return f"Ahead of {fedavg.method} by more than the spread: {listed(ahead)}."
+
+
+def _gain(alone: Row | None, federated: Sequence[Row], domains: Sequence[str]) -> str:
     if alone is None:
         return ""
-    gains = {
-        (row.domains[domain].mean - alone.domains[domain].mean, domain, name(row))
-        for row in federated
+    helped = {
+        domain: sum(domain in row.domains and is_above(row.domains[domain], alone.domains[domain]) for row in federated)
         for domain in domains
-        if domain in row.domains and domain in alone.domains
+        if domain in alone.domains
     }
-    gain, domain, method = max(gains)
-    if gain <= 0:
-        return "On no domain does a federation beat the client that trains alone."
-    lone = percent(alone.domains[domain].mean)
-    return (
-        f"Federation helps most on '{domain}': {method} reaches {percent(alone.domains[domain].mean + gain)} %, "
-        f"the client alone {lone} %."
-    )
+    most = [f"'{domain}'" for domain, count in helped.items() if 2 * count > len(federated)]
+    if not most:
+        return "On no domain are most methods ahead of the client that trains alone by more than the spread."
+    return f"Most methods are ahead of the client that trains alone by more than the spread on {', '.join(most)}."
 
 
 def _hardest(federated: Sequence[Row], domains: Sequence[str]) -> str:
-    means = {
-        domain: sum(row.domains[domain].mean for row in federated) / len(federated)
+    """Over the federated methods, with the mean of their spreads."""
+    cells = {
+        domain: Cell(fmean(cell.mean for cell in column), fmean(cell.std or 0.0 for cell in column))
         for domain in domains
-        if all(domain in row.domains for row in federated)
+        if len(column := [row.domains[domain] for row in federated if domain in row.domains]) == len(federated)
     }
-    if not means:
+    ranked = sorted(cells, key=lambda domain: cells[domain].mean)
+    if len(ranked) < 2 or not apart(cells[ranked[0]], cells[ranked[1]]):
         return ""
-    hardest = min(means, key=lambda domain: means[domain])
-    best = max(federated, key=lambda row: row.domains[hardest].mean)
-    return (
-        f"The hardest domain is '{hardest}' ({percent(means[hardest])} % over the federated methods); "
-        f"best there is {name(best)} with {percent(best.domains[hardest].mean)} %."
-    )
+    return f"The hardest domain is '{ranked[0]}': {cells[ranked[0]].mean:.1f} % over the federated methods."
 
 
-def name(row: Row) -> str:
-    """Its options are in it only where another row has the same method."""
-    return row.method
+def printed(cell: Cell) -> Cell:
+    """In % as it stands in the table, so that a reader who does the sums finds the same."""
+    return Cell(rounded(cell), None if cell.std is None else rounded(Cell(cell.std, None)))
+
+
+def is_above(one: Cell, other: Cell) -> bool:
+    return one.mean > other.mean and apart(one, other)
+
+
+def listed(rows: Sequence[Row]) -> str:
+    """Names with their averages. A method's options are in its name only where another row has the same method."""
+    return ", ".join(f"{row.method} ({row.average.mean:.1f})" for row in rows)

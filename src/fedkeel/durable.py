@@ -1,13 +1,19 @@
-"""Files that survive what happens to a process and to a machine, and errors of the system as one sentence."""
+"""Files that survive what happens to a process and to a machine, that say when they are no longer what was written,
+and errors of the system as one sentence."""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from fedkeel.errors import StoreError
+from fedkeel.stopping import RENAMED, RENAMING, WRITING, reached
 
 
 @contextmanager
@@ -31,6 +37,7 @@ def write_durably(path: Path, data: bytes) -> None:
     with open(path, "wb") as file:
         file.write(data)
         file.flush()
+        reached(WRITING, path)
         os.fsync(file.fileno())
 
 
@@ -38,7 +45,29 @@ def write_atomically(path: Path, data: bytes) -> None:
     """A reader sees the old file or the new one, never half of it."""
     aside = path.with_name(f".{path.name}.writing")
     write_durably(aside, data)
-    os.replace(aside, path)
+    rename(aside, path)
+
+
+def rename(source: Path, target: Path) -> None:
+    """Put a file, or a folder with all its names, in its place, and bring the place itself to disk: after a power cut
+    a name that was not synced may be the old one again, or none."""
+    if source.is_dir():
+        sync(source)
+    reached(RENAMING, target)
+    os.replace(source, target)
+    reached(RENAMED, target)
+    sync(target.parent)
+
+
+def make_folder(path: Path) -> list[Path]:
+    """A folder and those above it, on disk. Returns the ones that were not there, innermost first."""
+    if path.is_dir():
+        return []
+    made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    path.mkdir(parents=True, exist_ok=True)
+    for folder in reversed(made):
+        sync(folder.parent)
+    return made
 
 
 def sync(path: Path) -> None:
@@ -46,5 +75,51 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # file systems that have no such thing for folders
+            raise
     finally:
         os.close(descriptor)
+
+
+# -- what was written ------------------------------------------------------------------------------------------------
+class Unsealed(ValueError):
+    """These bytes are not the table that was sealed; the text says why."""
+
+
+def digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def seal(table: Mapping[str, Any]) -> bytes:
+    """A table as JSON that carries a checksum of itself."""
+    return json.dumps({**table, "checksum": _checksum(table)}, indent=1).encode() + b"\n"
+
+
+def unseal(data: bytes) -> dict[str, Any]:
+    """What was sealed; raises `Unsealed` where a single bit of it that means anything is another."""
+    try:
+        table = json.loads(data)
+        if not isinstance(table, dict) or table.pop("checksum", None) != _checksum(table):
+            raise Unsealed("its checksum does not match")
+    except (ValueError, RecursionError) as error:
+        raise error if isinstance(error, Unsealed) else Unsealed(str(error)) from error
+    return table
+
+
+def read_sealed(path: Path) -> dict[str, Any] | None:
+    """The table in a file; None where there is no such file, as in a directory of an earlier version."""
+    if not path.exists():
+        return None
+    try:
+        return unseal(path.read_bytes())
+    except OSError as error:
+        raise StoreError(f"'{path}' cannot be read: {error.strerror}.") from error
+    except Unsealed as error:
+        raise StoreError(
+            f"'{path}' is damaged ({error}): put it back from a copy, or remove it to do without what it says."
+        ) from error
+
+
+def _checksum(table: Mapping[str, Any]) -> str:
+    return digest(json.dumps(table, sort_keys=True).encode())

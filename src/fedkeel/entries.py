@@ -5,7 +5,6 @@ Nothing here waits for torch, so that a mistake in typing is told at once.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, get_type_hints
 
@@ -13,6 +12,7 @@ from fedkeel import config as configuration
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
 from fedkeel.given import described
+from fedkeel.naming import slug
 from fedkeel.spec import split
 
 SET_BY_COMPARISON = ("method", "seed")
@@ -93,12 +93,3 @@ def read_seeds(seeds: int | str | Sequence[int]) -> list[int]:
         if seed < 0 or chosen.count(seed) > 1:
             raise FedkeelError(f"The seed {seed} is {'negative' if seed < 0 else 'given twice'}: give different ones.")
     return chosen
-
-
-def slug(text: str) -> str:
-    """A folder's name from a method as typed; different methods keep different names.
-
-    >>> slug("fedprox(mu=0.1)+gn@batch_size=8")
-    'fedprox-mu=0.1-+gn@batch_size=8'
-    """
-    return re.sub(r"[^\w.+=@-]+", "-", text.replace(" ", "")).strip("-")

@@ -30,6 +30,10 @@ class TrainingError(FedkeelError):
     """A run cannot go on, e.g. because every client's update was dropped."""
 
 
+class ShortageError(FedkeelError):
+    """There is too little memory, see `fedkeel.shortage`."""
+
+
 def nearest(given: str, choices: Iterable[str]) -> str:
     """The end of an error sentence: the nearest valid choice, several where they are equally near, or all of them when
     none is.

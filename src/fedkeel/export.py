@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.data.federation import Federation, Transform
+from fedkeel.data.transforms import Unknown
 from fedkeel.durable import write_atomically
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.given import as_path
@@ -68,6 +69,11 @@ def export(
     if format == "onnx":
         require_onnx()
     network, federation = run.network(client)
+    if with_transform and isinstance(federation.test_transform, Unknown):
+        raise FedkeelError(
+            f"How images become what the network of '{run.directory}' sees is not known here, since it was done at its "
+            "sites or by a transform given in Python: leave --with-transform out."
+        )
     deployed = Deployed(fold(network), federation.test_transform if with_transform else None).eval()
     # The layout that training liked is none of a file's business.
     deployed.requires_grad_(False).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
@@ -128,7 +134,7 @@ def describe(run: Run, federation: Federation, format: str, example: Tensor, cli
         "model": run.config.model,
         "data": run.config.data,
         "client": client,
-        "accuracy": run.accuracy,
+        "accuracy": run.accuracy if client is None else run.accuracy_of(client),
     }
 
 

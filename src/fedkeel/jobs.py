@@ -25,10 +25,12 @@ import torch
 from fedkeel import run as running
 from fedkeel.config import Config
 from fedkeel.engine.evaluation import Scores
-from fedkeel.engine.local import Stopped, stop_requested
+from fedkeel.engine.heartbeat import Heart
 from fedkeel.errors import FedkeelError
 from fedkeel.observer import Observer
+from fedkeel.shortage import death
 from fedkeel.spawning import NAME, SENTENCE, UNGUARDED, main_that_can_be_imported
+from fedkeel.stopping import Stopped, stop_requested, undisturbed
 from fedkeel.trackers import tracked
 
 log = logging.getLogger("fedkeel")
@@ -158,6 +160,7 @@ class _Seat:
     job: Job
     process: BaseProcess
     pipe: Connection
+    heart: Heart | None
     outcome: str | None = None  # "" when done; None until the job says so
 
 
@@ -180,19 +183,25 @@ class _Crew:
         stopping = False
         try:
             while self._seats or (waiting and not stopping):
-                if stop_requested.is_set() and not stopping:
-                    stopping = True
-                    for seat in self._seats:
-                        seat.process.terminate()  # each stops after its current step, see _work
+                stopping = stopping or stop_requested.is_set()
+                for seat in self._seats if stopping else []:
+                    # Each stops after its current step, see _work; told again, in case that was too early.
+                    seat.process.terminate()
                 while waiting and len(self._seats) < self.processes and not stopping:
                     self._seats.append(self._start(waiting.pop(0)))
                 for pipe in wait([seat.pipe for seat in self._seats], timeout=0.2):
                     self._hear(next(seat for seat in self._seats if seat.pipe is pipe))
+                for seat in self._seats:
+                    if seat.heart is not None and seat.outcome is None and seat.heart.is_silent():
+                        seat.outcome = "its process hung and was ended; the same command again goes on with it"
+                        seat.process.kill()  # which closes its pipe
                 self.observer.tick()
         finally:
-            for seat in self._seats:  # only after an exception, such as a second Ctrl-C
-                seat.process.kill()
-                seat.process.join()
+            with undisturbed():
+                for seat in self._seats:  # only after an exception, such as a second Ctrl-C
+                    seat.process.kill()
+                for seat in self._seats:
+                    seat.process.join()
         if stopping:
             raise Stopped
         return self.failures
@@ -201,13 +210,14 @@ class _Crew:
         here, there = self._context.Pipe(duplex=False)
         not_its_own = [here, *(seat.pipe for seat in self._seats)] if self._forks else []
         # Not a daemon: a run may have worker processes of its own.
+        heart = Heart() if self._forks else None  # memory is shared by forking alone
         process = self._context.Process(  # type: ignore[attr-defined]
-            target=_work, args=(job, there, not_its_own), daemon=False, name=f"{NAME}: {job}"
+            target=_work, args=(job, there, not_its_own, heart), daemon=False, name=f"{NAME}: {job}"
         )
-        with main_that_can_be_imported():
+        with main_that_can_be_imported(), undisturbed():
             process.start()
         there.close()
-        return _Seat(job, process, here)
+        return _Seat(job, process, here, heart)
 
     def _hear(self, seat: _Seat) -> None:
         try:
@@ -224,12 +234,10 @@ class _Crew:
         seat.process.join()
         seat.pipe.close()
         self._seats.remove(seat)
-        code = seat.process.exitcode or 0
-        if seat.outcome is None and code == UNGUARDED:
+        if seat.outcome is None and seat.process.exitcode == UNGUARDED:
             raise FedkeelError(SENTENCE) from None
         if seat.outcome is None:
-            cause = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-            seat.outcome = f"its process died ({cause})"
+            seat.outcome = f"its process {death(seat.process.exitcode, '--jobs')}"
         if seat.outcome == "stopped":
             return
         if seat.outcome:
@@ -254,13 +262,15 @@ class _LogToPipe(logging.Handler):
         self._messenger.note(self.format(record))
 
 
-def _work(job: Job, pipe: Connection, not_its_own: Sequence[Connection]) -> None:
+def _work(job: Job, pipe: Connection, not_its_own: Sequence[Connection], heart: Heart | None) -> None:
     """The life of a job's process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    signal.signal(signal.SIGTERM, lambda _number, _frame: stop_requested.set())
+    if heart is not None:
+        heart.start()
     # A sibling's open end would keep a dead parent's pipe alive, and this process would never notice.
     for other in not_its_own:
         other.close()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
-    signal.signal(signal.SIGTERM, lambda _number, _frame: stop_requested.set())
     torch.set_num_threads(1)
     messenger = _Messenger(pipe)
     log.handlers, log.propagate = [_LogToPipe(messenger)], False

@@ -7,17 +7,17 @@ arrives from a client is checked before it counts.
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from fedkeel.counting import from_one
+from fedkeel.naming import visible
 from fedkeel.state import Tensors, is_continuous, is_variance, nbytes
 
 _SEPARATOR = "//"  # between a group ("weights") and a tensor's own name
@@ -26,6 +26,7 @@ _MAX_COUNT = 2**40
 _LARGEST = 1e15  # a sum of squares of such numbers is still finite in float32
 _MOST_ROWS = 2**14  # of a tensor whose size the server cannot know beforehand
 _MOST_METRICS = 100
+_LONGEST_NAME = 200  # of a metric
 
 
 class BadMessage(ValueError):
@@ -36,7 +37,22 @@ class BadMessage(ValueError):
     """
 
     def __init__(self, reason: str) -> None:
-        super().__init__("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in reason[:1000]))
+        super().__init__(visible(reason[:1000]))
+
+
+@contextmanager
+def reading(what: str = "it cannot be read") -> Iterator[None]:
+    """Whatever goes wrong in here is the message's fault, never the reader's.
+
+    The one place that says so: nobody can list what the bytes of a stranger make libraries raise (numbers too large
+    for a float, tables too deep, kinds of numbers that torch cannot sort, names that are no text).
+    """
+    try:
+        yield
+    except BadMessage:
+        raise
+    except Exception as error:
+        raise BadMessage(f"{what}: {str(error)[:200] or type(error).__name__}") from error
 
 
 @dataclass(frozen=True)
@@ -137,8 +153,16 @@ def check(update: Update, broadcast: Broadcast) -> None:
     if len(update.metrics) > _MOST_METRICS:
         raise BadMessage(f"it has {len(update.metrics)} metrics")
     for name, value in update.metrics.items():
-        if not isinstance(value, (int, float)) or not math.isfinite(value) or abs(value) > _LARGEST:
-            raise BadMessage(f"its metric '{name}' is {value}")
+        if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
+            raise BadMessage("a metric of it has no name that can be shown")
+        if not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:  # nor is what is not a number
+            raise BadMessage(f"its metric '{name}' is {shown(value)}")
+
+
+def check_broadcast(broadcast: Broadcast, weights: Mapping[str, Tensor], statistics: Mapping[str, Tensor]) -> None:
+    """Raise `BadMessage` unless a broadcast is of the model that has these entries."""
+    _check_like("weight", broadcast.weights, weights)
+    _check_like("statistic", broadcast.statistics, statistics)
 
 
 def _check_values(statistics: Mapping[str, Tensor]) -> None:
@@ -160,7 +184,7 @@ def _check_values(statistics: Mapping[str, Tensor]) -> None:
 
 def check_samples(samples: object) -> None:
     if not 0 < _whole(samples, "number of samples") < _MAX_SAMPLES:
-        raise BadMessage(f"its number of samples is {samples}")
+        raise BadMessage(f"its number of samples is {shown(samples)}")
 
 
 def check_expected(tensors: Mapping[str, Tensor], expected: Mapping[str, Expected]) -> None:
@@ -255,7 +279,7 @@ def pack(header: Mapping[str, Any], **groups: Mapping[str, Tensor]) -> bytes:
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensors]]:
     """The inverse of `pack`; raises `BadMessage` on anything that is not one."""
-    try:
+    with reading():
         tensors = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")
         metadata = json.loads(data[8 : 8 + length])["__metadata__"]
@@ -268,10 +292,6 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensors]]:
             if not separator:
                 raise BadMessage(f"the tensor '{key}' belongs to no group")
             groups.setdefault(group, {})[name] = tensors[key]
-    except BadMessage:
-        raise
-    except (SafetensorError, KeyError, TypeError, ValueError, OverflowError, RecursionError, AttributeError) as error:
-        raise BadMessage(f"it cannot be read: {error}") from error
     if not isinstance(header, dict):
         raise BadMessage("its header is not a table")
     return header, groups
@@ -284,7 +304,7 @@ def broadcast_to_bytes(message: Broadcast) -> bytes:
 
 def broadcast_from_bytes(data: bytes) -> Broadcast:
     header, groups = unpack(data)
-    try:
+    with reading("its header cannot be read"):
         return Broadcast(
             round=int(header["round"]),
             rounds=int(header["rounds"]),
@@ -292,8 +312,6 @@ def broadcast_from_bytes(data: bytes) -> Broadcast:
             statistics=groups.get("statistics", {}),
             extras=groups.get("extras", {}),
         )
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise BadMessage(f"its header cannot be read: {error}") from error
 
 
 def update_to_bytes(message: Update) -> bytes:
@@ -308,7 +326,7 @@ def update_to_bytes(message: Update) -> bytes:
 
 def update_from_bytes(data: bytes) -> Update:
     header, groups = unpack(data)
-    try:
+    with reading("its header cannot be read"):
         return Update(
             client=str(header["client"]),
             samples=_whole(header["samples"], "number of samples"),
@@ -318,13 +336,21 @@ def update_from_bytes(data: bytes) -> Update:
             statistics=groups.get("statistics", {}),
             extras=groups.get("extras", {}),
         )
-    except BadMessage:
-        raise
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise BadMessage(f"its header cannot be read: {error}") from error
+
+
+def is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _whole(value: object, what: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise BadMessage(f"its {what} is not an integer but {value!r}")
-    return value
+    if not is_whole(value):
+        raise BadMessage(f"its {what} is not an integer but {shown(value)}")
+    return value  # type: ignore[return-value]
+
+
+def shown(value: object) -> str:
+    """What was given, where that is short enough to be told."""
+    if isinstance(value, (list, tuple, dict)) and len(value) > 9:
+        return f"{len(value):,} entries"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:50]}... ({len(text):,} characters)"

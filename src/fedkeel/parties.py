@@ -37,10 +37,11 @@ class LocalData(Protocol):
         augment: bool = False,
         samples: int | None = None,
         shuffle: bool = False,
+        by_class: bool = False,
         least: int = 1,
     ) -> Iterator[Batch]:
-        """One pass over the training samples, or over `samples` of them drawn at random. A rest of fewer than `least`
-        joins the batch before it."""
+        """One pass over the training samples, or over `samples` of them drawn at random; `by_class`: those of the
+        lowest class first. A rest of fewer than `least` joins the batch before it."""
         ...
 
     def first_batch(self) -> Batch:

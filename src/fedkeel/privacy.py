@@ -20,15 +20,14 @@ so that the presence of a sample in a client's data is hidden from the server. G
 In both, each step is a sampled Gaussian mechanism with rate q and noise multiplier z. Opacus' accountant composes them
 by Renyi differential privacy (Mironov et al. 2019): (epsilon, delta) for adding or removing one client, or sample.
 
-Noise comes from the run's seed, so that a run can be repeated, and whoever knows the seed can take it away again. On
-real sites the environment variable FEDKEEL_SECRET, different and known nowhere else, makes it theirs alone.
+Noise, and who or what takes part, come from the run's seed in a simulation, so that it can be repeated, and whoever
+knows the seed can take the noise away again. Over a network they come from a secret: see `fedkeel.randomness`.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import os
 import warnings
 from collections.abc import Callable, Collection, Sequence
 from functools import lru_cache
@@ -38,21 +37,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
-from fedkeel import seeds
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.messages import Update
 from fedkeel.method import Composition
+from fedkeel.nn.masks import HOLDER, Draws
 from fedkeel.nn.surgery import batch_norms
+from fedkeel.randomness import Randomness, fingerprint
+from fedkeel.seeds import Stream
 from fedkeel.state import Layout, Tensors
 
 log = logging.getLogger("fedkeel")
-SECRET = "FEDKEEL_SECRET"
-
-
-def seed(config: Config) -> int:
-    """Of all noise and of who takes part: nobody can draw the same without the secret, if there is one."""
-    return seeds.derive(config.seed, "privacy", os.environ.get(SECRET, ""))
 
 
 # -- the account ------------------------------------------------------------------------------------------------------
@@ -68,10 +63,15 @@ def require_accountant() -> None:
 @lru_cache(maxsize=4096)
 def epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
     """Of `steps` sampled Gaussian mechanisms with this noise multiplier and sampling rate, at `delta`."""
+    return composed([(noise, rate, steps)], delta)
+
+
+def composed(history: Sequence[tuple[float, float, int]], delta: float) -> float:
+    """Epsilon of several of these one after another: noise multiplier, sampling rate and steps of each."""
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()
-    accountant.history = [(noise, rate, steps)]
+    accountant.history = list(history)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that the best order is the largest one tried: epsilon is then a bound
         return float(accountant.get_epsilon(delta))
@@ -106,14 +106,8 @@ def refuse_contradictions(config: Config, method: Composition, executor: str) ->
     if config.dp == "none":
         return
     require_accountant()
+    refuse_what_tells_more(config, method)
     if config.dp == "local":
-        for part in method.parts:
-            if not part.private:
-                raise MethodError(
-                    f"'dp=local' covers gradients of the cross-entropy and the weights they lead to, and '{part.name}' "
-                    "computes or sends something else from the samples: choose 'gn', 'ln', 'fedwon' or 'fedfn', alone "
-                    "or with 'fedavgm' or 'fedadam'."
-                )
         if executor == "cuda":
             raise FedkeelError("'dp=local' has no captured steps: choose '--executor serial'.")
         return
@@ -131,6 +125,16 @@ def refuse_contradictions(config: Config, method: Composition, executor: str) ->
             raise MethodError(
                 f"'dp=central' adds noise to the mean of equal clients, and '{part.name}' does not go by that alone: "
                 "choose another method."
+            )
+
+
+def refuse_what_tells_more(config: Config, method: Composition) -> None:
+    for part in method.parts:
+        if config.dp == "local" and not part.private:
+            raise MethodError(
+                f"'dp=local' covers gradients of the cross-entropy and the weights they lead to, and '{part.name}' "
+                "computes or sends something else from the samples: choose 'gn', 'ln', 'fedwon' or 'fedfn', alone "
+                "or with 'fedavgm' or 'fedadam'."
             )
 
 
@@ -154,15 +158,17 @@ def warn_of_the_rest(config: Config, method: Composition, layout: Layout) -> Non
 
 
 # -- central ----------------------------------------------------------------------------------------------------------
-def takes_part(config: Config, clients: int, round: int) -> list[int]:
+def takes_part(config: Config, clients: int, round: int, randomness: Randomness) -> list[int]:
     """The numbers of those that do, each independently of the others."""
     if config.participation >= 1:
         return list(range(clients))
-    drawn = torch.rand(clients, generator=seeds.generator(seed(config), "participation", round))
+    drawn = randomness.stream(config.seed, "participation", round).uniform(clients)
     return (drawn < config.participation).nonzero().flatten().tolist()
 
 
-def noisy_mean(config: Config, origin: Tensors, updates: Sequence[Update], clients: int, round: int) -> Tensors:
+def noisy_mean(
+    config: Config, origin: Tensors, updates: Sequence[Update], clients: int, round: int, randomness: Randomness
+) -> Tensors:
     """The weights that the clipped changes of these updates lead to, with noise. `clients`: of the whole federation."""
     totals = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in origin.items()}
     for update in updates:
@@ -170,11 +176,12 @@ def noisy_mean(config: Config, origin: Tensors, updates: Sequence[Update], clien
         scale = clip_factor(torch.stack([tensor.square().sum() for tensor in change.values()]).sum(), config.dp_clip)
         for name, tensor in change.items():
             totals[name] += scale * tensor
-    generator = seeds.generator(seed(config), "noise", round)
+    # A round that is repeated with other updates must not show both sums under the same noise.
+    stream = randomness.stream(config.seed, "noise", round, seen=map(fingerprint, (origin, totals)))
     expected = config.participation * clients
     result: Tensors = {}
     for name, tensor in origin.items():
-        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float64).to(tensor.device)
+        noise = stream.normal(*tensor.shape).double().to(tensor.device)
         mean = (totals[name] + config.dp_noise * config.dp_clip * noise) / expected
         result[name] = (tensor.double() + mean).to(tensor.dtype)
     return result
@@ -189,15 +196,16 @@ def clip_factor(square_norm: Tensor, clip: float) -> Tensor:
 class PrivateSteps:
     """The noisy gradients of one client's local steps in one round."""
 
-    def __init__(self, config: Config, client: str, round: int) -> None:
-        self.config = config
-        self.generator = seeds.generator(seed(config), "noise", round, client)
+    def __init__(self, config: Config, stream: Stream) -> None:
+        self.config, self.stream = config, stream
 
     def backward(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         """Puts the noisy gradient where the optimiser looks for it; returns the mean loss, which is not private."""
         config, parameters = self.config, {name: p for name, p in model.named_parameters() if p.requires_grad}
         if len(y):
             gradients, losses = sample_gradients(model, x, y)
+            # A server may send weights under which the gradient of some samples overflows: that must not show either.
+            gradients = {name: g.nan_to_num(0.0, 0.0, 0.0) for name, g in gradients.items()}
             squares = torch.stack([g.flatten(1).square().sum(dim=1) for g in gradients.values()]).sum(dim=0)
             scales = clip_factor(squares, config.dp_clip)
             sums = {name: torch.einsum("n,n...->...", scales, g) for name, g in gradients.items()}
@@ -206,7 +214,7 @@ class PrivateSteps:
             sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
             loss = torch.zeros((), device=x.device)
         for name, parameter in parameters.items():
-            noise = torch.randn(parameter.shape, generator=self.generator).to(parameter)
+            noise = self.stream.normal(*parameter.shape).to(parameter)
             parameter.grad = (sums[name] + config.dp_noise * config.dp_clip * noise) / config.batch_size
         return loss
 
@@ -214,12 +222,13 @@ class PrivateSteps:
 def sample_gradients(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensors, Tensor]:
     """The gradient of the cross-entropy of each sample by each trained parameter, (N, ...), and the losses, (N,)."""
     parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    draws: Draws | None = getattr(model, HOLDER, None)
 
-    def loss_of(parameters: Tensors, one_x: Tensor, one_y: Tensor) -> Tensor:
-        logits: Tensor = functional_call(model, parameters, (one_x[None],)).logits
+    def loss_of(parameters: Tensors, masks: Tensors, one_x: Tensor, one_y: Tensor) -> Tensor:
+        logits: Tensor = functional_call(model, {**parameters, **masks}, (one_x[None],)).logits
         return F.cross_entropy(logits, one_y[None])
 
     each: Callable[..., tuple[Tensors, Tensor]] = vmap(
-        grad_and_value(loss_of), in_dims=(None, 0, 0), randomness="different"
+        grad_and_value(loss_of), in_dims=(None, 0, 0, 0), randomness="different"
     )
-    return each(parameters, x.contiguous(), y)
+    return each(parameters, draws.of_samples(len(y)) if draws else {}, x.contiguous(), y)

@@ -43,17 +43,19 @@ class Entry(Generic[T]):
 
 
 def first_sentence(text: str) -> str:
-    """The lines of a docstring to the one in which its first sentence ends.
+    """The lines until one ends a sentence or a paragraph, as one.
 
-    >>> first_sentence("One client per user; users with few images are\\nleft out.\\nMore of it.")
-    'One client per user; users with few images are left out.'
+    >>> first_sentence("A sentence that is longer\\nthan a line. Another one.\\n\\nMore.")
+    'A sentence that is longer than a line. Another one.'
     """
-    lines: list[str] = []
-    for line in text.partition("\n\n")[0].splitlines():
-        lines.append(line.strip())
-        if line.endswith("."):
+    taken: list[str] = []
+    for line in (line.strip() for line in text.strip().splitlines()):
+        if not line:
             break
-    return " ".join(lines)
+        taken.append(line)
+        if line.endswith((".", "!", "?")):
+            break
+    return " ".join(taken)
 
 
 class Registry(Generic[T]):

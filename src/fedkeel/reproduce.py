@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,11 +24,14 @@ from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.data import partition as partitions
 from fedkeel.durable import explained
 from fedkeel.engine.setup import load_federation
-from fedkeel.entries import read_seeds, slug
+from fedkeel.entries import read_seeds
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.given import described
 from fedkeel.jobs import Job, JobsObserver, beside_others, run_all
+from fedkeel.method import Composition
 from fedkeel.models import MODELS
+from fedkeel.naming import slug
+from fedkeel.origin import other_method
 from fedkeel.recipes import DIAGNOSTICS, Column, Recipe, Row, load
 from fedkeel.run import Run, summarise_run
 from fedkeel.side_by_side import Entry, Reproduction
@@ -82,7 +85,7 @@ def reproduce(
         observer: is told how it is going.
         changes: options of all runs in place of the recipe's, as in `Config`.
 
-    Raises `fedkeel.engine.local.Stopped` when it was asked to stop; the same call then continues it.
+    Raises `fedkeel.stopping.Stopped` when it was asked to stop; the same call then continues it.
     """
     (result,) = reproduce_all(
         [name],
@@ -281,7 +284,7 @@ def make_plan(
 
 def directory_name(config: Config) -> str:
     """The same for equal configurations, whatever their seed."""
-    return f"{slug(config.method)[:60]}-{parse(config.data).name}-{fingerprint(config.replace(seed=0))}"
+    return f"{slug(config.method)[:60]}-{slug(parse(config.data).name)}-{fingerprint(config.replace(seed=0))}"
 
 
 def unusable(config: Config) -> str:
@@ -312,6 +315,7 @@ def run_missing(planned: Sequence[Job], jobs: int | None, observer: JobsObserver
     """Run what is not finished; returns why a run failed, by its directory."""
     planned = list({job.directory: job for job in reversed(planned)}.values())[::-1]  # two recipes may need one run
     finished = [job for job in planned if has_finished(job.directory)]
+    tell_of_other_code(finished, observer.note)
     todo = [job for job in planned if job not in finished]
     processes = choose_jobs(jobs, {str(job): job.config for job in todo})
     if not todo:
@@ -321,6 +325,18 @@ def run_missing(planned: Sequence[Job], jobs: int | None, observer: JobsObserver
         todo = [replace(job, config=beside_others(job.config)) for job in todo]
     failures = run_all(todo, min(processes, len(todo)), observer)
     return {job.directory: problem for job, problem in failures.items()}
+
+
+def tell_of_other_code(finished: Sequence[Job], note: Callable[[str], None]) -> None:
+    """What took days on a GPU is not thrown away for a changed line; but nobody must take it for the present code's."""
+    told: set[str] = set()
+    for job in finished:
+        what = ""
+        with suppress(FedkeelError):  # a method that is no more: its run is shown all the same
+            what = other_method(job.directory, Composition.of(methods.build(job.config.method)))
+        if what and what not in told:
+            told.add(what)
+            note(f"'{job.directory}' is used again, though the code of {what} has changed: remove it to train anew.")
 
 
 # -- from runs to numbers ---------------------------------------------------------------------------------------

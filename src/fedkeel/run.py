@@ -4,43 +4,46 @@ from __future__ import annotations
 
 import json
 import math
-import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote
 
-import safetensors.torch
 from torch import nn
 
 from fedkeel import config as configuration
-from fedkeel import state
+from fedkeel import methods, naming, state
 from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.counting import from_one
 from fedkeel.data.federation import Federation
 from fedkeel.engine.flower.roster import FILE as SITES
 from fedkeel.engine.flower.roster import Roster
 from fedkeel.engine.rounds import Federated
-from fedkeel.engine.setup import Setup, prepare
+from fedkeel.engine.setup import Setup, build_model, load_federation, prepare
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.given import as_path, described
-from fedkeel.method import Method
+from fedkeel.intact import Files, how_to_continue
+from fedkeel.method import Composition, Method
 from fedkeel.models.output import Classifier
 from fedkeel.objects import check_objects, refuse_name
 from fedkeel.observer import Observer, Observers
+from fedkeel.origin import Origin, read_outline, records, refuse_other_data
 from fedkeel.profile import FILE as PROFILE
+from fedkeel.shortage import shortages_explained
 from fedkeel.spawning import leave_if_imported_again
-from fedkeel.store import Store, read_config
+from fedkeel.store import MODEL, SUMMARY, Store, read_config
 from fedkeel.summary import unsound
+from fedkeel.tables import weakest
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.axes import Axes
 
 PYTHON_OBJECT = "(given in Python)"
+MOST_NAMED = 20  # clients to choose from, in a sentence
 
 
+@shortages_explained()
 def simulate(
     config: Config | Mapping[str, Any] | str | Path | None = None,
     *,
@@ -75,10 +78,11 @@ def simulate(
     settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
     setup = _prepare(settings, federation, model, method)
     setup = setup.with_threads((observer or Observer()).note)
-    store = Store.create(directory or free_directory(settings), setup.config)
-    return finish(store, setup, observer)
+    files = records(setup, given)
+    return finish(Store.create(directory or free_directory(settings), setup.config, files), setup, observer)
 
 
+@shortages_explained()
 def resume(
     directory: str | Path,
     *,
@@ -91,7 +95,8 @@ def resume(
     """Go on with a run that was stopped, from its last good checkpoint. A finished run is returned as it is.
 
     `machine` are options that do not change the result, `device="cpu"` or `workers=4`, where they are to be others
-    than those the run began with.
+    than those the run began with. Data that have changed since then are refused; other code and another kind of machine
+    are told of.
     """
     leave_if_imported_again()
     for name in machine:
@@ -104,6 +109,7 @@ def resume(
     run = Run(directory)
     settings = run.config.replace(**machine)
     if run.finished:
+        run.check()
         (observer or Observer()).note(f"'{directory}' is finished: nothing is left to do.")
         return run
     for name, thing in (("data", federation), ("model", model), ("method", method)):
@@ -117,14 +123,27 @@ def resume(
             f"'{directory}' is a run over a network, whose images are at the sites: continue it with "
             f"'{how_to_continue(directory)}'."
         )
+    before = Origin.load(run.directory)
+    settings = _with_the_same_threads(settings, before, machine)
     setup = _prepare(settings, federation, model, method)
+    refuse_other_data(run.directory, setup)
+    for note in Origin.of(setup).notes(before, run.directory) if before else ():
+        (observer or Observer()).note(note)
     return finish(Store.open(directory), setup, observer)
+
+
+def _with_the_same_threads(config: Config, before: Origin | None, machine: Mapping[str, Any]) -> Config:
+    """As many as the run began with, whatever this machine would take: their number decides the last bits."""
+    others = config.executor == "processes" or "workers" in machine
+    if config.threads or others or before is None or not before.threads:
+        return config
+    return config.replace(threads=before.threads)
 
 
 def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
     """Run the rounds that are left and write the result."""
     began = time.perf_counter() - store.seconds()  # of earlier starts
-    executor = None
+    executor, refused = None, False
     observer = observer or Observer()
     try:
         if setup.config.record:
@@ -142,14 +161,21 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
             "seconds": time.perf_counter() - began,
         }
         model = federated.best_model or {**server.weights, **server.statistics}
-        initial = setup.worker.initial_local
+        # What every client has of its own was never trained here, and must not pass for a part of a model.
         personal = federated.local_tensors() if federated.method.is_personal else ()
+        initial = {} if federated.method.is_personal else setup.worker.initial_local
         store.finish(summary, {**initial, **model}, personal)
+    except FedkeelError:
+        refused = store.is_blank
+        raise
     finally:
         if executor is not None:
             executor.close()
-        store.close()
-        setup.profile.save(store.directory)
+        if refused:
+            store.discard()
+        else:
+            store.close()
+            setup.profile.save(store.directory)
     return Run(store.directory)
 
 
@@ -188,7 +214,7 @@ def _settings(config: Config | Mapping[str, Any] | str | Path | None, options: d
 
 def free_directory(config: Config) -> Path:
     """`runs/data-method-seed0`, or that with a number when it is taken."""
-    base = f"{slug(config.data.partition('(')[0])}-{slug(config.method)}-seed{config.seed}"
+    base = naming.slug(f"{config.data.partition('(')[0]}-{config.method}-seed{config.seed}")
     for number in range(1, 10_000):
         path = Path("runs") / (base if number == 1 else f"{base}-{number}")
         if not path.exists():
@@ -196,38 +222,27 @@ def free_directory(config: Config) -> Path:
     raise FedkeelError(f"'runs/{base}' and ten thousand after it are taken: give a directory with --out.")
 
 
-def slug(text: str) -> str:
-    """A file name from a method with options: `fedprox(mu=0.1)+gn` -> `fedprox-mu0.1+gn`."""
-    text = text.replace("(", "-").replace(")", "").replace("=", "").replace(", ", "-").replace(",", "-")
-    return "".join(c if c.isalnum() or c in "-+._" else "" for c in text) or "run"
-
-
-def how_to_continue(directory: str | Path) -> str:
-    """The command that goes on with a run; one over a network needs what its server was started with besides."""
-    place = shlex.quote(str(directory))
-    if (Path(directory) / SITES).exists():
-        return f"fedkeel server --config {place}/config.toml --out {place} --certificates DIR"
-    return f"fedkeel resume {place}"
-
-
-class Run:
+class Run(Files):
     """A run directory, read. Also of a run that is not finished yet."""
 
     def __init__(self, directory: str | Path) -> None:
-        self.directory = as_path(directory)
+        super().__init__(as_path(directory))
         self.config = read_config(directory)
+
+    @property
+    def given(self) -> Mapping[str, Mapping[str, str]]:
+        """What stands for the objects that were given in Python, by option: the `name` of each, and a `digest`."""
+        objects = [name for name in ("data", "model", "method") if getattr(self.config, name) == PYTHON_OBJECT]
+        origin = Origin.load(self.directory) if objects else None
+        return {name: origin.given[name] for name in objects if origin and name in origin.given}
 
     def __repr__(self) -> str:
         result = f"{self.accuracy:.1%}" if self.finished else "unfinished"
         return f"Run('{self.directory}', method='{self.config.method}', {result})"
 
     @property
-    def finished(self) -> bool:
-        return (self.directory / "summary.json").exists()
-
-    @property
     def summary(self) -> dict[str, Any] | None:
-        path = self.directory / "summary.json"
+        path = self.directory / SUMMARY
         if not path.exists():
             return None
         try:
@@ -236,6 +251,7 @@ class Run:
             raise FedkeelError(f"'{path}' cannot be read: {error}.") from error
         if not isinstance(found, dict):
             raise FedkeelError(f"'{path}' holds no table of results: it was not written by a run.")
+        self.intact(SUMMARY)
         return found
 
     def sound_summary(self, *, whole: bool = True) -> dict[str, Any] | None:
@@ -244,10 +260,7 @@ class Run:
         summary = self.summary
         problem = unsound(summary, whole=whole) if summary is not None else ""
         if problem:
-            raise FedkeelError(
-                f"'{self.directory / 'summary.json'}' was changed since the run wrote it, its {problem}: "
-                f"remove it and write it again with '{how_to_continue(self.directory)}'."
-            )
+            raise self.changed(SUMMARY, problem)
         return summary
 
     @property
@@ -266,8 +279,21 @@ class Run:
         """The result for each domain."""
         return dict(self._result()["domains"])
 
+    def accuracy_of(self, client: str) -> float | None:
+        """The result on one client's own test images, by the same rule; None where it was not tested."""
+        result = self._result()
+        last = {entry["round"] for entry in self.scores(statistics=result.get("statistics"))[-10:]}
+        rounds = last if result["result"] == "mean-last-10" else {result["round"]}
+        found = [
+            record["accuracy"]
+            for record in self.records("evaluation")
+            if record["client"] == client and record["split"] == "test" and record["round"] in rounds
+            if record["statistics"] == result.get("statistics", "global") and record["accuracy"] is not None
+        ]
+        return sum(found) / len(found) if found else None
+
     def _result(self) -> dict[str, Any]:
-        summary = self.summary
+        summary = self.sound_summary(whole=False)
         if summary is None:
             raise FedkeelError(
                 f"'{self.directory}' is not finished: continue it with '{how_to_continue(self.directory)}'."
@@ -281,11 +307,7 @@ class Run:
     def readable(self) -> tuple[list[dict[str, Any]], int]:
         """The lines of `metrics.jsonl` that are records, and how many are not; of a run that is still writing its last
         line, that one does not count."""
-        path = self.directory / "metrics.jsonl"
-        try:
-            lines = path.read_bytes().splitlines() if path.exists() else []
-        except OSError as error:
-            raise FedkeelError(f"'{path}' cannot be read: {error.strerror}.") from error
+        lines = self.metrics().splitlines()
         records, unreadable = [], 0
         for place, line in enumerate(lines):
             try:
@@ -342,55 +364,72 @@ class Run:
         if domains:
             for name in dict.fromkeys(name for entry in scores for name in entry["domains"]):
                 values = [100 * entry["domains"].get(name, math.nan) for entry in scores]  # sites come and go
-                axes.plot(rounds, values, linewidth=1, alpha=0.7, label=name)
+                axes.plot(rounds, values, linewidth=1, alpha=0.7, label=naming.plot_text(name))
         axes.plot(rounds, [100 * entry["average"] for entry in scores], linewidth=2, color="black", label="average")
         axes.set_xlabel("round")
         axes.set_ylabel("test accuracy in %")
-        axes.set_title(f"{self.config.method} on {self.config.data}")
+        axes.set_title(naming.plot_text(f"{self.config.method} on {self.config.data}"))
         axes.legend()
         return axes
 
-    def model(self) -> Classifier:
-        """The trained global model, on the CPU, in evaluation mode."""
-        return self._prepared()[0]
+    def model(self, client: str | None = None) -> Classifier:
+        """The trained model, on the CPU, in evaluation mode; `client` as in `network`."""
+        return self.network(client)[0]
 
     def network(self, client: str | None = None) -> tuple[Classifier, Federation]:
-        """The trained model to be used somewhere else, in evaluation mode, and the data it is for.
+        """The trained model to be used somewhere else, in evaluation mode, and the data it is for, in outline.
 
-        `client` names whose model, where the method keeps layers on its clients.
+        `client` names whose model, where the method keeps layers on its clients. Neither the data nor the weights that
+        the run started from need to be there.
         """
-        network, setup = self._prepared()
-        if not setup.worker.method.is_personal:
-            if client is not None:
+        self._result()
+        federation = self._outline()
+        if federation is None or PYTHON_OBJECT in (self.config.model, self.config.method):
+            raise FedkeelError(
+                f"'{self.directory}' was made with objects given in Python: load its {MODEL} into your own."
+            )
+        method = Composition.of(methods.build(self.config.method))
+        files = [MODEL]
+        if method.is_personal:
+            files.append(self._personal_file(client))
+        elif client is not None:
+            raise FedkeelError(
+                f"'{self.config.method}' has one model for all clients: leave the client '{client}' out."
+            )
+        network = build_model(self.config.replace(weights=""), federation, method, None)
+        entries = network.state_dict(keep_vars=True)
+        for file in files:
+            tensors = self.tensors(file)
+            strange = [n for n, t in tensors.items() if n not in entries or entries[n].shape != t.shape]
+            if strange:
                 raise FedkeelError(
-                    f"'{self.config.method}' has one model for all clients: leave the client '{client}' out."
+                    f"'{self.directory / file}' has '{strange[0]}', which '{self.config.model}' has not here, or in "
+                    "another size: read it with the version of Fedkeel, or of your own model, that wrote it."
                 )
-            return network, setup.federation
-        kept = {unquote(path.stem): path for path in sorted((self.directory / "personal").glob("*.safetensors"))}
+            state.load(entries, tensors)
+        return network.eval(), federation
+
+    def _outline(self) -> Federation | None:
+        """The data without the images; of a run of an earlier version, the data themselves where they have a name."""
+        if roster := Roster.load(self.directory):
+            return roster.outline()
+        if outline := read_outline(self.directory):
+            return outline.federation()
+        return None if self.config.data == PYTHON_OBJECT else load_federation(self.config)
+
+    def _personal_file(self, client: str | None) -> str:
+        folder = self.directory / "personal"
+        kept = [naming.name_of(path.stem) for path in sorted(folder.glob("*.safetensors"))]
         if client is None:
+            others = f" and {len(kept) - MOST_NAMED} others" if len(kept) > MOST_NAMED else ""
             raise FedkeelError(
                 f"'{self.config.method}' keeps layers on its clients, so each has a model of its own: say whose with "
-                f"--client, one of {', '.join(kept)}."
+                f"--client (client=... in Python), one of {', '.join(kept[:MOST_NAMED])}{others}."
             )
-        if client not in kept:
+        path = naming.find(folder, client, ".safetensors")
+        if path is None:
             raise FedkeelError(f"There is no model of a client '{client}': {nearest(client, kept)}")
-        state.load(network, safetensors.torch.load_file(kept[client]))
-        return network, setup.federation
-
-    def _prepared(self) -> tuple[Classifier, Setup]:
-        self._result()
-        if PYTHON_OBJECT in (self.config.model, self.config.method, self.config.data):
-            raise FedkeelError(
-                f"'{self.directory}' was made with objects given in Python: load its model.safetensors into your own."
-            )
-        # What it started from is no longer needed: every tensor of the result is stored. Nor is the data, of which a
-        # federation over a network has none here, only its outline.
-        roster = Roster.load(self.directory)
-        config = self.config.replace(device="cpu", executor="serial", weights="", profile=False)
-        setup = prepare(config, federation=roster.outline() if roster else None)
-        network = setup.worker.model
-        state.load(network, safetensors.torch.load_file(self.directory / "model.safetensors"))
-        return network.eval(), setup
+        return f"{folder.name}/{path.name}"
 
 
 def _null(_constant: str) -> None:
@@ -438,4 +477,5 @@ def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) 
         "questions": sum(record["questions"] for record in rounds),
         "dropped_updates": sum(record["dropped"] for record in rounds),
         **({"epsilon": rounds[-1]["epsilon"], "delta": run.config.dp_delta} if "epsilon" in rounds[-1] else {}),
+        **({"randomness": weakest(rounds)} if "epsilon" in rounds[-1] else {}),
     }

@@ -21,10 +21,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedkeel.durable import explained, sync, write_durably
+from fedkeel.durable import explained, make_folder, sync, write_durably
 from fedkeel.errors import StoreError
 from fedkeel.messages import BadMessage, pack, unpack
 from fedkeel.state import Tensors
+from fedkeel.stopping import WRITING, reached
 
 SPARE_LINES = 1000  # of an index, beyond two for each client, before a new one is begun
 
@@ -79,8 +80,9 @@ class Shelf:
         data = pack({"client": client}, memory=tensors)
         version = Version(self._next, _digest(data))
         with explained(self.folder):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self.folder)
             (self.folder / version.file).write_bytes(data)
+            reached(WRITING, self.folder / version.file)
         self._next += 1
         self._uncommitted.add(version.number)
         self._replace(client, version)
@@ -154,6 +156,7 @@ class Shelf:
         path = self.folder / self._index
         with open(path, "ab") as file:
             file.write(data)
+        reached(WRITING, path)
         sync(path)
         self._lines += len(lines)
         self._bytes += len(data)

@@ -65,6 +65,12 @@ def is_continuous(tensor: Tensor) -> bool:
     return tensor.dtype.is_floating_point or tensor.dtype.is_complex
 
 
+def untouched(statistics: Mapping[str, Tensor]) -> bool:
+    """Whether all of these running statistics are (0, 1), as of a network that has seen no data."""
+    touched = [(t != (1 if is_variance(name) else 0)).any() for name, t in statistics.items()]
+    return not touched or not bool(torch.stack(touched).any())
+
+
 class Layout:
     """The roles of one model, with the names of each kind ready at hand."""
 

@@ -1,6 +1,8 @@
 """A run directory: configuration, metrics, checkpoints, result. Nothing in it is pickled.
 
 config.toml      every option; running it again repeats the run
+federation.json  the data it was trained on in outline, and a fingerprint of them, see `fedkeel.data.outline`
+origin.json      the code and the machine that it began with, see `fedkeel.origin`
 metrics.jsonl    a line per round, client and evaluation; no times, so two equal runs have equal files
 timing.jsonl     seconds per phase and round
 diagnostics/     what was recorded while training, or made of the run afterwards, see `fedkeel.analysis`
@@ -9,6 +11,7 @@ checkpoints/     the last good two, written aside and renamed, each with checksu
 memory/          what clients remember; a checkpoint says which of it it means
 summary.json     the result, once the run is finished
 model.safetensors  the global model that the result speaks of
+checksums.json   of the files that a finished run is read from
 """
 
 from __future__ import annotations
@@ -20,24 +23,36 @@ import math
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
-from urllib.parse import quote
 
 import safetensors.torch
 
 from fedkeel import config as configuration
 from fedkeel.config import MACHINE_OPTIONS, Config
-from fedkeel.durable import explained, write_atomically, write_durably
+from fedkeel.durable import (
+    Unsealed,
+    digest,
+    explained,
+    make_folder,
+    rename,
+    seal,
+    unseal,
+    write_atomically,
+    write_durably,
+)
 from fedkeel.errors import StoreError
 from fedkeel.messages import BadMessage, pack, unpack
+from fedkeel.naming import file_name
 from fedkeel.shelf import Damaged, Reference, Shelf
 from fedkeel.state import Tensors
+from fedkeel.stopping import WRITING, reached
 
 KEPT_CHECKPOINTS = 2
+METRICS, MODEL, SUMMARY, CHECKSUMS = "metrics.jsonl", "model.safetensors", "summary.json", "checksums.json"
 
 
 @dataclass(frozen=True)
@@ -80,14 +95,17 @@ class Store:
         self.config = config
         self.shelf = Shelf(self.directory / "memory")
         self._metrics: IO[bytes] | None = None
+        self._written = hashlib.sha256()  # of what is in the metrics
         self._lock: IO[bytes] | None = None
+        self._made: list[Path] = []  # folders, innermost first
+        self._begun: list[Path] = []  # files
 
     @classmethod
-    def create(cls, directory: str | Path, config: Config) -> Store:
-        """A new run directory; one that already holds a run is refused."""
+    def create(cls, directory: str | Path, config: Config, records: Mapping[str, bytes] | None = None) -> Store:
+        """A new run directory, with these files in it besides; one that already holds a run is refused."""
         store = cls(directory, config)
         with explained(store.directory):
-            store.directory.mkdir(parents=True, exist_ok=True)
+            store._made = make_folder(store.directory)
             store._take()
             try:
                 if (store.directory / "config.toml").exists():
@@ -95,9 +113,12 @@ class Store:
                         f"'{directory}' already holds a run: continue it with 'fedkeel resume {directory}', "
                         "or choose another directory."
                     )
-                write_atomically(store.directory / "config.toml", config.to_toml().encode())
+                # The configuration last: with it the directory is a run's.
+                for name, data in {**(records or {}), "config.toml": config.to_toml().encode()}.items():
+                    store._begun.append(store.directory / name)
+                    write_atomically(store.directory / name, data)
             except BaseException:
-                store.close()
+                store.discard()
                 raise
         return store
 
@@ -118,6 +139,20 @@ class Store:
             raise StoreError(f"Another process is running '{self.directory}': wait for it or stop it.") from None
         _held.add(self)
 
+    @property
+    def is_blank(self) -> bool:
+        """Whether it was created here and nothing has happened in it yet."""
+        return bool(self._begun) and self._metrics is None
+
+    def discard(self) -> None:
+        """Something was refused before anything was trained: be as if it had never been created."""
+        self.close()
+        for file in (*self._begun, self.directory / METRICS, self.directory / ".lock") if self._begun else ():
+            file.unlink(missing_ok=True)
+        with suppress(OSError):  # something else is in there
+            for folder in self._made:
+                folder.rmdir()
+
     def close(self) -> None:
         for file in (self._metrics, self._lock):
             if file is not None:
@@ -128,10 +163,12 @@ class Store:
 
     # -- metrics ---------------------------------------------------------------------------------------------
     def append(self, record: dict[str, Any]) -> None:
-        with explained(self.directory / "metrics.jsonl"):
+        path, line = self.directory / METRICS, json.dumps(plain(record)).encode() + b"\n"
+        with explained(path):
             if self._metrics is None:
-                self._metrics = open(self.directory / "metrics.jsonl", "ab")  # noqa: SIM115
-            self._metrics.write(json.dumps(plain(record)).encode() + b"\n")
+                self._metrics = open(path, "ab")  # noqa: SIM115
+            self._metrics.write(line)
+            self._written.update(line)
 
     def append_timing(self, record: dict[str, Any]) -> None:
         path = self.directory / "timing.jsonl"
@@ -149,9 +186,11 @@ class Store:
 
     def truncate(self, size: int = 0) -> None:
         """Forget the records of rounds that were not completed."""
-        path = self.directory / "metrics.jsonl"
-        with explained(path), open(path, "ab") as file:
-            file.truncate(size)
+        path = self.directory / METRICS
+        with explained(path):
+            with open(path, "ab") as file:
+                file.truncate(size)
+            self._written = hashlib.sha256(path.read_bytes())
 
     # -- checkpoints -----------------------------------------------------------------------------------------
     def checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -166,21 +205,21 @@ class Store:
             self.flush()
             shutil.rmtree(aside, ignore_errors=True)
             shutil.rmtree(target, ignore_errors=True)
-            aside.mkdir(parents=True)
+            make_folder(aside)
             server = pack({}, **checkpoint.groups)
             write_durably(aside / "server.safetensors", server)
-            metrics = self.directory / "metrics.jsonl"
+            metrics = self.directory / METRICS
             header = {
                 "round": checkpoint.round,
                 "fingerprint": fingerprint(self.config),
                 "metrics_bytes": metrics.stat().st_size if metrics.exists() else 0,
+                "metrics_sha256": self._written.hexdigest(),
                 "best": checkpoint.best,
-                "sha256": hashlib.sha256(server).hexdigest(),
+                "sha256": digest(server),
                 "memory": self.shelf.commit(checkpoint.round),
             }
-            header["checksum"] = _checksum(header)
-            write_durably(aside / "checkpoint.json", json.dumps(header, indent=1).encode())
-            os.rename(aside, target)
+            write_durably(aside / "checkpoint.json", seal(header))
+            rename(aside, target)
             # A later one is of a future that was given up: `latest` found it damaged.
             given_up = [folder for folder in self._checkpoints() if folder.name > target.name]
             for folder in given_up + self._checkpoints()[: -KEPT_CHECKPOINTS - len(given_up)]:
@@ -189,7 +228,7 @@ class Store:
 
     def latest(self, note: Callable[[str], None]) -> Checkpoint | None:
         """The newest checkpoint that is whole; damaged ones are passed over with a note. The shelf follows it."""
-        folders = self._checkpoints()
+        folders, damaged_metrics = self._checkpoints(), False
         for place, folder in reversed(list(enumerate(folders))):
             try:
                 header, checkpoint = read_checkpoint(folder)
@@ -202,13 +241,21 @@ class Store:
                     f"The checkpoint '{folder}' is of another configuration than '{self.directory / 'config.toml'}': "
                     "put back the configuration it was made with, or start anew in another directory."
                 )
-            metrics = self.directory / "metrics.jsonl"
+            metrics = self.directory / METRICS
             if not metrics.exists() or metrics.stat().st_size < header["metrics_bytes"]:
                 note(f"'{metrics}' is shorter than the checkpoint '{folder}' says: going back to the one before it.")
+                continue
+            if damaged_metrics := not are_metrics(metrics.read_bytes(), header):
+                note(f"'{metrics}' is damaged before the checkpoint '{folder}': going back to the one before it.")
                 continue
             self.truncate(header["metrics_bytes"])
             self.shelf.restore(header["memory"], checkpoint.round, _references(folders[:place]))
             return checkpoint
+        if damaged_metrics:  # all rounds again would be a high price for what may be one bit
+            raise StoreError(
+                f"'{self.directory / METRICS}' is damaged, its checksum is not the one in the checkpoints: put it back "
+                "from a copy, or start the run anew in another directory."
+            )
         if folders:
             note("No checkpoint is usable: starting again from the first round.")
         self.shelf.restore(None)
@@ -220,19 +267,30 @@ class Store:
     def flush(self) -> None:
         """Bring the metrics to disk."""
         if self._metrics is not None:
-            with explained(self.directory / "metrics.jsonl"):
+            with explained(self.directory / METRICS):
                 self._metrics.flush()
+                reached(WRITING, self.directory / "metrics.jsonl")
                 os.fsync(self._metrics.fileno())
 
     # -- the end ---------------------------------------------------------------------------------------------
     def finish(self, summary: dict[str, Any], model: Tensors, personal: Iterable[tuple[str, Tensors]]) -> None:
         with explained(self.directory):
             self.flush()
-            save_tensors(self.directory / "model.safetensors", model)
+            sums = {METRICS: self._written.hexdigest(), MODEL: save_tensors(self.directory / MODEL, model)}
             for client, tensors in personal:
-                (self.directory / "personal").mkdir(exist_ok=True)
-                save_tensors(self.directory / "personal" / f"{quote(client, safe=' ')}.safetensors", tensors)
-            write_atomically(self.directory / "summary.json", json.dumps(plain(summary), indent=1).encode() + b"\n")
+                file = f"personal/{file_name(client)}.safetensors"
+                make_folder((self.directory / file).parent)
+                sums[file] = save_tensors(self.directory / file, tensors)
+            result = json.dumps(plain(summary), indent=1).encode() + b"\n"
+            sums[SUMMARY] = digest(result)
+            write_atomically(self.directory / CHECKSUMS, seal({"sha256": sums}))
+            write_atomically(self.directory / SUMMARY, result)  # last: with it the run is finished
+
+
+def are_metrics(found: bytes, header: Mapping[str, Any]) -> bool:
+    """Whether these are the metrics that a checkpoint was made after; one of an earlier version does not say."""
+    expected = header.get("metrics_sha256")
+    return expected is None or digest(found[: header["metrics_bytes"]]) == expected
 
 
 def plain(value: Any) -> Any:
@@ -253,13 +311,20 @@ def read_config(directory: str | Path) -> Config:
     return configuration.from_dict(configuration.read(path))
 
 
+def read_header(folder: Path) -> dict[str, Any]:
+    try:
+        return unseal((folder / "checkpoint.json").read_bytes())
+    except OSError as error:
+        raise DamagedCheckpoint(str(error)) from error
+    except Unsealed as error:
+        raise DamagedCheckpoint(f"checkpoint.json: {error}") from error
+
+
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
     try:
-        header = json.loads((folder / "checkpoint.json").read_bytes())
-        if header.pop("checksum") != _checksum(header):
-            raise DamagedCheckpoint("the checksum of checkpoint.json does not match")
+        header = read_header(folder)
         server = (folder / "server.safetensors").read_bytes()
-        if hashlib.sha256(server).hexdigest() != header["sha256"]:
+        if digest(server) != header["sha256"]:
             raise DamagedCheckpoint("the checksum of server.safetensors does not match")
         _, groups = unpack(server)
         if "memory" not in header:
@@ -278,10 +343,9 @@ def _references(folders: Iterable[Path]) -> list[Reference]:
     return references
 
 
-def _checksum(header: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(header, sort_keys=True).encode()).hexdigest()
-
-
-def save_tensors(path: Path, tensors: Tensors) -> None:
+def save_tensors(path: Path, tensors: Tensors) -> str:
+    """Returns the checksum of the file."""
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    write_atomically(path, safetensors.torch.save(plain))
+    data = safetensors.torch.save(plain)
+    write_atomically(path, data)
+    return digest(data)

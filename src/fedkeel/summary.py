@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedkeel.tables import RULES
+from fedkeel.tables import RULES, SOURCES
 
 
 def _are_names(value: object) -> bool:
@@ -16,22 +16,27 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _is_share(value: object) -> bool:
+    return _is_number(value) and 0 <= value <= 1 + 1e-9  # type: ignore[operator]
+
+
 RESULTS: dict[str, Callable[[Any], bool]] = {
-    "accuracy": _is_number,
-    "domains": lambda value: isinstance(value, dict) and all(map(_is_number, value.values())),
+    "accuracy": _is_share,
+    "domains": lambda value: isinstance(value, dict) and all(map(_is_share, value.values())),
     "result": lambda value: isinstance(value, str) and value in RULES,
 }
 SUMMARY: dict[str, Callable[[Any], bool]] = {
     **RESULTS,
-    "samples_accuracy": _is_number,
-    "unseen": lambda value: value is None or _is_number(value),
+    "samples_accuracy": _is_share,
+    "unseen": lambda value: value is None or _is_share(value),
     "unseen_domains": _are_names,
     **dict.fromkeys(("bytes_up", "bytes_down", "seconds"), _is_number),
     "executor": lambda value: isinstance(value, str),
 }
-IF_THERE = {
+IF_THERE: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("rounds", "questions", "epsilon", "delta"), _is_number),
     **dict.fromkeys(("untested_domains", "diverged_domains"), _are_names),
+    "randomness": lambda value: isinstance(value, str) and value in SOURCES,
 }
 
 

@@ -13,11 +13,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedkeel.naming import csv_text, markdown_text, visible
+
 DASH = "–"  # where there is no number
 RULES = {
     "last": "the last round",
     "mean-last-10": "the mean of the last ten rounds",
     "best-validation": "the round that was best on the validation data",
+}
+SOURCES = {  # of the noise of private runs, the weakest first
+    "seed": "noise from the run's seed, void against whoever knows it",
+    "secret": "noise from a secret",
+    "sites": "noise from a secret at each site",
 }
 
 
@@ -37,6 +44,20 @@ class Cell:
 
     def to_dict(self) -> dict[str, float | None]:
         return {"mean": self.mean, "std": self.std}
+
+
+def apart(one: Cell, other: Cell) -> bool:
+    """Whether two means differ by more than their spread: their ranges, mean plus and minus deviation, do not touch.
+
+    Whoever says in words that one number is better than another goes by this. A single seed has no range, and is told
+    apart from nothing: it is an anecdote.
+
+    >>> apart(Cell(0.75, 0.02), Cell(0.70, 0.02)), apart(Cell(0.75, 0.02), Cell(0.72, 0.02))
+    (True, False)
+    """
+    if one.std is None or other.std is None:
+        return False
+    return abs(one.mean - other.mean) > one.std + other.std + 1e-9  # what touches but for rounding touches
 
 
 @dataclass(frozen=True)
@@ -84,6 +105,7 @@ class Row:
     average: Cell
     traffic: Traffic | None = None
     epsilon: float | None = None  # the largest of its seeds, where runs were private
+    randomness: str | None = None  # what that rests on: the run's seed, if it does for one of its seeds
     diverged: tuple[str, ...] = ()  # domains on which the test loss of a seed is not finite
 
     def to_dict(self) -> dict[str, Any]:
@@ -93,7 +115,7 @@ class Row:
             "domains": {name: cell.to_dict() for name, cell in self.domains.items()},
             "average": self.average.to_dict(),
             "traffic_per_round": self.traffic.to_dict() if self.traffic else None,
-            **({"epsilon": self.epsilon} if self.epsilon is not None else {}),
+            **({"epsilon": self.epsilon, "randomness": self.randomness} if self.epsilon is not None else {}),
             **({"diverged_domains": list(self.diverged)} if self.diverged else {}),
         }
 
@@ -199,28 +221,30 @@ class Results:
         diverged = [f"{self.name(row)} on {', '.join(row.diverged)}" for row in self.rows if row.diverged]
         if diverged:
             told.append(f"Diverged, the test loss is not finite: {'; '.join(diverged)}.")
+        sources = {row.randomness for row in self.rows}
+        told += [f"Epsilon: {SOURCES[source]}." for source in SOURCES if source in sources]
         return " ".join(told)
 
     def text(self) -> str:
         """Plain text, the best of each column with a star."""
-        lines = [self.headings]
+        lines = [[visible(heading) for heading in self.headings]]
         for row in self.rows:
             cells = (f"{cell or DASH}{'*' if best else ' '}" for cell, best in self.marked(row))
-            lines.append([self.name(row), *cells, *self.traffic(row)])
+            lines.append([visible(self.name(row)), *cells, *self.traffic(row)])
         widths = [max(len(line[column]) for line in lines) for column in range(len(self.headings))]
         rendered = ["  ".join(entry.ljust(width) for entry, width in zip(line, widths, strict=True)) for line in lines]
         rendered.insert(1, "  ".join("-" * width for width in widths))
         legend = " * best of its column." if self.rows else ""
-        return "\n".join([*(line.rstrip() for line in rendered), "", self.caption + legend])
+        return "\n".join([*(line.rstrip() for line in rendered), "", visible(self.caption) + legend])
 
     def markdown(self) -> str:
         """A table for a README or a paper's notes, the best of each column in bold."""
-        lines = [self.headings, ["---"] * len(self.headings)]
+        lines = [[markdown_text(heading) for heading in self.headings], ["---"] * len(self.headings)]
         for row in self.rows:
             cells = (f"**{cell}**" if best else str(cell or DASH) for cell, best in self.marked(row))
-            lines.append([self.name(row), *cells, *self.traffic(row)])
-        rendered = ("| " + " | ".join(entry.replace("|", "\\|") for entry in line) + " |" for line in lines)
-        return "\n".join(rendered) + f"\n\n{self.caption}"
+            lines.append([markdown_text(self.name(row)), *cells, *self.traffic(row)])
+        rendered = ("| " + " | ".join(line) + " |" for line in lines)
+        return "\n".join(rendered) + f"\n\n{markdown_text(self.caption)}"
 
     def latex(self) -> str:
         """A table for a paper, with the package booktabs: the best of each column in bold, the spread beside it."""
@@ -245,7 +269,7 @@ class Results:
         writer = csv.writer(buffer, lineterminator="\n")
         columns = [*self.domains, "average"]
         traffic = [f"{part}_per_round" for part in ("bytes_up", "bytes_down", "extra_exchanges")]
-        numbers_of = (f"{name}_{part}" for name in columns for part in ("mean", "std"))
+        numbers_of = (csv_text(f"{name}_{part}") for name in columns for part in ("mean", "std"))
         sent, epsilon = "MB/round" in self.costs, "epsilon" in self.costs
         writer.writerow(["method", "seeds", *numbers_of, *(traffic if sent else []), *(["epsilon"] if epsilon else [])])
         for row in self.rows:
@@ -256,7 +280,7 @@ class Results:
             ]
             cost = list(row.traffic.to_dict().values()) if row.traffic else [""] * len(traffic)
             privacy = ["" if row.epsilon is None else row.epsilon] if epsilon else []
-            writer.writerow([row.method, len(row.seeds), *numbers, *(cost if sent else []), *privacy])
+            writer.writerow([csv_text(row.method), len(row.seeds), *numbers, *(cost if sent else []), *privacy])
         return buffer.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
@@ -282,8 +306,14 @@ def _row(label: str, by_seed: Mapping[int, Mapping[str, Any]]) -> Row:
         average=Cell.of([summary["accuracy"] for summary in summaries]),
         traffic=Traffic.of(summaries),
         epsilon=max((summary["epsilon"] for summary in summaries if summary.get("epsilon")), default=None),
+        randomness=weakest([summary for summary in summaries if summary.get("epsilon")]),
         diverged=tuple(dict.fromkeys(name for summary in summaries for name in summary.get("diverged_domains") or ())),
     )
+
+
+def weakest(private: Iterable[Mapping[str, Any]]) -> str | None:
+    """What the noise of these rounds or runs rests on: the run's seed, if it does in one of them."""
+    return min((given.get("randomness", "seed") for given in private), key=list(SOURCES).index, default=None)
 
 
 LATEX = {

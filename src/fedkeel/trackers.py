@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from fedkeel.counting import from_one
 from fedkeel.errors import FedkeelError, unknown
 from fedkeel.observer import Observer, Observers
+from fedkeel.stopping import Stopped
 
 if TYPE_CHECKING:
     from fedkeel.config import Config
@@ -232,8 +233,6 @@ def tracked(name: str | None, directory: str | Path, observer: Observer, title: 
     if name is None:
         yield observer
         return
-    from fedkeel.engine.local import Stopped  # needs torch, for which the command line does not wait
-
     tracker = TRACKERS[name](directory, title, observer.note)
     outcome: Outcome = "FAILED"
     try:

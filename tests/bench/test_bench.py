@@ -15,9 +15,9 @@ from fedkeel.bench import ROWS, Executed, Row, UsualLoop, bench, choose, made_up
 from fedkeel.bench.cell import run_cell
 from fedkeel.bench.measure import Result, fitted
 from fedkeel.cli import main
-from fedkeel.engine.local import Stopped, stop_requested
 from fedkeel.engine.optimizers import DirectSGD
 from fedkeel.errors import FedkeelError
+from fedkeel.stopping import Stopped, stop_requested
 
 TINY = Row("simple_cnn(width=2)", 32, 4, 3, 2, 1, group="cpu", executors=("serial", "processes"), aim=1.5)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import math
 from pathlib import Path
 from urllib.parse import urlparse
@@ -15,6 +17,7 @@ from fedkeel.data.pack import pack
 from fedkeel.data.pacs import CLASSES, DOMAINS
 from fedkeel.data.published import PUBLISHED
 from fedkeel.errors import DataError
+from fedkeel.naming import file_name
 from tests.data.made_up import image, noise, tree
 
 TOTALS = {
@@ -144,3 +147,63 @@ def test_the_sizes_of_a_pack_are_those_of_its_images(tmp_path: Path) -> None:
     file = pack(source, tmp_path / "digits.npz")
     assert file.stat().st_size > math.prod(source.images.shape)
     assert load("npz", root=file).image_shape == (3, 32, 32)
+
+
+HOSTILE = ("/tmp/evil", "../..", "..", ".", "", "a/b", "a\nb", " lead", ".hidden", "Zürich", "x" * 300, "%2F")
+
+
+@pytest.mark.parametrize("out", ["pack.npz", "deep/folder"])
+def test_whatever_names_a_pack_has_it_is_written_where_it_should_be(tmp_path: Path, out: str) -> None:
+    x = np.arange(3 * 2 * 2, dtype=np.uint8).reshape(-1, 2, 2, 1).repeat(len(HOSTILE), 0)
+    y = np.arange(len(x)) % len(HOSTILE)
+    arrays = {f"x_{domain}": x for domain in HOSTILE} | {f"y_{domain}": y for domain in HOSTILE}
+    np.savez(tmp_path / "given.npz", classes=np.array(HOSTILE), **arrays)
+    source = DATASETS.build("npz", root=tmp_path / "given.npz")
+    assert source.classes == HOSTILE
+    place = tmp_path / "place"
+    target = pack(source, place / out)
+    written = [path for path in tmp_path.rglob("*") if path.name != "given.npz" and path != place]
+    assert all(path.is_relative_to(place / out.partition("/")[0]) for path in written)
+    again = DATASETS.build(
+        "npz" if out == "pack.npz" else "folder", root=target, **({} if "npz" in out else {"size": 2})
+    )
+    wanted = HOSTILE if out == "pack.npz" else tuple(file_name(name) for name in HOSTILE)
+    assert sorted(again.domains) == sorted(wanted)
+    assert sorted(again.classes) == sorted(wanted)
+    for domain, name in zip(HOSTILE, wanted, strict=True):
+        mine, theirs = source.domains[domain].test, again.domains[name].test
+        assert again.images[theirs].float().mean(1).equal(source.images[mine].float().mean(1))
+        told = dict(zip(HOSTILE, wanted, strict=True))
+        assert [again.classes[i] for i in again.labels[theirs]] == [
+            told[source.classes[i]] for i in source.labels[mine]
+        ]
+
+
+def test_names_that_a_pack_cannot_keep_apart_are_refused(tmp_path: Path) -> None:
+    def source(*domains: str) -> Source:
+        arrays = {
+            f"{kind}_{name}": np.zeros((8, 2, 2)[: 3 if kind == "x" else 1], np.uint8)
+            for name in domains
+            for kind in "xy"
+        }
+        np.savez(tmp_path / "given.npz", **arrays)
+        return DATASETS.build("npz", root=tmp_path / "given.npz")
+
+    part = source("a")
+    twice = dataclasses.replace(part, domains={"a": part.domains["a"], "a_test": part.domains["a"]})
+    for odd, sentence in (
+        (twice, "for a part of 'a'"),
+        (dataclasses.replace(part, domains={"a\0b": part.domains["a"]}), "array"),
+    ):
+        with pytest.raises(DataError, match=sentence):
+            pack(odd, tmp_path / "out.npz")
+        pack(odd, tmp_path / sentence)
+    with pytest.raises(DataError, match="called 'splits'"):
+        pack(source("splits"), tmp_path / "out")
+
+
+def test_a_folder_of_another_name_than_its_class_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    np.savez(tmp_path / "g.npz", x_a=np.zeros((4, 2, 2), np.uint8), y_a=np.zeros(4, np.int64), classes=["a/b"])
+    with caplog.at_level(logging.WARNING):
+        pack(DATASETS.build("npz", root=tmp_path / "g.npz"), tmp_path / "out")
+    assert "'a/b' is no name of a folder: it is written, and will be read, as 'a%2Fb'." in caplog.text

@@ -11,7 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from fedkeel.data import load, load_spec
+from fedkeel import room
+from fedkeel.data import images, load, load_spec
 from fedkeel.data.cache import cache_folder
 from fedkeel.errors import DataError
 
@@ -239,7 +240,7 @@ def test_lists_for_some_domains_only_are_told(tmp_path: Path, caplog: pytest.Log
     with caplog.at_level(logging.WARNING, "fedkeel"):
         load("folder", root=root)
     told = f"Some domains of '{root}' have lists in splits/, but not art and sketch: those are split at random."
-    assert caplog.messages == [told]
+    assert caplog.messages == ["12 images of 'photo' are in none of its lists and are not used.", told]
 
 
 def test_parts_of_a_split_are_not_taken_for_domains(tmp_path: Path) -> None:
@@ -248,3 +249,113 @@ def test_parts_of_a_split_are_not_taken_for_domains(tmp_path: Path) -> None:
         load("folder", root=tmp_path)
     (tmp_path / "val").rename(tmp_path / "street")
     assert load("folder", root=tmp_path).domains == ["street", "test", "train"]
+
+
+def add(root: Path, *files: str) -> None:
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_bytes(b"content")
+
+
+def warnings_of(root: Path, caplog: pytest.LogCaptureFixture, **options: object) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        load("folder", root=root, **options)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_files_that_are_not_read_are_counted_by_kind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path)
+    assert warnings_of(root, caplog) == []
+    add(
+        root,
+        *(f"art/cat/{n}.tif" for n in range(3)),
+        "art/dog/a.TIFF",
+        "art/dog/b.dcm",
+        "art/dog/IM0001",
+        "photo/x.heic",
+    )
+    add(root, "photo/cat/deep/er/1.png", "photo/cat/deep/2.gif", "labels.csv")
+    assert warnings_of(root, caplog) == [
+        f"1 file of '{root}' is not read: 1 .csv; convert images among them to PNG.",
+        "6 files of 'art' are not read: 3 .tif, 1 .dcm, 1 .tiff, 1 without an ending; "
+        "convert images among them to PNG.",
+        "3 files of 'photo' are not read: 1 .gif, 1 .heic, 1 .png not right in a class's folder; "
+        "put images right into the folder of their class, as PNG.",
+    ]
+
+
+def test_what_systems_leave_in_folders_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path)
+    add(
+        root,
+        ".DS_Store",
+        "art/Thumbs.db",
+        "art/cat/desktop.ini",
+        "art/cat/._0.tif",
+        "art/cat/.x/1.tif",
+        "art/__MACOSX/2.tif",
+    )
+    add(root, "art/cat/@eaDir/3.png")
+    assert warnings_of(root, caplog) == []
+
+
+def test_a_domain_of_nothing_but_other_formats_is_refused_by_their_names(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    add(root, *(f"scans/cat/{n}.dcm" for n in range(4)))
+    with pytest.raises(DataError, match=r"has no images \(4 files of 'scans' are not read: 4 .dcm; convert"):
+        load("folder", root=root)
+
+
+def test_images_in_no_list_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path, domains=("art",))
+    (root / "splits").mkdir()
+    (root / "splits" / "art_train.txt").write_text("art/cat/000.png\nart/dog/000.png\n")
+    (root / "splits" / "art_test.txt").write_text("art/cat/001.png\n")
+    assert "13 images of 'art' are in none of its lists and are not used." in warnings_of(root, caplog)
+
+
+def test_a_folder_called_like_an_image_is_none(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    (root / "art" / "cat" / "x.png").mkdir()
+    assert len(load("folder", root=root).images) == 32
+
+
+def test_images_that_do_not_fit_into_memory_are_refused_before_one_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_tree(tmp_path)
+    monkeypatch.setattr(images, "decode", lambda *_: pytest.fail("an image was decoded"))
+    for size in (5000, 10_000_000, 10**30):
+        monkeypatch.setattr(room, "available", lambda: 2_000_000_000)
+        with pytest.raises(
+            DataError, match=r"The 32 images of 'folder' at .* need .* of memory, and 2 GB are free: give"
+        ):
+            load("folder", root=root, size=size)
+    monkeypatch.undo()
+    monkeypatch.setattr(room, "available", lambda: 32 * 3 * 50 * 50)
+    assert len(load("folder", root=root, size=50).images) == 32
+    with pytest.raises(DataError, match="smaller size"):
+        load("folder", root=root, size=51)
+
+
+def test_memory_that_the_system_refuses_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(images, "decode", refuse)
+    with pytest.raises(DataError, match="more memory than there is: give a smaller size"):
+        load("folder", root=make_tree(tmp_path))
+
+
+def test_a_site_without_test_images_is_read(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, domains=("art", "photo"))
+    for label in ("cat", "dog"):
+        (root / "small" / label).mkdir(parents=True)
+        Image.new("RGB", (6, 4)).save(root / "small" / label / "only.png")
+    (root / "splits").mkdir()
+    (root / "splits" / "photo_train.txt").write_text("photo/cat/000.png\nphoto/dog/000.png\n")
+    (root / "splits" / "photo_test.txt").write_text("")
+    federation = load("folder", root=root)
+    assert {client.name: len(client.test) for client in federation.clients} == {"art": 4, "photo": 0, "small": 0}
+    assert all(client.samples for client in federation.clients)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import colorsys
+import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from fedkeel.data import TRANSFORMS, Pipeline, parse_transforms
+from fedkeel.data import TRANSFORMS, Pipeline, pacs, parse_transforms
 from fedkeel.data.colour import ColourJitter, Grayscale, from_hsv, to_hsv
 from fedkeel.data.transforms import Crop, Flip, Normalise, Resize, ResizedCrop, Rotation
 from fedkeel.errors import FedkeelError
@@ -135,6 +136,24 @@ def test_each_draw_of_jitter_moves_its_own_quantity() -> None:
     assert with_draw(2, 0.0).std(1).mean() < x.std(1).mean()
     hue = (to_hsv(with_draw(3, 1.0))[0] - to_hsv(x)[0]) % 1
     torch.testing.assert_close(hue, torch.full_like(hue, 0.25), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("hue", [0.1, 0.4, 0.5])
+def test_hue_turns_the_colour_wheel_as_colorsys_does(hue: float) -> None:
+    """Also of greys, pure colours, black and white, and past both ends of the wheel."""
+    corners = torch.tensor(list(itertools.product([0.0, 0.5, 1.0], repeat=3))).T.reshape(1, 3, 3, 9)
+    x = torch.cat([corners, batch(5, 3, 9)])
+    u = torch.tensor([0.0, 0.2, 0.45, 0.5, 0.8, 1.0])
+    out = ColourJitter(0, 0, 0, hue)(x, torch.stack([torch.full_like(u, 0.5)] * 3 + [u], dim=1))
+    for sample, row, column in itertools.product(range(6), range(3), range(9)):
+        h, s, v = colorsys.rgb_to_hsv(*x[sample, :, row, column].tolist())
+        expected = colorsys.hsv_to_rgb((h + hue * (2 * u[sample].item() - 1)) % 1.0, s, v)
+        assert out[sample, :, row, column].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_pacs_is_jittered_by_two_fifths_in_hue_as_well() -> None:
+    (jitter,) = (part for part in parse_transforms(pacs.TRAIN).transforms if isinstance(part, ColourJitter))
+    assert (jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue) == (0.4, 0.4, 0.4, 0.4)
 
 
 def test_a_pipeline_deals_the_draws_in_order_and_starts_from_bytes() -> None:

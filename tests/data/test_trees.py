@@ -172,6 +172,18 @@ def test_a_broken_image_of_a_data_set_is_left_out_and_found_by_the_check(
     )
 
 
+def test_files_of_a_data_set_that_are_not_read_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = tree(tmp_path, pacs.DOMAINS, pacs.CLASSES)
+    for file in ("dog/a.tif", "dog/b.gif", "guitar/c.tif", "guitar/more/d.png", "horse/Thumbs.db"):
+        (root / "photo" / file).parent.mkdir(exist_ok=True)
+        (root / "photo" / file).write_bytes(b"x")
+    told = f"4 files of '{root / 'photo'}' are not read: 2 .tif, 1 .gif, 1 .png not right in a class's folder; "
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        DATASETS.build("pacs", root=root, size=4)
+    assert told in caplog.text
+    assert any(told in sentence for sentence in check("pacs", root).problems)
+
+
 # -- VLCS -----------------------------------------------------------------------------------------------------
 def test_vlcs_in_the_layout_of_domainbed(tmp_path: Path) -> None:
     source = DATASETS.build("vlcs", root=tree(tmp_path, vlcs.DOMAINS, vlcs.CLASSES, 10, "jpg"), size=4)

@@ -97,6 +97,22 @@ def test_a_pass_may_shuffle_and_augment() -> None:
     assert all(f or k for f, k in zip(flipped, kept, strict=True))
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_pass_by_class_begins_with_the_lowest_and_keeps_the_order_inside(shuffle: bool) -> None:
+    plain, ordered = (
+        [
+            image
+            for batch in passes().passes(shuffle=shuffle, by_class=b)
+            for image in zip(batch.x, batch.y, strict=True)
+        ]
+        for b in (False, True)
+    )
+    wanted = sorted(plain, key=lambda image: int(image[1]))  # as stable as it says
+    assert [int(y) for _, y in ordered] == [int(y) for _, y in wanted]
+    assert all(torch.equal(a, b) for (a, _), (b, _) in zip(ordered, wanted, strict=True))
+    assert [int(y) for _, y in plain] != [int(y) for _, y in wanted]
+
+
 def test_the_first_batch_is_the_one_that_training_begins_with() -> None:
     worker = tiny.setup(local_epochs=3).worker
     client = worker.begin("ward", tiny.broadcast(worker, 2), {})

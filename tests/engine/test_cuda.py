@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 from fedkeel import simulate
 from fedkeel.config import Config
@@ -15,7 +17,12 @@ from fedkeel.data.federation import Client, Federation, no_indices
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine import batches
 from fedkeel.engine.slot import Changed, copy_into
+from fedkeel.messages import Update
+from fedkeel.method import Method
 from fedkeel.methods import METHODS
+from fedkeel.models import Classifier
+from fedkeel.parties import LocalClient, Server
+from tests.methods.together import VARIANTS
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 EXTRA = ["fedprox+greg", "fedwon+hbn", "fedprox+hbn", "greg(mode=mix-learned)", "fedcoda(calibrate_from=0)"]
@@ -61,7 +68,7 @@ def large_federation(clients: int, samples: int, pixels: int) -> Federation:
 
 @needs_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("method", [*METHODS.names(), *EXTRA])
+@pytest.mark.parametrize("method", [*METHODS.names(), *EXTRA, *VARIANTS])
 def test_two_rounds_under_cuda_equal_two_rounds_under_serial(method: str, tmp_path: Path) -> None:
     models = {}
     for executor in ("serial", "cuda"):
@@ -163,6 +170,106 @@ def test_images_that_do_not_fit_are_streamed(executor: str, tmp_path: Path, monk
         models[share] = load_file(run.directory / "model.safetensors")
     for name, tensor in models[0.5].items():
         assert torch.equal(models[0.0][name], tensor), name
+
+
+class Noisy(nn.Module):
+    """Draws by itself, in a way that can be read from its code."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + 0.5 * torch.rand_like(x)) if self.training else x
+
+
+def dropping(layer: Callable[[], nn.Module]) -> Classifier:
+    """With one dropout used twice, inside and behind the convolutions."""
+    torch.manual_seed(1)
+    shared = layer()
+    encoder = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout2d(0.2), nn.MaxPool2d(4), nn.Flatten(),
+        shared, nn.Linear(128, 32), shared, nn.ReLU(),
+    )  # fmt: skip
+    return Classifier(encoder, nn.Linear(32, 4), 32, 4)
+
+
+def trained(directory: Path, executor: str, layer: Callable[[], nn.Module], **options: Any) -> dict[str, Tensor]:
+    settings: dict[str, Any] = {"rounds": 2, "batch_size": 8, "learning_rate": 0.01, "workers": 4}
+    settings |= {"momentum": 0.9, "precision": "float32", "device": "cuda", "executor": executor}
+    run = simulate(
+        **{**settings, **options}, model=dropping(layer), federation=uneven_federation(), directory=directory
+    )
+    return load_file(run.directory / "model.safetensors")
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "dropout": lambda: nn.Dropout(0.5),
+    "in place": lambda: nn.Dropout(0.5, inplace=True),
+    "alpha": lambda: nn.AlphaDropout(0.3),
+    "a function": Noisy,
+    "unknown": lambda: nn.RReLU(0.1, 0.5),
+}
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("method", ["fedavg", "greg", "fedsam"])
+def test_models_with_dropout_are_the_same_under_cuda_and_serial(
+    name: str, method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = {how: trained(tmp_path / how, how, LAYERS[name], method=method) for how in ("serial", "cuda")}
+    for entry, tensor in models["serial"].items():
+        difference = (tensor.double() - models["cuda"][entry].double()).abs().max()
+        assert difference <= 2e-4 * tensor.double().abs().max().clamp(min=1e-3), entry
+    one_by_one = "not as captured graphs: the model or the method draws from torch's default generator."
+    assert (one_by_one in caplog.text) == (name == "unknown")
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_dropout_repeats_from_run_to_run_and_is_not_on_in_vain(tmp_path: Path) -> None:
+    first, again, none = (
+        trained(tmp_path / str(i), "cuda", lambda p=p: nn.Dropout(p), learning_rate=0.001)  # type: ignore[misc]
+        for i, p in enumerate((0.5, 0.5, 0.0))
+    )
+    for entry, tensor in first.items():
+        torch.testing.assert_close(again[entry], tensor, rtol=1e-4, atol=1e-6)
+    assert (first["head.weight"] - none["head.weight"]).abs().max() > 1e-4
+
+
+class Masks(Method):
+    """Sends the masks that its last steps saw, of 64 ones each."""
+
+    name = "masks"
+    capturable = True
+
+    def start(self, client: LocalClient) -> None:
+        client.scratch["seen"] = torch.zeros(16, 64, device=next(client.model.parameters()).device)
+        client.scratch["layer"] = [m for m in client.model.modules() if isinstance(m, nn.Dropout)]
+
+    def inputs(self, client: LocalClient, x: Tensor) -> Tensor:
+        seen = client.scratch["seen"]
+        seen.copy_(torch.cat([seen[1:], (client.scratch["layer"][0](torch.ones_like(seen[:1])) != 0).float()]))
+        return x
+
+    def finish(self, client: LocalClient) -> dict[str, Tensor]:
+        return {"seen": client.scratch["seen"].clone()}
+
+    def extras(self, server: Server, updates: Sequence[Update]) -> dict[str, Tensor]:
+        self.sent = {update.client: update.extras["seen"].cpu() for update in updates}
+        return {}
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_clients_side_by_side_have_masks_of_their_own(tmp_path: Path) -> None:
+    sent = {}
+    for executor in ("serial", "cuda"):
+        method = Masks()
+        trained(tmp_path / executor, executor, lambda: nn.Dropout(0.5), method=method)
+        sent[executor] = method.sent
+    for client, masks in sent["serial"].items():
+        assert torch.equal(masks, sent["cuda"][client]), client
+    flat = {client: tuple(masks.flatten().tolist()) for client, masks in sent["cuda"].items()}
+    assert len(set(flat.values())) == len(SAMPLES)
 
 
 def test_tensors_are_copied_to_where_a_captured_step_looks_for_them() -> None:

@@ -139,7 +139,7 @@ def test_a_temporary_folder_is_removed_in_the_end() -> None:
 
 
 # -- whole runs ----------------------------------------------------------------------------------------------
-METHODS = ["fedbn", "standalone", "fedcoda", "hbn"]
+METHODS = ["fedbn", "standalone", "fedcoda", "hbn", "hbn(variant=released)"]
 
 
 @pytest.mark.slow

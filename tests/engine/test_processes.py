@@ -3,7 +3,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,14 @@ import pytest
 import safetensors.torch
 import torch
 
-from fedkeel.engine.evaluation import Evaluation
-from fedkeel.engine.local import Worker
 from fedkeel.engine.processes import ProcessesExecutor
-from fedkeel.errors import TrainingError
 from fedkeel.messages import Update
 from fedkeel.method import Method
 from fedkeel.parties import LocalClient, Server
 from fedkeel.run import Run
 from tests import tiny
 from tests.engine.test_serial import METHODS
+from tests.processes import ended
 
 
 def tensors(run: Run) -> dict[str, torch.Tensor]:
@@ -44,62 +41,6 @@ def test_agrees_with_serial_whatever_the_number_of_workers(tmp_path: Path, metho
         torch.testing.assert_close(parallel[name], tensor, rtol=1e-4, atol=1e-6)
     for key in ("round", "client", "domain", "samples", "bytes_up", "bytes_down"):
         assert [r.get(key) for r in runs["serial"].records()] == [r.get(key) for r in runs["three"].records()]
-
-
-class Dies(Method):
-    """Kills the process that runs one client in one round."""
-
-    name = "dies"
-
-    def __init__(self, client: str, round: int, number: int = signal.SIGKILL) -> None:
-        self.client, self.round, self.number = client, round, number
-        self.parent = os.getpid()
-
-    def start(self, client: LocalClient) -> None:
-        if (client.name, client.round) == (self.client, self.round):
-            assert os.getpid() != self.parent
-            os.kill(os.getpid(), self.number)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_killed_worker_takes_only_its_client_with_it(tmp_path: Path, workers: int) -> None:
-    notes = tiny.Notes()
-    options: dict[str, Any] = {"executor": "processes", "workers": workers, "rounds": 3}
-    run = tiny.run(tmp_path / "r", Dies("clinic", 1), observer=notes, **options)
-    assert [(r["round"], r["client"]) for r in run.records("dropped")] == [(1, "clinic")]
-    assert "its worker process died (signal SIGKILL)" in run.records("dropped")[0]["reason"]
-    assert len(notes.notes) == 1
-    whole = tiny.run(tmp_path / "whole", Dies("nobody", 1), **options)
-    # Up to then, and for the others in that round, nothing is different.
-    before = [r for r in run.records() if r["round"] == 0]
-    assert before == [r for r in whole.records() if r["round"] == 0]
-    trained = [r for r in run.records("client") if r["round"] == 1]
-    assert trained == [r for r in whole.records("client") if r["round"] == 1 and r["client"] != "clinic"]
-    assert [r["client"] for r in run.records("client") if r["round"] == 2] == ["ward", "clinic", "hospital"]
-
-
-def test_the_run_stops_when_every_worker_dies(tmp_path: Path) -> None:
-    on = tiny.federation({"ward": 4})
-    with pytest.raises(TrainingError, match="'ward', its worker process died"):
-        tiny.run(tmp_path / "r", Dies("ward", 0), on=on, executor="processes", workers=1)
-
-
-def test_a_worker_that_dies_in_an_evaluation_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain, flag, parent = Worker.evaluate, tmp_path / "died", os.getpid()
-
-    def dies_once(self: Worker, name: str, *rest: Any) -> list[Evaluation]:
-        if name == "clinic" and not flag.exists() and os.getpid() != parent:
-            flag.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return plain(self, name, *rest)
-
-    options: dict[str, Any] = {"executor": "processes", "workers": 2, "rounds": 2}
-    whole = tiny.run(tmp_path / "whole", **options)
-    monkeypatch.setattr(Worker, "evaluate", dies_once)
-    run = tiny.run(tmp_path / "r", **options)
-    assert flag.exists()
-    assert tiny.result(run) == tiny.result(whole)
 
 
 @pytest.mark.slow
@@ -243,8 +184,7 @@ def test_no_shared_memory_is_left_behind_even_after_a_kill() -> None:
         made = tiny.setup(executor="processes", workers=2).executor()
         list(made.train(["ward", "clinic"], tiny.broadcast(made.worker)))  # type: ignore[attr-defined]
         os.write(writing, b"done")
-        time.sleep(60)
-        os._exit(0)
+        signal.pause()
     assert os.read(reading, 4) == b"done"
     during = segments()
     os.kill(parent, signal.SIGKILL)
@@ -266,19 +206,8 @@ def test_workers_end_when_their_parent_is_killed() -> None:
         made = tiny.setup(executor="processes", workers=3).executor()
         assert isinstance(made, ProcessesExecutor)
         os.write(writing, " ".join(str(seat.process.pid) for seat in made._seats).encode())
-        time.sleep(60)
-        os._exit(0)
+        signal.pause()
     workers = [int(pid) for pid in os.read(reading, 100).split()]
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
-    deadline = time.monotonic() + 10
-    while alive := [pid for pid in workers if running(pid)]:
-        assert time.monotonic() < deadline, alive
-        time.sleep(0.05)
-
-
-def running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
+    ended(workers)

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
-import json
+import errno
 import os
 
 import pytest
 import torch
 
 from fedkeel.engine.segment import Segment
+from fedkeel.shortage import shortage
 
 GROUPS = {
     "weights": {
@@ -30,8 +31,9 @@ def bits(tensor: torch.Tensor) -> bytes:
 @pytest.mark.parametrize("how", ["read", "look"])
 def test_every_bit_order_and_shape_comes_back(how: str) -> None:
     segment = Segment()
-    table = json.loads(json.dumps(segment.write(GROUPS)))
-    groups = getattr(segment, how)(table)
+    segment.write(GROUPS, client="ward", place=[0, 8])
+    header, groups = getattr(segment, how)()
+    assert header == {"client": "ward", "place": [0, 8]}
     assert list(groups) == list(GROUPS)
     for group, tensors in GROUPS.items():
         assert list(groups[group]) == list(tensors)
@@ -47,31 +49,52 @@ def test_a_process_forked_before_the_first_write_reads_it_and_every_larger_one()
     child = os.fork()
     if child == 0:
         for _ in range(3):
-            groups = segment.look(json.loads(os.read(told, 10_000)))
+            os.read(told, 1)
+            groups = segment.look()[1]
             os.write(answer, str(int(groups["weights"]["w"].sum())).encode())
         os._exit(0)
     for size in (10, 10_000, 1_000_000):
-        table = segment.write({"weights": {"w": torch.ones(size)}})
-        os.write(tell, json.dumps(table).encode())
+        segment.write({"weights": {"w": torch.ones(size)}})
+        os.write(tell, b".")
         assert int(os.read(answered, 100)) == size
     os.waitpid(child, 0)
 
 
 def test_what_a_reader_writes_is_its_own() -> None:
     segment = Segment()
-    table = segment.write({"weights": {"w": torch.zeros(3)}})
-    segment.look(table)["weights"]["w"].fill_(1)
-    segment.read(table)["weights"]["w"].fill_(2)
-    assert segment.look(table)["weights"]["w"].tolist() == [0, 0, 0]
+    segment.write({"weights": {"w": torch.zeros(3)}})
+    segment.look()[1]["weights"]["w"].fill_(1)
+    segment.read()[1]["weights"]["w"].fill_(2)
+    assert segment.look()[1]["weights"]["w"].tolist() == [0, 0, 0]
 
 
 def test_copies_outlast_the_next_write() -> None:
     segment = Segment()
-    copy = segment.read(segment.write({"weights": {"w": torch.zeros(3)}}))["weights"]["w"]
+    segment.write({"weights": {"w": torch.zeros(3)}})
+    copy = segment.read()[1]["weights"]["w"]
     segment.write({"weights": {"w": torch.ones(3)}})
     assert copy.tolist() == [0, 0, 0]
 
 
 def test_an_empty_message_is_a_message() -> None:
     segment = Segment()
-    assert segment.read(segment.write({"memory": {}})) == {}
+    segment.write({"memory": {}})
+    assert segment.read() == ({}, {})
+
+
+def test_a_longer_header_moves_the_tensors_behind_it() -> None:
+    segment = Segment()
+    for length in (0, 55, 56, 57, 10_000):
+        segment.write({"weights": {"w": torch.arange(5)}}, text="x" * length)
+        header, groups = segment.read()
+        assert (len(header["text"]), groups["weights"]["w"].tolist()) == (length, [0, 1, 2, 3, 4])
+
+
+def test_no_room_is_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(MemoryError, match=r"of which this needs \d+ bytes: No space left") as caught:
+        Segment().write({"weights": {"w": torch.ones(2**20)}})
+    assert "does not suffice for another 4.0 MiB: give fewer --workers" in shortage(caught.value)

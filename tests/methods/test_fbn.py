@@ -71,6 +71,23 @@ def test_the_server_pools_around_the_pooled_mean_and_then_averages(tmp_path, wei
     assert after["encoder.1.num_batches_tracked"].dtype == torch.int64
 
 
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_as_released_the_spread_is_around_the_moving_average(tmp_path, variant):
+    """By hand, over two rounds: the lag of the average counts as spread."""
+    run = started(f"fbn(variant={variant})", tmp_path, learning_rate=1e-12)
+    mean, var = torch.zeros(6, dtype=torch.float64), torch.ones(6, dtype=torch.float64)
+    for round in range(2):
+        moments = [client_moments(run, name, round) for name in CLIENTS]
+        pairs = list(zip((24, 16, 32), moments, strict=True))
+        pooled = sum(n * m for n, (m, _) in pairs) / 72
+        mean = 0.1 * pooled + 0.9 * mean
+        centre = mean if variant == "released" else pooled
+        var = 0.1 * sum(n * (v + (m - centre) ** 2) for n, (m, v) in pairs) / 71 + 0.9 * var
+        run.round(round)
+        torch.testing.assert_close(run.server.statistics[MEAN], mean.float(), rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(run.server.statistics[VAR], var.float(), rtol=1e-4, atol=1e-6)
+
+
 def test_no_gradient_flows_through_the_statistics(tmp_path):
     run = started("fbn", tmp_path)
     client = run.setup.worker.begin("client0", broadcast(run), {})
@@ -95,3 +112,5 @@ def test_it_is_refused_where_it_has_nothing_to_act_on(tmp_path):
         started("fedbn+fbn", tmp_path / "b").round(0)
     with pytest.raises(FedkeelError, match="momentum"):
         methods.build("fbn(momentum=0)")
+    with pytest.raises(FedkeelError, match="did you mean 'released'"):
+        methods.build("fbn(variant=release)")

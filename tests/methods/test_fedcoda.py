@@ -9,7 +9,7 @@ from fedkeel import methods
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.losses import feature_alignment, prototype_calibration
-from fedkeel.messages import Update, check
+from fedkeel.messages import BadMessage, Update, check
 from fedkeel.method import Method
 from fedkeel.parties import Batch, LocalClient
 from fedkeel.prototypes import global_prototypes, local_prototypes
@@ -114,6 +114,51 @@ def test_the_history_is_of_unclipped_norms_and_kept_from_round_0(tmp_path):
     run.round(0)
     for name in CLIENTS:
         assert (run.executor.memory.of(name)["fedcoda/history"] > 0).all()
+
+
+@pytest.mark.parametrize(("history_from", "first"), [("start", 0), ("calibration", 2)])
+def test_the_history_begins_where_it_is_asked_to(tmp_path, history_from, first):
+    """By hand, over four rounds with calibration from the third on: a limit is 0.9 times the history, if there is any.
+
+    Before it begins, nothing of it is kept or sent."""
+    alpha, beta = 0.9, 0.5
+    before, after = [], []  # of each step: the head's gradient norm as computed, and as the optimiser takes it
+
+    class Before(Probe):
+        name = "before"
+
+    probes = [
+        Before(gradients=lambda client: before.append(float(client.model.head.weight.grad.norm()))),
+        Probe(gradients=lambda client: after.append(float(client.model.head.weight.grad.norm()))),
+    ]
+    method = methods.build("fedcoda", history_from=history_from, alpha=alpha, beta=beta)
+    run = started([probes[0], method, probes[1]], tmp_path, small_federation([[0, 1, 2, 3] * 6]), rounds=4)
+    gamma, steps = 0.0, 0
+    for round in range(4):
+        run.round(round)
+        for norm, used in zip(before[steps:], after[steps:], strict=True):
+            limit = alpha * gamma if round >= 2 and gamma else norm
+            assert used == pytest.approx(min(norm, limit), rel=1e-5)
+            if round >= first:
+                gamma = beta * gamma + (1 - beta) * norm if gamma else norm
+        steps = len(before)
+        memory, sent = run.executor.memory.of("client0"), run.server.extras
+        assert ("fedcoda/history" in memory) == ("fedcoda/history" in sent) == (round >= first)
+        if round >= first:
+            assert float(memory["fedcoda/history"][8]) == pytest.approx(gamma, rel=1e-5)
+    assert steps == 12
+    assert any(used < norm for norm, used in zip(before, after, strict=True))
+
+
+def test_a_history_that_comes_too_early_is_not_expected(tmp_path):
+    run = started("fedcoda(history_from=calibration)", tmp_path, rounds=4)
+    update = train(run)
+    run.method.check_extras(run.server, update.extras)
+    with pytest.raises(BadMessage, match="not expected"):
+        run.method.check_extras(run.server, update.extras | {"fedcoda/history": torch.ones(10)})
+    run.server.round = 2
+    with pytest.raises(BadMessage, match="missing"):
+        run.method.check_extras(run.server, update.extras)
 
 
 def test_a_new_client_starts_from_the_mean_history_of_the_others(tmp_path):
@@ -340,7 +385,16 @@ def test_without_batch_norm_only_the_rest_of_it_works(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "text", ["lambda_fa=-1", "temperature=0", "calibrate_from=2", "beta=-0.1", "clip=often", "aggregation=median"]
+    "text",
+    [
+        "lambda_fa=-1",
+        "temperature=0",
+        "calibrate_from=2",
+        "beta=-0.1",
+        "clip=often",
+        "aggregation=median",
+        "history_from=end",
+    ],
 )
 def test_wrong_options_are_refused(text):
     with pytest.raises(FedkeelError, match="of fedcoda is"):

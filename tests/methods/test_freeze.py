@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from fedkeel import methods, models
-from fedkeel.errors import MethodError
+from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.models.output import Classifier
 from tests import tiny
 from tests.methods import together
-from tests.methods.small import broadcast, small_model, started
+from tests.methods.small import Probe, broadcast, small_model, started
+from tests.test_privacy import needs_opacus
 
 HEAD = ("head.weight", "head.bias")
 
@@ -27,6 +28,50 @@ def test_the_head_is_bit_identical_on_every_client_and_in_every_round(tmp_path: 
             assert not torch.equal(update.weights["encoder.0.weight"], run.server.weights["encoder.0.weight"])
         run.round(round)
         assert all(torch.equal(run.server.weights[name], initial[name]) for name in HEAD)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        "freeze(head=local)",
+        *("fedacg+freeze(head=local)", "freeze(head=local)+fedacg", "freeze(head=local)+fedadam"),
+        *("scaffold(server_lr=0.5)+freeze(head=local)", "fedheal+freeze(head=local)"),
+    ],
+)
+def test_a_local_head_is_trained_on_the_clients_and_left_out_of_the_mean(tmp_path: Path, method: str) -> None:
+    """It is reset each round: what clients start from is the initial one, bit for bit."""
+    arrived: list[torch.Tensor] = []
+    probe = Probe(start=lambda client: arrived.append(client.model.head.weight.detach().clone()))
+    built = methods.build(method)
+    run = started([*getattr(built, "parts", [built]), probe], tmp_path)
+    initial = {name: small_model().state_dict()[name] for name in HEAD}
+    for round in range(3):
+        body = run.server.weights["encoder.0.weight"]
+        for update in run.executor.train(["client0", "client1", "client2"], broadcast(run, round)):
+            assert not any(torch.equal(update.weights[name], initial[name]) for name in HEAD)
+        run.round(round)
+        assert all(torch.equal(run.server.weights[name], initial[name]) for name in HEAD)
+        assert not torch.equal(run.server.weights["encoder.0.weight"], body)
+    assert len(arrived) == 18
+    assert all(torch.equal(head, initial["head.weight"]) for head in arrived)
+    assert not any("head" in name for name in run.executor.memory.of("client0") if name.startswith("local/"))
+
+
+def test_with_a_local_head_clients_train_as_in_fedavg() -> None:
+    def trained(method: str) -> dict[str, torch.Tensor]:
+        worker = tiny.setup(method, local_epochs=2).worker
+        return worker.train("ward", tiny.broadcast(worker), {})[0].weights
+
+    local, plain = trained("freeze(head=local)"), trained("fedavg")
+    assert all(torch.equal(local[name], plain[name]) for name in plain)
+
+
+@needs_opacus
+@pytest.mark.parametrize("head", ["fixed", "local"])
+def test_noise_on_a_private_mean_does_not_reach_the_head(tmp_path: Path, head: str) -> None:
+    run = started(f"freeze(head={head})", tmp_path, dp="central", weighting="uniform")
+    run.round(0)
+    assert all(torch.equal(run.server.weights[name], small_model().state_dict()[name]) for name in HEAD)
 
 
 def test_the_body_steps_as_it_does_above_a_head_that_is_not_moved() -> None:
@@ -57,6 +102,8 @@ def test_the_head_of_any_model_is_found() -> None:
         "network.2.weight",
         "network.2.bias",
     ]
+    with pytest.raises(FedkeelError, match="The 'head' of freeze is 'loc': did you mean 'local'"):
+        methods.build("freeze(head=loc)")
     with pytest.raises(MethodError, match="none with weights"):
         methods.build("freeze").prepare(Classifier(nn.Flatten(), nn.Identity(), 4, 4))
 
@@ -71,8 +118,9 @@ def test_a_head_that_another_part_puts_in_is_frozen_too() -> None:
 
 @pytest.mark.slow
 def test_executors_agree_and_it_resumes(tmp_path: Path) -> None:
-    together.assert_executors_agree(tmp_path / "a", "freeze")
-    together.assert_it_resumes(tmp_path / "b", "freeze")
+    for head in ("fixed", "local"):
+        together.assert_executors_agree(tmp_path / f"{head} a", f"freeze(head={head})")
+        together.assert_it_resumes(tmp_path / f"{head} b", f"freeze(head={head})")
 
 
 @pytest.mark.slow
@@ -80,6 +128,7 @@ def test_it_composes(tmp_path: Path) -> None:
     together.assert_it_composes(tmp_path, "freeze")
 
 
-def test_a_captured_step_serves_one_client_after_another() -> None:
-    worker = tiny.setup("freeze").worker
+@pytest.mark.parametrize("head", ["fixed", "local"])
+def test_a_captured_step_serves_one_client_after_another(head: str) -> None:
+    worker = tiny.setup(f"freeze(head={head})").worker
     together.assert_a_slot_serves_all(worker, tiny.broadcast(worker), {name: {} for name in tiny.SIZES})

@@ -5,6 +5,7 @@ import logging
 import math
 
 import pytest
+import safetensors.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from fedkeel import methods, models, state
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.losses import consistency_kl
+from fedkeel.messages import Missing, Update
 from fedkeel.method import Composition
 from fedkeel.models.output import Classifier
 from fedkeel.nn.mixed_batch_norm import add_shares, mixed_statistics
@@ -280,7 +282,7 @@ def test_the_first_round_is_that_of_fedavg_and_the_second_is_not(tmp_path):
 
 
 def test_statistics_are_the_moving_average_in_every_round(tmp_path):
-    run = started("greg(momentum=0.25)", tmp_path)
+    run = started("greg(momentum=0.25, warm_start=false)", tmp_path)
     for round in range(3):
         before = run.server.statistics
         updates = list(run.executor.train(CLIENTS, broadcast(run, round)))
@@ -295,8 +297,9 @@ def test_statistics_are_the_moving_average_in_every_round(tmp_path):
             torch.testing.assert_close(new.double(), 0.75 * before[name].double() + 0.25 * mean, rtol=1e-5, atol=1e-6)
 
 
-def test_a_warm_start_takes_the_first_mean_whole_and_then_averages(tmp_path):
-    warm, plain = started("greg(warm_start=true)", tmp_path / "a"), started("fedavg", tmp_path / "b")
+@pytest.mark.parametrize("method", ["greg", "greg(warm_start=true)", "greg(mode=mix)"])
+def test_from_scratch_the_first_mean_is_taken_whole_and_then_averaged(tmp_path, method):
+    warm, plain = started(method, tmp_path / "a"), started("fedavg", tmp_path / "b")
     warm.round(0)
     plain.round(0)
     for name, tensor in plain.server.statistics.items():
@@ -306,6 +309,59 @@ def test_a_warm_start_takes_the_first_mean_whole_and_then_averages(tmp_path):
     warm.round(1)
     name = "encoder.1.running_mean"
     torch.testing.assert_close(warm.server.statistics[name], 0.9 * after_first[name] + 0.1 * mean[name])
+
+
+@pytest.mark.parametrize("given", ["a file", "statistics", "false"])
+def test_the_average_begins_with_the_statistics_that_a_run_was_given(tmp_path, given):
+    model, options = small_model(), {}
+    if given == "a file":
+        safetensors.torch.save_file(model.state_dict(), tmp_path / "model.safetensors")
+        options["weights"] = str(tmp_path / "model.safetensors")
+    elif given == "statistics":  # of a network that comes trained, whoever has loaded it
+        model.encoder[6].running_mean.fill_(0.5)
+    method = "greg(warm_start=false)" if given == "false" else "greg"
+    run = started(method, tmp_path, model=model, **options)
+    before, name = run.server.statistics, "encoder.1.running_var"
+    mean = state.mean([u.statistics for u in run.executor.train(CLIENTS, broadcast(run))], [24, 16, 32])
+    run.round(0)
+    torch.testing.assert_close(run.server.statistics[name], 0.9 * before[name] + 0.1 * mean[name])
+
+
+def test_a_first_round_that_does_not_count_leaves_the_warm_start_to_the_next(tmp_path):
+    run = started("greg", tmp_path, min_clients=3)
+    train = run.executor.train
+    run.executor.train = lambda clients, message: (
+        Missing(update.client, "gone") if update.client == "client2" else update for update in train(clients, message)
+    )
+    run.round(0)
+    assert state.untouched({"m.running_mean": run.server.statistics["encoder.1.running_mean"]})
+    run.executor.train = train
+    mean = state.mean([u.statistics for u in train(CLIENTS, broadcast(run, 1))], [24, 16, 32])
+    run.round(1)
+    for name, tensor in mean.items():
+        torch.testing.assert_close(run.server.statistics[name], tensor)
+
+
+def test_from_scratch_losses_stay_finite_where_the_plain_average_explodes(tmp_path):
+    """Under a tenth of the new variance each layer's output is sqrt(10) times what it should be: 90 layers overflow."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.AdaptiveAvgPool2d(2), nn.Flatten()]
+    for _ in range(90):
+        layer, norm = nn.Linear(12, 12), nn.BatchNorm1d(12, momentum=1.0)
+        nn.init.orthogonal_(layer.weight, gain=100.0)  # so that what is left of the initial variance of 1 is nothing
+        layers += [layer, norm]
+    model = Classifier(nn.Sequential(*layers), nn.Linear(12, CLASSES), 12, CLASSES)
+    losses = {}
+    for choice in ("auto", "false"):
+        options = {"learning_rate": 1e-9, "batch_size": 64}
+        run = started(f"greg(warm_start={choice})", tmp_path / choice, model=model, **options)
+        run.round(0)
+        losses[choice] = [
+            result.metrics["loss"] if isinstance(result, Update) else result.reason
+            for result in run.executor.train(CLIENTS, broadcast(run, 1))
+        ]
+    assert max(losses["auto"]) < 100
+    assert all("its loss became nan" in reason for reason in losses["false"])
 
 
 def test_gradients_flow_through_both_branches(tmp_path):
@@ -443,7 +499,7 @@ def test_it_does_not_combine_with_another_forward_pass():
         Composition([methods.build("fixbn"), methods.build("greg")])
 
 
-@pytest.mark.parametrize("option", ["alpha=-1", "momentum=2", "mode=mixed", "lambda_=1.5"])
+@pytest.mark.parametrize("option", ["alpha=-1", "momentum=2", "mode=mixed", "lambda_=1.5", "warm_start=on"])
 def test_wrong_options_are_refused_by_name(option):
     with pytest.raises(FedkeelError, match=option.partition("=")[0]):
         methods.build(f"greg({option})")

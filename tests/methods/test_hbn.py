@@ -1,18 +1,22 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor, nn
 
 from fedkeel import methods
+from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.method import Composition
 from fedkeel.nn import HybridBatchNorm, ScaledWSConv2d, batch_norms, hybrid_norms
 from fedkeel.parties import LocalClient
 from tests.methods.small import Probe, broadcast, pixels, small_federation, small_model, started
+from tests.methods.together import assert_a_slot_serves_all, assert_executors_agree, assert_it_resumes
 
 MEAN, VAR, ALPHA = "encoder.1.running_mean", "encoder.1.running_var", "encoder.1.alpha"
 CLIENTS = ["client0", "client1", "client2"]
@@ -62,7 +66,7 @@ def test_deeper_layers_see_inputs_normalised_with_the_mixture(tmp_path):
 
 
 def test_by_default_the_mixture_is_recorded(tmp_path):
-    run = started("hbn", tmp_path)
+    run = started("hbn(warm_start=false)", tmp_path)
     update, _ = run.setup.worker.train("client1", broadcast(run), {})
     x = activations(run, run.server.weights, "client1")  # one batch: half of it, half of mean 0 and variance 1
     torch.testing.assert_close(update.statistics[MEAN], 0.5 * x.mean(dim=(0, 2, 3)).float())
@@ -113,15 +117,16 @@ def test_the_factor_never_travels_differs_between_clients_and_is_kept(tmp_path):
     assert torch.equal(trained["client0"], memory[f"local/{ALPHA}"])
 
 
-def test_the_pass_sees_every_class_that_the_client_has(tmp_path):
-    in_order = small_federation([[c for c in range(4) for _ in range(25)]])
+@pytest.mark.parametrize("labels", [[c for c in range(4) for _ in range(25)], [3, 1, 0, 2, 2] * 20])
+def test_the_pass_sees_every_class_that_the_client_has_and_the_released_one_the_lowest(tmp_path, labels):
     moments = {}
     for variant in ("paper", "released"):
-        run = started(f"hbn(record=batch, variant={variant})", tmp_path / variant, in_order)
+        run = started(f"hbn(record=batch, variant={variant})", tmp_path / variant, small_federation([labels]))
         moments[variant] = run.setup.worker.train("client0", broadcast(run), {})[0].statistics[MEAN]
         x = activations(run, run.server.weights, "client0").float()
     torch.testing.assert_close(moments["paper"], x.mean(dim=(0, 2, 3)))
-    torch.testing.assert_close(moments["released"], x[:64].mean(dim=(0, 2, 3)))
+    first = [i for c in range(4) for i, label in enumerate(labels) if label == c][:64]
+    torch.testing.assert_close(moments["released"], x[first].mean(dim=(0, 2, 3)))
     assert (moments["paper"] - moments["released"]).abs().max() > 1e-3
 
 
@@ -137,8 +142,9 @@ def test_a_part_of_the_samples_is_drawn_at_random_and_all_of_them_count(tmp_path
     torch.testing.assert_close(run.server.statistics[MEAN], (100 * means[0] + 2 * means[1]) / 102)
 
 
-def test_a_warm_start_takes_the_first_moments_whole(tmp_path):
-    run = started("hbn(warm_start=true)", tmp_path)
+@pytest.mark.parametrize("method", ["hbn", "hbn(warm_start=true)", "hbn(mix=global)"])
+def test_from_scratch_the_first_moments_are_taken_whole(tmp_path, method):
+    run = started(method, tmp_path)
     sent = run.server.weights
     run.round(0)
     for name, moment in zip((MEAN, VAR), union_moments(run, sent), strict=True):
@@ -148,8 +154,25 @@ def test_a_warm_start_takes_the_first_moments_whole(tmp_path):
     assert 0 < (run.server.statistics[MEAN] - before).abs().max() < 0.02 * before.abs().max()
 
 
+@pytest.mark.parametrize("given", ["a file", "statistics", "warm_start=false", "variant=released"])
+def test_there_is_no_warm_start_where_the_run_starts_from_something(tmp_path, given):
+    model, options = small_model(), {}
+    if given == "a file":
+        safetensors.torch.save_file(model.state_dict(), tmp_path / "model.safetensors")
+        options["weights"] = str(tmp_path / "model.safetensors")
+    elif given == "statistics":  # of a network that comes trained, whoever has loaded it
+        model.encoder[6].running_var.fill_(2.0)
+    run = started(f"hbn({given if '=' in given else ''})", tmp_path, model=model, **options)
+    before = run.server.statistics
+    sent = [update.statistics for update in run.executor.train(CLIENTS, broadcast(run))]
+    run.round(0)
+    mean = sum(n * s[MEAN] for n, s in zip((24, 16, 32), sent, strict=True)) / 72
+    momentum = 0.002 if "released" in given else 0.01
+    torch.testing.assert_close(run.server.statistics[MEAN], (1 - momentum) * before[MEAN] + momentum * mean)
+
+
 def test_evaluation_uses_fresh_statistics_of_the_new_weights_on_a_copy(tmp_path):
-    run = started("hbn(record=batch)", tmp_path)
+    run = started("hbn(record=batch, warm_start=false)", tmp_path)
     before, sent = run.server.statistics, run.server.weights
     tested = run.round(0)
     for statistics, mean in (
@@ -219,11 +242,147 @@ def test_the_mixture_can_be_fixed(tmp_path, mix, share):
     assert torch.equal(run.executor.memory.of("client0")[f"local/{ALPHA}"], torch.zeros(6))
 
 
-# -- with other models and methods -----------------------------------------------------------------------------
-@pytest.mark.parametrize("method", ["fedprox+hbn", "fedwon+hbn", "hbn+fedwon", "hbn+fedprox", "hbn(variant=released)"])
-def test_it_composes(tmp_path, method):
+@pytest.mark.parametrize("record", ["mixture", "batch"])
+@pytest.mark.parametrize("momentum", [1.0, 0.3])
+def test_under_global_statistics_alone_the_raw_moments_are_recorded(tmp_path, momentum, record):
+    """The mixture there is the old global statistics: recorded, these would never move."""
+    method = f"hbn(mix=global, record={record}, momentum={momentum}, warm_start=false)"
+    run = started(method, tmp_path, learning_rate=1e-3)  # nothing of the batch holds large steps back
+    mean, var = torch.zeros(6), torch.ones(6)
+    for round in range(3):
+        sent = run.server.weights
+        inputs = torch.cat([second_inputs(run, sent, name, mean, var) for name in CLIENTS])
+        before = run.server.statistics
+        tested = run.round(round)
+        new = union_moments(run, sent)
+        mean, var = (torch.lerp(old, n, momentum) for old, n in zip((mean, var), new, strict=True))
+        torch.testing.assert_close(run.server.statistics[MEAN], mean)
+        torch.testing.assert_close(run.server.statistics[VAR], var)
+        second = "encoder.6.running_var"
+        expected = (inputs.var(dim=(0, 2, 3), correction=0) * len(inputs) / (len(inputs) - 1)).float()
+        torch.testing.assert_close(run.server.statistics[second], torch.lerp(before[second], expected, momentum))
+        assert torch.equal(tested.statistics[MEAN], run.server.statistics[MEAN]), "tested as it was trained"
+        assert run.traffic.questions == 0
+
+
+def second_inputs(run: Federated, weights: dict[str, Tensor], name: str, mean: Tensor, var: Tensor) -> Tensor:
+    """Input of the second batch norm where the first normalises with these statistics."""
+    w = {key: tensor.double() for key, tensor in weights.items()}
+    x, shape = activations(run, w, name), (1, -1, 1, 1)
+    x = (x - mean.double().view(shape)) / (var.double().view(shape) + 1e-5).sqrt()
+    x = x * w["encoder.1.weight"].view(shape) + w["encoder.1.bias"].view(shape)
+    x = nn.functional.max_pool2d(torch.relu(x), 2)
+    return nn.functional.conv2d(x, w["encoder.5.weight"], w["encoder.5.bias"], padding=1)
+
+
+# -- as released -----------------------------------------------------------------------------------------------
+def test_as_released_the_mixture_of_64_samples_counts_as_64(tmp_path):
+    labels = [[3, 1, 0, 2, 2] * 20, [1, 0] * 10]
+    run = started("hbn(variant=released, momentum=1)", tmp_path, small_federation(labels))
+    sent = run.server.weights
+    means, variances = [], []
+    for name, own in zip(("client0", "client1"), labels, strict=True):
+        first = [i for c in range(4) for i, label in enumerate(own) if label == c][:64]
+        x = activations(run, sent, name)[first]
+        means.append(0.5 * x.mean(dim=(0, 2, 3)))  # the other half is of mean 0 and variance 1
+        variances.append(0.5 * x.var(dim=(0, 2, 3), correction=0) + 0.5)
+    run.round(0)
+    mean = (64 * means[0] + 20 * means[1]) / 84
+    spread = [v + (m - mean) ** 2 for m, v in zip(means, variances, strict=True)]
+    variance = (64 * spread[0] + 20 * spread[1]) / 83
+    for name, new in ((MEAN, mean), (VAR, variance)):
+        torch.testing.assert_close(run.server.statistics[name], new.float())
+
+
+def test_as_released_the_pass_is_augmented(tmp_path):
+    federation = dataclasses.replace(small_federation(), train_transform=parse_transforms("crop(padding=3)"))
+    moments = {}
+    for variant in ("paper", "released"):
+        run = started(f"hbn(record=batch, variant={variant})", tmp_path / variant, federation)
+        moments[variant] = run.setup.worker.train("client0", broadcast(run), {})[0].statistics[MEAN]
+    plain = activations(run, run.server.weights, "client0").mean(dim=(0, 2, 3)).float()
+    torch.testing.assert_close(moments["paper"], plain)
+    assert (moments["released"] - plain).abs().max() > 1e-3
+
+
+def test_as_released_a_new_client_starts_from_the_mean_of_the_others_factors(tmp_path):
+    """Each keeps its own; the mean is by data size, and over the clients of the last round."""
+    arrived: dict[str, Tensor] = {}
+
+    def look(client: LocalClient) -> None:
+        arrived[client.name] = client.model.get_parameter(ALPHA).detach().clone()
+
+    run = started([methods.build("hbn(variant=released)"), Probe(start=look)], tmp_path)
+    took_part = [["client0", "client1"], ["client0", "client1"], CLIENTS]
+    run._sample = lambda round: took_part[round]
+    factors: dict[str, Tensor] = {}
+    for round in range(3):
+        run.round(round)
+        for name in took_part[round][:2]:
+            assert torch.equal(arrived[name], factors.get(name, torch.zeros(6)))
+        if round < 2:
+            factors = {name: run.executor.memory.of(name)[f"local/{ALPHA}"].clone() for name in took_part[round]}
+            mean = (24 * factors["client0"] + 16 * factors["client1"]) / 40
+            torch.testing.assert_close(run.server.extras[f"hbn/{ALPHA}"], mean)
+    assert not torch.equal(factors["client0"], factors["client1"])
+    torch.testing.assert_close(arrived["client2"], mean)
+    assert arrived["client2"].abs().max() > 0
+
+
+def test_as_released_a_client_whose_update_was_dropped_has_no_factor_of_its_own(tmp_path):
+    run = started("hbn(variant=released)", tmp_path)
+    train = run.executor.train
+
+    def tampered(*arguments):
+        for update in train(*arguments):
+            if update.client == "client2":
+                update.extras[f"hbn/{ALPHA}"] = torch.zeros(5)
+            yield update
+
+    run.executor.train = tampered
+    run.round(0)
+    assert run.server.participants == ["client0", "client1"]
+    assert not run.executor.memory.of("client2")
+    mean = run.server.extras[f"hbn/{ALPHA}"]
+    update, _ = run.setup.worker.train("client2", broadcast(run, 1), {})
+    own, _ = run.setup.worker.train("client2", broadcast(run, 1), run.executor.memory.of("client0"))
+    assert mean.abs().max() > 0
+    assert not torch.equal(update.extras[f"hbn/{ALPHA}"], own.extras[f"hbn/{ALPHA}"])
+
+
+@pytest.mark.parametrize("method", ["hbn", "hbn(variant=released, mix=fixed)"])
+def test_factors_that_nobody_averages_do_not_travel(tmp_path, method):
     run = started(method, tmp_path)
     run.round(0)
+    assert run.server.extras == {}
+    assert not any("alpha" in name for name in run.executor.memory.of("client0") if not name.startswith("local/"))
+
+
+@pytest.mark.parametrize("method", ["hbn(variant=released)", "scaffold+hbn(variant=released)"])
+def test_as_released_a_slot_serves_clients_with_and_without_factors(tmp_path, method):
+    run = started(method, tmp_path)
+    run.round(0)
+    memories = {name: run.executor.memory.of(name) for name in CLIENTS[:2]} | {"client2": {}}
+    assert_a_slot_serves_all(run.setup.worker, broadcast(run, 1), memories)
+
+
+@pytest.mark.slow
+def test_as_released_executors_agree_and_it_resumes(tmp_path):
+    for number, method in enumerate(("hbn(variant=released)", "fedwon+hbn(variant=released)")):
+        options = {"participation": 0.6, "rounds": 4}
+        assert_executors_agree(tmp_path / f"a{number}", method, **options)
+    assert_it_resumes(tmp_path / "b", "hbn(variant=released)", participation=0.6)
+
+
+# -- with other models and methods -----------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "method",
+    ["fedprox+hbn", "fedwon+hbn", "hbn+fedwon", "hbn+fedprox", "hbn(variant=released)", "fedwon+hbn(variant=released)"],
+)
+def test_it_composes(tmp_path, method):
+    run = started(method, tmp_path)
+    for round in range(2):
+        run.round(round)
     model = run.setup.worker.model
     assert len(hybrid_norms(model)) == 2
     assert not batch_norms(model)
@@ -276,7 +435,10 @@ def test_without_batch_norm_there_is_nothing_to_act_on():
 
 @pytest.mark.parametrize(
     "text",
-    ["momentum=0", "momentum=1.5", "stats_samples=0", "record=all", "mix=half", "statistics=none", "variant=mine"],
+    [
+        *("momentum=0", "momentum=1.5", "stats_samples=0", "record=all", "mix=half", "statistics=none", "variant=mine"),
+        *("warm_start=yes", "warm_start=1", "variant=released, stats_samples=9", "variant=released, stats_batch=9"),
+    ],
 )
 def test_wrong_options_are_refused(text):
     with pytest.raises(FedkeelError, match="of hbn is"):

@@ -18,6 +18,10 @@ from fedkeel.messages import Broadcast, Update
 from fedkeel.state import Tensors
 from tests import tiny
 
+# Methods whose options change what is kept, sent or averaged: under every executor they are tried beside the defaults.
+VARIANTS = ["hbn(variant=released)", "hbn(mix=global)", "scaffold+hbn(variant=released)", "fbn(variant=released)"]
+VARIANTS += ["freeze(head=local)", "fedcoda(history_from=calibration)", "greg(warm_start=false)"]
+
 QUESTIONS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique", "masked_select")
 
 

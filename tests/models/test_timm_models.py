@@ -10,7 +10,7 @@ import torch
 
 from fedkeel import models
 from fedkeel.errors import FedkeelError
-from fedkeel.models import timm_models
+from fedkeel.models import architecture, timm_models
 from fedkeel.nn import batch_norms, remove_normalisation, to_group_norm, to_hybrid
 
 
@@ -74,6 +74,128 @@ def test_a_broken_torchvision_is_named_as_the_reason(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(timm_models.importlib, "import_module", fail)
     with pytest.raises(FedkeelError, match=r"cannot be imported \(operator torchvision::nms does not exist\)"):
         models.build("timm:resnet18", num_classes=3)
+
+
+class Recorded(ModuleType):
+    """A timm that says what it was asked to make."""
+
+    __version__ = "1.0.26"
+
+    def __init__(self) -> None:
+        super().__init__("timm")
+        self.asked: list[tuple[str, dict[str, object]]] = []
+
+    def is_model(self, name: str) -> bool:
+        return name.startswith("resnet")
+
+    def list_models(self) -> list[str]:
+        return ["resnet10t", "resnet18"]
+
+    def create_model(self, name: str, **options: object) -> torch.nn.Module:
+        self.asked.append((name, options))
+        return torch.nn.Flatten()
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    timm = Recorded()
+    monkeypatch.setattr(timm_models.importlib, "import_module", lambda _: timm)
+    return timm
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        "checkpoint_path=/etc/shadow",
+        "checkpoint_path='https://example.org/w.pth'",
+        "pretrained_cfg={'url': 'https://example.org/w.pth'}",
+        "pretrained_cfg=tv_in1k",
+        "pretrained_cfg_overlay={'file': '/etc/shadow'}",
+        "cache_dir=/tmp",
+        "features_only=true",
+        "scriptable=true",
+        "exportable=true",
+        "no_jit=true",
+        "pruned=true",
+        "feature_cls=getter",
+        "pretrained_strict=false",
+        "kwargs_filter=[drop_rate]",
+        "block=os.system",
+        "pretrained='https://example.org'",
+        "pretrained=1",
+        "act_layer=/etc/passwd",
+        "act_layer=weights.pth",
+        "act_layer={'a': 1}",
+        "global_pool='../../x'",
+        "norm_layer=" + 60 * "x",
+        "layers=[1000000000, 1]",
+        "depth=201",
+        "drop_rate=1e400",
+        "img_size=" + 5000 * "9",
+        "img_size=0x" + 5000 * "f",
+        "depth=-1e30",
+        f"layers={[1] * 17}",
+    ],
+)
+def test_only_options_that_describe_an_architecture_reach_timm(recorded: Recorded, options: str) -> None:
+    with pytest.raises(FedkeelError, match=r"^The option '.*' of 'timm:resnet10t'") as refused:
+        models.build_spec(f"timm:resnet10t({options})", num_classes=3, image_size=8)
+    assert len(str(refused.value)) < 500
+    assert not recorded.asked
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "timm:hf-hub:timm/resnet18",
+        "timm:hf_hub:timm/resnet18",
+        "hf-hub:timm/resnet18",
+        "timm:local-dir:/etc",
+        "timm:local-dir:resnet18",
+        "timm:/etc/shadow",
+        "timm:resnet18.a/../../b",
+        "timm:resnet18.hf-hub:x",
+        "timm:resnet18.",
+    ],
+)
+def test_names_that_timm_would_read_or_fetch_from_are_none(recorded: Recorded, name: str) -> None:
+    with pytest.raises(FedkeelError, match=r"is not the name of a network|no model named"):
+        models.build(name, num_classes=3, image_size=8)
+    assert not recorded.asked
+
+
+def test_an_architecture_and_its_pretrained_weights_can_be_asked_for(recorded: Recorded) -> None:
+    spec = "timm:resnet18.tv_in1k(pretrained=true, drop_rate=0.1, layers=[1, 1, 1, 1], act_layer=gelu)"
+    models.build_spec(spec, num_classes=3, image_size=8)
+    name, options = recorded.asked[-1]
+    assert name == "resnet18.tv_in1k"
+    chosen = {"pretrained": True, "drop_rate": 0.1, "layers": [1, 1, 1, 1], "act_layer": "gelu"}
+    assert options == {"img_size": (8, 8), "num_classes": 0, "in_chans": 3, **chosen}
+
+
+@pytest.mark.parametrize("version", ["1.0.22", "1.0.25", "0.9.16", "1.0.3.dev0"])
+@pytest.mark.usefixtures("recorded")
+def test_an_older_timm_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
+    monkeypatch.setattr(Recorded, "__version__", version)
+    with pytest.raises(FedkeelError, match=r"install timm 1\.0\.26 or later"):
+        models.build("timm:resnet18", num_classes=3, image_size=8)
+    for fine in ("1.0.26", "1.0.30", "1.1.0", "2.0.0.dev0"):
+        monkeypatch.setattr(Recorded, "__version__", fine)
+        models.build("timm:resnet18", num_classes=3, image_size=8)
+
+
+@pytest.mark.usefixtures("timm_ready")
+def test_every_allowed_option_is_one_of_timms() -> None:
+    """A name that no network takes would be a hole that somebody may find a use for."""
+    import inspect
+    import sys
+
+    import timm.models  # noqa: F401
+
+    modules = [module for name, module in sys.modules.items() if name.startswith("timm.models.")]
+    classes = {c for module in modules for c in vars(module).values() if inspect.isclass(c)}
+    taken = {name for c in classes if issubclass(c, torch.nn.Module) for name in inspect.signature(c).parameters}
+    assert architecture.TIMM.keys() - taken <= {"bn_eps", "bn_momentum", "bn_tf"}  # of efficientnet's functions
 
 
 @pytest.mark.parametrize("name", ["resnet26d", "resnet50d", "vgg16", "convnext_tiny"])

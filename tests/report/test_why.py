@@ -92,7 +92,7 @@ def test_each_sentence_says_what_its_numbers_say(group: Group) -> None:
     assert told["loss-gap"] == (
         "Loss gap: greg 0.3 \u00b10.071, fedavg 1.1 \u00b10.14. Lower is better, so this goes with the lead of greg."
     )
-    assert told["nmi"].endswith("; the seeds of one method lie as far apart.")
+    assert told["nmi"].endswith("; that is within the spread of the seeds.")
     assert told["singular-values"].endswith("Higher is better, so this does not explain the lead of greg.")
     assert told["gradient-norms"] == "Norm: greg 2.5 \u00b10.71, fedavg 2.5 \u00b10.71."
 
@@ -102,6 +102,17 @@ def test_the_top_of_the_page_lists_what_goes_with_the_lead_and_what_does_not(gro
         "What goes with the lead of greg over fedavg: loss gap (0.3 against 1.1).",
         "What speaks against it: rank (3.5 against 9.5).",
     ]
+
+
+def test_methods_that_are_level_have_no_lead_to_explain(tmp_path: Path) -> None:
+    for method, values in {"fedavg": (0.5, 0.6), "greg": (0.52, 0.62)}.items():
+        for seed, value in enumerate(values):
+            run = with_accuracy(tmp_path / f"{method}{seed}", method, seed, value)
+            add_key(run, "loss-gap", "loss gap", GAPS[method][seed], "low")
+    (level,) = collect([tmp_path]).groups
+    assert explanations(level) == []
+    assert sentence(readings(level)[0], level.results).endswith("; their accuracies are level within the spread.")
+    assert "highest, within the spread: greg" in page_of(tmp_path)
 
 
 def test_the_page_has_the_table_the_sentences_and_the_questions_in_order(group: Group, tmp_path: Path) -> None:

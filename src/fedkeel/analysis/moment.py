@@ -11,15 +11,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import numpy as np
-import safetensors.torch
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkeel import seeds, state
+from fedkeel import naming, seeds, state
 from fedkeel.data.federation import Client, Federation
 from fedkeel.engine.local import LOCAL, Worker
 from fedkeel.engine.setup import prepare
@@ -32,7 +30,7 @@ from fedkeel.parties import Batch, select
 from fedkeel.run import PYTHON_OBJECT, Run
 from fedkeel.shelf import Damaged, Shelf
 from fedkeel.state import Tensors
-from fedkeel.store import Checkpoint, DamagedCheckpoint, read_checkpoint
+from fedkeel.store import MODEL, Checkpoint, DamagedCheckpoint, read_checkpoint
 
 Array = NDArray[np.float64]
 MOST_CLIENTS = 100  # that are looked at one by one after a run
@@ -201,7 +199,7 @@ def all_of_run(run: Run, objects: Objects) -> list[Moment]:
 
 def _left_behind(run: Run, objects: Objects, *, earlier: bool) -> list[Moment]:
     objects.refuse_missing(run)
-    path, summary = run.directory / "model.safetensors", run.summary
+    path, summary = run.directory / MODEL, run.summary
     found = [(checkpoint.round, header, checkpoint) for header, checkpoint in whole_checkpoints(run, every=earlier)]
     if not path.exists() and not found:
         raise FedkeelError(f"'{run.directory}' has neither a model nor a checkpoint: let it train for a round first.")
@@ -224,10 +222,10 @@ def _left_behind(run: Run, objects: Objects, *, earlier: bool) -> list[Moment]:
             tensors = {**checkpoint.groups["weights"], **checkpoint.groups.get("statistics", {})}
             moments[round] = moment(round, tensors, _remembered(run, header))
     if path.exists():
-        # What clients kept is in the last checkpoint that is whole, or else among the personal models.
-        kept = _remembered(run, found[0][1]) if found else _personal(run)
+        # Personal models are of the round that the result is of, which need not be that of the last checkpoint.
+        kept = _remembered(run, found[0][1]) if found and not (path.parent / "personal").exists() else _personal(run)
         round = int(summary["round"]) if summary else config.rounds - 1
-        moments[round] = moment(round, safetensors.torch.load_file(path), kept)
+        moments[round] = moment(round, run.tensors(MODEL), kept)
     return [moments[round] for round in sorted(moments)] if earlier else list(moments.values())
 
 
@@ -238,8 +236,8 @@ def _remembered(run: Run, header: Mapping[str, Any]) -> Callable[[str], Tensors]
 
 def _personal(run: Run) -> Callable[[str], Tensors]:
     def look(name: str) -> Tensors:
-        file = run.directory / "personal" / f"{quote(name, safe=' ')}.safetensors"
-        return safetensors.torch.load_file(file) if file.exists() else {}
+        file = naming.find(run.directory / "personal", name, ".safetensors")
+        return run.tensors(f"personal/{file.name}") if file else {}
 
     return look
 

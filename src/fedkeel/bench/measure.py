@@ -21,9 +21,9 @@ from fedkeel.bench.rows import Row, made_up
 from fedkeel.bench.sides import Executed, UsualLoop
 from fedkeel.counting import from_one
 from fedkeel.engine.evaluation import Scores
-from fedkeel.engine.local import Stopped
 from fedkeel.errors import FedkeelError
 from fedkeel.observer import Observer
+from fedkeel.stopping import Stopped
 
 CYCLES = {"cpu": 5, "gpu": 3, "cost": 3}
 SECONDS = 30.0  # after which a row begins no further cycle

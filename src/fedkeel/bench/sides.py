@@ -13,11 +13,10 @@ import torch.nn.functional as F
 from fedkeel.bench.rows import Row
 from fedkeel.config import Config
 from fedkeel.data.federation import Client, Federation
-from fedkeel.engine import local
-from fedkeel.engine.local import Stopped
 from fedkeel.engine.setup import prepare
 from fedkeel.errors import TrainingError
 from fedkeel.messages import Broadcast, Update
+from fedkeel.stopping import Stopped, stop_requested
 
 CLIENTS_OF_USUAL_LOOP = 10  # of more, one takes as long as another
 
@@ -83,7 +82,7 @@ class UsualLoop:
         optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
         order = client.train[torch.randperm(len(client.train))].to(device)
         for i in range(0, len(order), size):
-            if local.stop_requested.is_set():
+            if stop_requested.is_set():
                 raise Stopped
             chosen = order[i : i + size]
             x = transform(self.images[chosen], torch.rand(len(chosen), transform.draws, device=device))

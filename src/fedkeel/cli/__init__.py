@@ -22,6 +22,8 @@ from fedkeel.cli import (
 )
 from fedkeel.cli.parsing import Parser, examples
 from fedkeel.errors import FedkeelError
+from fedkeel.naming import visible
+from fedkeel.shortage import shortages_explained
 
 ABOUT = """Federated learning that stays upright when clients' data shift.
 
@@ -70,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         parsed.typed = given
-        code = int(parsed.act(parsed))
+        with shortages_explained():
+            code = int(parsed.act(parsed))
         sys.stdout.flush()
         return code
     except SystemExit as request:  # argparse leaves so after --help and --version
@@ -90,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def complain(sentence: str) -> int:
-    print(f"fedkeel: {sentence}", file=sys.stderr)
+    print(f"fedkeel: {visible(sentence)}", file=sys.stderr)
     return 2
 
 
@@ -99,7 +102,9 @@ def notes_to_stderr() -> None:
 
     class Notes(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            print(f"fedkeel: {self.format(record)}", file=sys.stderr)
+            # A sentence is one line, whatever names are in it; the traceback of a bug has its own.
+            lines = self.format(record).split("\n") if record.exc_info else [record.getMessage()]
+            print("fedkeel: " + "\n".join(map(visible, lines)), file=sys.stderr)
 
     log = logging.getLogger("fedkeel")
     log.handlers = [Notes()]

@@ -89,7 +89,7 @@ def list_data(arguments: argparse.Namespace) -> int:
     out = console(sys.stdout)
     for standing in found:
         entry = standing.entry
-        out.print(f"[bold]{entry.name}[/bold]", highlight=False)
+        out.print(entry.name, style="bold")
         lines = [
             ("what", entry.what),
             ("size", f"{entry.total():,} images, {entry.classes} classes, {len(entry.sizes)} domain(s)"),
@@ -98,7 +98,7 @@ def list_data(arguments: argparse.Namespace) -> int:
             ("found", standing.found),
         ]
         for head, text in lines:
-            out.print(f"  {head:7}{text}", markup=False, highlight=False, soft_wrap=True)
+            out.print(f"  {head:7}{text}", soft_wrap=True)
     if not arguments.names:
         out.print(
             "Your own images are read by 'folder' and 'npz', and digits-shift is built in: see fedkeel list data."
@@ -124,10 +124,10 @@ def check_data(arguments: argparse.Namespace) -> int:
         for count in result.counts
     ]
     out = console(sys.stdout)
-    out.print(f"{result.name} in {result.root}", markup=False, soft_wrap=True)
+    out.print(f"{result.name} in {result.root}", soft_wrap=True)
     out.print(plain_table(["domain", "for", "found", "published"], rows))
     for sentence in result.problems:
-        out.print(f"- {sentence}", markup=False, highlight=False, soft_wrap=True)
+        out.print(f"- {sentence}", soft_wrap=True)
     if result.complete and any(count.published for count in result.counts):
         out.print("Complete: everything is as published.")
     elif result.complete:

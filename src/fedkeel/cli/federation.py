@@ -16,6 +16,8 @@ from fedkeel.cli.parsing import add_options, examples, given_options
 from fedkeel.cli.training import add_place, show_result, stopped
 from fedkeel.config import from_dict
 from fedkeel.errors import FedkeelError
+from fedkeel.naming import file_name
+from fedkeel.stopping import Stopped
 
 PORT = 9092
 WITHOUT = ("data", "partition", "executor", "workers", "profile", "compile", "record", "record_every")
@@ -90,6 +92,10 @@ def add_commands(commands: Any) -> None:
     join.add_argument("--device", metavar="TEXT", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     join.add_argument("--quiet", action="store_true", help="only warnings")
     trust = join.add_argument_group("trust")
+    trust.add_argument("--accept", metavar="FILE", help="what the server may ask for (default: see --show-policy)")
+    trust.add_argument(
+        "--show-policy", action=ShowPolicy, nargs=0, help="print the default policy, a TOML file, and exit"
+    )
     trust.add_argument("--certificates", metavar="DIR", help="this site's folder that 'fedkeel certificates' made")
     trust.add_argument("--ca", metavar="FILE", help="certificate of the authority, in PEM")
     trust.add_argument("--key", metavar="FILE", help="private key of this site, in OpenSSH's format")
@@ -106,6 +112,16 @@ def add_commands(commands: Any) -> None:
     status.add_argument("directory", metavar="DIR", help="the run directory, at the server")
     status.add_argument("--json", action="store_true", help="print one JSON document")
     status.set_defaults(act=show_status)
+
+
+class ShowPolicy(argparse.Action):
+    """Prints the default policy of a site and ends, as --help does."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from fedkeel.engine.flower.policy import Policy
+
+        print(Policy().to_toml(), end="")
+        parser.exit()
 
 
 def make_certificates(arguments: argparse.Namespace) -> int:
@@ -139,7 +155,6 @@ def run_server(arguments: argparse.Namespace) -> int:
     from fedkeel.console import RunProgress
     from fedkeel.engine.flower.certificates import ServerFiles
     from fedkeel.engine.flower.deployment import serve
-    from fedkeel.engine.local import Stopped
 
     files = None
     given = (arguments.ca, arguments.certificate, arguments.key, arguments.keys)
@@ -163,9 +178,10 @@ def be_a_site(arguments: argparse.Namespace) -> int:
     need_flower()
     from fedkeel.engine.flower.certificates import SiteFiles
     from fedkeel.engine.flower.deployment import join
-    from fedkeel.engine.local import Stopped
+    from fedkeel.engine.flower.policy import Policy
 
     folder = Path(arguments.data).expanduser()
+    policy = Policy.read(Path(arguments.accept).expanduser()) if arguments.accept else Policy()
     files = None
     name = arguments.name or folder.resolve().name
     if not _insecure(arguments, bool(arguments.ca or arguments.key)):
@@ -175,13 +191,13 @@ def be_a_site(arguments: argparse.Namespace) -> int:
         if own is not None and not arguments.name:
             name = own.resolve().name
     states = Path(os.environ.get("XDG_STATE_HOME", "~/.local/state")).expanduser()
-    state = Path(arguments.state) if arguments.state else states / "fedkeel" / name
+    state = Path(arguments.state) if arguments.state else states / "fedkeel" / file_name(name)
     if not arguments.quiet:
         logging.getLogger("fedkeel").setLevel(logging.INFO)
         print(f"fedkeel: the site '{name}' joins {arguments.address}; stop it with Ctrl-C", file=sys.stderr)
     try:
         with interruptible():
-            join(arguments.address, folder, name, state, files=files, device=arguments.device)
+            join(arguments.address, folder, name, state, files=files, device=arguments.device, policy=policy)
     except Stopped:
         print(f"fedkeel: the site '{name}' left", file=sys.stderr)
     return 0

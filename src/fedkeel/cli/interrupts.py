@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+from fedkeel.stopping import stop_requested
+
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """While inside, SIGINT and SIGTERM ask the run to stop, see `fedkeel.engine.local.stop_requested`."""
-    from fedkeel.engine.local import stop_requested
+    """While inside, SIGINT and SIGTERM ask the run to stop, see `fedkeel.stopping.stop_requested`."""
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         if stop_requested.is_set():

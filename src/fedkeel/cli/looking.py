@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fedkeel.cli import datasets
 from fedkeel.cli.parsing import add_options, add_sources, examples, given_options
 from fedkeel.config import Config, from_dict
+from fedkeel.naming import file_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -123,8 +124,9 @@ def run_document(run: Run) -> dict[str, Any]:
 
 def print_run(run: Run) -> None:
     from fedkeel.console import console, duration, plain_table
-    from fedkeel.run import how_to_continue, summarise_run
-    from fedkeel.tables import DASH, RULES, percent, sparkline
+    from fedkeel.intact import how_to_continue
+    from fedkeel.run import summarise_run
+    from fedkeel.tables import DASH, RULES, SOURCES, percent, sparkline
 
     out = console(sys.stdout)
 
@@ -132,7 +134,8 @@ def print_run(run: Run) -> None:
         out.print(text, markup=False)
 
     config, summary, curve = run.config, run.sound_summary(), run.scores()
-    say(f"{config.method} on {config.data}, model {config.model}, seed {config.seed}")
+    names = {**config.to_dict(), **{option: thing["name"] for option, thing in run.given.items()}}
+    say(f"{names['method']} on {names['data']}, model {names['model']}, seed {config.seed}")
     changed = [f"{name}={value}" for name, value in config.to_dict().items() if is_worth_telling(name, value)]
     if changed:
         say(f"with {', '.join(changed)}")
@@ -166,7 +169,8 @@ def print_run(run: Run) -> None:
         per_round = (summary["bytes_up"] + summary["bytes_down"]) / config.rounds
         say(f"sent    {traffic}, {size(per_round)} a round")
         if "epsilon" in summary:
-            say(f"privacy epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}, {config.dp}")
+            source = SOURCES[summary.get("randomness", "seed")]
+            say(f"privacy epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}, {config.dp}; {source}")
         say(f"run     {run.directory}")
     else:
         done = curve[-1]["round"] + 1 if curve else 0
@@ -227,7 +231,7 @@ def show_data(arguments: argparse.Namespace) -> int:
     from fedkeel.engine.setup import load_federation
 
     federation = load_federation(config)
-    path = data.contact_sheet(federation, arguments.output or Path(f"{federation.name}.png"))
+    path = data.contact_sheet(federation, arguments.output or Path(f"{file_name(federation.name)}.png"))
     print(path)
     return 0
 

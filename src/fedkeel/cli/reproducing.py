@@ -12,6 +12,8 @@ from fedkeel.cli.interrupts import interruptible
 from fedkeel.cli.parsing import add_options, examples, given_options
 from fedkeel.cli.training import add_jobs, add_place, stopped, whole_jobs
 from fedkeel.errors import FedkeelError
+from fedkeel.naming import visible
+from fedkeel.stopping import Stopped
 
 if TYPE_CHECKING:
     from fedkeel.side_by_side import Reproduction
@@ -64,7 +66,6 @@ def reproduce_one(arguments: argparse.Namespace) -> int:
     changes = given_options(arguments)
 
     from fedkeel.console import ComparisonProgress
-    from fedkeel.engine.local import Stopped
     from fedkeel.reproduce import PLACE, reproduce_all
 
     try:
@@ -122,7 +123,7 @@ def print_reproduction(result: Reproduction, space: bool) -> None:
     for mark in result.marks:
         say(f"*** {mark} ***")
     for sentence in [*result.skipped, *(f"{name} failed: {why}" for name, why in (result.failures or {}).items())]:
-        print(f"fedkeel: {sentence}", file=sys.stderr)
+        print(f"fedkeel: {visible(sentence)}", file=sys.stderr)
 
 
 def list_recipes(arguments: argparse.Namespace) -> int:

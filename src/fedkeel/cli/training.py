@@ -14,6 +14,8 @@ from fedkeel.cli.parsing import add_options, add_sources, examples, given_option
 from fedkeel.config import MACHINE_OPTIONS, from_dict
 from fedkeel.entries import SET_BY_COMPARISON, read_entries, read_seeds
 from fedkeel.errors import FedkeelError
+from fedkeel.naming import visible
+from fedkeel.stopping import Stopped
 from fedkeel.trackers import TRACKERS, require, tracked
 
 STOPPED = 130
@@ -121,7 +123,6 @@ def run_one(arguments: argparse.Namespace) -> int:
     require(arguments.track)
 
     from fedkeel.console import RunProgress
-    from fedkeel.engine.local import Stopped
     from fedkeel.run import free_directory, simulate
 
     directory = arguments.out or free_directory(config)
@@ -141,7 +142,6 @@ def resume_one(arguments: argparse.Namespace) -> int:
     require(arguments.track)
 
     from fedkeel.console import RunProgress
-    from fedkeel.engine.local import Stopped
     from fedkeel.run import resume
 
     try:
@@ -166,7 +166,6 @@ def run_several(arguments: argparse.Namespace) -> int:
 
     from fedkeel.comparison import compare
     from fedkeel.console import ComparisonProgress
-    from fedkeel.engine.local import Stopped
 
     try:
         with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
@@ -189,7 +188,6 @@ def run_demo(arguments: argparse.Namespace) -> int:
 
     from fedkeel.console import ComparisonProgress
     from fedkeel.demo import demo, findings, introduction
-    from fedkeel.engine.local import Stopped
 
     if not (arguments.quiet or arguments.json):
         print(introduction(quick=arguments.quick), file=sys.stderr)
@@ -217,7 +215,7 @@ def write_report(comparison: Any) -> Path | None:
     try:
         return report.write([comparison.directory])
     except FedkeelError as problem:
-        print(f"fedkeel: there is no report: {problem}", file=sys.stderr)
+        print(f"fedkeel: there is no report: {visible(str(problem))}", file=sys.stderr)
         return None
 
 
@@ -258,5 +256,5 @@ def show_comparison(
         if page:
             print(f"The report, with curves: {page}")
     for name, problem in comparison.failures.items():
-        print(f"fedkeel: {name} is missing from the table: {problem}", file=sys.stderr)
+        print(f"fedkeel: {visible(f'{name} is missing from the table: {problem}')}", file=sys.stderr)
     return 1 if comparison.missing else 0

@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedkeel.naming import file_name
+
 log = logging.getLogger("fedkeel")
 
 Arrays = dict[str, npt.NDArray[Any]]
 # Part of every key: a change of how images are decoded makes the old files stale.
-DECODING = 1
+DECODING = 2
 
 
 def cache_folder() -> Path:
@@ -42,7 +44,7 @@ def fingerprint(file: Path) -> list[object]:
 def cached(name: str, key: object, build: Callable[[], Arrays]) -> Arrays:
     """The arrays that `build` makes for this key, from the cache when they are there."""
     digest = hashlib.sha256(json.dumps([DECODING, key]).encode()).hexdigest()[:24]
-    file = cache_folder() / f"{name}-{digest}.npz"
+    file = cache_folder() / f"{file_name(name)}-{digest}.npz"
     try:
         with np.load(file, allow_pickle=False) as stored:
             return {entry: stored[entry] for entry in stored.files}

@@ -13,7 +13,7 @@ import numpy as np
 
 from fedkeel import spec
 from fedkeel.data.domainnet import ALL_SIZES
-from fedkeel.data.images import decode
+from fedkeel.data.images import decode, reason, without_warnings
 from fedkeel.data.listing import Findings, Listing
 from fedkeel.data.published import PUBLISHED, Published, published
 from fedkeel.data.source import find_root
@@ -139,11 +139,11 @@ def broken_images(listing: Listing) -> list[str]:
         try:
             decode(file, 8)
         except Exception as error:  # Pillow raises errors of many kinds for a broken file
-            return f"The image '{file}' cannot be decoded ({error})."
+            return f"The image '{file}' cannot be decoded: {reason(error)}."
         return ""
 
     files = [file for domain in listing.domains.values() for items in domain.items for file in items.files]
-    with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+    with without_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         return [sentence for sentence in pool.map(attempt, files) if sentence]
 
 

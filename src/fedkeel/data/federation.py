@@ -21,6 +21,7 @@ from torch import Tensor
 from fedkeel.errors import DataError, unknown
 
 MOST_NAMED = 100  # clients whose names an error goes through
+Splits = tuple[Tensor, Tensor, Tensor]  # indices for training, validation and testing
 
 
 class Transform(Protocol):
@@ -76,6 +77,11 @@ class LazyClients(Sequence[Client]):
     @abstractmethod
     def one_of_each(self) -> Iterator[Client]:
         """One client for each domain, validation set and test set: all that share them are like it."""
+
+    def whole_domains(self) -> dict[str, Splits]:
+        """Of each domain all images that its clients may train on, are validated and are tested with."""
+        everything = self.training_images()
+        return {client.domain: (everything, client.validation, client.test) for client in self.one_of_each()}
 
     @property
     @abstractmethod

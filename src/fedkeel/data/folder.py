@@ -8,11 +8,22 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from fedkeel.data import rules
-from fedkeel.data.listing import Domain, Listing, assemble, image_files, images_in, visible_folders
+from fedkeel.data.listing import (
+    Domain,
+    Listing,
+    assemble,
+    image_files,
+    images_in,
+    kind,
+    sorted_out,
+    unread,
+    visible_folders,
+)
 from fedkeel.data.source import DATASETS, Source, find_root, names
 from fedkeel.data.split_lists import LISTS, read_lists
 from fedkeel.errors import DataError, nearest
@@ -68,6 +79,10 @@ def scan_own(root: Path, classes: str | Sequence[str] | None) -> Listing:
         if label not in order:
             raise DataError(f"The class folder '{label}' of 'folder' is not in classes: {nearest(label, order)}")
     warn_of_strange_lists(root, [domain.name for domain in domains])
+    images, others = sorted_out(root, below=False)
+    others += Counter(kind(image.name, misplaced=True) for image in images)
+    if others:
+        log.warning(unread(str(root), others))
     listed = {domain.name: scan_domain(domain, order) for domain in domains}
     if not listed:
         raise DataError(f"There are no images in '{root}': the layout must be {LAYOUT}.")
@@ -100,13 +115,24 @@ def warn_of_strange_lists(root: Path, domains: Sequence[str]) -> None:
 
 def scan_domain(domain: Path, order: Sequence[str]) -> Domain:
     """The images of the class folders in `domain`, with the lists beside it where there are some."""
-    files = {folder: images_in(folder) for folder in visible_folders(domain)}
+    files: dict[Path, list[Path]] = {}
+    left = sorted_out(domain, below=False)[1]
+    for folder in visible_folders(domain):
+        files[folder], others = sorted_out(folder)
+        left += others
     found = [(file, folder.name) for folder in files for file in files[folder]]
     if not found:
-        raise DataError(f"The domain '{domain}' of 'folder' has no images: the layout must be {LAYOUT}.")
+        why = f" ({unread(domain.name, left).rstrip('.')})" if left else ""
+        raise DataError(f"The domain '{domain}' of 'folder' has no images{why}: the layout must be {LAYOUT}.")
+    if left:
+        log.warning(unread(domain.name, left))
     for folder in files:
         if not files[folder]:
             log.warning("The class folder '%s' has no images: '%s' has none of that class.", folder, domain.name)
     position = {file.relative_to(domain.parent).as_posix(): number for number, (file, _) in enumerate(found)}
     items = image_files([file for file, _ in found], [order.index(label) for _, label in found])
-    return Domain([items], read_lists(domain.parent, domain.name, position))
+    lists = read_lists(domain.parent, domain.name, position)
+    unlisted = len(found) - sum(map(len, lists)) if lists else 0
+    if unlisted:
+        log.warning("%s images of '%s' are in none of its lists and are not used.", f"{unlisted:,}", domain.name)
+    return Domain([items], lists)

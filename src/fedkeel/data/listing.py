@@ -7,6 +7,8 @@ A data set's file has a function `scan(root, findings)` that makes the listing. 
 from __future__ import annotations
 
 import logging
+import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fedkeel import room
 from fedkeel.data.cache import cached, fingerprint
 from fedkeel.data.images import Bytes, decode_all, resize_all
 from fedkeel.data.source import IntArray, Source, Split, indices, whole
@@ -24,6 +27,8 @@ from fedkeel.errors import DataError
 log = logging.getLogger("fedkeel")
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+LITTER = {"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir", "$recycle.bin"}
+MISPLACED = "not right in a class's folder"
 Parts = tuple[IntArray, IntArray, IntArray]
 Load = Callable[[IntArray, int], tuple[Bytes, IntArray]]
 
@@ -116,7 +121,8 @@ def assemble(listing: Listing, parts: Mapping[str, Parts], size: int, *, train: 
     for name, positions in used.items():
         if len(positions) == 0:
             raise DataError(f"The domain '{name}' of '{listing.name}' has no images in '{listing.root}'.")
-    images, kept = decode(listing, used, size)
+    with enough_memory(listing, used, size):
+        images, kept = decode(listing, used, size)
     labels: list[IntArray] = []
     splits, start = {}, 0
     for name, cuts in parts.items():
@@ -136,6 +142,21 @@ def assemble(listing: Listing, parts: Mapping[str, Parts], size: int, *, train: 
         train_transform=parse_transforms(train),
         test_transform=parse_transforms(test),
     )
+
+
+@contextmanager
+def enough_memory(listing: Listing, used: Mapping[str, IntArray], size: int) -> Iterator[None]:
+    """Refuse what does not fit into memory, before an image is decoded."""
+    count = sum(len(positions) for positions in used.values())
+    held, larger = count, [items for name in used for items in listing.domains[name].items if items.load]
+    if larger:
+        # All images of a larger file are decoded for those that are used, and these are copied to the others.
+        held = 2 * count + max(len(items.labels) for items in larger)
+    what = f"The {count:,} images of '{listing.name}' at {size} x {size} pixels"
+    advice = "give a smaller size, or fewer images"
+    room.require(held * 3 * size * size, what, advice)
+    with room.needed_for(what, advice):
+        yield
 
 
 def decode(listing: Listing, used: Mapping[str, IntArray], size: int) -> tuple[Bytes, dict[str, IntArray]]:
@@ -204,17 +225,55 @@ def pixels(name: str, file: Path, labels: IntArray, side: int, read: Callable[[]
 # -- folders --------------------------------------------------------------------------------------------------
 def visible_folders(path: Path) -> list[Path]:
     """Without hidden ones, and without what macOS puts into an archive beside its content."""
-    return sorted(
-        child
-        for child in path.iterdir()
-        if child.is_dir() and not child.name.startswith(".") and child.name != "__MACOSX"
-    )
+    return sorted(child for child in path.iterdir() if child.is_dir() and not is_litter(child.name))
 
 
 def images_in(path: Path) -> list[Path]:
-    return sorted(
-        child for child in path.iterdir() if child.suffix.lower() in SUFFIXES and not child.name.startswith(".")
-    )
+    return sorted_out(path, below=False)[0]
+
+
+def sorted_out(path: Path, *, below: bool = True) -> tuple[list[Path], Counter[str]]:
+    """The images right in a folder, sorted, and how many files of each kind in it, and `below` it, are not read.
+
+    What systems leave in folders by themselves, and hidden files, are no one's data.
+    """
+    images: list[Path] = []
+    others: Counter[str] = Counter()
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if is_litter(entry.name):
+                continue
+            if entry.is_dir():
+                for folder, _, files in os.walk(entry.path) if below else ():
+                    hidden = any(map(is_litter, Path(folder).relative_to(path).parts))
+                    others.update(kind(file, misplaced=True) for file in files if not (hidden or is_litter(file)))
+            elif Path(entry.name).suffix.lower() in SUFFIXES:
+                images.append(path / entry.name)
+            else:
+                others[kind(entry.name)] += 1
+    return sorted(images), others
+
+
+def is_litter(name: str) -> bool:
+    return name.startswith(".") or name.lower() in LITTER
+
+
+def kind(file: str, *, misplaced: bool = False) -> str:
+    ending = Path(file).suffix.lower()[:20]
+    return f"{ending} {MISPLACED}" if misplaced and ending in SUFFIXES else ending or "without an ending"
+
+
+def unread(place: str, others: Counter[str]) -> str:
+    """The sentence about files that are not read: left out they may be, but not silently."""
+    most = sorted(others.items(), key=lambda entry: (-entry[1], entry[0]))
+    kinds = [f"{count:,} {kind}" for kind, count in most[:8]]
+    if len(most) > 8:
+        kinds.append(f"{sum(count for _, count in most[8:]):,} of other kinds")
+    total = sum(others.values())
+    wrong = any(kind.endswith(MISPLACED) for kind in others)
+    advice = "put images right into the folder of their class, as PNG" if wrong else "convert images among them to PNG"
+    files = f"{total:,} files of '{place}' are" if total > 1 else f"1 file of '{place}' is"
+    return f"{files} not read: {', '.join(kinds)}; {advice}."
 
 
 def step_into(root: Path, *names: str) -> Path:
@@ -241,15 +300,19 @@ def class_files(
     passed = set(ignored)
     files: list[Path] = []
     labels: list[int] = []
+    left: Counter[str] = Counter()
     for child in visible_folders(folder):
         if child.name not in known:
             if child.name not in passed:
                 findings.extra(f"The folder '{child}' is no class of {name} and is not used.")
             continue
         inside = child / below
-        found = images_in(inside) if inside.is_dir() else []
+        found, others = sorted_out(inside) if inside.is_dir() else ([], Counter())
+        left += others
         files += found
         labels += [known[child.name]] * len(found)
+    if left:
+        findings.extra(unread(str(folder), left))
     for number in sorted(set(range(len(classes))) - set(labels)) if needed else ():
         findings.missing(
             f"The class '{classes[number]}' of {name} has no images in '{folder}': put them into a folder of that name."

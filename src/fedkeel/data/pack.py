@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 from pathlib import Path
@@ -12,6 +13,11 @@ from torch import Tensor
 from fedkeel.data.cache import Arrays
 from fedkeel.data.source import Source, Split
 from fedkeel.errors import DataError
+from fedkeel.naming import file_name
+
+log = logging.getLogger("fedkeel")
+
+NOT_A_DOMAIN = ("splits", "__MACOSX")  # what 'folder' does not take for one
 
 
 def pack(source: Source, out: str | os.PathLike[str]) -> Path:
@@ -32,6 +38,12 @@ def parts(split: Split) -> dict[str, Tensor]:
 
 def write_npz(source: Source, target: Path) -> Path:
     arrays: Arrays = {"classes": np.array(source.classes)}
+    for domain in source.domains:
+        whole, _, use = domain.rpartition("_")
+        if use in ("validation", "test") and whole in source.domains:
+            raise DataError(f"A pack would take the domain '{domain}' for a part of '{whole}': write a folder instead.")
+        if "\0" in domain or domain.encode("utf-8", "replace").decode() != domain:
+            raise DataError(f"The domain {domain!r} cannot be the name of an array: write a folder instead.")
     for domain, split in source.domains.items():
         for use, positions in parts(split).items():
             if use != "train" and len(positions) == 0:
@@ -53,9 +65,16 @@ def write_tree(source: Source, target: Path) -> Path:
     """PNG files, which lose nothing, and a list for each domain and use."""
     from PIL import Image
 
+    for domain in source.domains:
+        if domain in NOT_A_DOMAIN:
+            raise DataError(f"A folder cannot have a domain called '{domain}': write one .npz file instead.")
+    for name in dict.fromkeys([*source.domains, *source.classes]):
+        if file_name(name) != name:
+            log.warning("%r is no name of a folder: it is written, and will be read, as '%s'.", name, file_name(name))
     (target / "splits").mkdir(parents=True)
-    for domain, split in source.domains.items():
-        for label in source.classes:
+    classes = [file_name(label) for label in source.classes]
+    for domain, split in ((file_name(name), split) for name, split in source.domains.items()):
+        for label in classes:
             (target / domain / label).mkdir(parents=True)
         for use, positions in parts(split).items():
             if use == "validation" and len(positions) == 0:
@@ -63,8 +82,8 @@ def write_tree(source: Source, target: Path) -> Path:
             lines = []
             for index in positions.tolist():
                 picture = source.images[index].permute(1, 2, 0).numpy()
-                path = f"{domain}/{source.classes[int(source.labels[index])]}/{index:07d}.png"
+                path = f"{domain}/{classes[int(source.labels[index])]}/{index:07d}.png"
                 Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture).save(target / path)
                 lines.append(path)
-            (target / "splits" / f"{domain}_{use}.txt").write_text("".join(f"{line}\n" for line in lines))
+            (target / "splits" / f"{domain}_{use}.txt").write_text("".join(f"{line}\n" for line in lines), "utf-8")
     return target

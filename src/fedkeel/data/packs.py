@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from fedkeel import room
 from fedkeel.data.source import DATASETS, IntArray, Source, Split, find_root, fractions, indices, stratified_split
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError
 
 Arrays = dict[str, npt.NDArray[Any]]
+SMALLER = "store smaller images, or fewer"
 
 
 @DATASETS.register("npz")
@@ -42,12 +44,15 @@ def read_npz(
     if not domains:
         raise DataError(f"'{root}' has no array named x_<domain>: store images as x_<domain>, labels as y_<domain>.")
     refuse_parts_as_domains(domains)
-    images: list[npt.NDArray[np.uint8]] = []
+    images: list[npt.NDArray[np.uint8]] = []  # parts, in the order of the store
     labels: list[IntArray] = []
     users: list[npt.NDArray[Any]] = []
     splits, start = {}, 0
     for domain in domains:
         x, y = images_and_labels(arrays, domain)
+        if images:
+            same_shape(f"x_{domains[0]}", images[0], f"x_{domain}", x)
+        images.append(x)
         owners = users_of(arrays, domain, len(y))
         own = {use: f"{domain}_{use}" in stored for use in ("validation", "test")}
         shares = {"validation": 0 if own["validation"] else validation, "test": 0 if own["test"] else test}
@@ -57,20 +62,18 @@ def read_npz(
             x_more, y_more = images_and_labels(arrays, f"{domain}_{use}")
             same_shape(f"x_{domain}", x, f"x_{domain}_{use}", x_more)
             cuts[use] = len(y) + np.arange(len(y_more))
-            x, y = np.concatenate([x, x_more]), np.concatenate([y, y_more])
+            images.append(x_more)
+            y = np.concatenate([y, y_more])
             if owners is not None:  # nobody trains on these: whose they are does not matter
                 owners = np.concatenate([owners, np.repeat(owners[:1], len(y_more))])
-        if images:
-            same_shape(f"x_{domains[0]}", images[0], f"x_{domain}", x)
         splits[domain] = Split(**{use: indices(start + cut) for use, cut in cuts.items()})
-        images.append(x)
         labels.append(y)
         users += [] if owners is None else [owners]
         start += len(y)
     all_labels = np.concatenate(labels)
     return Source(
         name="npz",
-        images=torch.from_numpy(np.ascontiguousarray(np.concatenate(images).transpose(0, 3, 1, 2))),
+        images=torch.from_numpy(channels_first(images)),
         labels=torch.from_numpy(all_labels),
         classes=class_names(arrays, int(all_labels.max()), os.fspath(root)),
         domains=splits,
@@ -78,6 +81,17 @@ def read_npz(
         test_transform=parse_transforms("normalise"),
         users=all_users(domains, users),
     )
+
+
+def channels_first(parts: Sequence[npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+    """One array (N, C, H, W) of parts (n, H, W, C)."""
+    height, width, channels = parts[0].shape[1:]
+    store = np.empty((sum(map(len, parts)), channels, height, width), np.uint8)
+    start = 0
+    for part in parts:
+        store[start : start + len(part)] = part.transpose(0, 3, 1, 2)
+        start += len(part)
+    return store
 
 
 def refuse_parts_as_domains(domains: Sequence[str]) -> None:
@@ -96,8 +110,14 @@ def read_arrays(path: str) -> Arrays:
     problem = "it is no .npz file"
     try:
         if zipfile.is_zipfile(path):  # what else NumPy reads are single arrays and pickles
-            with np.load(path, allow_pickle=False) as pack:
+            with zipfile.ZipFile(path) as archive:
+                content = sum(entry.file_size for entry in archive.infolist())
+            what = f"The arrays of '{path}'"
+            room.require(2 * content, what, SMALLER)  # as they are stored, and with channels first
+            with room.needed_for(what, SMALLER), np.load(path, allow_pickle=False) as pack:
                 return {key: pack[key] for key in pack.files}
+    except DataError:  # a ValueError too
+        raise
     except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         problem = str(error)
     raise DataError(f"'{path}' cannot be read as an .npz pack of plain arrays ({problem}): write it with np.savez.")

@@ -23,7 +23,8 @@ from fedkeel.errors import DataError
 DOMAINS = ("art_painting", "cartoon", "photo", "sketch")
 CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 LISTS = "Train val splits and h5py files pre-read"
-TRAIN = "resized-crop(scale=(0.7, 1.0))+flip+jitter(brightness=0.4, contrast=0.4, saturation=0.4)"
+# FedDG-GA's (Zhang et al., CVPR 2023).
+TRAIN = "resized-crop(scale=(0.7, 1.0))+flip+jitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.4)"
 TRAIN += "+grayscale(p=0.1)+normalise(like=imagenet)"
 
 

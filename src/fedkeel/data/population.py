@@ -20,7 +20,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedkeel.data.federation import Client, LazyClients, each_once
+from fedkeel.data.federation import Client, LazyClients, Splits, each_once
 from fedkeel.data.source import IntArray
 from fedkeel.errors import DataError
 
@@ -188,6 +188,9 @@ class Population(LazyClients):
 
     def one_of_each(self) -> Iterator[Client]:
         return (self[stop - len(group)] for group, stop in zip(self.groups, self._stops, strict=True))
+
+    def whole_domains(self) -> dict[str, Splits]:
+        return {group.domain: (group.train, group.validation, group.test) for group in self.groups}
 
     @property
     def most_samples(self) -> int:

@@ -10,9 +10,12 @@ from pathlib import Path
 import torch
 
 from fedkeel.data.federation import Federation, each_once
+from fedkeel.data.lettering import Lettering
 from fedkeel.data.population import Population
 from fedkeel.data.source import whole
 from fedkeel.errors import DataError
+
+WIDEST = 400  # pixels of a domain's name
 
 
 @dataclass(frozen=True)
@@ -53,25 +56,28 @@ def contact_sheet(federation: Federation, path: str | os.PathLike[str], *, per_c
 
     A block has `per_class` rows, the first images of each class in the domain; each image is `cell` pixels wide.
     """
-    from PIL import Image, ImageDraw, ImageFont
+    from PIL import Image, ImageDraw
 
     whole("per_class", per_class, 1)
     whole("cell", cell, 16)
     target = Path(path)
     if target.suffix.lower() not in ("", ".png"):
         raise DataError(f"The picture is a PNG and '{target.name}' ends in another way: call it '{target.stem}.png'.")
-    font = ImageFont.load_default(size=14)
     names = federation.domains
-    margin = int(max(font.getlength(name) for name in names)) + 24
+    lettering = Lettering([*names, *federation.classes], 14)
+    font = lettering.font
+    shown = {name: fitted(lettering.text(name), font, WIDEST) for name in names}
+    margin = int(max(font.getlength(text) for text in shown.values())) + 24
     gap, head = 10, 30
     block = per_class * cell + gap
     sheet = Image.new("RGB", (margin + federation.num_classes * cell + gap, head + len(names) * block), "white")
     pen = ImageDraw.Draw(sheet)
     for column, label in enumerate(federation.classes):
-        pen.text((margin + column * cell + cell // 2, head // 2), fitted(label, font, cell), "black", font, "mm")
+        text = fitted(lettering.text(label), font, cell)
+        pen.text((margin + column * cell + cell // 2, head // 2), text, "black", font, "mm")
     for row, domain in enumerate(names):
         top = head + row * block
-        pen.text((margin - 12, top + (block - gap) // 2), domain, "black", font, "rm")
+        pen.text((margin - 12, top + (block - gap) // 2), shown[domain], "black", font, "rm")
         members = members_of(federation, domain)
         labels = federation.labels[members]
         for column in range(federation.num_classes):
@@ -101,6 +107,7 @@ def members_of(federation: Federation, domain: str) -> torch.Tensor:
 def fitted(text: str, font: object, width: int) -> str:
     """The text, cut with a dot so that it fits into a column."""
     length = getattr(font, "getlength", None)
+    text = text[:width]  # no letter is narrower than a pixel
     while length is not None and len(text) > 2 and length(text) > width - 4:
         text = text.rstrip(".")[:-1] + "."
     return text

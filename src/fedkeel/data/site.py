@@ -11,6 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fedkeel import spec
 from fedkeel.config import Config
 from fedkeel.data import partition as partitions
@@ -19,7 +21,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.folder import scan_domain
 from fedkeel.data.listing import Listing, assemble, images_in, visible_folders
 from fedkeel.data.load import cut, unseen_client
-from fedkeel.data.source import Source, names
+from fedkeel.data.source import Source, names, whole
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError, nearest
 
@@ -78,6 +80,18 @@ def check_reading(config: Config) -> dict[str, Any]:
         if option not in (*OPTIONS, *CUTTING):
             raise DataError(f"A site does not know the option '{option}' of '{config.data}': leave it out.")
     return dict(parsed.options)
+
+
+def image_shape(config: Config) -> tuple[int, int, int] | None:
+    """Of the images as the network sees them, where sites have folders: of other data sets the server knows nothing."""
+    parsed = spec.parse(config.data)
+    if parsed.name != "folder":
+        return None
+    size = whole("size in folder", parsed.options.get("size", 32), 1)
+    transform = parse_transforms(parsed.options.get("test_transform", "normalise"))
+    black = torch.zeros((), dtype=torch.uint8).expand(1, 3, size, size)
+    _, channels, height, width = transform(black, torch.full((1, transform.draws), 0.5)).shape
+    return channels, height, width
 
 
 def load_site(folder: Path, name: str, config: Config, classes: Sequence[str] | None = None) -> Federation:

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +23,7 @@ from torch import Tensor
 from fedkeel import spec
 from fedkeel.data.federation import Transform
 from fedkeel.data.source import number, whole
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, FedkeelError
 from fedkeel.registry import Registry
 
 TRANSFORMS: Registry[Transform] = Registry("transform")
@@ -58,6 +59,27 @@ def parse_transforms(text: str) -> Pipeline:
     if not text.strip():
         return Pipeline()
     return Pipeline(tuple(TRANSFORMS.make(part.name, **part.options) for part in spec.parse_sum(text)))
+
+
+@dataclass(frozen=True)
+class Unknown(Pipeline):
+    """Stands for a transform of which nothing is left but what it made of an image: its result is taken as it is."""
+
+
+def transforms_text(transform: Transform) -> str | None:
+    """The text that `parse_transforms` makes this very transform of; None for what cannot be written so."""
+    if type(transform) is not Pipeline:
+        return None
+    names: dict[Any, str] = {entry.build: entry.name for entry in TRANSFORMS}
+    parts: list[Any] = list(transform.transforms)
+    if not all(type(part) in names and is_dataclass(part) for part in parts):
+        return None
+    given = [{f.name: getattr(part, f.name) for f in fields(part)} for part in parts]
+    text = "+".join(str(spec.Spec(names[type(part)], options)) for part, options in zip(parts, given, strict=True))
+    try:
+        return text if parse_transforms(text) == transform else None
+    except FedkeelError:
+        return None
 
 
 @TRANSFORMS.register("resize")

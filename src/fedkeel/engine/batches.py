@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedkeel import seeds
+from fedkeel import room, seeds
 from fedkeel.data.federation import Client, Federation, Transform
 from fedkeel.parties import Batch
 
@@ -52,14 +52,11 @@ def training_plan(
     return Plan(torch.cat(orders), uniforms, bounds)
 
 
-def poisson_plan(client: Client, transform: Transform, *, seed: int, round: int, steps: int, rate: float) -> Plan:
+def poisson_plan(client: Client, transform: Transform, stream: seeds.Stream, *, steps: int, rate: float) -> Plan:
     """Batches in each of which every sample is with probability `rate`, whoever else is: some may be empty."""
-    generator = seeds.generator(seed, "order", round, client.name)
-    chosen = [client.train[torch.rand(client.samples, generator=generator) < rate] for _ in range(steps)]
+    chosen = [client.train[stream.uniform(client.samples) < rate] for _ in range(steps)]
     stops = torch.tensor([len(batch) for batch in chosen]).cumsum(0).tolist()
-    uniforms = torch.rand(
-        stops[-1], transform.draws, generator=seeds.generator(seed, "augmentation", round, client.name)
-    )
+    uniforms = stream.uniform(stops[-1], transform.draws)
     return Plan(torch.cat(chosen), uniforms, list(zip([0, *stops[:-1]], stops, strict=True)))
 
 
@@ -69,6 +66,15 @@ def batch_bounds(samples: int, batch_size: int, start: int = 0, least: int = 1) 
     if len(bounds) > 1 and bounds[-1][1] - bounds[-1][0] < least:
         bounds[-2:] = [(bounds[-2][0], bounds[-1][1])]
     return bounds
+
+
+def refuse_too_large(federation: Federation, *, copied: bool) -> None:
+    """Refuse what training will add to the images in memory: a copy, if any, and some of them as floats at a time."""
+    images = federation.images
+    sets = [max(client.samples, len(client.test)) for client in federation.one_of_each()]
+    some = images[: min(SAMPLES_AT_ONCE, max(sets, default=0))].numel()
+    what = f"Batches of the images of '{federation.name}', {images.shape[-2]} x {images.shape[-1]} pixels,"
+    room.require(some * (1 + 4) + copied * images.numel(), what, "give a smaller size")
 
 
 class ImageStore:
@@ -92,6 +98,8 @@ class ImageStore:
         # Batches that come out with channels last need no conversion before the convolutions that want them so.
         self.channels_last = channels_last
         layout = torch.channels_last if channels_last else torch.contiguous_format
+        if device.type == "cpu":
+            refuse_too_large(federation, copied=channels_last)
         images = federation.images if self.streamed else federation.images.to(device)
         self.images = images.contiguous(memory_format=layout)
         self.labels = federation.labels.to(device)
@@ -156,16 +164,20 @@ class TrainingPasses:
         augment: bool = False,
         samples: int | None = None,
         shuffle: bool = False,
+        by_class: bool = False,
         least: int = 1,
     ) -> Iterator[Batch]:
         """One pass over the training samples, or over `samples` of them drawn at random, in random order if
-        `shuffle`; with the training transform if `augment`, else with the test transform. A rest of fewer than
-        `least` samples joins the batch before it."""
+        `shuffle`; `by_class`: one class after another, each in the order that it has otherwise. With the training
+        transform if `augment`, else with the test transform. A rest of fewer than `least` samples joins the batch
+        before it."""
         federation, size = self._store.federation, batch_size or self._batch_size
         indices = self._client.train
         if shuffle or samples is not None:
             generator = seeds.generator(self._seed, "pass", self._round, self._client.name)
             indices = indices[torch.randperm(len(indices), generator=generator)[:samples]]
+        if by_class:
+            indices = indices[torch.argsort(federation.labels[indices], stable=True)]
         if not augment:
             yield from self._store.in_order(indices, size, federation.test_transform, least)
             return

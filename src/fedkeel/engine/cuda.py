@@ -17,16 +17,16 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from fedkeel import seeds, state
+from fedkeel import state
 from fedkeel.engine import local
 from fedkeel.engine.evaluation import Evaluation
 from fedkeel.engine.execution import EXECUTORS, ClientMemory
-from fedkeel.engine.local import ClientFailure, Stopped, Worker
+from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.serial import SerialExecutor
-from fedkeel.engine.slot import Changed, Job, Slot, copy_into
-from fedkeel.errors import TrainingError
+from fedkeel.engine.slot import Changed, DrawsByItself, Job, Slot, copy_into
 from fedkeel.messages import Answer, Broadcast, Missing, Update, size
 from fedkeel.state import Tensors
+from fedkeel.stopping import Stopped, stop_requested
 
 log = logging.getLogger("fedkeel")
 T = TypeVar("T")
@@ -50,13 +50,23 @@ class CudaExecutor(SerialExecutor):
         self._static: Broadcast | None = None
         self._evaluation: Slot | None = None
         self._said = False
+        uncapturable = worker.method.uncapturable
+        self._one_by_one = f"'{uncapturable[0]}' does not declare its steps capturable" if uncapturable else ""
 
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
-        uncapturable = self.worker.method.uncapturable
-        if uncapturable:
-            self._say(f"'{uncapturable[0]}' does not declare its steps capturable")
-            yield from super().train(clients, broadcast)
-            return
+        if not self._one_by_one:
+            try:
+                results = self._side_by_side(clients, broadcast)
+            except DrawsByItself:
+                self._one_by_one = "the model or the method draws from torch's default generator"
+            else:
+                yield from (results[client] for client in clients)
+                return
+            self._give_up_slots()  # the clients begin anew
+        self._say(self._one_by_one)
+        yield from super().train(clients, broadcast)
+
+    def _side_by_side(self, clients: Sequence[str], broadcast: Broadcast) -> dict[str, Update | Missing]:
         broadcast = self._hold(broadcast)
 
         def attempt() -> dict[str, Update | Missing]:
@@ -64,9 +74,7 @@ class CudaExecutor(SerialExecutor):
                 self._wanted = self._try(clients, broadcast)
             return self._train(clients, broadcast)
 
-        results = self._in_memory(attempt)
-        for client in clients:
-            yield results[client]
+        return self._in_memory(attempt)
 
     def _try(self, clients: Sequence[str], broadcast: Broadcast) -> int:
         """How many slots: one is tried on the largest client, for the time of its step and the memory that it takes.
@@ -100,27 +108,26 @@ class CudaExecutor(SerialExecutor):
         return min(fitting, useful)
 
     def _in_memory(self, attempt: Callable[[], T]) -> T:
-        """Out of memory: half as many slots, until there is one, and then a word about what else to do."""
+        """Out of memory: half as many slots, until there is one; where that does not fit either, the run ends."""
         while True:
             try:
                 return attempt()
             except torch.OutOfMemoryError:
                 if len(self._slots) <= 1:
-                    raise TrainingError(
-                        "The GPU's memory does not hold a single client: give a smaller --batch-size or "
-                        "a smaller model, or stop what else runs on it."
-                    ) from None
+                    raise
             # Only now: the exception held on to everything that its functions had in their hands.
             self._wanted = len(self._slots) // 2
             log.warning("The GPU's memory holds fewer clients at once than tried: going on with %d.", self._wanted)
-            self._slots = []
-            gc.collect()
-            torch.cuda.synchronize(self.worker.device)
-            torch.cuda.empty_cache()
+            self._give_up_slots()
+
+    def _give_up_slots(self) -> None:
+        torch.cuda.synchronize(self.worker.device)
+        self._slots = []
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def _train(self, clients: Sequence[str], broadcast: Broadcast) -> dict[str, Update | Missing]:
         device = self.worker.device
-        torch.cuda.manual_seed(seeds.derive(self.worker.config.seed, "layers", broadcast.round))
         self._open(len(clients))
         jobs = [Job(name, self.worker.plan(name, broadcast.round)) for name in clients]
         waiting = sorted(jobs, key=lambda job: -len(job.plan.bounds))
@@ -129,7 +136,7 @@ class CudaExecutor(SerialExecutor):
         for slot in self._slots:
             slot.queued = 0
         while waiting or running:
-            if local.stop_requested.is_set():
+            if stop_requested.is_set():
                 torch.cuda.synchronize(device)
                 raise Stopped
             idle = [i for i in range(len(self._slots)) if i not in running]

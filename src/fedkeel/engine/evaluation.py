@@ -20,6 +20,7 @@ from fedkeel.engine.batches import ImageStore
 from fedkeel.models.output import Classifier
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.parties import Batch, Repeat, one_by_one
+from fedkeel.stopping import EVALUATION, reached
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,7 @@ def evaluate(
             if not len(indices):
                 continue
             totals.clear()
+            reached(EVALUATION)
             batches = store.in_order(indices, config.evaluation_batch, store.federation.test_transform)
             repeat(("evaluation", kind), partial(_add, model, kind, totals), batches)
             counts = int(totals.correct), len(indices), float(totals.loss)

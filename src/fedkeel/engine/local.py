@@ -8,10 +8,9 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import threading
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -27,20 +26,18 @@ from fedkeel.engine.evaluation import Evaluation, Totals, evaluate
 from fedkeel.messages import Answer, BadMessage, Broadcast, Update, check_finite
 from fedkeel.method import Composition
 from fedkeel.models.output import Classifier, Output
+from fedkeel.nn.dropout import draw_dropout
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.parties import Batch, LocalClient, Repeat, one_by_one, prefixed, select
+from fedkeel.randomness import Randomness, fingerprint
 from fedkeel.state import Layout, Tensors
+from fedkeel.stopping import LOCAL_STEP, Stopped, reached, stop_requested
 
 LOCAL = "local"  # where a client's memory holds the entries of the model that never travel
 WATCHED = "watched/"  # before the names of an update's metrics that are for observers and not for `metrics.jsonl`
 QUESTION = "question"  # where a broadcast's extras hold the tensors of a method's question
 WIDE_CHANNELS = 64
 log = logging.getLogger("fedkeel")
-stop_requested = threading.Event()  # set by Ctrl-C; looked at between two local steps
-
-
-class Stopped(Exception):
-    """The run was asked to stop; what is checkpointed stays."""
 
 
 class ClientFailure(Exception):
@@ -79,8 +76,10 @@ class Worker:
     shared_store: ImageStore | None = None
     replays: Repeat = one_by_one
     watching: Callable[[nn.Module], StepWatch] | None = None
+    randomness: Randomness = field(default_factory=Randomness.here)
 
     def __post_init__(self) -> None:
+        self._dropout = draw_dropout(self.model)
         self.model.to(self.device)
         if self.device.type == "cuda":
             tf32 = self.config.precision != "float32"
@@ -98,6 +97,7 @@ class Worker:
         self._totals = Totals.on(self.device)
         self.watch = self.watching(self.model) if self.watching else None
         self._compiled = self._compile()
+        self._inputs: tuple[Tensors, ...] = ()
         # Buffers outside of `state_dict()` do not travel, and must not go from one client to the next either.
         entries = self.model.state_dict().keys()
         buffers = [(name, buffer) for name, buffer in self.model.named_buffers() if name not in entries]
@@ -133,6 +133,7 @@ class Worker:
 
     def train(self, name: str, broadcast: Broadcast, memory: Tensors) -> tuple[Update, Tensors]:
         """One client's part of a round. Returns its update and what it remembers."""
+        self._inputs = (broadcast.weights, broadcast.statistics, broadcast.extras, memory)
         with seeds.default_generator(self.config.seed, "layers", broadcast.round, name, device=self.device):
             client = self.begin(name, broadcast, memory)
             total_loss = torch.zeros((), device=self.device)
@@ -155,8 +156,7 @@ class Worker:
             return poisson_plan(
                 site,
                 self.federation.train_transform,
-                seed=privacy.seed(config),
-                round=round,
+                self._stream("order", round, name),
                 steps=privacy.local_steps(config, site.samples),
                 rate=privacy.sampling_rate(config, site.samples),
             )
@@ -191,7 +191,8 @@ class Worker:
 
     def end(self, client: LocalClient, loss: float) -> tuple[Update, Tensors]:
         """The update of the trained client and what it remembers, if they are of any use."""
-        check_loss(loss)
+        if self.config.dp != "local":  # there the loss stays here, and whether it is finite is something it tells
+            check_loss(loss)
         update, memory = self.leave(client, loss)
         refuse_not_finite({**update.weights, **update.statistics, **memory})
         return update, memory
@@ -214,7 +215,7 @@ class Worker:
 
     def answer(self, name: str, broadcast: Broadcast, memory: Tensors, question: str) -> tuple[Answer, Tensors]:
         """A client's answer to a method's question, whose own tensors are the extras named `question/...`."""
-        client = self._arrive(name, broadcast, memory)
+        client = self._arrive(name, broadcast, memory, question)
         with seeds.default_generator(self.config.seed, question, broadcast.round, name, device=self.device):
             tensors = self.method.answer(client, question, select(client.broadcast.extras, QUESTION))
         # Nothing was trained: the entries of the model that never travel stay as they were.
@@ -245,12 +246,14 @@ class Worker:
         for buffer, initial in self._transient:
             buffer.copy_(initial)
 
-    def _arrive(self, name: str, broadcast: Broadcast, memory: Tensors) -> LocalClient:
+    def _arrive(self, name: str, broadcast: Broadcast, memory: Tensors, question: str = "") -> LocalClient:
         config, site = self.config, self.federation[name]
         broadcast = broadcast.to(self.device)
         memory = state.to_device(memory, self.device)
         local = select(memory, LOCAL)
         self._load(broadcast, local)
+        if self._dropout is not None:
+            self._dropout.begin(seeds.generator(config.seed, "dropout", broadcast.round, name, question))
         return LocalClient(
             name=name,
             samples=site.samples,
@@ -312,14 +315,26 @@ class Worker:
         assert client.optimizer is not None
         if self.device.type == "cpu":
             optimizers.lay_out_gradients(client.optimizer)
+        reached(LOCAL_STEP)
         client.optimizer.step()
         return loss
 
     def _private_steps(self, client: LocalClient) -> privacy.PrivateSteps:
         if "private steps" not in client.scratch:
-            client.scratch["private steps"] = privacy.PrivateSteps(self.config, client.name, client.round)
+            stream = self._stream("noise", client.round, client.name)
+            client.scratch["private steps"] = privacy.PrivateSteps(self.config, stream)
         steps: privacy.PrivateSteps = client.scratch["private steps"]
         return steps
+
+    def _stream(self, purpose: str, round: int, name: str) -> seeds.Stream:
+        """Of what is secret about this client's training: it depends on all that the training depends on."""
+        seen = [fingerprint(t) for t in (*self._inputs, self.samples_of(name))] if self.randomness.secret else []
+        return self.randomness.stream(self.config.seed, purpose, round, name, seen=seen)
+
+    def samples_of(self, name: str) -> Tensors:
+        """The samples that this client trains on: one more, or another, and they are others."""
+        site, whole = self.federation[name], self.federation
+        return {"images": whole.images[site.train], "labels": whole.labels[site.train]}
 
     def _forward(self, client: LocalClient, x: Tensor) -> Output:
         if self._compiled is None or len(x) != self.config.batch_size:  # each other size would be compiled anew

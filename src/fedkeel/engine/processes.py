@@ -2,18 +2,18 @@
 
 Workers are forked from the process that holds the federation, so they see its images, models and methods
 without any copying or pickling. Tensors travel through memory that is shared too: a broadcast is written once and
-read by all, and each worker has two segments of its own for the rest; a line of JSON over a pipe says what is where.
-A worker that dies takes only the client it was running with it: that client's update is missing, a new worker takes
-its place.
+read by all, and each worker has two segments of its own for the rest; a word over a pipe says that they are ready.
+A worker that dies, or hangs, takes only the client it was running with it: that client's update is missing, a new
+worker takes its place.
 """
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from itertools import islice
 from multiprocessing.connection import Connection, wait
@@ -22,17 +22,20 @@ from typing import Any, TypeVar
 
 import torch
 
-from fedkeel.engine import local
 from fedkeel.engine.allocation import keep_freed_memory
 from fedkeel.engine.evaluation import Evaluation, merged, split_indices
 from fedkeel.engine.execution import EXECUTORS, ClientMemory
-from fedkeel.engine.local import ClientFailure, Stopped, Worker
+from fedkeel.engine.heartbeat import Heart
+from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.segment import Segment
 from fedkeel.engine.threads import available_cores
-from fedkeel.errors import FedkeelError, TrainingError
+from fedkeel.errors import FedkeelError, ShortageError, TrainingError
 from fedkeel.messages import Answer, Broadcast, Missing, Update
+from fedkeel.shortage import death, shortage
 from fedkeel.state import Tensors
+from fedkeel.stopping import Stopped, stop_requested, undisturbed
 
+TICK = 0.2  # seconds, after which the parent looks around even if no worker has answered
 PART = 4  # batches of an evaluation that one worker does at a time
 
 T = TypeVar("T")
@@ -50,6 +53,7 @@ class _Seat:
     process: BaseProcess
     pipe: Connection
     segments: tuple[Segment, Segment]
+    heart: Heart
     turn: int = 0  # of which segment
     job: int | None = None  # what it is at, as a place in the list of jobs
     broadcast: int = -1  # the one it has
@@ -58,6 +62,8 @@ class _Seat:
 @EXECUTORS.register("processes")
 class ProcessesExecutor:
     """All CPU cores: one single-threaded worker process per core, sharing the images."""
+
+    new_heart: Callable[[], Heart] = Heart
 
     def __init__(self, worker: Worker, memory: ClientMemory, workers: int = 0) -> None:
         self.worker = worker
@@ -68,7 +74,13 @@ class ProcessesExecutor:
         torch.optim.SGD([torch.zeros(1)])
         self._shared = Segment()  # before the workers, which inherit it
         self._broadcasts = 0
-        self._seats = [self._open_seat((Segment(), Segment())) for _ in range(workers or available_cores())]
+        self._seats: list[_Seat] = []
+        try:
+            for _ in range(workers or available_cores()):
+                self._seats.append(self._open_seat((Segment(), Segment())))
+        except BaseException:
+            self.close()
+            raise
 
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
         def read(client: str, header: Header, groups: Groups) -> Update:
@@ -112,12 +124,13 @@ class ProcessesExecutor:
         yield from self._in_order([(client, job) for client in clients], broadcast, read, Missing)
 
     def close(self) -> None:
-        for seat in self._seats:
-            seat.pipe.close()
-            seat.process.terminate()
-        for seat in self._seats:
-            seat.process.join(timeout=5)
-        self._seats = []
+        with undisturbed():
+            for seat in self._seats:
+                seat.process.kill()  # one that hangs hears nothing else, and none has anything to put in order
+            for seat in self._seats:
+                seat.process.join(timeout=5)
+                seat.pipe.close()
+            self._seats = []
 
     # -- the pool --------------------------------------------------------------------------------------------
     def _in_order(
@@ -135,9 +148,8 @@ class ProcessesExecutor:
         attempts_left = [attempts] * len(jobs)
         for seat in self._seats:
             if seat.job is not None:  # of a round that was given up: it still reads the last broadcast
-                seat.process.kill()
                 self._replace(seat)
-        message = self._write(broadcast)
+        self._write(broadcast)
         waiting = sorted(range(len(jobs)), key=lambda job: -self.worker.federation[jobs[job][0]].samples)
         results: dict[int, Any] = {}
         turn = 0
@@ -145,103 +157,139 @@ class ProcessesExecutor:
             for seat in self._seats:
                 if seat.job is None and waiting:
                     job = waiting.pop(0)
-                    self._send(seat, job, *jobs[job], message)
-            busy = {seat.pipe: seat for seat in self._seats if seat.job is not None}
-            for pipe in wait(list(busy), timeout=0.2):
-                seat = busy[pipe]  # type: ignore[index]
-                assert seat.job is not None
-                job, client = seat.job, jobs[seat.job][0]
-                try:
-                    header = json.loads(seat.pipe.recv_bytes())
-                except (EOFError, OSError):
-                    reason = self._replace(seat)
+                    self._send(seat, job, *jobs[job])
+            for seat, job, lost_because in self._hear():
+                client = jobs[job][0]
+                if lost_because:
                     attempts_left[job] -= 1
                     if attempts_left[job]:
                         waiting.append(job)
                     else:
-                        results[job] = lost(client, reason)
-                else:
-                    seat.job, answered = None, seat.segments[seat.turn]
-                    if waiting:  # at once: the worker need not wait until its answer is read
-                        following = waiting.pop(0)
-                        self._send(seat, following, *jobs[following], message)
-                    if "error" in header:
-                        raise RuntimeError(f"Client '{client}' failed in its worker process:\n{header['error']}")
-                    if "mistake" in header:
-                        raise FedkeelError(header["mistake"])
-                    failure = header.get("failure")
-                    if failure:
-                        results[job] = lost(client, failure)
-                    else:
-                        results[job] = read(client, header, answered.read(header.pop("tensors", [])))
-            if local.stop_requested.is_set():
+                        results[job] = lost(client, lost_because)
+                    continue
+                answered = seat.segments[seat.turn]
+                if waiting:  # at once: the worker need not wait until its answer is read
+                    following = waiting.pop(0)
+                    self._send(seat, following, *jobs[following])
+                header, groups = answered.read()
+                if "error" in header:
+                    raise RuntimeError(f"Client '{client}' failed in its worker process:\n{header['error']}")
+                if "mistake" in header:
+                    raise FedkeelError(header["mistake"])
+                failure = header.get("failure")
+                results[job] = lost(client, failure) if failure else read(client, header, groups)
+            if stop_requested.is_set():
                 raise Stopped
             while turn in results:
                 yield results.pop(turn)
                 turn += 1
 
-    def _write(self, broadcast: Broadcast) -> Header:
+    def _hear(self) -> Iterator[tuple[_Seat, int, str]]:
+        """The seats whose worker has answered, or will not any more: with the job, and with what became of it."""
+        busy = [seat for seat in self._seats if seat.job is not None]
+        ready = wait([seat.pipe for seat in busy], timeout=TICK)
+        for seat in busy:
+            job = seat.job
+            assert job is not None
+            if seat.pipe in ready:
+                try:
+                    problem = seat.pipe.recv_bytes().decode()
+                except (EOFError, OSError):
+                    yield seat, job, f"its worker process {self._replace(seat, dying=True)}"
+                    continue
+                if problem:
+                    raise ShortageError(problem)
+                seat.job = None
+                yield seat, job, ""
+            elif seat.heart.is_silent():
+                self._replace(seat)
+                yield seat, job, "its worker process hung and was ended"
+
+    def _write(self, broadcast: Broadcast) -> None:
         """Put the broadcast where all workers can read it."""
         self._broadcasts += 1
         groups = {"weights": broadcast.weights, "statistics": broadcast.statistics, "extras": broadcast.extras}
-        return {"round": broadcast.round, "rounds": broadcast.rounds, "tensors": self._shared.write(groups)}
+        self._shared.write(groups, round=broadcast.round, rounds=broadcast.rounds)
 
-    def _send(self, seat: _Seat, job: int, client: str, what: Header, message: Header) -> None:
+    def _send(self, seat: _Seat, job: int, client: str, what: Header) -> None:
         if not seat.process.is_alive():
             self._replace(seat)  # it died while it had nothing to do: nobody's loss
         seat.job, seat.turn = job, 1 - seat.turn
         fresh = seat.broadcast != self._broadcasts
-        memory = seat.segments[seat.turn].write({"memory": self.memory.of(client)})
-        parts = {"client": client, "broadcast": message if fresh else None, "memory": memory, "segment": seat.turn}
+        seat.segments[seat.turn].write({"memory": self.memory.of(client)}, client=client, fresh=fresh, **what)
         try:
-            seat.pipe.send_bytes(json.dumps({**what, **parts}).encode())
+            seat.pipe.send_bytes(bytes([seat.turn]))
             seat.broadcast = self._broadcasts
         except OSError:
             pass  # the worker is dead: reading from it says so, and why
 
     def _open_seat(self, segments: tuple[Segment, Segment]) -> _Seat:
         here, there = self._context.Pipe()
-        arguments = (self.worker, there, here, self._shared, segments)
+        heart = self.new_heart()
+        arguments = (self.worker, there, here, self._shared, segments, heart)
         process = self._context.Process(target=_work, args=arguments, daemon=True)
-        process.start()
+        try:
+            with undisturbed():
+                process.start()
+        except OSError as error:
+            raise ShortageError(
+                f"A worker process cannot be started ({error.strerror}): give fewer --workers, or stop what else runs "
+                "here."
+            ) from error
         there.close()
-        return _Seat(process, here, segments)
+        return _Seat(process, here, segments, heart)
 
-    def _replace(self, seat: _Seat) -> str:
-        """Put a new worker in a dead one's seat; returns what became of the old one."""
+    def _replace(self, seat: _Seat, *, dying: bool = False) -> str:
+        """Put a new worker in the seat of one that is dead, hangs or is not wanted; returns how the old one ended."""
+        if dying:
+            seat.process.join(timeout=5)  # what it dies of by itself
+        seat.process.kill()
         seat.process.join(timeout=5)
-        code = seat.process.exitcode
-        cause = f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
         seat.pipe.close()
         fresh = self._open_seat(seat.segments)
-        seat.process, seat.pipe, seat.job, seat.broadcast = fresh.process, fresh.pipe, None, -1
-        return f"its worker process died ({cause})"
+        end = death(seat.process.exitcode, "--workers")
+        seat.process, seat.pipe, seat.heart = fresh.process, fresh.pipe, fresh.heart
+        seat.job, seat.broadcast = None, -1
+        return end
 
 
 def _work(
-    worker: Worker, pipe: Connection, parents_end: Connection, shared: Segment, segments: tuple[Segment, Segment]
+    worker: Worker,
+    pipe: Connection,
+    parents_end: Connection,
+    shared: Segment,
+    segments: tuple[Segment, Segment],
+    heart: Heart,
 ) -> None:
     """The life of a worker process: jobs in, replies out, until the pipe closes."""
-    parents_end.close()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    parents_end.close()
     torch.set_num_threads(1)
     keep_freed_memory()
+    with suppress(EOFError, OSError):  # the parent is gone
+        try:
+            heart.start()
+            _answer_jobs(worker, pipe, shared, segments)
+        except (MemoryError, RuntimeError) as error:
+            if not (lack := shortage(error)):
+                raise
+            pipe.send_bytes(lack.encode())
+
+
+def _answer_jobs(worker: Worker, pipe: Connection, shared: Segment, segments: tuple[Segment, Segment]) -> None:
     broadcast: Broadcast | None = None
     while True:
-        try:
-            job = json.loads(pipe.recv_bytes())
-        except (EOFError, OSError):
-            return
-        if message := job["broadcast"]:
-            groups = shared.look(message["tensors"])
+        own = segments[pipe.recv_bytes()[0]]
+        job, given = own.read()
+        if job["fresh"]:
+            sent, groups = shared.look()
             kinds = {kind: groups.get(kind, {}) for kind in ("weights", "statistics", "extras")}
-            broadcast = Broadcast(message["round"], message["rounds"], **kinds)
+            broadcast = Broadcast(sent["round"], sent["rounds"], **kinds)
         assert broadcast is not None
-        own = segments[job["segment"]]
-        memory = own.read(job["memory"]).get("memory", {})
-        header, reply = _reply(worker, job, broadcast, memory)
-        pipe.send_bytes(json.dumps({**header, "tensors": own.write(reply)}).encode())
+        header, reply = _reply(worker, job, broadcast, given.get("memory", {}))
+        own.write(reply, **header)
+        pipe.send_bytes(b"")
 
 
 def _reply(worker: Worker, job: Header, broadcast: Broadcast, memory: Tensors) -> tuple[Header, Groups]:
@@ -262,5 +310,7 @@ def _reply(worker: Worker, job: Header, broadcast: Broadcast, memory: Tensors) -
     # A mistake in a method stops the run here as it does in one process; the parent tells of it.
     except FedkeelError as mistake:
         return {"mistake": str(mistake)}, {}
-    except Exception:
+    except Exception as error:
+        if shortage(error):
+            raise MemoryError(str(error)) from error
         return {"error": traceback.format_exc()}, {}

@@ -43,9 +43,9 @@ class ProfiledWorker(Worker):
             time_steps(client.optimizer, self.clock)
         return client
 
-    def _arrive(self, name: str, broadcast: Broadcast, memory: Tensors) -> LocalClient:
+    def _arrive(self, name: str, broadcast: Broadcast, memory: Tensors, question: str = "") -> LocalClient:
         with self.clock(profile.LOADING):
-            return super()._arrive(name, broadcast, memory)
+            return super()._arrive(name, broadcast, memory, question)
 
     def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
         with self.clock(profile.LOADING, calls=0):

@@ -22,11 +22,13 @@ from fedkeel.engine.remarks import Remarks
 from fedkeel.engine.setup import Setup, clients_per_round
 from fedkeel.engine.tested import Tested
 from fedkeel.errors import StoreError, TrainingError
-from fedkeel.messages import Answer, BadMessage, Broadcast, Missing, Update, check, check_samples
+from fedkeel.messages import Answer, BadMessage, Broadcast, Missing, Update, check, check_samples, reading
 from fedkeel.observer import Aggregated, Observer
 from fedkeel.parties import Server, prefixed, select
 from fedkeel.profile import phase
+from fedkeel.randomness import Randomness
 from fedkeel.state import Tensors
+from fedkeel.stopping import UPDATE, reached
 from fedkeel.store import Checkpoint, Store
 
 
@@ -51,6 +53,7 @@ class Federated:
     traffic: Traffic = field(default_factory=Traffic)
     best: tuple[float, int] = (-1.0, -1)  # validation accuracy and its round
     best_model: Tensors = field(default_factory=dict)
+    best_local: Tensors = field(default_factory=dict)  # what clients kept of the model then, by "client/entry"
 
     def __post_init__(self) -> None:
         config, worker = self.setup.config, self.setup.worker
@@ -133,7 +136,7 @@ class Federated:
                 "bytes_down": self.traffic.down,
                 "questions": self.traffic.questions,
             }
-            | ({"epsilon": epsilon} if epsilon is not None else {})
+            | ({"epsilon": epsilon, "randomness": self.setup.noise_from()} if epsilon is not None else {})
         )
         self.store.append_timing(
             {
@@ -167,7 +170,7 @@ class Federated:
         """The clients of this round, in the federation's order."""
         clients = self.federation.clients
         if self.config.dp == "central":
-            return [clients[i].name for i in privacy.takes_part(self.config, len(clients), round)]
+            return [clients[i].name for i in privacy.takes_part(self.config, len(clients), round, self._randomness)]
         count = clients_per_round(self.config, len(clients))
         if count >= len(clients):
             return [client.name for client in clients]
@@ -178,6 +181,10 @@ class Federated:
     def _sizes(self) -> set[int]:
         """Of the clients' data, where the account of privacy needs them: there may be a great many clients."""
         return {client.samples for client in self.federation.clients} if self.config.dp == "local" else set()
+
+    @property
+    def _randomness(self) -> Randomness:
+        return self.setup.worker.randomness
 
     def _broadcast(self, server: Server, weights: Tensors) -> Broadcast:
         return Broadcast(server.round, server.rounds, weights, server.statistics, server.extras)
@@ -198,9 +205,10 @@ class Federated:
             if isinstance(result, Update):
                 self.traffic.up += result.nbytes
                 try:
-                    _check_sender(result, client)
-                    check(result, broadcast)
-                    self.method.check_extras(self.server, result.extras)
+                    with reading("it cannot be checked"):
+                        _check_sender(result, client)
+                        check(result, broadcast)
+                        self.method.check_extras(self.server, result.extras)
                 except BadMessage as bad:
                     problem = str(bad)
                 else:
@@ -208,6 +216,7 @@ class Federated:
                     record = {"kind": "client", "round": broadcast.round, "client": client, "samples": result.samples}
                     metrics = {name: n for name, n in result.metrics.items() if not name.startswith(WATCHED)}
                     self._record(record | metrics | record)  # a metric cannot pose as something else
+                    reached(UPDATE)
             if problem:
                 dropped.append(Missing(client, problem))
                 # What the server does not know of must not have happened: SCAFFOLD's control variates, for one, are
@@ -248,7 +257,9 @@ class Federated:
     def _aggregate_privately(self, broadcast: Broadcast, updates: list[Update]) -> None:
         """Of the weights only the noisy mean is seen by any rule; nobody's update still makes noise."""
         server = self.server
-        weights = privacy.noisy_mean(self.config, broadcast.weights, updates, server.num_clients, server.round)
+        weights = privacy.noisy_mean(
+            self.config, broadcast.weights, updates, server.num_clients, server.round, self._randomness
+        )
         updates = [replace(update, weights={}) for update in updates]
         if updates:
             self._apply(updates, weights, state.mean([u.statistics for u in updates], [1.0] * len(updates)))
@@ -277,9 +288,10 @@ class Federated:
             if isinstance(result, Answer):
                 self.traffic.up += result.nbytes
                 try:
-                    _check_sender(result, client)
-                    check_samples(result.samples)
-                    self.method.check_answer(server, question, result.tensors)
+                    with reading("it cannot be checked"):
+                        _check_sender(result, client)
+                        check_samples(result.samples)
+                        self.method.check_answer(server, question, result.tensors)
                 except BadMessage as bad:
                     problem = str(bad)
                 else:
@@ -321,6 +333,7 @@ class Federated:
                 self.best = (scores.average, server.round)
                 if self.config.result == "best-validation":
                     self.best_model = {**server.weights, **server.statistics}
+                    self.best_local = self._personal_layers()
         return shown
 
     @phase(profile.RECORDING)
@@ -341,6 +354,7 @@ class Federated:
             "extras": server.extras,
             "memory": server.memory,
             "best": self.best_model,
+            "best_local": self.best_local,
         }
         best = {"accuracy": self.best[0], "round": self.best[1]}
         self.executor.memory.shelve()
@@ -364,15 +378,29 @@ class Federated:
         self.server.statistics = state.to_device(groups.get("statistics", {}), device)
         self.server.extras = state.to_device(groups.get("extras", {}), device)
         self.server.memory = state.to_device(groups.get("memory", {}), device)
-        self.best_model = groups.get("best", {})
+        self.best_model, self.best_local = groups.get("best", {}), groups.get("best_local", {})
         self.best = (checkpoint.best["accuracy"], int(checkpoint.best["round"]))
         return checkpoint.round + 1
 
     def local_tensors(self) -> Iterator[tuple[str, Tensors]]:
-        """What each client keeps of the model, one client at a time, for saving personal models."""
+        """What each client keeps of the model that is the result, one client at a time, for saving personal models."""
+        if self.best_local:
+            by_client: dict[str, Tensors] = {}
+            for name, tensor in self.best_local.items():
+                client, _, entry = name.rpartition("/")
+                by_client.setdefault(client, {})[entry] = tensor
+            yield from by_client.items()
+            return
         for name, memory in self.executor.memory.items():
             if local := select(memory, LOCAL):
                 yield name, local
+
+    def _personal_layers(self) -> Tensors:
+        """Of all clients at this moment: the model of the best round goes with the layers of that round."""
+        if not self.method.is_personal:
+            return {}
+        kept = ((name, select(memory, LOCAL)) for name, memory in self.executor.memory.items())
+        return {f"{name}/{entry}": tensor.clone() for name, local in kept for entry, tensor in local.items()}
 
 
 def _check_sender(message: Update | Answer, client: str) -> None:

@@ -25,8 +25,10 @@ from fedkeel.models.output import Classifier, Output
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 from fedkeel.nn.surgery import batch_norms
 from fedkeel.profile import READING, SET_UP, Profile, Unprofiled
+from fedkeel.randomness import Randomness
 from fedkeel.robust import Defence
 from fedkeel.shelf import Shelf
+from fedkeel.shortage import shortage
 from fedkeel.spec import parse
 
 log = logging.getLogger("fedkeel")
@@ -43,6 +45,7 @@ class Setup:
         executor_name: which executor `auto` came to.
         profile: the clock of a run with `profile`.
         defence: the robust rules of the server.
+        given: the federation as it was before a method pooled it.
     """
 
     config: Config
@@ -52,6 +55,7 @@ class Setup:
     profile: Unprofiled = field(default_factory=Unprofiled)
     defence: Defence = field(default_factory=Defence)
     domains: list[str] = field(default_factory=list)
+    given: Federation | None = None
 
     @property
     def federation(self) -> Federation:
@@ -60,6 +64,10 @@ class Setup:
     def grown(self) -> Federation | None:
         """The federation with clients that came since the last round, where clients can come: over a network."""
         return None
+
+    def noise_from(self) -> str:
+        """Whose randomness the noise of a private run rests on: one of `tables.SOURCES`."""
+        return self.worker.randomness.source
 
     def with_threads(self, note: Callable[[str], None]) -> Setup:
         """The same with the number of threads settled: it decides the last bits, so a resumed run needs to know it."""
@@ -88,6 +96,7 @@ def prepare(
     federation: Federation | None = None,
     model: nn.Module | None = None,
     method: Method | None = None,
+    randomness: Randomness | None = None,
 ) -> Setup:
     """Build what the configuration names, or take the objects given in its place, and check that they fit."""
     # The cheap checks first: names and options are refused before any image is read.
@@ -109,6 +118,7 @@ def prepare(
     held_out = list(dict.fromkeys(client.domain for client in federation.unseen))
     domains = federation.domains  # pooled, they would all be unseen
     check_clients(federation, config)
+    given = federation
     if composed.is_pooled:
         federation = federation.pooled()
     check_rounds(federation, config)
@@ -120,6 +130,7 @@ def prepare(
             worker: Worker = ProfiledWorker(config, federation, composed, network, device, clock=profile.clients)
         else:
             worker = Worker(config, federation, composed, network, device)
+        worker.randomness = randomness or worker.randomness
     privacy.warn_of_the_rest(config, composed, worker.layout)
     if config.batch_size == 1 and batch_norms(network):
         log.warning(
@@ -131,7 +142,7 @@ def prepare(
             f"'evaluate_with' is '{config.evaluate_with}', but the model has no batch norm: its accuracy is "
             "the same with all statistics."
         )
-    return Setup(config, worker, held_out, executor_name, profile, defence, domains)
+    return Setup(config, worker, held_out, executor_name, profile, defence, domains, given)
 
 
 def start_profile(config: Config, executor_name: str, device: torch.device) -> Unprofiled:
@@ -236,6 +247,8 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
     except FedkeelError:
         raise
     except Exception as error:
+        if shortage(error):
+            raise
         reason = str(error).partition("\n")[0].rstrip(".")
         raise FedkeelError(f"The model does not take images of shape {tuple(x.shape[1:])}: {reason}.") from error
     if not isinstance(output, Output):

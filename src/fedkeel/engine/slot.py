@@ -26,6 +26,10 @@ BUFFER_BYTES = 64 * 2**20  # of gathered batches per slot
 MOST_SMALL_GRAPHS = 8  # remainder batches of more sizes than this run eagerly
 
 
+class DrawsByItself(Exception):
+    """A step draws from torch's default generator, which all slots share: its numbers would depend on the others."""
+
+
 class Changed(Exception):
     """What a step refers to is not what it was when its graph was captured."""
 
@@ -143,21 +147,27 @@ class Slot:
         recorded = self.recorded.get(self.worker.method.step_variant(client))
         if self.eager or recorded is None or (size == 1 and steps > 1):
             for _ in range(steps):
-                self._step(client, size)
+                self._eager_step(client, size)
             return
         graph = recorded.graphs.get((size, steps))
         if graph is None:
             if len(recorded.graphs) >= MOST_SMALL_GRAPHS and size != self.worker.config.batch_size:
-                self._step(client, size)
+                self._eager_step(client, size)
                 return
-            self._step(client, size)  # the first one is real, and readies what a capture must not create
+            self._eager_step(client, size)  # the first one is real, and readies what a capture must not create
             graph = self._capture(client, size, steps)
             if graph is not None:
                 recorded.graphs[size, steps] = graph
             for _ in range(steps - 1):
-                self._step(client, size)
+                self._eager_step(client, size)
             return
         graph.replay()
+
+    def _eager_step(self, client: LocalClient, size: int) -> None:
+        before = torch.cuda.get_rng_state(self.worker.device)  # seed and count of draws, which the host knows
+        self._step(client, size)
+        if not torch.equal(before, torch.cuda.get_rng_state(self.worker.device)):
+            raise DrawsByItself
 
     def _step(self, client: LocalClient, size: int) -> None:
         """One local step on the batch that the counter points at; asks the host nothing."""

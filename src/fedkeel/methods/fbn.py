@@ -7,7 +7,8 @@ variances; with n_k its samples and N their sum, the server makes
     mu = sum_k n_k mu_k / N,    v = sum_k n_k (v_k + (mu_k - mu)^2) / (N - 1)
     S_{t+1} = (1 - momentum) S_t + momentum (mu, v)
 
-The code released with HBN's comparison takes (mu_k - mu)^2 around the moving average of the mean, a slip; here it is
+The code released with HBN's comparison takes the spread around the new moving average m of the mean, a slip, and so
+counts its lag as spread: v = sum_k n_k (v_k + (mu_k - m)^2) / (N - 1). That is `variant="released"`; by default it is
 around mu, as the law of total variance has it. A batch of one sample has no statistics and is not counted.
 """
 
@@ -18,7 +19,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fedkeel.aggregation import moving_average, pooled_moments
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, nearest
 from fedkeel.messages import Update
 from fedkeel.method import Method
 from fedkeel.methods import register
@@ -30,6 +31,7 @@ from fedkeel.parties import LocalClient, Server
 from fedkeel.state import Tensors
 
 STEPS = "_steps"
+VARIANTS = ("paper", "released")
 
 
 @register("fbn")
@@ -42,11 +44,15 @@ class FBN(Method):
     replaces = frozenset({"statistics"})
     surgery_order = 1  # after the others: to see what batch norm they have left
 
-    def __init__(self, momentum: float = 0.1) -> None:
-        """`momentum`: share of the new in the server's moving average."""
+    def __init__(self, momentum: float = 0.1, variant: str = "paper") -> None:
+        """`momentum`: share of the new in the server's moving average. `variant`: "released" for the variance around
+        that average instead of the clients' mean, as in the code released with HBN.
+        """
+        if variant not in VARIANTS:
+            raise FedkeelError(f"The 'variant' of fbn is '{variant}': {nearest(str(variant), VARIANTS)}")
         if not 0 < momentum <= 1:
             raise FedkeelError(f"The 'momentum' of fbn is {momentum}: give a number above 0 and at most 1.")
-        self.momentum = momentum
+        self.momentum, self.variant = momentum, variant
         self._layers: list[str] = []
 
     def prepare(self, model: nn.Module) -> None:
@@ -78,10 +84,13 @@ class FBN(Method):
         counts = [share / sum(shares) * samples for share in shares]
         result = dict(mean)
         for layer in self._layers:
-            names = [f"{layer}.{moment}" for moment in ("running_mean", "running_var")]
-            if names[0] not in mean:  # another part keeps this layer on the clients
+            mu, v = f"{layer}.running_mean", f"{layer}.running_var"
+            if mu not in mean:  # another part keeps this layer on the clients
                 continue
-            sent = [[update.statistics[name] for update in updates] for name in names]
-            for name, pooled in zip(names, pooled_moments(sent[0], sent[1], counts), strict=True):
-                result[name] = moving_average(server.statistics[name], pooled, self.momentum)
+            sent = [[update.statistics[name] for update in updates] for name in (mu, v)]
+            pooled, variance = pooled_moments(sent[0], sent[1], counts)
+            result[mu] = moving_average(server.statistics[mu], pooled, self.momentum)
+            if self.variant == "released":  # around another point, the sum of squares has N times its distance more
+                variance = variance + samples / max(samples - 1, 1) * (pooled - result[mu]).square()
+            result[v] = moving_average(server.statistics[v], variance, self.momentum)
         return result

@@ -29,6 +29,7 @@ from fedkeel.prototypes import global_prototypes, local_prototypes
 from fedkeel.state import Tensors
 
 CLIPS = ("adaptive", "fixed", "none")
+HISTORIES = ("start", "calibration")
 RULES: dict[str, Callable[[Tensor], Tensor]] = {"fair": fair_prototype, "mean": mean_prototype}
 
 
@@ -53,12 +54,16 @@ class FedCoda(Method):
         alpha: float = 1.5,
         beta: float = 0.99,
         clip_norm: float = 10.0,
+        history_from: str = "start",
     ) -> None:
         """`lambda_fa`, `lambda_pc`, `temperature`: of Eqs. 23-24. `calibrate_from`: share of rounds after which batch
         norm is calibrated and gradients clipped; 1: never. `alpha`, `beta`: of Eq. 10. `clip_norm`: of "fixed".
+        `history_from`: whether the history of norms begins with the "start", as in the text, or with the "calibration",
+        as in Algorithm 1, lines 18-23.
         Tables 3, 4, 6: `calibrate_bn`, `calibrate_prototypes`, `aggregation` ("fair" or "mean"), `clip`.
         """
-        for option, given, choices in (("clip", clip, CLIPS), ("aggregation", aggregation, tuple(RULES))):
+        words = (("clip", clip, CLIPS), ("aggregation", aggregation, tuple(RULES)))
+        for option, given, choices in (*words, ("history_from", history_from, HISTORIES)):
             if given not in choices:
                 raise FedkeelError(f"The '{option}' of fedcoda is '{given}': {nearest(str(given), choices)}")
         for option, number in (("lambda_fa", lambda_fa), ("lambda_pc", lambda_pc)):
@@ -74,6 +79,7 @@ class FedCoda(Method):
         self.temperature, self.aggregation = temperature, aggregation
         self.calibrate_bn, self.calibrate_from = calibrate_bn, calibrate_from
         self.clip, self.alpha, self.beta, self.clip_norm = clip, alpha, beta, clip_norm
+        self.history_from = history_from
 
     def prepare(self, model: nn.Module) -> None:
         if self.calibrate_bn and not any(norm.running_mean is not None for norm in batch_norms(model).values()):
@@ -95,7 +101,7 @@ class FedCoda(Method):
         calibrates = self.calibrates(client.round, client.rounds)
         client.scratch["frozen"] = batch_norms(client.model) if calibrates else {}
         client.scratch["calibrates"] = calibrates
-        if self._keeps_history:
+        if self._keeps_history(client):
             trained = [(name, p) for name, p in client.model.named_parameters() if p.requires_grad]
             clip = client.scratch["clip"] = HistoryClip(trained, self.alpha, self.beta)
             # The client's own history; where it has none, the mean of the others'; without any, the first norm.
@@ -121,14 +127,14 @@ class FedCoda(Method):
         return loss
 
     def gradients(self, client: LocalClient, recompute: Callable[[], Tensor]) -> None:
-        if self._keeps_history:
+        if self._keeps_history(client):
             client.scratch["clip"].step(clip=client.scratch["calibrates"])
         elif self.clip == "fixed" and client.scratch["calibrates"]:
             nn.utils.clip_grad_norm_(client.model.parameters(), self.clip_norm, foreach=True)
 
     def finish(self, client: LocalClient) -> Tensors:
         extras: Tensors = {}
-        if self._keeps_history:
+        if self._keeps_history(client):
             extras["history"] = client.scratch["clip"].history.clone()
             client.memory = {"history": extras["history"]}
         if self.lambda_fa > 0 or self.lambda_pc > 0:
@@ -136,15 +142,15 @@ class FedCoda(Method):
             extras["prototypes"], extras["present"] = local_prototypes(client.model, batches, client.num_classes)
         return extras
 
-    @property
-    def _keeps_history(self) -> bool:
-        return self.calibrate_bn and self.clip == "adaptive"
+    def _keeps_history(self, party: LocalClient | Server) -> bool:
+        begun = self.history_from == "start" or self.calibrates(party.round, party.rounds)
+        return begun and self.calibrate_bn and self.clip == "adaptive"
 
     # -- on the server ---------------------------------------------------------------------------------------
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         network, expected = server.network, {}
         assert network is not None
-        if self._keeps_history:
+        if self._keeps_history(server):
             trained = sum(parameter.requires_grad for parameter in network.parameters())
             expected["history"] = Expected((trained,), least=0)
         if self.lambda_fa > 0 or self.lambda_pc > 0:

@@ -11,6 +11,10 @@ and the server's statistics are a moving average, so that those of the next roun
 
     S_{t+1} = (1 - momentum) S_t + momentum * mean_k S^k                in every round
 
+which presumes a network whose statistics mean something, as the paper's pretrained ones do. From scratch they start at
+(0, 1), and what is left of that grows from layer to layer under q_g, up to a loss that is not finite: so there the
+first round's mean is taken whole.
+
 Gradients flow through both branches; running statistics are updated by the first one only. Both run as one batch
 wherever the network allows it (`nn.paired_batch_norm`), else as two passes with the same result.
 """
@@ -21,6 +25,7 @@ from collections.abc import Hashable, Sequence
 
 from torch import Tensor, nn
 
+from fedkeel.config import Config
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.losses import consistency_kl
 from fedkeel.messages import Update
@@ -32,7 +37,7 @@ from fedkeel.nn.mixed_batch_norm import MIXTURES, add_shares, mixed_statistics
 from fedkeel.nn.paired_batch_norm import Pairing, Pairings, naive
 from fedkeel.nn.surgery import batch_norms
 from fedkeel.parties import Batch, LocalClient, Server
-from fedkeel.state import Tensors, lerp
+from fedkeel.state import Tensors, lerp, untouched
 
 MODES = ("consistency", *MIXTURES)
 
@@ -52,13 +57,15 @@ class GReg(Method):
         momentum: float = 0.1,
         mode: str = "consistency",
         lambda_: float = 0.5,
-        warm_start: bool = False,
+        warm_start: bool | str = "auto",
     ) -> None:
         """`alpha`: weight of Eq. 5. `momentum`: share of the new in the server's moving average of the statistics.
         `mode`: "consistency", or one of Table 9: "global", "mix" with `lambda_`, "mix-learned" (one lambda per layer,
         from 1/2; a weight like any other, so it travels and is averaged), "ensemble".
-        `warm_start`: take the mean of the first round whole, for a network whose initial statistics mean nothing.
+        `warm_start`: take the mean of the first round whole, because the initial statistics mean nothing; "auto":
+        unless the run starts from given weights.
         """
+        refuse_other_warm_starts("greg", warm_start)
         if mode not in MODES:
             raise FedkeelError(f"The 'mode' of greg is '{mode}': {nearest(str(mode), MODES)}")
         if alpha < 0:
@@ -112,7 +119,21 @@ class GReg(Method):
     # -- on the server ---------------------------------------------------------------------------------------
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         """Alg. 2, line 726."""
-        if self.warm_start and server.round == 0:
-            return mean
         new = {name: mean[name] for name in mean if name in self._statistics}
-        return mean | lerp(server.statistics, new, self.momentum)
+        old = {name: server.statistics[name] for name in new}
+        if starts_warm(self.warm_start, server.round, server.config, old):
+            return mean
+        return mean | lerp(old, new, self.momentum)
+
+
+def starts_warm(choice: bool | str, round: int, config: Config, statistics: Tensors) -> bool:
+    """Whether the moving average of these statistics begins with the new ones. "auto": where they are still (0, 1), and
+    no file was given to start from."""
+    if choice == "auto":
+        return not config.weights and untouched(statistics)
+    return bool(choice) and round == 0
+
+
+def refuse_other_warm_starts(method: str, given: object) -> None:
+    if not isinstance(given, bool) and given != "auto":
+        raise FedkeelError(f"The 'warm_start' of {method} is '{given}': give auto, true or false.")

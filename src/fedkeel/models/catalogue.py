@@ -12,7 +12,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.models import timm_models
 from fedkeel.models.encoder import Encoder, ImageSize, height_width
 from fedkeel.models.output import Classifier
-from fedkeel.registry import Registry
+from fedkeel.registry import Registry, first_sentence
 from fedkeel.spec import parse
 
 MODELS: Registry[Classifier] = Registry("model")
@@ -44,8 +44,7 @@ def network(name: str, *, paper: str) -> Callable[[B], B]:
         shared = [p for name, p in inspect.signature(build_model).parameters.items() if name in shared_with_all]
         own = [p for name, p in parameters.items() if name not in shared_with_all]
         build_model.__signature__ = inspect.Signature(shared + own)  # type: ignore[attr-defined]
-        first_line = (inspect.getdoc(encoder) or "").partition("\n")[0]
-        MODELS.register(name, summary=first_line, paper=paper)(build_model)
+        MODELS.register(name, summary=first_sentence(inspect.getdoc(encoder) or ""), paper=paper)(build_model)
         return encoder
 
     return remember

@@ -6,7 +6,9 @@ GReg's Table 4 uses MobileNetV2, EfficientNet-B0, DenseNet-121, LeViT-128s and M
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable
+import importlib.util
+import re
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -14,9 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.errors import FedkeelError, nearest, unknown
+from fedkeel.models import architecture
 from fedkeel.models.encoder import Encoder
 
 PREFIX = "timm:"
+NAME = re.compile(r"\w{1,80}(\.\w{1,80})?", re.ASCII)  # a pretrained tag may follow a dot: resnet18.a1_in1k
+OLDEST = (1, 0, 26)  # earlier ones unpickle whatever file or address they are given
 
 
 class TimmEncoder(Encoder):
@@ -40,9 +45,26 @@ def encoder(
     pretrained: bool = False,
     **options: Any,
 ) -> TimmEncoder:
-    """Build the timm network `name` (with or without `timm:`). Options go to `timm.create_model`."""
-    asked_for_timm = name.startswith(PREFIX)
+    """Build the timm network `name` (with or without `timm:`). Options that describe an architecture, and no others,
+    go to `timm.create_model`. `pretrained` fetches the weights that timm knows the network's address of."""
+    if not isinstance(pretrained, bool):
+        raise FedkeelError(f"The option 'pretrained' of '{name}' is {str(pretrained)[:80]!r}: give true or false.")
+    timm, timm_name = find(name, options, list_of_own)
+    arguments = {"pretrained": pretrained, "num_classes": 0, "in_chans": in_channels, **options}
+    network = _create(timm, timm_name, image_size, arguments)
+    return TimmEncoder(network, _feature_dim(timm_name, network, in_channels, image_size))
+
+
+def find(name: str, options: Mapping[str, Any], list_of_own: Iterable[str] = ()) -> tuple[Any, str]:
+    """timm, and the network's name there; refused if there is no such network, or its options are not of that kind."""
+    asked_for_timm, timm_name = name.startswith(PREFIX), name.removeprefix(PREFIX)
     own = list(list_of_own)
+    if not NAME.fullmatch(timm_name):
+        if not asked_for_timm and get_close_matches(name, own, n=1, cutoff=0.5):
+            raise FedkeelError(unknown("model", name, own))
+        # timm would take it for a folder to read or an address to fetch from.
+        raise FedkeelError(f"'{name[:200]}' is not the name of a network: give one of timm's own, such as 'resnet18'.")
+    architecture.refuse_strange(name, options, architecture.TIMM)
     try:
         timm = _import_timm(name)
     except FedkeelError as error:
@@ -50,8 +72,6 @@ def encoder(
         if not asked_for_timm:
             raise FedkeelError(f"{str(error).rstrip('.')}, or {nearest(name, own)}") from error
         raise
-    timm_name = name.removeprefix(PREFIX)
-    # A pretrained tag may follow a dot: resnet18.a1_in1k
     if not timm.is_model(timm_name.partition(".")[0]):
         choices = timm.list_models()
         if asked_for_timm:
@@ -60,14 +80,12 @@ def encoder(
             raise FedkeelError(f"timm has no model named '{timm_name}': {ending}")
         # A near miss of a name of ours is more likely meant than one of timm's thousand.
         raise FedkeelError(unknown("model", name, own if get_close_matches(name, own, n=1, cutoff=0.5) else choices))
-    arguments = {"pretrained": pretrained, "num_classes": 0, "in_chans": in_channels, **options}
-    network = _create(timm, timm_name, image_size, arguments)
-    return TimmEncoder(network, _feature_dim(timm_name, network, in_channels, image_size))
+    return timm, timm_name
 
 
 def _import_timm(name: str) -> Any:
     try:
-        return importlib.import_module("timm")
+        timm = importlib.import_module("timm")
     except ModuleNotFoundError as error:
         if error.name == "timm":
             message = f"{_where(name)} is not installed: pip install 'fedkeel[timm]'."
@@ -75,6 +93,14 @@ def _import_timm(name: str) -> Any:
         raise FedkeelError(_broken(name, error)) from error
     except Exception as error:
         raise FedkeelError(_broken(name, error)) from error
+    version = str(getattr(timm, "__version__", "0"))
+    if tuple(map(int, re.findall(r"\d+", version)[:3])) < OLDEST:
+        wanted = ".".join(map(str, OLDEST))
+        raise FedkeelError(
+            f"The model '{name}' comes from timm, and timm {version} can be made to run foreign code: "
+            f"install timm {wanted} or later, pip install 'timm>={wanted}'."
+        )
+    return timm
 
 
 def _where(name: str) -> str:

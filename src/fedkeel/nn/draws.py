@@ -3,7 +3,7 @@
 A generator of the host cannot be asked inside a graph, and torch's own on the GPU gives other numbers than the one on
 the CPU. So the numbers are a function of a key and a counter, both tensors (counter-based generation: Salmon et al.,
 "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011): a hash of integers, exact everywhere. The key comes from a
-generator of the host before the round; the counter is advanced on the device, once a step.
+generator of the host before the round; the counter is advanced on the device, once a step or once a draw.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ def new_key(generator: torch.Generator) -> Tensor:
     return torch.randint(0, 2**31, (), generator=generator)
 
 
+def mixed_keys(key: Tensor, counter: Tensor) -> Tensor:
+    """A key for each number of `counter`, of its shape, from one key."""
+    return _mixed(_mixed(key & _WORD) ^ ((counter * _GOLDEN) & _WORD))
+
+
 def uniform(key: Tensor, counter: Tensor, count: int) -> Tensor:
     """Numbers between 0 and 1, neither included: (count,), float32, the same for the same key and counter.
 
@@ -37,8 +42,7 @@ def uniform(key: Tensor, counter: Tensor, count: int) -> Tensor:
     >>> torch.equal(uniform(key, counter, 3), uniform(key, counter + 1, 3))
     False
     """
-    stream = _mixed(_mixed(key & _WORD) ^ ((counter * _GOLDEN) & _WORD))
-    bits = _mixed(stream ^ _mixed(torch.arange(1, count + 1, device=key.device)))
+    bits = _mixed(mixed_keys(key, counter) ^ _mixed(torch.arange(1, count + 1, device=key.device)))
     numbers: Tensor = ((bits >> (32 - _BITS)).float() + 0.5) / 2**_BITS
     return numbers
 
@@ -54,5 +58,5 @@ def normal(key: Tensor, counter: Tensor, shape: tuple[int, ...]) -> Tensor:
 def _mixed(x: Tensor) -> Tensor:
     """A one-to-one map of 32 bits, held in int64, after which each depends on all."""
     for _ in range(2):
-        x = ((x ^ (x >> 16)) * _MULTIPLIER) & _WORD
+        x = (x ^ (x >> 16)).mul_(_MULTIPLIER).bitwise_and_(_WORD)
     return x ^ (x >> 16)

@@ -29,6 +29,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel.models.output import Output
 from fedkeel.nn import channel_rows, fused
+from fedkeel.nn.dropout import number_of_draws
 from fedkeel.nn.mixed_batch_norm import global_moments, plain_forward, replaced_forward, update_momentum
 from fedkeel.nn.surgery import batch_norms, using_statistics
 
@@ -111,11 +112,11 @@ def _try_pairing(model: nn.Module, x: Tensor) -> Pairing | str:
         rows.append(len(x))
         return plain_forward(norm, x)
 
-    state = _generator_state(x.device)
+    state = _generator_state(model, x.device)
     with replaced_forward(norms, count):
         model(x)
     expected = naive(model, norms, statistics, x)
-    if not torch.equal(state, _generator_state(x.device)):
+    if not torch.equal(state, _generator_state(model, x.device)):
         return "it draws random numbers, which two passes draw apart"
 
     doubled: list[bool] = []
@@ -165,9 +166,10 @@ def _undisturbed_generators(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _generator_state(device: torch.device) -> Tensor:
-    cpu = torch.get_rng_state()
-    return torch.cat([cpu, torch.cuda.get_rng_state(device).cpu()]) if device.type == "cuda" else cpu
+def _generator_state(model: nn.Module, device: torch.device) -> Tensor:
+    """Of all that layers draw from."""
+    states = [torch.get_rng_state(), number_of_draws(model).view(1).cpu()]
+    return torch.cat([*states, torch.cuda.get_rng_state(device).cpu()] if device.type == "cuda" else states)
 
 
 def _paired(

@@ -181,27 +181,32 @@ def read_member(label: str, run: Run, notices: list[str]) -> Member:
     try:
         found = run.summary
         summary = usable(found) if found is not None else None
-    except (ValueError, KeyError, TypeError, FedkeelError):
-        notices.append(f"'{run.directory / 'summary.json'}' cannot be read: the run is shown as not finished.")
+    except (ValueError, KeyError, TypeError) as error:  # the first is also a `FedkeelError`
+        notices.append(f"{unreadable(run.directory / 'summary.json', error)} The run is shown as not finished.")
     path = run.directory / "metrics.jsonl"
     try:
         curves = read_curves(reading)
         if lost := reading.readable()[1]:
             lines = "a line" if lost == 1 else f"{lost} lines"
             notices.append(f"'{path}' has {lines} that cannot be read: the curves have a gap there.")
-    except (ValueError, KeyError, TypeError, AttributeError, FedkeelError):
-        notices.append(f"'{path}' cannot be read: the run has no curves here.")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # the first is also a `FedkeelError`
+        notices.append(f"{unreadable(path, error)} The run has no curves here.")
     if summary and not any(metric.is_percent for metric in curves):
         notices.append(f"'{path}' has no evaluated round: the run is in the table and has no curve of accuracy.")
     domains = tuple(summary["domains"]) if summary else ()
     return Member(label, run, summary, curves, domains or tuple(_domains_of(reading, bool(curves))))
 
 
+def unreadable(path: Path, error: Exception) -> str:
+    """A damaged file says itself what is to be done."""
+    return str(error) if isinstance(error, FedkeelError) else f"'{path}' cannot be read."
+
+
 def usable(summary: Mapping[str, Any]) -> dict[str, Any]:
     """A summary whose numbers are numbers. Without an accuracy it is none; what else is not a number is left out."""
     accuracy = float(summary["accuracy"])
     domains = {str(name): float(value) for name, value in summary["domains"].items() if is_number(value)}
-    if not math.isfinite(accuracy) or not domains:
+    if not 0 <= accuracy <= 1 + 1e-9 or not domains:
         raise ValueError("no accuracy")
     kept = {name: value for name, value in summary.items() if name not in COUNTED or is_number(value)}
     for name in ("unseen_domains", "untested_domains", "diverged_domains"):
@@ -266,7 +271,8 @@ def name_apart(members: Sequence[Member]) -> list[Member]:
     named = [replace(member, label=member.label or next(fresh)) for member in members]
     configurations: dict[str, set[str]] = {}
     for member in named:
-        configurations.setdefault(member.label, set()).add(fingerprint(member.config.replace(seed=0)))
+        objects = "".join(f" {thing['name']} {thing['digest']}" for thing in member.run.given.values())
+        configurations.setdefault(member.label, set()).add(fingerprint(member.config.replace(seed=0)) + objects)
     if all(len(different) == 1 for different in configurations.values()):
         return named
     return [replace(m, label=label) for m, label in zip(members, labels([m.run for m in members]), strict=True)]

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.counting import from_one
-from fedkeel.entries import slug
 from fedkeel.errors import FedkeelError
+from fedkeel.naming import plot_text as text
+from fedkeel.naming import slug
 from fedkeel.report.collect import Collected, Group, Metric
 from fedkeel.report.diagnostics import Figure
 from fedkeel.report.writing import told
@@ -106,12 +107,7 @@ def diagnostics(group: Group) -> Iterator[tuple[str, Figure]]:
 
 
 def file_name(text: str) -> str:
-    return slug(text.replace(",", "").replace(" ", "-"))[:120] or "figure"
-
-
-def text(name: str) -> str:
-    """A dollar sign would begin a formula."""
-    return name.replace("$", r"\$")
+    return slug(text.replace(",", "").replace(" ", "-"))
 
 
 def _colour(index: int) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from fedkeel.report.commands import compare_command, given_in_python, run_comman
 from fedkeel.report.diagnostics import ALL_RUNS, CIRCUMSTANCES, QUESTIONS, Diagnostic, place
 from fedkeel.report.numbers import SHOWN_AT_FIRST, first_shown
 from fedkeel.report.why import Reading, explanations, readings, rivals, sentence
-from fedkeel.tables import Cell, Results, Row, competes, percent
+from fedkeel.tables import Cell, Results, Row, apart, competes, percent
 
 NO_RESULTS = '<p class="notice">None of these runs is finished yet, so there is no table of results.</p>'
 
@@ -92,7 +92,9 @@ def key_figures(group: Group, results: Results) -> str:
         spread = (
             f"±{percent(best.average.std)} over {len(best.seeds)} seeds" if best.average.std is not None else "one seed"
         )
-        label = "average accuracy" if len(results.rows) == 1 else f"best: {results.name(best)}"
+        ahead = all(apart(best.average, row.average) for row in rivals if row is not best)
+        label = f"{'best' if ahead else 'highest, within the spread'}: {results.name(best)}"
+        label = "average accuracy" if len(results.rows) == 1 else label
         tiles.append((label, unit, spread))
         worst = min(best.domains.items(), key=lambda item: item[1].mean)
         tiles.append(("its hardest domain", f"{percent(worst[1].mean)} %", worst[0]))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from fedkeel.report.collect import Group
 from fedkeel.report.diagnostics import ALL_RUNS, Diagnostic
-from fedkeel.tables import Cell, Results, Row
+from fedkeel.tables import Cell, Results, Row, apart
 
 NOT_FEDERATED = ("central", "standalone")
 
@@ -51,10 +51,9 @@ class Reading:
     def lead(self, one: str, other: str) -> float:
         """How far `one` is ahead of `other`: 1 clearly, -1 clearly behind, 0 within the spread or with no good way."""
         a, b = self.methods[one], self.methods[other]
-        apart = a.mean - b.mean
-        if self.better is None or abs(apart) <= max(a.std or 0.0, b.std or 0.0):
+        if self.better is None or not apart(a, b):
             return 0
-        return 1 if (apart > 0) == (self.better == "high") else -1
+        return 1 if (a.mean > b.mean) == (self.better == "high") else -1
 
 
 def readings(group: Group) -> list[Reading]:
@@ -106,7 +105,9 @@ def sentence(reading: Reading, results: Results) -> str:
     if reading.better is None:
         return f"{text}."
     if not (ahead := reading.lead(best.method, other.method)):
-        return f"{text}; the seeds of one method lie as far apart."
+        return f"{text}; that is within the spread of the seeds."
+    if not apart(best.average, other.average):
+        return f"{text}; their accuracies are level within the spread."
     way = "lower" if reading.better == "low" else "higher"
     if ahead > 0:
         return f"{text}. {way.capitalize()} is better, so this goes with the lead of {name}."
@@ -117,7 +118,7 @@ def explanations(group: Group) -> list[str]:
     """For the top of the page: what goes with the lead of the best method, and what does not."""
     results = group.results
     pair = rivals(results)
-    if pair is None:
+    if pair is None or not apart(pair[0].average, pair[1].average):
         return []
     best, other = pair
     held = [r for r in readings(group) if best.method in r.methods and other.method in r.methods]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import shutil
+import socket
+import ssl
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
+from fedkeel.engine.flower.door import STRANGERS, raise_limit
 from fedkeel.run import Run
 from tests.engine.flower.real import Loopback, draw_images
 from tests.engine.flower.test_executor import OVER_A_NETWORK, assert_same
@@ -105,3 +110,39 @@ def test_a_site_is_let_in_and_shut_out_while_the_server_runs(loopback: Loopback)
     loopback.until(lambda: max(trained()) > last)
     assert loopback.processes["server"].poll() is None, "it ran all the time"
     assert loopback.log("server").count("Waiting for 2 sites.") == 1
+
+
+def test_wrong_clocks_and_a_crowd_that_says_nothing_keep_no_site_out(
+    loopback: Loopback, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raise_limit()
+    for site, shift in (("north", "8"), ("south", "-400"), ("west", "-4000")):
+        monkeypatch.setenv("FEDKEEL_SHIFT", shift)
+        loopback.site(site, module="tests.engine.flower.shifted")
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
+    loopback.server("run", "--sites", "2", method="scaffold", rounds=3, round_timeout=300.0)
+    loopback.until(lambda: "'north' is connected" in loopback.log("server"))
+    with ExitStack() as crowd:
+        idle = [
+            crowd.enter_context(socket.create_connection(("127.0.0.1", loopback.port), timeout=60)) for _ in range(1100)
+        ]
+        # Without the secret, whatever is said of where it comes from.
+        context = ssl.create_default_context(cafile=str(loopback.place / "keys/server/ca.pem"))
+        door = socket.create_connection(("127.0.0.1", loopback.port), timeout=60)
+        with context.wrap_socket(door, server_hostname="localhost") as stranger:
+            words = "POST /v1/control/list-nodes HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 127.0.0.1\r\n\r\n"
+            stranger.sendall(words.encode())
+            assert stranger.recv(12) == b"HTTP/1.1 403"
+        assert loopback.finish() == 0, loopback.log("server")
+        assert all(end.recv(1) == b"" for end in idle[:-STRANGERS])
+    run = Run(loopback.place / "run")
+    assert run.records("dropped") == []
+    assert {(r["round"], r["client"]) for r in run.records("client")} >= {(2, "north"), (2, "south")}
+    for log, said in (
+        ("server", r"The clock of 'north' is \d+ s ahead of this server's: that is made up for"),
+        ("server", r"The clock of 'south' is \d+ s behind this server's: that is made up for"),
+        ("server", r"The clock of 'west' is [34],\d+ s behind this server's, and no more than 900 s"),
+        ("north", r"This machine's clock is \d+ s ahead of the server's"),
+        ("west", r"This machine's clock is [34],\d+ s behind the server's, and no more than 900 s"),
+    ):
+        assert re.search(said, loopback.log(log)), said

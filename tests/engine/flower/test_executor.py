@@ -15,6 +15,7 @@ from fedkeel.method import Composition
 from fedkeel.run import Run
 from tests import tiny
 from tests.engine.flower.loop import Loop, over_network, sites_of
+from tests.methods.together import VARIANTS
 from tests.test_privacy import needs_opacus
 
 OVER_A_NETWORK = [name for name in methods.METHODS.names() if not Composition.of(methods.build(name)).is_pooled]
@@ -39,10 +40,18 @@ def near(value: object) -> object:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", OVER_A_NETWORK)
+@pytest.mark.parametrize("method", [*OVER_A_NETWORK, *VARIANTS])
 def test_a_method_over_a_network_gives_what_it_gives_in_one_process(tmp_path: Path, method: str) -> None:
     wanted = tiny.run(tmp_path / "serial", method)
     assert_same(over_network(tmp_path / "flower", method), wanted)
+
+
+def test_who_comes_late_starts_from_the_same_factors_as_in_one_process(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"rounds": 5, "participation": 0.4}
+    wanted = tiny.run(tmp_path / "serial", "hbn(variant=released)", **options)
+    first = {record["client"]: record["round"] for record in reversed(wanted.records("client"))}
+    assert max(first.values()) > 0, "somebody comes late"
+    assert_same(over_network(tmp_path / "flower", "hbn(variant=released)", **options), wanted)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +68,7 @@ def test_robust_rules_protect_a_network_as_they_do_one_process(tmp_path: Path, r
 def test_a_rule_that_needs_more_sites_than_came_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FedkeelError, match="'krum\\(liars=1\\)' needs 5 clients in a round, and there are 3"):
         over_network(tmp_path, robust="krum")
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow
@@ -71,8 +81,10 @@ def test_a_rule_that_needs_more_sites_than_came_is_refused(tmp_path: Path) -> No
     ],
 )
 def test_noise_and_epsilon_over_a_network_are_those_of_one_process(
-    tmp_path: Path, method: str, options: dict[str, Any]
+    tmp_path: Path, method: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """With one secret for all: without it, a server and sites draw from secrets of their own."""
+    monkeypatch.setenv("FEDKEEL_SECRET", "known to all")
     wanted = tiny.run(tmp_path / "serial", method, **options)
     assert_same(over_network(tmp_path / "flower", method, **options), wanted)
     assert all(record["epsilon"] > 0 for record in wanted.records("round"))

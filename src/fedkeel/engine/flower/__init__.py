@@ -4,6 +4,8 @@ The round loop is the one that runs everywhere (`engine.rounds`); here its execu
 messages, and a site answers with Updates.
 
     site.py        a site: its images, its memory (`memory.py`), what it replies to a request
+    policy.py      what a site lets a server ask of it, against which `asked.py` holds requests
+    account.py     what a site has spent of its privacy
     roster.py      who takes part, and who sits out because something differs
     gathering.py   the channel, and asking nodes who they are
     executor.py    the executor over a channel, whatever carries it
@@ -11,8 +13,10 @@ messages, and a site answers with Updates.
     grid.py        the channel over Flower's grid
     apps.py        Flower's ServerApp and ClientApp
     runtime.py     both of them inside `fedkeel server` and `fedkeel join`
-    deployment.py  Flower's processes, with TLS (`certificates.py`) and the sites' keys (`keys.py`)
-    link.py        Flower's SuperLink, guarded: who may ask for what, and how much (`limits.py`, `quota.py`) it takes
+    deployment.py  Flower's processes, with TLS (`certificates.py`, `addresses.py`) and the sites' keys (`keys.py`)
+    link.py        Flower's SuperLink, guarded: who may ask for what, how much (`limits.py`, `quota.py`) and for how
+                   long (`door.py`)
+    node.py        Flower's SuperNode, by the server's clock (`clock.py`)
 """
 
 from __future__ import annotations

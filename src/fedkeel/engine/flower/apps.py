@@ -2,8 +2,9 @@
 
 `flwr run` reads the options of a run from `[tool.flwr.app.config]`, by the names they have everywhere in Fedkeel, with
 three more: `out` (the run directory; one that holds a run is resumed), `sites` (how many to wait for) and `wait` (for
-how many seconds). A node's own configuration has `data` (its folder of images), `name`, `state` and `device`; a node of
-a simulation has none of these and is one client of the data set that the options name.
+how many seconds). A node's own configuration has `data` (its folder of images), `name`, `state`, `device` and `accept`
+(the file of its policy); a node of a simulation has none of these and is one client of the data set that the options
+name.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedkeel.config import Config, from_dict
 from fedkeel.engine.flower.federation import carry_out
 from fedkeel.engine.flower.grid import from_records, to_records
+from fedkeel.engine.flower.policy import Policy
 from fedkeel.engine.flower.runtime import guarded
 from fedkeel.engine.flower.site import Site, own_folder, share_of_data_set
 from fedkeel.errors import FedkeelError
@@ -66,12 +68,13 @@ def site_of(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
     if "data" in node:
         folder = Path(str(node["data"])).expanduser()
         name = str(node.get("name", "")) or folder.resolve().name
-        return Site(own_folder(folder, name), Path(str(state)) if state else None, name, device)
+        policy = Policy.read(Path(str(node["accept"])).expanduser()) if "accept" in node else Policy()
+        return Site(own_folder(folder, name), Path(str(state)) if state else None, name, device, policy=policy)
     if "partition-id" in node:
         # Nodes of a simulation share a disk with the server, or at least its run directory.
         position, out = int(node["partition-id"]), str(run.get("out", ""))
         place = Path(out) / "sites" / str(position) if Path(out).is_absolute() else None
-        return Site(share_of_data_set(position), place, device=device, position=position)
+        return Site(share_of_data_set(position), place, device=device, position=position, policy=None)
     raise FedkeelError("A node needs its images: give 'data' in its node configuration, the folder of its classes.")
 
 

@@ -13,12 +13,15 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from fedkeel.errors import FedkeelError
+from fedkeel.naming import file_name
 
 
 @dataclass(frozen=True)
@@ -35,15 +38,12 @@ class ServerFiles:
         return ServerFiles(folder / "ca.pem", folder / "server.pem", folder / "server.key", folder / "sites")
 
     def check(self) -> None:
-        for what, path in (
-            ("certificate of the authority", self.ca),
-            ("certificate", self.certificate),
-            ("key", self.key),
-        ):
-            require(what, path)
+        check_authority(self.ca)
+        content("key of the server", self.key)
+        refuse_expired(self.certificate)
+        refuse_what_does_not_fit(self)
         if not any(self.sites.glob("*.pub")):
             raise FedkeelError(f"There are no public keys of sites in '{self.sites}': put NAME.pub of each site there.")
-        refuse_expired(self.certificate)
 
 
 @dataclass(frozen=True)
@@ -58,24 +58,123 @@ class SiteFiles:
         return SiteFiles(folder / "ca.pem", folder / "site.key")
 
     def check(self) -> None:
-        require("certificate of the authority", self.ca)
-        require("key of this site", self.key)
+        check_authority(self.ca)
+        check_site_key(self.key)
 
 
-def require(what: str, path: Path) -> None:
-    if not path.is_file():
+def content(what: str, path: Path) -> bytes:
+    """Of one of these files, or a sentence that says why there is none."""
+    try:
+        found = path.read_bytes()
+    except OSError as error:
+        gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        problem = f" is not at '{path}'" if gone else f", '{path}', cannot be read ({str(error.strerror).lower()})"
         raise FedkeelError(
-            f"The {what} is not at '{path}': give its path, or make a set for a trial with 'fedkeel certificates'."
-        )
+            f"The {what}{problem}: give its path, or make a set for a trial with 'fedkeel certificates'."
+        ) from error
+    if not found.strip():
+        raise FedkeelError(f"The {what}, '{path}', is empty: copy it here again.")
+    return found
+
+
+def kind_of(found: bytes) -> str:
+    """What a file seems to be that is not what it should be."""
+    if b"PRIVATE KEY-----" in found:
+        return "a private key" + (" of another format" if b"OPENSSH" not in found else "")
+    if b"BEGIN CERTIFICATE-----" in found:
+        return "a certificate" if b"END CERTIFICATE-----" in found else "half a certificate"
+    if found.startswith((b"ecdsa-", b"ssh-", b"sk-")) or b"PUBLIC KEY-----" in found:
+        return "a public key"
+    return "something else"
+
+
+def check_authority(path: Path) -> None:
+    from cryptography import x509
+
+    found = content("certificate of the authority", path)
+    try:
+        x509.load_pem_x509_certificates(found)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=str(path))
+    except (ValueError, ssl.SSLError) as error:
+        raise FedkeelError(
+            f"The certificate of the authority, '{path}', is {kind_of(found)} and not a certificate in PEM that can be "
+            "used: ask the server's operator for ca.pem."
+        ) from error
+
+
+def check_site_key(path: Path) -> None:
+    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    found = content("key of this site", path)
+    make_one = "make one with \"ssh-keygen -t ecdsa -b 384 -N '' -f site.key\""
+    try:
+        key = serialization.load_ssh_private_key(found, None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        if "assword" in str(error):
+            raise FedkeelError(
+                f"The key of this site, '{path}', is locked with a password, which nobody can type for it: "
+                "remove it with \"ssh-keygen -p -N '' -f site.key\"."
+            ) from error
+        raise FedkeelError(
+            f"The key of this site, '{path}', is {kind_of(found)} and not a private key in OpenSSH's format "
+            f"that can be used: {make_one}."
+        ) from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise FedkeelError(f"The key of this site, '{path}', is not of a NIST curve: {make_one}.")
+
+
+def refuse_what_does_not_fit(files: ServerFiles) -> None:
+    """A key of another certificate, or a certificate of another authority: found before any site comes, by shaking
+    hands with oneself."""
+    server, site = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    locked = False
+
+    def asked() -> str:
+        nonlocal locked
+        locked = True
+        return ""
+
+    try:
+        server.load_cert_chain(files.certificate, files.key, password=asked)
+    except ssl.SSLError as error:
+        if locked:
+            problem = "is locked with a password, which nobody can type for it: give one without"
+        elif error.reason == "KEY_VALUES_MISMATCH":
+            problem = f"is not that of the certificate '{files.certificate}': give the one it was made with"
+        else:
+            found = kind_of(files.key.read_bytes())
+            problem = f"is {found} and not a private key in PEM that can be used: give the one of the certificate"
+        raise FedkeelError(f"The key of the server, '{files.key}', {problem}.") from error
+    site.check_hostname = False
+    site.load_verify_locations(cafile=str(files.ca))
+    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = site.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
+    try:
+        for _ in range(4):
+            for end in ends:
+                with suppress(ssl.SSLWantReadError):
+                    end.do_handshake()
+    except ssl.SSLError as error:
+        reason = getattr(error, "verify_message", "") or error.reason
+        raise FedkeelError(
+            f"No site that has '{files.ca}' would trust the certificate '{files.certificate}' ({reason}): "
+            "give the certificate of the authority that signed it."
+        ) from error
 
 
 def refuse_expired(path: Path) -> None:
     from cryptography import x509
 
+    found = content("certificate of the server", path)
     try:
-        certificate = x509.load_pem_x509_certificate(path.read_bytes())
+        certificate = x509.load_pem_x509_certificate(found)
     except ValueError as error:
-        raise FedkeelError(f"'{path}' is not a certificate in PEM: {error}.") from error
+        raise FedkeelError(
+            f"The certificate of the server, '{path}', is {kind_of(found)} and not a certificate in PEM "
+            "that can be used: give the right one."
+        ) from error
     if certificate.not_valid_after_utc < datetime.datetime.now(datetime.timezone.utc):
         raise FedkeelError(f"The certificate '{path}' expired on {certificate.not_valid_after_utc:%Y-%m-%d}: renew it.")
 
@@ -83,7 +182,7 @@ def refuse_expired(path: Path) -> None:
 def make(directory: Path, sites: Sequence[str], hosts: Sequence[str], days: int = 365) -> None:
     """Write a set. What is there stays: run again with more sites, it only adds theirs."""
     for name in sites:
-        if not name or "/" in name or name.startswith(".") or not name.isprintable():
+        if file_name(name) != name:
             raise FedkeelError(f"A site cannot be called {name!r}: its key is a file of that name.")
     authority, certificate = _authority(directory, days)
     server = directory / "server"

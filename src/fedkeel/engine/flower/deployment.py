@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import ipaddress
 import logging
 import os
 import secrets
 import signal
-import socket
 import sqlite3
-import ssl
 import subprocess
 import sys
 import time
@@ -24,10 +21,13 @@ from pathlib import Path
 
 from fedkeel.config import Config
 from fedkeel.data.site import check_reading, class_folders
+from fedkeel.engine.flower import clock
+from fedkeel.engine.flower.addresses import free_port, loopback, refuse_taken, refuse_untrusted
 from fedkeel.engine.flower.certificates import ServerFiles, SiteFiles
 from fedkeel.engine.flower.federation import carry_out, check
 from fedkeel.engine.flower.gathering import Channel, pause
 from fedkeel.engine.flower.keys import Keys
+from fedkeel.engine.flower.policy import Policy
 from fedkeel.engine.flower.site import Site, own_folder
 from fedkeel.errors import FedkeelError
 from fedkeel.observer import Observer
@@ -37,6 +37,8 @@ log = logging.getLogger("fedkeel")
 PORT = 9092
 RETRY, SELDOM = 5.0, 30.0  # seconds until a site tries again: at first, and when that was in vain many times
 PATIENCE = 120.0  # for a Flower process to come up
+CLOCKS = "clocks.json"
+DOORS_OF_FLOWER = "FLWR_INTERNAL_"  # variables that open further ports, which nobody guards
 
 APP = {
     "pyproject.toml": b"""[project]
@@ -113,15 +115,31 @@ def serve(
             run = carry_out(channel, config, out=out, sites=sites, wait=wait, owners=keys, observer=observer)
             result.append(run)
 
-        with keys.followed((observer or Observer()).note) if keys else nullcontext():
+        note, clocks = (observer or Observer()).note, clock.Differences(place / CLOCKS)
+
+        def tell() -> None:
+            for node, ahead in clocks.news().items():
+                if keys is not None and int(node) in keys:
+                    note(clock.sentence(f"The clock of '{keys[int(node)]}'", ahead, "this server's"))
+
+        with keys.followed(note, tell) if keys else nullcontext():
             runtime.serve(endpoint, alive, act)
     for path in place.glob(f"{database.name}*"):
         path.unlink(missing_ok=True)
     return result[0]
 
 
-def join(address: str, folder: Path, name: str, state: Path, *, files: SiteFiles | None, device: str = "auto") -> None:
-    """Be a site until stopped."""
+def join(
+    address: str,
+    folder: Path,
+    name: str,
+    state: Path,
+    *,
+    files: SiteFiles | None,
+    device: str = "auto",
+    policy: Policy | None = None,
+) -> None:
+    """Be a site until stopped. `policy`: None for the default one."""
     from fedkeel.engine.flower import runtime
 
     class_folders(folder)
@@ -136,26 +154,42 @@ def join(address: str, folder: Path, name: str, state: Path, *, files: SiteFiles
         trust = ["--root-certificates", str(files.ca), "--auth-supernode-private-key", str(files.key)]
     place = private_folder(state)
     own_port = free_port()
-    code = "from flwr.supernode.cli import flower_supernode; flower_supernode()"
-    command = [sys.executable, "-c", code, *trust, "--superlink", f"{host}:{port}"]
+    command = [sys.executable, "-m", "fedkeel.engine.flower.node", *trust, "--superlink", f"{host}:{port}"]
     command += ["--isolation", "process", "--host", "127.0.0.1", "--port", str(own_port)]
     command += ["--superexec-auth-secret-file", str(new_secret(place))]
     endpoint = runtime.Endpoint(f"127.0.0.1:{own_port}", None, (place / "secret").read_bytes())
-    site = Site(own_folder(folder, name), private_folder(place / "memory"), name, device)
+    memory = private_folder(place / "memory")
+    site = Site(own_folder(folder, name), memory, name, device, policy=policy or Policy())
     told, pauses = False, Pauses()
     while True:
-        if files is not None:
-            refuse_untrusted(host, int(port), files.ca)
+        refuse_untrusted(host, int(port), files.ca if files else None)
         pauses.begin()
         try:
             with process(command, place, "supernode") as alive:
-                runtime.answer_all(endpoint, site, alive)
+                runtime.answer_all(endpoint, site, telling_clock(place, alive))
         except ProcessEnded:
             # A server of another run, or one that does not know this site's key (yet).
             if not told:
-                log.warning("The server did not let this site in, or let it go: trying again until it does.")
+                log.warning(
+                    "The server did not let this site in (it does not know its key, or another site uses it), "
+                    "or let it go: trying again until it does."
+                )
                 told = True
             pause(pauses.next())
+
+
+def telling_clock(place: Path, alive: Callable[[], None]) -> Callable[[], None]:
+    """The same, where a person is told how far this machine's clock is off; also, and then above all, at the end."""
+    clocks = clock.Differences(place / CLOCKS)
+
+    def check() -> None:
+        try:
+            alive()
+        finally:
+            for ahead in clocks.news().values():
+                log.warning(clock.sentence("This machine's clock", ahead, "the server's"))
+
+    return check
 
 
 class Pauses:
@@ -178,8 +212,12 @@ class Pauses:
 # -- processes ------------------------------------------------------------------------------------------------------
 @contextmanager
 def process(command: list[str], place: Path, name: str) -> Iterator[Callable[[], None]]:
-    """A Flower process that ends with this one. Yields what to call while waiting: it raises when the process ended."""
-    environment = {**os.environ, "FLWR_HOME": str(place / "home"), "FLWR_TELEMETRY_ENABLED": "0"}
+    """A Flower process that ends with this one, and goes by the same clock. Yields what to call while waiting: it
+    raises when the process ended."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(DOORS_OF_FLOWER)}
+    environment |= {"FLWR_HOME": str(place / "home"), "FLWR_TELEMETRY_ENABLED": "0"}
+    environment |= {clock.BASE: str(clock.install()), clock.FILE: str(place / CLOCKS)}
+    (place / CLOCKS).unlink(missing_ok=True)
     log_file = place / f"{name}.log"
     with open(log_file, "ab") as output:
         child = subprocess.Popen(
@@ -258,53 +296,3 @@ def sweep(database: Path) -> None:
     except sqlite3.Error:  # half made, or damaged: without it, sites connect as for the first time
         for path in database.parent.glob(f"{database.name}*"):
             path.unlink(missing_ok=True)
-
-
-# -- addresses ------------------------------------------------------------------------------------------------------
-def loopback(host: str) -> str:
-    """Refuse to go without TLS and keys over anything but this machine."""
-    with suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return host
-    if host == "localhost":
-        return host
-    raise FedkeelError(
-        f"'--insecure' is for this machine alone, and '{host}' is not a loopback address: "
-        "give certificates, see 'fedkeel certificates --help'."
-    )
-
-
-def refuse_untrusted(host: str, port: int, ca: Path) -> None:
-    """A certificate that is expired, made out to another name or signed by another authority is told of at once; a
-    server that is not there yet is waited for."""
-    context = ssl.create_default_context(cafile=str(ca))
-    try:
-        with (
-            socket.create_connection((host, port), timeout=10) as plain,
-            context.wrap_socket(plain, server_hostname=host),
-        ):
-            pass
-    except ssl.SSLCertVerificationError as error:
-        raise FedkeelError(
-            f"The certificate of {host}:{port} is not trusted ({error.verify_message}): "
-            "ask the server's operator, and check --ca."
-        ) from error
-    except OSError:
-        pass
-
-
-def refuse_taken(host: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise FedkeelError(
-                f"The server cannot listen at {host}:{port}: {error.strerror}; choose another --port."
-            ) from error
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -7,7 +7,9 @@ whichever split is asked for first, since a message costs more than the splits.
 
 from __future__ import annotations
 
+import functools
 import json
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,14 +29,13 @@ from fedkeel.engine.flower.gathering import (
     POLL,
     SILENT,
     Channel,
-    Reply,
     Table,
     describe,
     name_of,
     pause,
-    plain,
+    understood,
 )
-from fedkeel.engine.flower.limits import largest_reply
+from fedkeel.engine.flower.limits import LARGEST_LOSS, MOST_SAMPLES, largest_reply
 from fedkeel.engine.flower.roster import Description, Roster
 from fedkeel.errors import TrainingError
 from fedkeel.messages import (
@@ -44,12 +45,15 @@ from fedkeel.messages import (
     Missing,
     Update,
     broadcast_to_bytes,
+    check_samples,
+    is_whole,
+    shown,
     unpack,
     update_from_bytes,
 )
 
 STATUS = "status.json"
-SPLITS = ("test", "validation")
+SPLITS, STATISTICS = ("test", "validation"), ("global", "batch")
 COUNTED = "step"
 HANGING = "it did not reply to an earlier request of this round"
 
@@ -99,8 +103,8 @@ class FlowerExecutor:
 
     # -- what the round loop asks for ------------------------------------------------------------------------
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
-        def read(client: str, reply: Reply) -> Update:
-            update = update_from_bytes(reply[1])
+        def read(client: str, _: Table, data: bytes) -> Update:
+            update = update_from_bytes(data)
             if update.client != client:
                 raise BadMessage(f"it is signed '{update.client[:80]}'")
             return update
@@ -111,9 +115,8 @@ class FlowerExecutor:
     def evaluate(
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
     ) -> Iterator[list[Evaluation]]:
-        def read(client: str, reply: Reply) -> list[Evaluation]:
-            domain = self.roster[client].domain
-            return [evaluation_of(client, domain, given) for given in _list(reply[0].get("evaluations"))]
+        def read(client: str, table: Table, _: bytes) -> list[Evaluation]:
+            return evaluations_of(client, self.roster[client].domain, table.get("evaluations"))
 
         known, results = self._evaluated
         if known is not broadcast:
@@ -133,11 +136,10 @@ class FlowerExecutor:
             yield [evaluation for evaluation in results[client] if evaluation.split in splits]
 
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
-        def read(client: str, reply: Reply) -> Answer:
-            samples = reply[0].get("samples")
-            if isinstance(samples, bool) or not isinstance(samples, int) or not 0 < samples < 2**40:
-                raise BadMessage(f"its number of samples is {samples!r}")
-            return Answer(client, samples, unpack(reply[1])[1].get("tensors", {}))
+        def read(client: str, table: Table, data: bytes) -> Answer:
+            samples: Any = table.get("samples")
+            check_samples(samples)
+            return Answer(client, samples, unpack(data)[1].get("tensors", {}))
 
         request = {"do": "ask", "question": question}
         yield from self._remembering(clients, self._in_order(clients, broadcast, request, read))
@@ -198,7 +200,7 @@ class FlowerExecutor:
         clients: Sequence[str],
         broadcast: Broadcast,
         request: Table,
-        read: Callable[[str, Reply], Any],
+        read: Callable[[str, Table, bytes], Any],
         least: int = 0,
     ) -> Iterator[Any]:
         """Send the request to every client that is there; yield results in the order of `clients`."""
@@ -224,7 +226,12 @@ class FlowerExecutor:
         replies = self.channel.exchange(requests, message, self.config.round_timeout)
         for node, reply in replies:
             client = there[node]
-            results[client] = result = _read(client, reply, read, most)
+            result: Any
+            try:
+                result = understood(reply, functools.partial(read, client), most)
+            except BadMessage as bad:
+                result = Missing(client, str(bad))
+            results[client] = result
             failed = isinstance(result, Missing)
             self.status.told(client, f"{doing} failed, {result.reason}" if failed else f"{doing}, done")
             while turn < len(clients) and clients[turn] in results:
@@ -264,36 +271,33 @@ class FlowerExecutor:
             pause(POLL)
 
 
-def _read(client: str, reply: Reply | str, read: Callable[[str, Reply], Any], most: int) -> Any:
-    if isinstance(reply, str):
-        return Missing(client, reply)
-    if len(reply[1]) > most:
-        return Missing(client, f"its reply has {len(reply[1]):,} bytes, more than {most:,}")
-    try:
-        if "failure" in reply[0]:
-            return Missing(client, plain(reply[0]["failure"]))
-        return read(client, reply)
-    except BadMessage as bad:
-        return Missing(client, str(bad))
-
-
-def _list(given: object) -> list[Any]:
-    if not isinstance(given, list):
-        raise BadMessage("its evaluations are not a list")
-    return given
+def evaluations_of(client: str, domain: str, given: object) -> list[Evaluation]:
+    """As a site sent them: at most one of each split and kind of statistics."""
+    if not isinstance(given, list) or len(given) > len(SPLITS) * len(STATISTICS):
+        raise BadMessage("its evaluations are not a list, or too many")
+    found = [evaluation_of(client, domain, entry) for entry in given]
+    if len({(evaluation.split, evaluation.statistics) for evaluation in found}) < len(found):
+        raise BadMessage("it evaluated the same images twice")
+    return found
 
 
 def evaluation_of(client: str, domain: str, given: object) -> Evaluation:
-    """An evaluation as a site sent it; whose it is, the server knows better."""
+    """An evaluation as a site sent it; whose it is, the server knows better.
+
+    A model that diverged has no loss there, and still so many images that it takes for the right class.
+    """
     if not isinstance(given, dict):
         raise BadMessage("an evaluation of it is not a table")
     split, kind = given.get("split"), given.get("statistics")
-    correct, samples, loss = given.get("correct"), given.get("samples"), given.get("loss_sum")
-    if split not in SPLITS or kind not in ("global", "batch"):
-        raise BadMessage(f"an evaluation of it is of {split!r} with {kind!r} statistics")
-    counts = all(isinstance(n, int) and not isinstance(n, bool) for n in (correct, samples))
-    if not counts or not 0 <= correct <= samples < 2**40 or samples == 0:  # type: ignore[operator]
-        raise BadMessage(f"an evaluation of it has {correct!r} right of {samples!r}")
-    if isinstance(loss, bool) or not isinstance(loss, (int, float)):
-        raise BadMessage(f"an evaluation of it has the loss {loss!r}")
-    return Evaluation(client, domain, str(split), str(kind), correct, samples, float(loss))  # type: ignore[arg-type]
+    numbers: list[Any] = [given.get(name) for name in ("correct", "samples", "loss_sum")]
+    correct, samples, loss = numbers
+    if split not in SPLITS or kind not in STATISTICS:
+        raise BadMessage(f"an evaluation of it is of {shown(split)} with {shown(kind)} statistics")
+    if not is_whole(correct) or not is_whole(samples) or not 0 <= correct <= samples < MOST_SAMPLES or samples == 0:
+        raise BadMessage(f"an evaluation of it has {shown(correct)} right of {shown(samples)}")
+    most = LARGEST_LOSS * samples
+    if loss is None or (isinstance(loss, float) and not loss <= most):
+        loss = math.nan
+    elif isinstance(loss, bool) or not isinstance(loss, (int, float)) or not 0 <= loss <= most:
+        raise BadMessage(f"an evaluation of it has the loss {shown(loss)}")
+    return Evaluation(client, domain, str(split), str(kind), correct, samples, float(loss))

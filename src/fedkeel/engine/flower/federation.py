@@ -13,6 +13,7 @@ import fedkeel
 from fedkeel import privacy, spec
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
+from fedkeel.data.site import image_shape
 from fedkeel.data.source import names
 from fedkeel.engine.execution import ClientMemory, Executor
 from fedkeel.engine.flower.executor import FlowerExecutor, Status
@@ -23,6 +24,7 @@ from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.method import Composition
 from fedkeel.methods import build as build_method
 from fedkeel.observer import Observer
+from fedkeel.randomness import FILE, Randomness, kept_in
 from fedkeel.robust import Defence
 from fedkeel.run import Run, finish, free_directory
 from fedkeel.shelf import Shelf
@@ -45,6 +47,12 @@ class NetworkSetup(Setup):
     def grown(self) -> Federation | None:
         assert self.channel is not None
         return self.channel.roster.outline() if self.channel.welcome() else None
+
+    def noise_from(self) -> str:
+        assert self.channel is not None
+        # The nodes of a simulation, which have positions, draw from what one process would.
+        apart = self.config.dp == "local" and all(site.position is None for site in self.channel.roster.sites)
+        return "sites" if apart else self.worker.randomness.source
 
 
 def check(config: Config) -> None:
@@ -98,13 +106,16 @@ def carry_out(
     try:
         roster, nodes, strangers = settle(channel, config, before, sites, wait, owners, observer)
         roster.starts = before.starts + 1 if before else 1
-        roster.save(directory)
-        setup = prepare(config.replace(executor="serial", profile=False), federation=roster.outline(), **objects)
+        outline, alone = roster.outline(), config.replace(executor="serial", profile=False)
+        # Every site is told the seed: what the server draws of its own must not follow from it.
+        secret = Randomness(kept_in(directory / FILE)) if config.dp == "central" else None
+        setup = prepare(alone, federation=outline, randomness=secret, **objects)
         if config.weights and setup.worker.layout.local:
             raise MethodError(
                 f"'{config.method}' keeps layers at the sites, and these cannot start from '{config.weights}', "
                 "which only the server has: leave 'weights' out."
             )
+        roster.save(directory)
         status = Status(directory)
         for site in roster.sites:
             status.told(site.name, "connected" if site.name in nodes else "not connected", connected=site.name in nodes)
@@ -122,12 +133,18 @@ def carry_out(
             strangers,
             status,
         )
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, FedkeelError) and store.is_blank:
+            (directory / FILE).unlink(missing_ok=True)
+            store.discard()
         store.close()
         raise
-    network = NetworkSetup(config, setup.worker, setup.held_out, "flower", defence=setup.defence, channel=executor)
-    network.domains = setup.domains
-    return finish(store, network, observer)
+    network = NetworkSetup(
+        config, setup.worker, setup.held_out, "flower", defence=setup.defence, domains=setup.domains, channel=executor
+    )
+    run = finish(store, network, observer)
+    (directory / FILE).unlink(missing_ok=True)  # nobody needs to draw this noise again
+    return run
 
 
 def settle(
@@ -151,7 +168,8 @@ def settle(
     options = spec.parse(config.data).options
     fixed = names(options["classes"]) if "classes" in options else None
     unseen = [*names(config.unseen), *names(options.get("unseen", ()))]
-    roster = join(before, run, described.values(), classes=fixed, unseen=unseen)
+    rules = {"classes": fixed, "shape": image_shape(config), "unseen": unseen}
+    roster = join(before, run, described.values(), **rules)
     silent = {name_of(node, owners): reason for node, reason in failed.items()}
     roster.sitting_out |= silent
     for name, reason in roster.sitting_out.items():

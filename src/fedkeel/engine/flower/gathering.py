@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from fedkeel.config import Config
-from fedkeel.engine import local
+from fedkeel.engine.flower.limits import largest_reply
 from fedkeel.engine.flower.roster import Description, Roster, agree
-from fedkeel.engine.local import Stopped
-from fedkeel.messages import BadMessage
+from fedkeel.messages import BadMessage, reading
+from fedkeel.stopping import Stopped, stop_requested
 
 Table = dict[str, Any]
 Reply = tuple[Table, bytes]
+T = TypeVar("T")
 POLL = 0.5
 NEWCOMERS, PATIENCE = 30.0, 120.0  # for a site to say who it is: in the midst of a run, and before it
 AWAY = "it is not connected"
@@ -70,19 +71,31 @@ def describe(
     found: dict[int, Description | str] = dict.fromkeys(nodes, SILENT)
     request = {"do": "describe", "session": session}
     for node, reply in channel.exchange(dict.fromkeys(found, request), b"", timeout):
-        try:
-            if isinstance(reply, str):
-                raise BadMessage(reply)
-            if "failure" in reply[0]:
-                raise BadMessage(plain(reply[0]["failure"]))
-            site = Description.read(reply[0].get("description"))
+
+        def read(table: Table, _: bytes, node: int = node) -> Description:
+            site = Description.read(table.get("description"))
             if owners is not None and owners.get(node) != site.name:
                 raise BadMessage(f"it calls itself '{site.name}', and its key is not that site's")
+            return site
+
+        try:
+            found[node] = understood(reply, read, largest_reply(0))
         except BadMessage as bad:
             found[node] = str(bad)
-        else:
-            found[node] = site
     return found
+
+
+def understood(reply: Reply | str, read: Callable[[Table, bytes], T], most: int) -> T:
+    """What a reply says; `BadMessage` for whatever else came of it: what breaks is this reply, never the server."""
+    if isinstance(reply, str):
+        raise BadMessage(reply)
+    table, data = reply
+    if len(data) > most:
+        raise BadMessage(f"its reply has {len(data):,} bytes, more than {most:,}")
+    with reading():
+        if "failure" in table:
+            raise BadMessage(plain(table["failure"]))
+        return read(table, data)
 
 
 def join(first: Roster | None, run: str, described: Iterable[Description], **rules: Any) -> Roster:
@@ -106,5 +119,5 @@ def plain(given: object) -> str:
 
 def pause(seconds: float) -> None:
     """Wait, but not when the run is asked to stop."""
-    if local.stop_requested.wait(seconds):
+    if stop_requested.wait(seconds):
         raise Stopped

@@ -20,7 +20,7 @@ from flwr.common.constant import ErrorCode
 
 from fedkeel.engine.flower.gathering import AWAY, POLL, Reply, Table, pause, plain
 from fedkeel.engine.flower.limits import largest_reply
-from fedkeel.messages import BadMessage
+from fedkeel.messages import BadMessage, reading
 
 TABLE, BYTES = "fedkeel", "fedkeel.tensors"
 SAFETENSORS = "fedkeel.safetensors"
@@ -43,7 +43,7 @@ def to_records(table: Table, message: bytes) -> RecordDict:
 
 def from_records(records: RecordDict) -> Reply:
     """The inverse; raises `BadMessage` on anything else that a node may have sent."""
-    try:
+    with reading("its reply cannot be read"):
         given: Any = dict(records.items())
         text = given[TABLE]["table"]
         if len(text) > LARGEST_TABLE:
@@ -53,10 +53,6 @@ def from_records(records: RecordDict) -> Reply:
         if not isinstance(table, dict) or (array is not None and array.stype != SAFETENSORS):
             raise BadMessage("its reply is not one of fedkeel's")
         return table, bytes(array.data) if array is not None else b""
-    except BadMessage:
-        raise
-    except Exception as error:  # whatever the bytes of a stranger make Flower's records do
-        raise BadMessage(f"its reply cannot be read ({type(error).__name__})") from error
 
 
 # Of a message's number, the largest size and the latest moment: its reply, what is wrong with it, or None as yet.

@@ -71,14 +71,15 @@ class Keys(Mapping[int, str]):
                 note(f"The key of '{name}' is another one now: its old key is shut out.")
 
     @contextmanager
-    def followed(self, note: Callable[[str], None]) -> Iterator[None]:
-        """Look again and again while the block runs, whatever the round is waiting for."""
+    def followed(self, note: Callable[[str], None], also: Callable[[], None] = lambda: None) -> Iterator[None]:
+        """Look again and again while the block runs, whatever the round is waiting for, and do something else then."""
         over = threading.Event()
 
         def follow() -> None:
             while not over.wait(LOOK):
                 try:
                     self.look(note)
+                    also()
                 except Exception as error:  # Flower's process is busy or gone, and then whoever watches it says so
                     note(f"The keys of the sites could not be taken up ({type(error).__name__}): trying again.")
 

@@ -13,20 +13,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import fedkeel
-from fedkeel.data.federation import Client, Federation
-from fedkeel.data.transforms import parse_transforms
+from fedkeel.data.federation import Federation
+from fedkeel.data.outline import Outline
+from fedkeel.data.outline import Site as Sized
 from fedkeel.durable import write_atomically
+from fedkeel.engine.flower.limits import LARGEST_IMAGE, LONGEST_NAME, MOST_CLASSES, MOST_SAMPLES
 from fedkeel.errors import StoreError, TrainingError
-from fedkeel.messages import BadMessage
+from fedkeel.messages import BadMessage, is_whole, shown
 
 FILE = "sites.json"
-LONGEST_NAME = 200
-MOST_CLASSES = 100_000
-MOST_SAMPLES = 2**40
-LARGEST_SIDE = 2**16
+LISTED = 10  # classes, where a sentence names them
 
 
 @dataclass(frozen=True)
@@ -49,31 +46,30 @@ class Description:
 
     @staticmethod
     def read(given: object) -> Description:
-        """From what a site sent; raises `BadMessage` on anything that is not a description."""
+        """From what a site sent; raises `BadMessage` on anything that is not a description, or of what nobody has:
+        models are built after it."""
         if not isinstance(given, dict):
             raise BadMessage("it does not say who it is")
         text: dict[str, Any] = {key: given.get(key) for key in ("name", "domain", "version")}
         for key, value in text.items():
-            if not isinstance(value, str) or not 0 < len(value) <= LONGEST_NAME or not value.isprintable():
+            if not _is_name(value):
                 raise BadMessage(f"its {key} is not a line of text")
         numbers: dict[str, Any] = {key: given.get(key) for key in ("train", "validation", "test")}
         for key, value in numbers.items():
-            if not _whole(value) or not 0 <= value < MOST_SAMPLES:
-                raise BadMessage(f"its number of {key} samples is {value!r}")
+            if not is_whole(value) or not 0 <= value < MOST_SAMPLES:
+                raise BadMessage(f"its number of {key} samples is {shown(value)}")
         classes, shape, position = given.get("classes"), given.get("shape"), given.get("position")
-        if not isinstance(classes, list) or not all(isinstance(label, str) for label in classes):
-            raise BadMessage("its classes are not a list of names")
-        if not 0 < len(classes) <= MOST_CLASSES or len(set(classes)) < len(classes):
-            raise BadMessage("its classes are none, too many, or named twice")
-        if (
-            not isinstance(shape, list)
-            or len(shape) != 3
-            or not all(_whole(n) and 0 < n <= LARGEST_SIDE for n in shape)
-        ):
-            raise BadMessage(f"its image shape is {shape!r}")
-        if position is not None and not _whole(position):
-            raise BadMessage(f"its position is {position!r}")
+        if not isinstance(classes, list) or not 0 < len(classes) <= MOST_CLASSES:
+            raise BadMessage(f"its classes are {shown(classes)}, and not a list of 1 to {MOST_CLASSES:,} names")
+        if not all(_is_name(label) for label in classes) or len(set(classes)) < len(classes):
+            raise BadMessage("its classes are not all names, or are named twice")
+        if not isinstance(shape, list) or len(shape) != 3 or not all(is_whole(n) and n > 0 for n in shape):
+            raise BadMessage(f"its image shape is {shown(shape)}")
         channels, height, width = shape
+        if channels * height * width > LARGEST_IMAGE:
+            raise BadMessage(f"its image shape is {shown(shape)}, more than {LARGEST_IMAGE:,} numbers")
+        if position is not None and not (is_whole(position) and 0 <= position < MOST_SAMPLES):
+            raise BadMessage(f"its position is {shown(position)}")
         return Description(
             **text,
             **numbers,
@@ -83,8 +79,8 @@ class Description:
         )
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _is_name(value: object) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
 
 
 @dataclass
@@ -115,25 +111,20 @@ class Roster:
         self.sites = in_order([*self.sites, site])
 
     def outline(self) -> Federation:
-        """The federation as the server sees it: names, sizes and shapes, and not one image."""
-        one = torch.zeros(1, dtype=torch.int64)
-
-        def client(site: Description) -> Client:
-            held_out = site.domain in self.unseen
-            sizes = (0 if held_out else site.train, 0 if held_out else site.validation, site.test)
-            return Client(site.name, site.domain, *(one.expand(size) for size in sizes))
-
-        clients = [client(site) for site in self.sites]
-        return Federation(
+        """The federation as the server sees it; sites say what the network sees, and not how it is made of images."""
+        held_out = [site for site in self.sites if site.domain in self.unseen]
+        training = [site for site in self.sites if site.domain not in self.unseen]
+        return Outline(
             name="federation",
-            images=torch.zeros(2, *self.sites[0].shape, dtype=torch.uint8),
-            labels=torch.zeros(2, dtype=torch.int64),
             classes=self.classes,
-            clients=tuple(c for c in clients if c.domain not in self.unseen),
-            unseen=tuple(c for c in clients if c.domain in self.unseen),
-            train_transform=parse_transforms(""),
-            test_transform=parse_transforms(""),
-        )
+            shape=self.sites[0].shape,
+            seen=self.sites[0].shape,
+            train_transform=None,
+            test_transform=None,
+            clients=tuple(Sized(s.name, s.domain, s.train, s.validation, s.test) for s in training),
+            unseen=tuple(Sized(s.name, s.domain, 0, 0, s.test) for s in held_out),
+            number=len(training),
+        ).federation()
 
     def save(self, directory: Path) -> None:
         write_atomically(directory / FILE, json.dumps(asdict(self), indent=1).encode() + b"\n")
@@ -162,12 +153,17 @@ class Roster:
 
 
 def agree(
-    run: str, described: Sequence[Description], *, classes: Sequence[str] | None = None, unseen: Collection[str] = ()
+    run: str,
+    described: Sequence[Description],
+    *,
+    classes: Sequence[str] | None = None,
+    shape: tuple[int, int, int] | None = None,
+    unseen: Collection[str] = (),
 ) -> Roster:
     """The sites that fit together, and for each of the others why it sits out.
 
-    `classes` are those of the configuration. Without them, the classes are what most sites have, or of equally many
-    the longest list; a site may lack some of them, but one that has others sits out.
+    `classes` and `shape` are those of the configuration. Without them, the classes are what most sites have, or of
+    equally many the longest list; a site may lack some of them, but one that has others sits out.
     """
     out: dict[str, str] = {}
     fitting: list[Description] = []
@@ -179,10 +175,10 @@ def agree(
         else:
             fitting.append(site)
     agreed = tuple(classes) if classes is not None else _usual_classes([site.classes for site in fitting])
-    shape = _usual([site.shape for site in fitting])
+    agreed_shape = shape or _usual([site.shape for site in fitting])
     kept: list[Description] = []
     for site in fitting:
-        reason = differs(site, agreed, shape)
+        reason = differs(site, agreed, agreed_shape)
         if reason:
             out[site.name] = reason
         else:
@@ -205,11 +201,13 @@ def cannot_train(site: Description, unseen: Collection[str]) -> str:
 
 def differs(site: Description, classes: Sequence[str], shape: Sequence[int]) -> str:
     """What of this site does not fit, or nothing."""
-    strange = [label for label in site.classes if label not in classes]
+    known = set(classes)
+    strange = [label for label in site.classes if label not in known]
     if strange:
         listed = ", ".join(f"'{label}'" for label in strange[:3]) + (" and others" if len(strange) > 3 else "")
         noun = "class" if len(strange) == 1 else "classes"
-        return f"it has the {noun} {listed}, and the federation has {', '.join(classes)}"
+        others = f" and {len(classes) - LISTED:,} others" if len(classes) > LISTED else ""
+        return f"it has the {noun} {listed}, and the federation has {', '.join(classes[:LISTED])}{others}"
     if tuple(site.shape) != tuple(shape):
         return f"its images have the shape {_by(site.shape)}, and those of the federation {_by(shape)}"
     return ""

@@ -56,14 +56,26 @@ from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fedkeel.counting import from_one
-from fedkeel.engine import local
 from fedkeel.engine.flower.gathering import Reply
 from fedkeel.engine.flower.grid import GridChannel, from_records, read_reply, to_records
+from fedkeel.engine.flower.link import SECRET, pass_word
 from fedkeel.engine.flower.site import Site
+from fedkeel.stopping import stop_requested
 
 log = logging.getLogger("fedkeel")
 LAST_REPLY = 10.0  # seconds
 ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+
+
+class Known:
+    """Shows with each request that it is one of the server's own: see `link`."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._word = pass_word(secret)
+
+    def intercept(self, context: Any, call_next: Any) -> Any:
+        context.request.headers[SECRET] = self._word
+        return call_next(context)
 
 
 @dataclass(frozen=True)
@@ -82,12 +94,16 @@ class Endpoint:
             verify.check_hostname = False
             verify.load_verify_locations(cafile=str(self.ca))
         scheme = "http" if self.ca is None else "https"
-        return kind(
+        client = kind(
             f"{scheme}://{self.address}",
-            interceptors=[RuntimeVersionHttpInterceptor(component_name="fedkeel"), *interceptors],
+            interceptors=[RuntimeVersionHttpInterceptor(component_name="fedkeel"), Known(self.secret), *interceptors],
             verify=verify,
             retry_invoker=make_simple_http_retry_invoker() if retry else None,
         )
+        client.close()
+        # The same, but what stays on this machine, with a secret in it, goes by no proxy.
+        client._client = httpx.Client(verify=verify, timeout=client._client.timeout, trust_env=False)
+        return client
 
     def tasks(self, kind: str, pauses: Callable[[], None]) -> Iterator[str]:
         """The token of one task after another."""
@@ -174,7 +190,7 @@ def start_run(endpoint: Endpoint, app: Mapping[str, bytes]) -> None:
 def serve(endpoint: Endpoint, pauses: Callable[[], None], act: Callable[[GridChannel], None]) -> None:
     """Take the run that was started and do `act` as its ServerApp."""
     token = next(endpoint.tasks(TaskType.SERVER_APP, pauses))
-    with endpoint.task(token, lost=local.stop_requested.set) as client:
+    with endpoint.task(token, lost=stop_requested.set) as client:
         status, details = SubStatus.FAILED, "stopped"
         try:
             given = client.PullTaskInput(PullTaskInputRequest())
@@ -266,6 +282,14 @@ def answer_all(endpoint: Endpoint, site: Site, pauses: Callable[[], None]) -> No
         busy.acquire(timeout=LAST_REPLY)  # what is under way ends by itself when the site is asked to stop
 
 
+def reply_of(records: Any, message: Message) -> Message:
+    """A reply is as old as what it replies to: the moment at which it was made is one of this machine's clock, by which
+    the server's might have run out before, or not have begun."""
+    reply = Message(records, reply_to=message)
+    reply.metadata.created_at, reply.metadata.ttl = message.metadata.created_at, message.metadata.ttl
+    return reply
+
+
 def answer_one(endpoint: Endpoint, site: Site, token: str, busy: threading.Lock) -> None:
     with endpoint.task(token, lost=lambda: None) as client:
         status, details, context = SubStatus.FAILED, "the reply could not be sent", None
@@ -276,7 +300,7 @@ def answer_one(endpoint: Endpoint, site: Site, token: str, busy: threading.Lock)
                 round = (table.get("step") or ["-"])[0]
                 log.info("%s, round %s", table.get("do"), from_one(round) if isinstance(round, int) else round)
                 reply = site.reply(table, data)
-            push_message(client, Message(to_records(*reply), reply_to=message), context)
+            push_message(client, reply_of(to_records(*reply), message), context)
             status, details = SubStatus.COMPLETED, ""
         except Exception as error:  # whatever it is, the next message comes
             log.warning("A message could not be replied to: %s.", str(error).rstrip("."))

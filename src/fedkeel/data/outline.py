@@ -1,0 +1,238 @@
+"""A federation in outline: names, sizes and shapes, and not one image.
+
+It is what a server over a network knows of its sites, and what a run directory keeps of its data. A network is built of
+it, so a run can be read where its data are not. With it goes a *fingerprint* of the content, by which a run that is
+resumed or used again knows its data.
+
+The fingerprint is of what was loaded, the pixels and labels in memory, not of files: an image that was saved again
+with the same pixels is the same. Of clients that are made on demand it speaks by domain, and of how images are divided
+among them where they are at most `MOST_CLIENTS`; of a store of more than `MOST_BYTES`, it takes every few rows of an
+image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedkeel.data.federation import Client, Federation, LazyClients, Splits, Transform
+from fedkeel.data.transforms import Unknown, parse_transforms, transforms_text
+from fedkeel.errors import FedkeelError, StoreError
+
+FILE = "federation.json"
+MOST_CLIENTS = 1000  # that are named one by one
+MOST_BYTES = 2**31  # of images that are read for a fingerprint
+SPLITS = ("train", "validation", "test")
+WORDS = {"train": "training", "validation": "validation", "test": "test"}
+
+
+@dataclass(frozen=True)
+class Site:
+    """A client without its images."""
+
+    name: str
+    domain: str
+    train: int
+    validation: int
+    test: int
+
+
+@dataclass(frozen=True)
+class Outline:
+    """All that is known of a federation where its images are not.
+
+    Attributes:
+        shape: of an image as it is stored; `seen` as the network sees it.
+        train_transform, test_transform: as text; None where they cannot be written so.
+        clients, unseen: those that train and those that are only tested; of very many, one of each kind.
+        number: how many train.
+        content: the fingerprint: by client or domain, for each split [samples, digest of labels, digest of images].
+        unit: whether `content` is by "client" or by "domain".
+        division: a digest of which client has which images.
+    """
+
+    name: str
+    classes: tuple[str, ...]
+    shape: tuple[int, int, int]
+    seen: tuple[int, int, int]
+    train_transform: str | None
+    test_transform: str | None
+    clients: tuple[Site, ...]
+    unseen: tuple[Site, ...] = ()
+    number: int = 0
+    content: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
+    unit: str = "client"
+    division: str = ""
+
+    @staticmethod
+    def of(federation: Federation) -> Outline:
+        """Of a federation that is here."""
+        probe, transform = federation.images[:1], federation.test_transform
+        _, *seen = transform(probe, torch.full((len(probe), transform.draws), 0.5)).shape
+        few = len(federation.clients) <= MOST_CLIENTS
+        clients = list(federation.clients if few else federation.one_of_each(unseen=False))
+        if isinstance(federation.clients, LazyClients):
+            unit, parts = "domain", federation.clients.whole_domains()
+        elif few:
+            unit, parts = "client", {client.name: splits(client) for client in clients}
+        else:
+            unit, parts = "domain", by_domain(federation.clients)
+        parts |= {client.name: splits(client) for client in federation.unseen}
+        return Outline(
+            name=federation.name,
+            classes=tuple(federation.classes),
+            shape=federation.image_shape,
+            seen=(seen[0], seen[1], seen[2]),
+            train_transform=transforms_text(federation.train_transform),
+            test_transform=transforms_text(federation.test_transform),
+            clients=tuple(site(client) for client in clients[:MOST_CLIENTS]),
+            unseen=tuple(site(client) for client in federation.unseen),
+            number=len(federation.clients),
+            content=content(federation, parts),
+            unit=unit,
+            division=division(clients) if few else "",
+        )
+
+    def federation(self) -> Federation:
+        """Clients of the right sizes, whose images are all the same blank one."""
+        transform = known_transform(self.test_transform)
+        shape = self.seen if isinstance(transform, Unknown) else self.shape
+        blank = torch.zeros(1, dtype=torch.int64)
+
+        def clients(sites: Iterable[Site]) -> tuple[Client, ...]:
+            return tuple(
+                Client(s.name, s.domain, *(blank.expand(getattr(s, split)) for split in SPLITS)) for s in sites
+            )
+
+        return Federation(
+            name=self.name,
+            images=torch.zeros(2, *shape, dtype=torch.uint8),
+            labels=torch.zeros(2, dtype=torch.int64),
+            classes=self.classes,
+            clients=clients(self.clients),
+            unseen=clients(self.unseen),
+            train_transform=transform,
+            test_transform=transform,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @staticmethod
+    def from_dict(stored: Mapping[str, Any]) -> Outline:
+        try:
+            table = dict(stored)
+            for name in ("clients", "unseen"):
+                table[name] = tuple(Site(**entry) for entry in table[name])
+            for name in ("classes", "shape", "seen"):
+                table[name] = tuple(table[name])
+            return Outline(**table)
+        except (KeyError, TypeError) as error:
+            raise StoreError(
+                f"The file {FILE} is of another version of Fedkeel ({error}): read it with that one."
+            ) from error
+
+
+def splits(client: Client) -> Splits:
+    return client.train, client.validation, client.test
+
+
+def site(client: Client) -> Site:
+    return Site(client.name, client.domain, *map(len, splits(client)))
+
+
+def known_transform(text: str | None) -> Transform:
+    try:
+        return Unknown() if text is None else parse_transforms(text)
+    except FedkeelError:  # the user's own, that is not registered here
+        return Unknown()
+
+
+# -- the fingerprint -------------------------------------------------------------------------------------------------
+def content(federation: Federation, parts: Mapping[str, Splits]) -> dict[str, dict[str, list[Any]]]:
+    images, labels = image_digests(federation.images), federation.labels.cpu().numpy()
+
+    def of(indices: Tensor) -> list[Any]:
+        chosen = indices.cpu().numpy()
+        return [len(chosen), short(labels[chosen]), short(images[chosen])]
+
+    return {
+        name: {split: of(indices) for split, indices in zip(SPLITS, part, strict=True)} for name, part in parts.items()
+    }
+
+
+def image_digests(images: Tensor) -> npt.NDArray[np.uint8]:
+    """A digest for each image, (N, 16), of its pixels or, in a very large store, of every few rows of them."""
+    step = 1 + images.numel() // MOST_BYTES
+    rows = images.cpu().numpy()[:, :, ::step]
+    digests = (hashlib.blake2b(np.ascontiguousarray(image), digest_size=16).digest() for image in rows)  # type: ignore[arg-type]
+    return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
+
+
+def division(clients: Iterable[Client]) -> str:
+    """Which client has which images."""
+    found = hashlib.sha256()
+    for client in clients:
+        found.update(f"{client.name!r} {client.samples} ".encode())
+        found.update(client.train.cpu().numpy().tobytes())
+    return found.hexdigest()[:32]
+
+
+def by_domain(clients: Iterable[Client]) -> dict[str, Splits]:
+    """The clients of each domain together, in their order."""
+    domains: dict[str, list[Splits]] = {}
+    for client in clients:
+        domains.setdefault(client.domain, []).append(splits(client))
+    return {
+        name: (torch.cat(train), torch.cat(validation), torch.cat(test))
+        for name, several in domains.items()
+        for train, validation, test in [zip(*several, strict=True)]
+    }
+
+
+def short(array: npt.NDArray[Any]) -> str:
+    return hashlib.blake2b(np.ascontiguousarray(array).tobytes(), digest_size=16).hexdigest()
+
+
+def changed(before: Outline, now: Outline, *, divided: bool = True) -> str:
+    """What of the data is not as it was, as the middle of a sentence, or nothing. Without `divided`, of the images
+    alone: how they are divided among clients may follow from a seed."""
+    if before.classes != now.classes:
+        return f"the classes are {listed(now.classes)} and were {listed(before.classes)} when the run began"
+    if before.shape != now.shape:
+        return f"images have the shape {now.shape} and had {before.shape} when the run began"
+    for which in ("train_transform", "test_transform"):
+        ours, theirs = getattr(now, which), getattr(before, which)
+        if ours != theirs:
+            return f"the {which.replace('_', ' ')} is {ours!r} and was {theirs!r} when the run began"
+    # Of numbers first: they say more than that something is another.
+    for name in {**before.content, **now.content}:
+        unit = "client" if name in {client.name for client in (*now.unseen, *before.unseen)} else before.unit
+        if (name in before.content) != (name in now.content):
+            was = "was" if name in before.content else "was not"
+            return f"the {unit} '{name}' {was} there when the run began and is {'not' if was == 'was' else 'now'}"
+        for split, (count, *_) in before.content[name].items():
+            if now.content[name][split][0] != count:
+                images = f"{now.content[name][split][0]} {WORDS[split]} images"
+                return f"the {unit} '{name}' has {images}, and had {count} when the run began"
+    for name, splits in before.content.items():
+        for split, (_, labels, images) in splits.items():
+            _, labels_now, images_now = now.content[name][split]
+            what = "images" if images != images_now else "labels" if labels != labels_now else ""
+            if what:
+                of_what = f"{WORDS[split]} images" if what == "images" else f"{WORDS[split]} images' labels"
+                return f"the {of_what} of '{name}' are not those that the run began with"
+    if divided and (before.division, before.number) != (now.division, now.number):
+        return "the images are divided among the clients in another way than when the run began"
+    return ""
+
+
+def listed(names: tuple[str, ...]) -> str:
+    return ", ".join(f"'{name}'" for name in names[:10]) + (" and others" if len(names) > 10 else "")

@@ -1,0 +1,114 @@
+"""Names are data: as the name of a file, on a terminal and in a table, whatever letters a client, class or domain has.
+
+What writes a file named after something goes through `file_name` or `slug`, what prints such a name through `visible`,
+every table through `markdown_text` or `csv_text`, and every plot through `plot_text`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+LONGEST = 160  # bytes of a file's name, of the 255 that file systems take: an ending and a temporary name must fit too
+UNWELCOME = frozenset('/\\%~:*?"<>|')  # separators, what other systems refuse, and the two signs used here
+JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"  # part of the spelling of some languages
+FORMULA = tuple("=+-@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH COMMERCIAL AT}")
+
+
+def file_name(name: str) -> str:
+    """One name of a file or folder for any name, and another one for another: never a path, never hidden or too long.
+
+    Letters of every language stay; what a file's name should not have is written as in an address, `%2F`.
+
+    >>> file_name("Zürich"), file_name("../etc"), file_name("")
+    ('Zürich', '%2E.%2Fetc', '%')
+    """
+    kept = "".join(_percent(c) if c in UNWELCOME or not c.isprintable() else c for c in name)
+    # A dot first hides a file, a dot or a blank last is dropped by some systems, a blank first by readers of lists.
+    kept = re.sub(r"^[. ]|[. ]$", lambda found: _percent(found[0]), kept)
+    return _short(kept or "%", name)
+
+
+def name_of(file: str) -> str:
+    """The name that `file_name` made this of; of one that was too long, its beginning."""
+    return "" if file == "%" else unquote(file, errors="surrogatepass")
+
+
+def find(folder: Path, name: str, ending: str) -> Path | None:
+    """The file of this name, also as earlier versions called it: with every letter but those of ASCII as `%C3%BC`."""
+    candidates = [file_name(name)]
+    if name.isprintable():
+        candidates.append(quote(name, safe=" "))
+    paths = (folder / f"{candidate}{ending}" for candidate in candidates if len(candidate) <= 255 - len(ending))
+    return next((path for path in paths if path.is_file()), None)
+
+
+def slug(text: str) -> str:
+    """A folder's name from a method or data set as typed, without signs that a shell takes for its own.
+
+    What is typed plainly stays readable; anything else gets a number of its own, so that different texts have
+    different names.
+
+    >>> slug("fedprox(mu=0.1)+gn@batch_size=8")
+    'fedprox-mu=0.1-+gn@batch_size=8'
+    """
+    squeezed = re.sub(r"[^\w.+=@-]+", "-", text.replace(" ", "")).strip("-")
+    plain = squeezed and not squeezed.startswith(".") and re.fullmatch(r"[\w.+=@(), '\"-]*", text)
+    return _short(squeezed, text) if plain else _numbered(squeezed.lstrip("."), text)
+
+
+def visible(text: str) -> str:
+    """The text without what could move a terminal's cursor, change its colours or pose as another line.
+
+    >>> visible("north\\x1b[31m")
+    'north�[31m'
+    """
+    return "".join(c if c.isprintable() or c in JOINERS else _stand_in(c) for c in text)
+
+
+def markdown_text(text: str) -> str:
+    """Any text as a cell of a Markdown table shows it: no markup, no HTML, no further column.
+
+    >>> markdown_text("a|b <script> *c* art_painting")
+    'a\\\\|b &lt;script&gt; \\\\*c\\\\* art_painting'
+    """
+    shown = visible(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    # An underscore inside of a word is no emphasis, and data sets are full of them.
+    return re.sub(r"[\\`*|~\[\]]|(?<!\w)_|_(?!\w)", r"\\\g<0>", shown)
+
+
+def csv_text(text: str) -> str:
+    """Any text as a cell of a CSV file: a spreadsheet must not take a name for a formula.
+
+    >>> csv_text("=1+1"), csv_text("photo")
+    ("'=1+1", 'photo')
+    """
+    shown = visible(text)
+    return f"'{shown}" if shown.lstrip().startswith(FORMULA) else shown
+
+
+def plot_text(text: str) -> str:
+    """Any text as matplotlib prints it: a dollar sign would begin a formula, and `_` a label that is left out."""
+    shown = visible(text).replace("$", r"\$")
+    return f" {shown}" if shown.startswith("_") else shown
+
+
+def _percent(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
+
+
+def _stand_in(character: str) -> str:
+    return " " if unicodedata.category(character) == "Zs" else "\N{REPLACEMENT CHARACTER}"
+
+
+def _short(name: str, text: str) -> str:
+    return name if len(name.encode()) <= LONGEST else _numbered(name, text)
+
+
+def _numbered(name: str, text: str) -> str:
+    """As much of the name as fits, and a number that only this text has; no other name has a `~`."""
+    number = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{name.encode()[: LONGEST - len(number) - 1].decode('utf-8', 'ignore')}~{number}"

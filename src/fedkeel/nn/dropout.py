@@ -1,0 +1,163 @@
+"""Give every layer of a model that drops something the masks of `nn.masks` in place of torch's, by surgery.
+
+The layers stay the same objects with the same names, hooks and options; only their class changes, and `plain_dropout`
+changes it back. A layer that is used twice in a forward drops other values each time, and so does every further forward
+of a step (GReg's second one, that of a sharpness-aware step), as in plain PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedkeel.nn.masks import HOLDER, Draws, dropped
+from fedkeel.nn.redirected import FUNCTIONS, Function, Redirected, draws_by_itself
+
+
+class _Drawing(nn.Module):
+    """Goes before a layer's own class; `draws` is no submodule of the layer but the model's."""
+
+    draws: Draws
+
+
+class _Dropout(_Drawing):
+    """Any of torch's dropout layers: their functions differ."""
+
+    function: Function
+    p: float
+    inplace: bool
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = FUNCTIONS[type(self).function](self.draws, x, self.p, self.training, self.inplace)
+        return result
+
+
+class _Calling(_Drawing):
+    """A module whose own forward calls random functions."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.training:
+            return super().forward(*args, **kwargs)
+        with Redirected(self.draws):
+            return super().forward(*args, **kwargs)
+
+
+class _Attention(_Drawing):
+    """torch's, whose dropout of the attention weights is no layer: dropped here, between its softmax and its values."""
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        layer: Any = self
+        p: float = layer.dropout
+        plain: Callable[..., tuple[Tensor, Tensor | None]] = super().forward
+        masks: dict[str, Any] = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "is_causal": is_causal}
+        if not self.training or p == 0:
+            return plain(
+                query, key, value, need_weights=need_weights, average_attn_weights=average_attn_weights, **masks
+            )
+        layer.dropout = 0.0
+        try:
+            _, weights = plain(query, key, value, need_weights=True, average_attn_weights=False, **masks)
+        finally:
+            layer.dropout = p
+        assert weights is not None  # (N, heads, L, S), or (heads, L, S) without a batch
+        weights = dropped(weights, self.draws.keep(tuple(weights.shape), p), p)
+        mixed = (weights @ _values(layer, value)).transpose(-3, -2).flatten(-2)  # (N, L, embedding)
+        out: Tensor = layer.out_proj(mixed)
+        if query.ndim == 3 and not layer.batch_first:
+            out = out.transpose(0, 1)
+        shown = weights.mean(dim=-3) if average_attn_weights else weights
+        return out, shown if need_weights else None
+
+
+def _values(layer: Any, value: Tensor) -> Tensor:
+    """What the attention weights weigh: (N, heads, S, embedding / heads), or without N."""
+    size = layer.embed_dim
+    weight = layer.in_proj_weight[2 * size :] if layer._qkv_same_embed_dim else layer.v_proj_weight
+    values = F.linear(value, weight, None if layer.in_proj_bias is None else layer.in_proj_bias[2 * size :])
+    if value.ndim == 3 and not layer.batch_first:
+        values = values.transpose(0, 1)
+    one = (*values.shape[:-2], 1, size)
+    if layer.bias_v is not None:
+        values = torch.cat([values, layer.bias_v.view(size).expand(one)], dim=-2)
+    if layer.add_zero_attn:
+        values = torch.cat([values, values.new_zeros(one)], dim=-2)
+    return values.view(*values.shape[:-1], layer.num_heads, -1).transpose(-3, -2)
+
+
+# -- surgery -----------------------------------------------------------------------------------------------------------
+_FUNCTIONS: dict[type[nn.Module], Function] = {
+    nn.Dropout: F.dropout,
+    nn.Dropout1d: F.dropout1d,
+    nn.Dropout2d: F.dropout2d,
+    nn.Dropout3d: F.dropout3d,
+    nn.AlphaDropout: F.alpha_dropout,
+    nn.FeatureAlphaDropout: F.feature_alpha_dropout,
+}
+_CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
+
+
+def draw_dropout(model: nn.Module) -> Draws | None:
+    """Let every layer that drops something draw from one `Draws`, which is returned; None where there is no such layer.
+
+    Doing it twice changes nothing.
+    """
+    found = [(module, _with_draws(module)) for module in model.modules()]
+    layers = [(module, drawing) for module, drawing in found if drawing is not None]
+    if not layers:
+        return None
+    draws = getattr(model, HOLDER, None) or Draws()
+    model.add_module(HOLDER, draws)
+    for layer, drawing in layers:
+        layer.__class__ = drawing
+        layer.__dict__["draws"] = draws  # past `nn.Module`, which would make it a submodule of every layer
+    return draws
+
+
+def plain_dropout(model: nn.Module) -> None:
+    """Undo `draw_dropout`: the layers are torch's again and draw from its default generator."""
+    if not hasattr(model, HOLDER):
+        return
+    for layer in model.modules():
+        if isinstance(layer, _Drawing):
+            layer.__class__ = type(layer).__bases__[1]
+            del layer.__dict__["draws"]
+    delattr(model, HOLDER)
+
+
+def number_of_draws(model: nn.Module) -> Tensor:
+    """How many masks were drawn since the client began: int64, scalar."""
+    draws: Draws | None = getattr(model, HOLDER, None)
+    return torch.zeros((), dtype=torch.int64) if draws is None else draws.counter
+
+
+def _with_draws(module: nn.Module) -> type[nn.Module] | None:
+    """The class that this module draws with, or None for one that does not draw, or in a way that nobody knows."""
+    own = type(module)
+    if isinstance(module, _Drawing):
+        return own
+    function = next((f for plain, f in _FUNCTIONS.items() if own.forward is plain.forward), None)
+    if function is not None:
+        return _class(_Dropout, own, function=function)
+    if own.forward is nn.MultiheadAttention.forward:
+        return _class(_Attention, own)
+    return _class(_Calling, own) if draws_by_itself(module) else None
+
+
+def _class(kind: type[_Drawing], own: type[nn.Module], **members: Any) -> type[nn.Module]:
+    if own not in _CLASSES:
+        _CLASSES[own] = type(own.__name__, (kind, own), members)
+    return _CLASSES[own]
