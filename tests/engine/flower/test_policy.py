@@ -52,7 +52,7 @@ def test_the_page_on_deployment_shows_every_line_of_a_policy(tmp_path: Path) -> 
         ("questions = 1", "'questions' is 1, which is not true or false."),
         ("dp = 'locl'", "'dp' is 'locl': did you mean 'local'?"),
         ("methods = ['fedavgg']", "'methods' in the policy has 'fedavgg', which is none: did you mean 'fedavg'?"),
-        ("models = ['resnet81']", "'models' in the policy has 'resnet81', which is none: did you mean 'resnet18'"),
+        ("models = ['simple_cn']", "'models' in the policy has 'simple_cn', which is none: did you mean 'simple_cnn'?"),
         ("methods = 3", "'methods' in the policy is 3: give a list of names"),
         ("methods = [3]", "'methods' in the policy is [3]: give a list of names"),
         ("epsilon = 3.0", "'epsilon' is 3, which needs 'dp = \"local\"'"),
