@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 import fedkeel
-from fedkeel import data, methods, models, report
+from fedkeel import analysis, data, methods, models, report
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import METHODS
+from fedkeel.reproduce import reproduce
 from tests import tiny
 
 
@@ -111,9 +112,9 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no model": (lambda: models.build(None, num_classes=4), "The model is None: give its name as text."),  # type: ignore[arg-type]
     "a width of letters": (
         lambda: models.build("simple_cnn", num_classes=4, width="x"),
-        "The 'width' of simple_cnn is",
+        "cannot be built with num_classes=4",
     ),
-    "no width": (lambda: models.build("simple_cnn", num_classes=4, width=0), "give a whole number, at least 1."),
+    "no width": (lambda: models.build("simple_cnn", num_classes=4, width=0), "a layer of the model without weights"),
     "no method": (lambda: methods.build(None), "A name is None, which is not text"),  # type: ignore[arg-type]
     "a list of methods": (lambda: methods.build(["gn"]), "join names by '+'"),  # type: ignore[arg-type]
     "no network to wrap": (lambda: models.wrap(None), "What is to be wrapped is None"),  # type: ignore[arg-type]
@@ -124,6 +125,18 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a network as a method": (lambda: fedkeel.register("mine")(Network), "The method 'mine' is the class Network"),  # type: ignore[type-var]
     "one place to report": (lambda: report.write("runs"), "What to report is 'runs': give a list"),
     "nothing to report": (lambda: report.write(None), "What to report is None"),  # type: ignore[arg-type]
+    "a recipe that is a number": (lambda: reproduce(3), "The recipe is 3: give its name"),  # type: ignore[arg-type]
+    "a scale of letters": (lambda: reproduce("hbn/table1", scale="x"), "is 'x'"),  # type: ignore[arg-type]
+    "no labels": (lambda: reproduce("hbn/table1", only=3), "is 3: give a list of labels"),  # type: ignore[arg-type]
+    "a diagnostic of letters": (
+        lambda: analysis.build("tsne(samples=x)"),
+        "The diagnostic 'tsne' cannot be built with",
+    ),
+    "liars of letters": (lambda: on_tiny(robust="krum(liars=x)"), "The robust rule 'krum' cannot be built with liars="),
+    "dropout of letters": (
+        lambda: models.build_spec("vgg11(dropout=x)", num_classes=4),
+        "The model 'vgg11' cannot be built",
+    ),
     "a number to report": (lambda: report.write([3]), "'directory' is 3"),  # type: ignore[list-item]
 }
 

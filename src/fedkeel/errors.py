@@ -41,7 +41,7 @@ def nearest(given: str, choices: Iterable[str]) -> str:
     >>> nearest("fedbm", ["fedavg", "fedbn", "fedfm"])
     "did you mean 'fedbn' or 'fedfm'?"
     """
-    choices, word = sorted(set(choices)), given.lower()
+    choices, word = sorted(set(choices)), str(given).lower()
     in_lower_case = {choice.lower(): choice for choice in choices}
     close = get_close_matches(word, in_lower_case, n=5, cutoff=0.5)
     if close:

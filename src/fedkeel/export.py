@@ -23,6 +23,7 @@ from fedkeel.data.federation import Federation, Transform
 from fedkeel.data.transforms import Unknown
 from fedkeel.durable import write_atomically
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.given import as_path
 from fedkeel.nn.scaled_ws_conv import fold
 from fedkeel.run import Run
 
@@ -61,7 +62,7 @@ def export(
         with_transform: take images as the data set stores them (uint8) and normalise them as in testing.
         client: whose model, for a method that keeps layers on its clients.
     """
-    run, path = run if isinstance(run, Run) else Run(run), Path(file)
+    run, path = run if isinstance(run, Run) else Run(run), as_path(file, "file")
     format = chosen_format(format, path)
     if not path.absolute().parent.is_dir():
         raise FedkeelError(f"'{path}' cannot be written: its folder does not exist.")

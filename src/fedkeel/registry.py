@@ -88,6 +88,17 @@ class Registry(Generic[T]):
         entry.check_options(self.kind, options)
         return entry.build(*args, **options)
 
+    def make(self, name: str, **options: Any) -> T:
+        """As `build`, where nothing but the options can go wrong: whatever they cause is told in one sentence."""
+        try:
+            return self.build(name, **options)
+        except FedkeelError:
+            raise
+        except (TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
+            given = ", ".join(f"{option}={described(value)}" for option, value in options.items())
+            reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+            raise FedkeelError(f"The {self.kind} '{name}' cannot be built with {given}: {reason}.") from error
+
     def names(self) -> list[str]:
         return sorted(self._entries)
 

@@ -26,6 +26,7 @@ from fedkeel.durable import explained
 from fedkeel.engine.setup import load_federation
 from fedkeel.entries import read_seeds
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.given import described
 from fedkeel.jobs import Job, JobsObserver, beside_others, run_all
 from fedkeel.method import Composition
 from fedkeel.models import MODELS
@@ -118,8 +119,11 @@ def reproduce_all(
     """
     leave_if_imported_again()
     recipes = [name if isinstance(name, Recipe) else load(name) for name in names]
-    if not 0 < scale <= 1:
-        raise FedkeelError(f"'scale' is {scale:g}: give a share of the rounds, above 0 and at most 1.")
+    only = [only] if isinstance(only, str) else only
+    if not isinstance(only, Sequence):
+        raise FedkeelError(f"'only' is {described(only)}: give a list of labels, like ['HBN', 'CIFAR-10'].")
+    if not isinstance(scale, int | float) or not 0 < scale <= 1:
+        raise FedkeelError(f"'scale' is {described(scale)}: give a share of the rounds, above 0 and at most 1.")
     chosen = {recipe.name: choose_seeds(recipe, seeds) for recipe in recipes}
     cells = {recipe.name: select(recipe, _known(only, recipe, recipes)) for recipe in recipes}
     plans: dict[str, Plan] = {}

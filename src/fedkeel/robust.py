@@ -184,10 +184,7 @@ class Defence:
         """From the option `robust`: names with options joined by `+`; the empty text is the plain mean."""
         rules: list[Rule] = []
         for spec in parse_sum(text) if text.strip() else []:
-            try:
-                rule = ROBUST.build(spec.name, **spec.options)
-            except TypeError as error:
-                raise FedkeelError(f"'{spec}' cannot be built: {error}.") from error
+            rule = ROBUST.make(spec.name, **spec.options)
             rule.name = spec.name
             rules.append(rule)
         means = [rule.name for rule in rules if rule.replaces_mean]

@@ -144,7 +144,7 @@ def build(text: str, **options: Any) -> Diagnostic:
     """A diagnostic from its name, with options as in `tsne(samples=500)` or as keywords."""
     parsed = spec.parse(text)
     options = {**parsed.options, **options}
-    chosen = DIAGNOSTICS.build(parsed.name, **options)
+    chosen = DIAGNOSTICS.make(parsed.name, **options)
     chosen.has_options = bool(options)
     return chosen
 

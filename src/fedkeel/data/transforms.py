@@ -58,7 +58,7 @@ def parse_transforms(text: str) -> Pipeline:
     """A pipeline from its text: transforms joined by `+`; the empty text only converts to float."""
     if not text.strip():
         return Pipeline()
-    return Pipeline(tuple(TRANSFORMS.build(part.name, **part.options) for part in spec.parse_sum(text)))
+    return Pipeline(tuple(TRANSFORMS.make(part.name, **part.options) for part in spec.parse_sum(text)))
 
 
 @dataclass(frozen=True)

@@ -83,12 +83,7 @@ def _build(spec: Spec) -> Method:
         expected = _KINDS.get(str(parameter.annotation)) if parameter else None
         if expected and (not isinstance(value, expected[0]) or (isinstance(value, bool) and bool not in expected[0])):
             raise FedkeelError(f"The '{name}' of {spec.name} is {value!r}, which is not {expected[1]}.")
-    try:
-        return entry.build(**spec.options)
-    except (TypeError, ValueError) as error:
-        if isinstance(error, FedkeelError):
-            raise
-        raise FedkeelError(f"'{spec}' cannot be built: {error}.") from error
+    return METHODS.make(spec.name, **spec.options)
 
 
 for _module in pkgutil.iter_modules(__path__):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import nn
 
 from fedkeel.errors import FedkeelError
-from fedkeel.given import described
 from fedkeel.models import timm_models
 from fedkeel.models.encoder import Encoder, ImageSize, height_width
 from fedkeel.models.output import Classifier
@@ -36,7 +35,6 @@ def network(name: str, *, paper: str) -> Callable[[B], B]:
             projector: int | None = None,
             **options: Any,
         ) -> Classifier:
-            refuse_options(name, options, parameters)
             if "image_size" in parameters:
                 options["image_size"] = image_size
             return classify(encoder(in_channels=in_channels, **options), num_classes, projector)
@@ -52,26 +50,14 @@ def network(name: str, *, paper: str) -> Callable[[B], B]:
     return remember
 
 
-OPTIONAL = frozenset({"hidden"})  # layers that 0 leaves out
-
-
-def refuse_options(model: str, options: Mapping[str, Any], parameters: Mapping[str, inspect.Parameter]) -> None:
-    """What counts something must be a number that can be counted to."""
-    for option, value in options.items():
-        usual = parameters[option].default if option in parameters else None
-        least = 0 if option in OPTIONAL else 1
-        if type(usual) is int and (type(value) is not int or value < least):
-            raise FedkeelError(
-                f"The '{option}' of {model} is {described(value)}: give a whole number, at least {least}."
-            )
-
-
 def classify(encoder: Encoder, num_classes: int, projector: int | None = None) -> Classifier:
     """An encoder with a linear head, and UniVarFL's projector of that width between them when asked for."""
     if projector is not None:
-        if not isinstance(projector, int) or projector < 1:
+        if not isinstance(projector, int) or isinstance(projector, bool) or projector < 1:
             raise FedkeelError(f"projector is {projector!r}: give its width, e.g. 256, or leave it out.")
         encoder.project(projector)
+    if any(parameter.numel() == 0 for parameter in encoder.parameters()):
+        raise FedkeelError("These options leave a layer of the model without weights: give larger ones.")
     return Classifier(encoder, nn.Linear(encoder.feature_dim, num_classes), encoder.feature_dim, num_classes)
 
 
@@ -102,7 +88,7 @@ def build(
         projector = options.pop("projector", None)
         encoder = timm_models.encoder(name, in_channels, image_size, list_of_own=names(), **options)
         return classify(encoder, num_classes, projector)
-    return MODELS.build(name, num_classes=num_classes, in_channels=in_channels, image_size=image_size, **options)
+    return MODELS.make(name, num_classes=num_classes, in_channels=in_channels, image_size=image_size, **options)
 
 
 def build_spec(text: str, *, num_classes: int, in_channels: int = 3, image_size: ImageSize | None = None) -> Classifier:

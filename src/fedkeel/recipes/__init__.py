@@ -19,6 +19,7 @@ from typing import Any
 
 from fedkeel.config import Config, from_dict
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.given import described
 from fedkeel.recipes.kinds import COLUMN, ROW, own_entries, refuse_other_kinds
 from fedkeel.spec import parse as parse_spec
 
@@ -222,6 +223,8 @@ def load(name: str, below: Sequence[str] = ()) -> Recipe:
 
     `below` are those that are `like` it, for which it is read.
     """
+    if not isinstance(name, str):
+        raise FedkeelError(f"The recipe is {described(name)}: give its name, like 'hbn/table1'.")
     if name in below:
         raise FedkeelError(f"'{name}' is like itself: name another recipe there.")
     if name.endswith(".toml"):
