@@ -113,7 +113,7 @@ class Outline:
 
         return Federation(
             name=self.name,
-            images=torch.zeros(2, *shape, dtype=torch.uint8),
+            images=torch.zeros((), dtype=torch.uint8).expand(2, *shape),
             labels=torch.zeros(2, dtype=torch.int64),
             classes=self.classes,
             clients=clients(self.clients),
