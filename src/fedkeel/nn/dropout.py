@@ -1,8 +1,8 @@
 """Give every layer of a model that drops something the masks of `nn.masks` in place of torch's, by surgery.
 
-The layers stay the same objects with the same names, hooks and options; only their class changes, and `plain_dropout`
-changes it back. A layer that is used twice in a forward drops other values each time, and so does every further forward
-of a step (GReg's second one, that of a sharpness-aware step), as in plain PyTorch.
+The layers stay the same objects with the same names, hooks and options; only their class changes. A layer that is used
+twice in a forward drops other values each time, and so does every further forward of a step (GReg's second one, that of
+a sharpness-aware step), as in plain PyTorch.
 """
 
 from __future__ import annotations
@@ -125,17 +125,6 @@ def draw_dropout(model: nn.Module) -> Draws | None:
         layer.__class__ = drawing
         layer.__dict__["draws"] = draws  # past `nn.Module`, which would make it a submodule of every layer
     return draws
-
-
-def plain_dropout(model: nn.Module) -> None:
-    """Undo `draw_dropout`: the layers are torch's again and draw from its default generator."""
-    if not hasattr(model, HOLDER):
-        return
-    for layer in model.modules():
-        if isinstance(layer, _Drawing):
-            layer.__class__ = type(layer).__bases__[1]
-            del layer.__dict__["draws"]
-    delattr(model, HOLDER)
 
 
 def number_of_draws(model: nn.Module) -> Tensor:
