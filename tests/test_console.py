@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from fedkeel.engine.evaluation import Scores
 from fedkeel.jobs import Job
 from fedkeel.naming import visible
 from fedkeel.tables import Cell, Results, sparkline
+from tests.test_comparison import finish as finish_run
 
 
 def scores(average: float) -> Scores:
@@ -52,9 +52,7 @@ def test_quiet_still_tells_notes() -> None:
 
 
 def finish(job: Job, accuracy: float) -> None:
-    job.directory.mkdir(parents=True)
-    (job.directory / "config.toml").write_text(job.config.to_toml())
-    (job.directory / "summary.json").write_text(json.dumps({"accuracy": accuracy}))
+    finish_run(job.directory, job.config, {"scan": accuracy})
 
 
 def planned(directory: Path, *labels: str, seeds: int = 1, **options: Any) -> list[Job]:

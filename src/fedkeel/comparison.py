@@ -148,7 +148,8 @@ def compare(
         entries = {label: beside_others(config) for label, config in entries.items()}
     observer = observer or JobsObserver()
     if directory is not None:
-        refuse_other_configurations(plan(entries, chosen, Path(directory)))
+        directory = as_path(directory)
+        refuse_other_configurations(plan(entries, chosen, directory))
     now = check_all(entries, chosen[0])
     place = choose_directory(directory, entries, chosen, now, observer.note)
     planned = plan(entries, chosen, place, track)

@@ -17,6 +17,7 @@ import torch
 
 from fedkeel import models, privacy, spec, state
 from fedkeel.config import MACHINE_OPTIONS, Config, from_dict
+from fedkeel.counting import from_one
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import CUTTING, OPTIONS
 from fedkeel.data.transforms import TRANSFORMS
@@ -203,9 +204,11 @@ def check_message(request: Mapping[str, Any], broadcast: Broadcast, worker: Work
     if not isinstance(step, list) or len(step) != 2 or not all(type(n) is int for n in step):
         raise BadMessage("it does not say which step of the run it is")
     if broadcast.rounds != config.rounds or not 0 <= broadcast.round < config.rounds:
-        raise BadMessage(f"it is of round {broadcast.round} of {broadcast.rounds}, and the run has {config.rounds}")
+        number = from_one(broadcast.round)
+        raise BadMessage(f"it is of round {number} of {broadcast.rounds}, and the run has {config.rounds}")
     if step[0] != broadcast.round or not 0 <= step[1] < MOST_STEPS:
-        raise BadMessage(f"it is step {step[1]} of round {step[0]}, and the message of round {broadcast.round}")
+        number = from_one(broadcast.round)
+        raise BadMessage(f"it is step {step[1]} of round {from_one(step[0])}, and the message of round {number}")
     entries, layout = worker.entries, worker.layout
     most = largest_reply(state.nbytes(dict(entries)))
     if broadcast.nbytes > most:
