@@ -15,6 +15,7 @@ from torch import nn
 from fedkeel import data, methods, models, privacy, seeds
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
+from fedkeel.engine import footprint
 from fedkeel.engine.execution import EXECUTORS, ClientMemory, Executor
 from fedkeel.engine.local import Worker
 from fedkeel.engine.profiled import ProfiledWorker
@@ -122,6 +123,8 @@ def prepare(
     check_rounds(federation, config)
     defence.refuse_too_few(clients_per_round(config, len(federation.clients)))
     with profile(SET_UP):
+        if model is None:
+            footprint.refuse_too_large(config, federation, device)
         network = build_model(config, federation, composed, model)
         privacy.refuse_network(config, network)
         if config.profile:

@@ -26,6 +26,7 @@ from fedkeel import privacy
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import load_site
+from fedkeel.engine import footprint
 from fedkeel.engine.flower.account import Account
 from fedkeel.engine.flower.asked import Session, check_message, check_network, check_privacy
 from fedkeel.engine.flower.gathering import plain
@@ -247,6 +248,8 @@ class Site:
                 )
             federation = self.read(config, session.classes)
             self._refuse_run(session, federation)
+            if self.model is None:
+                footprint.refuse_too_large(config, federation, choose_device(config))
             network = build_model(config, federation, method, self.model)
             privacy.refuse_network(config, network)
             self._worker = Worker(config, federation, method, network, choose_device(config))

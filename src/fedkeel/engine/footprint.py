@@ -1,0 +1,54 @@
+"""What training a network takes of the memory, at the least, computed before anything of it is made.
+
+A network that looks at large images is large itself: its layers' outputs grow with the pixels, and so do the weights of
+fully connected ones. On torch's device "meta" there are shapes and no numbers, so all of it can be counted for nothing.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import torch
+from torch import Tensor, nn
+
+from fedkeel import models, room
+from fedkeel.config import Config
+from fedkeel.data.federation import Federation
+
+KEPT = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)  # the backward pass needs what comes after each of these
+COPIES = 3  # of the weights: the client's, their gradients, the server's
+
+
+def refuse_too_large(config: Config, federation: Federation, device: torch.device) -> None:
+    """Refuse a named model that this machine cannot hold, with one batch of images. On a GPU that is the GPU's affair,
+    but for the weights, which are made here."""
+    transform = federation.test_transform
+    shape = transform(federation.images[:1], torch.full((1, transform.draws), 0.5)).shape[1:]
+    weights = outputs = 0
+    with suppress(Exception):  # what is wrong with the model is told when it is built
+        weights, outputs = footprint(config.model, federation.num_classes, tuple(shape))
+    on_cpu = device.type == "cpu"
+    most = max((client.samples for client in federation.one_of_each()), default=1)
+    needed = weights * COPIES + outputs * min(config.batch_size, most) if on_cpu else weights
+    height, width = shape[-2:]
+    room.require(
+        needed,
+        f"The weights of '{config.model}' and a batch of {config.batch_size} images of {height} x {width} pixels",
+        "give a smaller size, batch or model",
+    )
+
+
+def footprint(model: str, num_classes: int, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Bytes of the weights, and of the layers' outputs that training keeps for each image of this shape."""
+    kept: list[int] = []
+
+    def count(_layer: nn.Module, _inputs: object, output: Tensor) -> None:
+        kept.append(output.numel() * output.element_size())
+
+    with torch.device("meta"), torch.no_grad():
+        network = models.build_spec(model, num_classes=num_classes, in_channels=shape[0], image_size=shape[1:])
+        for layer in network.modules():
+            if isinstance(layer, KEPT):
+                layer.register_forward_hook(count)
+        network.eval()(torch.empty(1, *shape))
+    return sum(p.numel() * p.element_size() for p in network.parameters()), sum(kept)
