@@ -46,7 +46,9 @@ def footprint(model: str, num_classes: int, shape: tuple[int, ...]) -> tuple[int
         kept.append(output.numel() * output.element_size())
 
     with torch.device("meta"), torch.no_grad():
-        network = models.build_spec(model, num_classes=num_classes, in_channels=shape[0], image_size=shape[1:])
+        network = models.build_spec(
+            model, num_classes=num_classes, in_channels=shape[0], image_size=(shape[1], shape[2])
+        )
         for layer in network.modules():
             if isinstance(layer, KEPT):
                 layer.register_forward_hook(count)
