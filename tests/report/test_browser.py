@@ -176,7 +176,7 @@ class TestCurves:
         box = plot.bounding_box()
         page.mouse.move(box["x"] + box["width"] - 20, box["y"] + 100)
         tip = page.locator("#g0-curves .tip")
-        assert tip.locator("strong").inner_text() == f"round {ROUNDS - 1}"
+        assert tip.locator("strong").inner_text() == f"round {ROUNDS}"
         means = {m: sum(accuracy(m, s, d, ROUNDS - 1, ROUNDS) for s in range(3) for d in range(2)) / 6 for m in METHODS}
         rows = [row.split("\n") for row in tip.locator("div").all_inner_texts()]
         assert [name for name, *_ in rows] == sorted(METHODS, key=lambda m: -means[m])
@@ -193,7 +193,7 @@ class TestCurves:
         box = plot.bounding_box()
         page.touchscreen.tap(box["x"] + box["width"] - 20, box["y"] + 60)
         tip = page.locator("#g0-curves .tip")
-        assert tip.locator("strong").inner_text() == f"round {ROUNDS - 1}"
+        assert tip.locator("strong").inner_text() == f"round {ROUNDS}"
         bounds = tip.bounding_box()
         assert bounds["x"] >= 0
         assert bounds["x"] + bounds["width"] <= 390
@@ -206,10 +206,10 @@ class TestCurves:
         plot = page.locator("#g0-curves [role=slider]")
         plot.focus()
         page.keyboard.press("End")
-        assert plot.get_attribute("aria-valuetext").startswith(f"round {ROUNDS - 1}: ")
+        assert plot.get_attribute("aria-valuetext").startswith(f"round {ROUNDS}: ")
         page.keyboard.press("ArrowLeft")
         text = plot.get_attribute("aria-valuetext")
-        assert text.startswith(f"round {ROUNDS - 2}: ")
+        assert text.startswith(f"round {ROUNDS - 1}: ")
         assert all(method in text for method in METHODS)
         page.keyboard.press("Escape")
         assert not page.locator("#g0-curves .tip").is_visible()
