@@ -355,6 +355,17 @@ def test_after_a_first_round_that_does_not_count_the_next_is_as_without_it_and_t
         assert torch.equal(own, plain) is same
 
 
+def test_a_layer_without_running_statistics_is_no_hindrance(tmp_path):
+    model = small_model()
+    model.encoder[6] = nn.BatchNorm2d(8, track_running_stats=False)
+    run = started("greg", tmp_path, model=model)
+    for round in range(2):
+        run.round(round)
+    assert set(run.server.statistics) == {
+        f"encoder.1.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")
+    }
+
+
 def test_from_scratch_losses_stay_finite_where_the_plain_average_explodes(tmp_path):
     """Under a tenth of the new variance each layer's output is sqrt(10) times what it should be: 90 layers overflow."""
     torch.manual_seed(0)

@@ -89,7 +89,8 @@ class GReg(Method):
     def before_training(self, server: Server) -> None:
         refuse_without_global_statistics(self.name, server)
         # A later round has no aggregated statistics either, if none before it had enough clients to count.
-        lacks = server.round > 0 and untouched({name: server.statistics[name] for name in self._statistics})
+        own = {name: tensor for name, tensor in server.statistics.items() if name in self._statistics}
+        lacks = server.round > 0 and untouched(own)
         server.extras = {LACKING: torch.ones(())} if lacks else {}
 
     # -- on the client ---------------------------------------------------------------------------------------
