@@ -67,8 +67,8 @@ def is_continuous(tensor: Tensor) -> bool:
 
 def untouched(statistics: Mapping[str, Tensor]) -> bool:
     """Whether all of these running statistics are (0, 1), as of a network that has seen no data."""
-    touched = [(t != (1 if is_variance(name) else 0)).any() for name, t in statistics.items()]
-    return not touched or not bool(torch.stack(touched).any())
+    # One after another: after the first round the first one says it, and a GPU is asked once.
+    return all(bool((t == (1 if is_variance(name) else 0)).all()) for name, t in statistics.items())
 
 
 class Layout:

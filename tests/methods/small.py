@@ -15,7 +15,7 @@ from fedkeel.data.federation import Client, Federation
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import prepare
-from fedkeel.messages import Broadcast
+from fedkeel.messages import Broadcast, Missing
 from fedkeel.method import Composition, Method
 from fedkeel.models.output import Classifier
 from fedkeel.observer import Observer
@@ -83,6 +83,18 @@ def started(
     setup = prepare(config, federation=federation or small_federation(), model=model or small_model(), method=method)
     store = Store.create(directory / "run", config)
     return Federated(setup, setup.executor(), store, Observer())
+
+
+def without_its_first_round(method: str, directory: Path) -> Federated:
+    """A run after its first round, which had too few updates to count."""
+    run = started(method, directory, min_clients=3)
+    train = run.executor.train
+    run.executor.train = lambda *given: [
+        Missing(u.client, "gone") if u.client == "client2" else u for u in train(*given)
+    ]  # type: ignore[method-assign]
+    run.round(0)
+    run.executor.train = train  # type: ignore[method-assign]
+    return run
 
 
 def names(run: Federated) -> list[str]:

@@ -13,14 +13,22 @@ from torch import Tensor, nn
 from fedkeel import methods, models, state
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.losses import consistency_kl
-from fedkeel.messages import Missing, Update
+from fedkeel.messages import Update
 from fedkeel.method import Composition
 from fedkeel.models.output import Classifier
 from fedkeel.nn.mixed_batch_norm import add_shares, mixed_statistics
 from fedkeel.nn.paired_batch_norm import Pairing, find_pairing
 from fedkeel.nn.surgery import batch_norms
 from fedkeel.parties import Batch
-from tests.methods.small import CLASSES, broadcast, pixels, small_federation, small_model, started
+from tests.methods.small import (
+    CLASSES,
+    broadcast,
+    pixels,
+    small_federation,
+    small_model,
+    started,
+    without_its_first_round,
+)
 
 CLIENTS = ["client0", "client1", "client2"]
 
@@ -328,18 +336,34 @@ def test_the_average_begins_with_the_statistics_that_a_run_was_given(tmp_path, g
 
 
 def test_a_first_round_that_does_not_count_leaves_the_warm_start_to_the_next(tmp_path):
-    run = started("greg", tmp_path, min_clients=3)
-    train = run.executor.train
-    run.executor.train = lambda clients, message: (
-        Missing(update.client, "gone") if update.client == "client2" else update for update in train(clients, message)
-    )
-    run.round(0)
-    assert state.untouched({"m.running_mean": run.server.statistics["encoder.1.running_mean"]})
-    run.executor.train = train
-    mean = state.mean([u.statistics for u in train(CLIENTS, broadcast(run, 1))], [24, 16, 32])
+    run = without_its_first_round("greg", tmp_path)
+    run.server.round = 1
+    run.method.before_training(run.server)
+    mean = state.mean([u.statistics for u in run.executor.train(CLIENTS, broadcast(run, 1))], [24, 16, 32])
     run.round(1)
     for name, tensor in mean.items():
         torch.testing.assert_close(run.server.statistics[name], tensor)
+
+
+@pytest.mark.parametrize("method", ["greg", "greg(warm_start=false)", "greg(mode=global)", "fedprox(mu=0)+greg"])
+def test_after_a_first_round_that_does_not_count_the_next_is_as_without_it_and_then_it_acts(tmp_path, method):
+    runs = [without_its_first_round(m, tmp_path / m) for m in (method, "fedavg")]
+    for round, same in ((1, True), (2, False)):
+        for run in runs:
+            run.round(round)
+        own, plain = (run.server.weights["encoder.0.weight"] for run in runs)
+        assert torch.equal(own, plain) is same
+
+
+def test_a_layer_without_running_statistics_is_no_hindrance(tmp_path):
+    model = small_model()
+    model.encoder[6] = nn.BatchNorm2d(8, track_running_stats=False)
+    run = started("greg", tmp_path, model=model)
+    for round in range(2):
+        run.round(round)
+    assert set(run.server.statistics) == {
+        f"encoder.1.{n}" for n in ("running_mean", "running_var", "num_batches_tracked")
+    }
 
 
 def test_from_scratch_losses_stay_finite_where_the_plain_average_explodes(tmp_path):

@@ -15,7 +15,15 @@ from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.method import Composition
 from fedkeel.nn import HybridBatchNorm, ScaledWSConv2d, batch_norms, hybrid_norms
 from fedkeel.parties import LocalClient
-from tests.methods.small import Probe, broadcast, pixels, small_federation, small_model, started
+from tests.methods.small import (
+    Probe,
+    broadcast,
+    pixels,
+    small_federation,
+    small_model,
+    started,
+    without_its_first_round,
+)
 from tests.methods.together import assert_a_slot_serves_all, assert_executors_agree, assert_it_resumes
 
 MEAN, VAR, ALPHA = "encoder.1.running_mean", "encoder.1.running_var", "encoder.1.alpha"
@@ -152,6 +160,15 @@ def test_from_scratch_the_first_moments_are_taken_whole(tmp_path, method):
     before = run.server.statistics[MEAN]
     run.round(1)
     assert 0 < (run.server.statistics[MEAN] - before).abs().max() < 0.02 * before.abs().max()
+
+
+def test_a_first_round_that_does_not_count_leaves_the_warm_start_to_the_next(tmp_path):
+    run = without_its_first_round("hbn", tmp_path)
+    assert torch.equal(run.server.statistics[MEAN], torch.zeros(6))
+    sent = run.server.weights
+    run.round(1)
+    for name, moment in zip((MEAN, VAR), union_moments(run, sent), strict=True):
+        torch.testing.assert_close(run.server.statistics[name], moment)
 
 
 @pytest.mark.parametrize("given", ["a file", "statistics", "warm_start=false", "variant=released"])

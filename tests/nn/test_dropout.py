@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import dropout as by_another_name
 from torch.utils.checkpoint import checkpoint
 
 from fedkeel import models
@@ -295,6 +296,40 @@ def test_functions_that_a_forward_calls_draw_from_the_same_place(name: str) -> N
     assert not torch.equal(first, second)
     draws.counter.zero_()
     assert torch.equal(model(x), first)
+    assert torch.equal(model.eval()(x), x)
+
+
+class Rated(nn.Module):
+    """Its rate has the name of the function."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dropout = 0.5
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+class Renamed(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return by_another_name(x, 0.5, self.training)
+
+
+class Noted(nn.Dropout):
+    """Leaves the drawing to torch's layer."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return super().forward(input)
+
+
+@pytest.mark.parametrize("module", [Rated, Renamed, Noted])
+def test_however_a_forward_comes_to_dropout_it_draws_from_the_same_place(module: type[nn.Module]) -> None:
+    model, draws = drawn(module())
+    x, before = torch.ones(6, 50), torch.get_rng_state()
+    first = model(x)
+    assert torch.equal(before, torch.get_rng_state())
+    assert draws.counter == 1
+    assert set(first.unique().tolist()) == {0.0, 2.0}
     assert torch.equal(model.eval()(x), x)
 
 

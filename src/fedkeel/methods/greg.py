@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from fedkeel.config import Config
@@ -40,6 +41,7 @@ from fedkeel.parties import Batch, LocalClient, Server
 from fedkeel.state import Tensors, lerp, untouched
 
 MODES = ("consistency", *MIXTURES)
+LACKING = "lacking"  # in a broadcast whose statistics are still those of a new network, though it is not the first
 
 
 @register("greg")
@@ -86,21 +88,24 @@ class GReg(Method):
 
     def before_training(self, server: Server) -> None:
         refuse_without_global_statistics(self.name, server)
+        # A later round has no aggregated statistics either, if none before it had enough clients to count.
+        own = {name: tensor for name, tensor in server.statistics.items() if name in self._statistics}
+        lacks = server.round > 0 and untouched(own)
+        server.extras = {LACKING: torch.ones(())} if lacks else {}
 
     # -- on the client ---------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:
         client.scratch["norms"] = batch_norms(client.model)
-        if client.round > 0 and self.mode == "consistency":
+        if _acts(client) and self.mode == "consistency":
             # tried once for each resident model
             pairing = self._pairings.of(client.model, lambda: next(client.data.passes(3, samples=3)).x)
             client.scratch["pairing"] = pairing
 
     def step_variant(self, client: LocalClient) -> Hashable:
-        return client.round > 0
+        return _acts(client)
 
     def forward(self, client: LocalClient, x: Tensor) -> Output:
-        # Round 0 has no aggregated statistics yet. A single sample has no batch statistics to be consistent with.
-        if client.round == 0 or len(x) == 1:
+        if not _acts(client) or len(x) == 1:  # a single sample has no batch statistics to be consistent with
             return super().forward(client, x)
         norms, statistics = client.scratch["norms"], client.broadcast.statistics
         if self.mode != "consistency":
@@ -124,6 +129,11 @@ class GReg(Method):
         if starts_warm(self.warm_start, server.round, server.config, old):
             return mean
         return mean | lerp(old, new, self.momentum)
+
+
+def _acts(client: LocalClient) -> bool:
+    """Whether there are aggregated statistics; in round 0 there are none yet."""
+    return client.round > 0 and LACKING not in client.extras
 
 
 def starts_warm(choice: bool | str, round: int, config: Config, statistics: Tensors) -> bool:

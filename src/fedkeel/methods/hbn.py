@@ -195,9 +195,9 @@ class HBN(Method):
         return mean | {name: moving_average(old[name], moment, momentum) for name, moment in new.items()}
 
     def _starts_warm(self, round: int, config: Config, statistics: Tensors) -> bool:
-        """The same on the server and on the clients, which see the same statistics in the first round."""
+        """The same on the server and on the clients, which see the same statistics."""
         own = {name: statistics[name] for pair in self._moments for name in pair}
-        return round == 0 and starts_warm(self.warm_start, round, config, own)
+        return starts_warm(self.warm_start, round, config, own)
 
     def before_evaluation(self, server: Server) -> None:
         """Statistics lag the weights by a round: those of the weights to be tested, from the clients of this round.

@@ -143,7 +143,8 @@ def _with_draws(module: nn.Module) -> type[nn.Module] | None:
         return _class(_Dropout, own, function=function)
     if own.forward is nn.MultiheadAttention.forward:
         return _class(_Attention, own)
-    return _class(_Calling, own) if draws_by_itself(module) else None
+    calls_torchs = isinstance(module, tuple(_FUNCTIONS)) and "super" in own.forward.__code__.co_names
+    return _class(_Calling, own) if calls_torchs or draws_by_itself(module) else None
 
 
 def _class(kind: type[_Drawing], own: type[nn.Module], **members: Any) -> type[nn.Module]:

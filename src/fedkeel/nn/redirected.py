@@ -154,10 +154,11 @@ def _calls_one(function: Any, module: nn.Module, seen: set[Any]) -> bool:
         return False
     seen.add(function)
     for name in _names(function.__code__):
-        if name in _NAMES and not hasattr(module, name):  # `self.dropout(x)` calls a layer
+        # `self.dropout(x)` calls a layer; where `self.dropout` is a rate, it is `F.dropout(x, self.dropout)`
+        if name in _NAMES and not callable(getattr(module, name, None)):
             return True
         called = getattr(type(module), name, None) or function.__globals__.get(name)
-        if _calls_one(called, module, seen):
+        if any(called is drawn for drawn in FUNCTIONS) or _calls_one(called, module, seen):  # by any name
             return True
     return False
 
