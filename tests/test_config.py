@@ -78,12 +78,20 @@ def test_dashes_in_a_file_are_underscores(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "reason"), [(b"rounds = = 3", "not valid TOML"), (b"data = '\xff'", "not valid TOML")]
+    ("content", "reason"),
+    [
+        (b"rounds = = 3", "not valid TOML"),
+        (b"data = '\xff'", "not valid TOML"),
+        (b"rounds = 1" + b"0" * 5000, "not valid TOML"),
+        (b"data = " + b"[" * 5000, "not valid TOML"),
+        (b"momentum = 1" + b"0" * 400, "'momentum' is a number beyond all measure"),
+        (b"batch-size = 3\nbatch_size = 4", "gives 'batch-size' twice"),
+    ],
 )
 def test_a_broken_file_is_refused(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "c.toml").write_bytes(content)
     with pytest.raises(FedkeelError, match=reason):
-        configuration.read(tmp_path / "c.toml")
+        configuration.from_dict(configuration.read(tmp_path / "c.toml"))
     with pytest.raises(FedkeelError, match="cannot be read: No such file"):
         configuration.read(tmp_path / "none.toml")
 

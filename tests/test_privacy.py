@@ -48,6 +48,16 @@ def renyi_epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
     return min(found)
 
 
+@needs_opacus
+@pytest.mark.parametrize("rate", [1.0, 0.4, 0.003])
+def test_next_to_no_noise_is_an_epsilon_beyond_all_use_and_not_a_wait_without_end(rate: float) -> None:
+    few = [epsilon(noise, rate, 30, 1e-5) for noise in (1e-2, 1e-4, 1e-9, 1e-160, 1e-300, 5e-324)]
+    assert few == sorted(few)
+    assert few[0] > 1e5
+    assert all(math.isfinite(spent) for spent in few)
+    assert epsilon(1e300, rate, 30, 1e-5) < 0.1
+
+
 @pytest.mark.slow
 @needs_opacus
 @pytest.mark.parametrize(("noise", "rate", "steps"), [(1.0, 0.1, 100), (2.0, 1.0, 30)])

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 import fedkeel
+from fedkeel import durable
 from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.engine.flower.asked import Session
@@ -117,6 +118,18 @@ def trained(site: Site, broadcast: Broadcast, **options: Any) -> Tensors:
 
 def same(one: Tensors, other: Tensors) -> bool:
     return all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def test_a_secret_is_on_disk_by_name_before_it_is_used_and_is_never_all_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: list[Path] = []
+    monkeypatch.setattr(durable, "sync", synced.append)
+    kept_in(tmp_path / FILE)
+    assert synced == [tmp_path]
+    (tmp_path / FILE).write_bytes(bytes(BYTES))
+    with pytest.raises(StoreError, match="has 32 bytes, all zero, and the secret"):
+        kept_in(tmp_path / FILE)
 
 
 @needs_opacus

@@ -205,9 +205,12 @@ def read_table(path: str | Path, what: str) -> tuple[dict[str, Any], dict[str, i
         table = tomllib.loads(text)
     except OSError as error:
         raise FedkeelError(f"The {what} '{path}' cannot be read: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also what is not text, a number of pages, brackets without end
         raise FedkeelError(f"The {what} '{path}' is not valid TOML: {error}.") from error
     begins = [line.partition("=")[0].strip().replace("-", "_") for line in text.split("\n")]
+    for name in table:
+        if "-" in name and name.replace("-", "_") in table:
+            raise FedkeelError(f"The {what} '{path}' gives '{name}' twice, also with '_': keep one.")
     table = {name.replace("-", "_"): value for name, value in table.items()}
     return table, {name: begins.index(name) + 1 for name in table if name in begins}
 
@@ -226,7 +229,10 @@ def checked(entry: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
             raise FedkeelError(f"'{flag}' is {described(value)}: {nearest(str(value), get_args(hint))}")
         return value
     if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+        try:
+            value = float(value)
+        except OverflowError:
+            raise FedkeelError(f"'{flag}' is a number beyond all measure: give a finite number.") from None
     if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
         raise FedkeelError(f"'{flag}' is {described(value)}, which is not {_kind(hint)}.")
     if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):

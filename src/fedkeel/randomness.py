@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedkeel.durable import explained
+from fedkeel.durable import explained, rename
 from fedkeel.errors import StoreError
 from fedkeel.seeds import Stream
 
@@ -91,13 +91,13 @@ def kept_in(path: Path) -> bytes:
                 file.write(os.urandom(BYTES))
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(aside, path)
+            rename(aside, path)  # a secret that a power cut takes back would be drawn anew, and the noise with it
         with suppress(OSError):
             path.chmod(0o600)
         secret = path.read_bytes()
-    if len(secret) != BYTES:
+    if len(secret) != BYTES or not any(secret):
         raise StoreError(
-            f"'{path}' has {len(secret)} bytes, and the secret that noise is drawn from has {BYTES}: put it back from "
-            "a copy, or remove it and begin a new run."
+            f"'{path}' has {len(secret)} bytes{'' if any(secret) else ', all zero'}, and the secret that noise is drawn "
+            f"from has {BYTES} at random: put it back from a copy, or remove it and begin a new run."
         )
     return secret

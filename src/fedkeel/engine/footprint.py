@@ -7,6 +7,7 @@ fully connected ones. On torch's device "meta" there are shapes and no numbers, 
 from __future__ import annotations
 
 from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,27 +20,40 @@ KEPT = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)  # the backward pass needs w
 COPIES = 3  # of the weights: the client's, their gradients, the server's
 
 
+class Footprint(NamedTuple):
+    """Bytes of the weights, of tables such as those of positions, of the layers' outputs that training keeps for each
+    image, and of the largest of these, which is there in an evaluation too."""
+
+    weights: int = 0
+    tables: int = 0
+    outputs: int = 0
+    largest: int = 0
+
+
 def refuse_too_large(config: Config, federation: Federation, device: torch.device) -> None:
     """Refuse a named model that this machine cannot hold, with one batch of images. On a GPU that is the GPU's affair,
     but for the weights, which are made here."""
     transform = federation.test_transform
     shape = transform(federation.images[:1], torch.full((1, transform.draws), 0.5)).shape[1:]
-    weights = outputs = 0
+    of = Footprint()
     with suppress(Exception):  # what is wrong with the model is told when it is built
-        weights, outputs = footprint(config.model, federation.num_classes, tuple(shape))
-    on_cpu = device.type == "cpu"
-    most = max((client.samples for client in federation.one_of_each()), default=1)
-    needed = weights * COPIES + outputs * min(config.batch_size, most) if on_cpu else weights
+        of = footprint(config.model, federation.num_classes, tuple(shape))
+    clients = list(federation.one_of_each())
+    trained = min(config.batch_size, max((client.samples for client in clients), default=1))
+    tested = min(config.evaluation_batch, max((len(p) for c in clients for p in (c.validation, c.test)), default=1))
+    training, testing = of.weights * COPIES + of.outputs * trained, of.weights + of.largest * tested
+    needed = of.tables + (max(training, testing) if device.type == "cpu" else of.weights)
+    batch = config.batch_size if training >= testing else config.evaluation_batch
     height, width = shape[-2:]
     room.require(
         needed,
-        f"The weights of '{config.model}' and a batch of {config.batch_size} images of {height} x {width} pixels",
+        f"The weights of '{config.model}' and a batch of {batch} images of {height} x {width} pixels",
         "give a smaller size, batch or model",
     )
 
 
-def footprint(model: str, num_classes: int, shape: tuple[int, ...]) -> tuple[int, int]:
-    """Bytes of the weights, and of the layers' outputs that training keeps for each image of this shape."""
+def footprint(model: str, num_classes: int, shape: tuple[int, ...]) -> Footprint:
+    """Of a named model for images of this shape."""
     kept: list[int] = []
 
     def count(_layer: nn.Module, _inputs: object, output: Tensor) -> None:
@@ -53,4 +67,5 @@ def footprint(model: str, num_classes: int, shape: tuple[int, ...]) -> tuple[int
             if isinstance(layer, KEPT):
                 layer.register_forward_hook(count)
         network.eval()(torch.empty(1, *shape))
-    return sum(p.numel() * p.element_size() for p in network.parameters()), sum(kept)
+    weights, tables = (sum(t.nbytes for t in tensors) for tensors in (network.parameters(), network.buffers()))
+    return Footprint(weights, tables, sum(kept), max(kept, default=0))

@@ -141,6 +141,8 @@ NAMES = [
     {"rounds": "3"},
     {"rounds": 10**400},
     {"learning_rate": float("nan")},
+    {"learning_rate": 10**400},
+    {"dp_noise": 10**310},
     {"no_such_option": 1},
     {"seed\nserver: all is well": 1},
     {"method": None},
@@ -312,6 +314,36 @@ def test_a_run_of_single_images_is_refused_where_the_policy_says_so(site: Site) 
         f"it refuses 3 images to {part} on, and its policy has 'samples = 4'" for part in ("train", "test", "validate")
     ]
     assert "failure" not in describe(site, run="r5", data=halves)
+    failure = describe(site, run="r6", data=halves, method="hbn(stats_samples=2)")["failure"]
+    assert failure == "it refuses 2 images as the 'stats_samples' of 'hbn', and its policy has 'samples = 4'"
+    assert "failure" not in describe(site, run="r7", data=halves, method="hbn(stats_samples=4)")
+
+
+def test_tables_that_a_network_does_not_save_count_as_its_numbers(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of relative positions, in a transformer with a window as large as its image, there are tens of gigabytes."""
+    usual = models.build_spec
+
+    def with_positions(*given: Any, **options: Any) -> Any:
+        network = usual(*given, **options)
+        network.register_buffer("positions", torch.empty(50_000, 5_000, dtype=torch.int64), persistent=False)
+        return network
+
+    monkeypatch.setattr(models, "build_spec", with_positions)
+    assert "numbers in the network, and its policy has 'parameters = 200000000'" in describe(site)["failure"]
+
+
+def test_a_failure_tells_the_server_no_path_of_the_site(
+    site: Site, images: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    of_others = session(classes=["dog", "cow"])
+    failure = site.reply({"do": "train", "session": of_others, "start": 1, "step": [0, 0], "after": None}, b"")[0][
+        "failure"
+    ]
+    assert "of a file or folder of its own is no class of the federation" in failure
+    assert "/" not in failure
+    assert str(images) in caplog.text, "the site's own log says which"
+    for path in ("/home/o'brien/north", r"C:\users\brien", "state/r1"):
+        assert site_module.PATH.sub("it", f"'cat' of '{path}': see 'folder'.") == "'cat' of it: see 'folder'."
 
 
 def test_a_split_is_tested_once_however_often_it_is_asked_for(site: Site) -> None:

@@ -14,6 +14,7 @@ import torch
 from fedkeel.engine.flower.gathering import Reply
 from fedkeel.engine.flower.memory import Memory
 from fedkeel.engine.local import Worker
+from fedkeel.errors import StoreError
 from fedkeel.messages import BadMessage
 from tests import tiny
 from tests.engine.flower.loop import over_network
@@ -155,3 +156,25 @@ def test_a_memory_that_counts_outlives_any_number_of_rounds_that_do_not(tmp_path
 def test_a_run_cannot_name_another_folder(tmp_path: Path) -> None:
     with pytest.raises(BadMessage):
         Memory(tmp_path, "../elsewhere", keep=2)
+
+
+def test_a_memory_that_was_changed_is_not_used(tmp_path: Path) -> None:
+    """Whichever bit it is: the site says so, and blames neither the server nor its message."""
+    memory = Memory(tmp_path, "r1", keep=3)
+    memory.keep((0, 0), {"control": torch.arange(6.0), "number": torch.tensor(3)})
+    (file,) = tmp_path.rglob("*.safetensors")
+    written = file.read_bytes()
+    assert memory.after((0, 0))["control"].tolist() == [0, 1, 2, 3, 4, 5]
+    for bit in range(0, 8 * len(written), 29):
+        damaged = bytearray(written)
+        damaged[bit // 8] ^= 1 << bit % 8
+        file.write_bytes(damaged)
+        try:
+            read = memory.after((0, 0))
+        except StoreError as error:
+            assert "was changed since it was written" in str(error)
+        else:  # a blank of the header became another
+            assert {name: t.tolist() for name, t in read.items()} == {"control": [0, 1, 2, 3, 4, 5], "number": 3}
+    file.write_bytes(written[:50])
+    with pytest.raises(StoreError, match="was changed since it was written"):
+        memory.after((0, 0))

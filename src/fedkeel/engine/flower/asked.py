@@ -112,6 +112,8 @@ def _check_method(text: str, policy: Policy) -> None:
         for name, value in part.options.items():
             if isinstance(value, int | float) and (name == "samples" or "batch" in name):  # passes of a method's own
                 policy.at_most("batch_size", value, f"as the '{name}' of '{part.name}'")
+            if isinstance(value, int | float) and name.endswith("_samples"):  # the images of such a pass
+                policy.at_least("samples", value, f"images as the '{name}' of '{part.name}'")
 
 
 def _check_model(text: str, policy: Policy) -> None:
@@ -177,7 +179,7 @@ def check_network(config: Config, federation: Federation, policy: Policy) -> Non
             config.model, num_classes=federation.num_classes, in_channels=channels, image_size=(height, width)
         )
         Composition.of(build_method(config.method)).prepare(network)
-    count = sum(tensor.numel() for tensor in network.state_dict().values())
+    count = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))  # tables of positions too
     policy.at_most("parameters", count, "numbers in the network")
 
 

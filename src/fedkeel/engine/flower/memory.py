@@ -8,11 +8,14 @@ from contextlib import suppress
 from pathlib import Path
 
 from fedkeel.durable import write_atomically
+from fedkeel.errors import StoreError
 from fedkeel.messages import BadMessage, pack, unpack
+from fedkeel.randomness import fingerprint
 from fedkeel.state import Tensors
 
 Step = tuple[int, int]  # round, and which request of that round
 KEPT_RUNS = 3
+CHECKSUM = "checksum"
 
 
 class Memory:
@@ -35,7 +38,7 @@ class Memory:
             if step is None or known > step:
                 self._forget(known)
         steps = self._steps()
-        return unpack(self._path(steps[-1]).read_bytes())[1].get("memory", {}) if steps else {}
+        return self._read(self._path(steps[-1])) if steps else {}
 
     def keep(self, step: Step, memory: Tensors) -> None:
         """Remember this after the step."""
@@ -44,12 +47,24 @@ class Memory:
         if not self.folder.exists():
             forget_other_runs(self.folder)
             self.folder.mkdir(parents=True)
-        write_atomically(self._path(step), pack({}, memory=memory))
+        write_atomically(self._path(step), pack({CHECKSUM: fingerprint(memory).hex()}, memory=memory))
         # Of the states older than any checkpoint, the newest is still what a repeated round may begin with.
         settled = max((known for known in self._steps() if known[0] <= step[0] - self.keep_rounds), default=None)
         for known in self._steps():
             if settled is not None and known < settled:
                 self._forget(known)
+
+    @staticmethod
+    def _read(path: Path) -> Tensors:
+        with suppress(BadMessage):
+            header, groups = unpack(path.read_bytes())
+            memory = groups.get("memory", {})
+            if header.get(CHECKSUM) == fingerprint(memory).hex():
+                return memory
+        raise StoreError(
+            f"What this site remembers of the run, '{path}', was changed since it was written, its checksum does not "
+            "match: put it back from a copy, or begin a new run."
+        )
 
     def _forget(self, step: Step) -> None:
         with suppress(FileNotFoundError):

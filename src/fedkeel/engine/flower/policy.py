@@ -104,10 +104,10 @@ class Policy:
         return Refused(f"{asked}, and its policy has '{self.text(name)}'", f"{self.source}{number}: {self.text(name)}")
 
     def at_most(self, name: str, asked: float, what: str) -> None:
-        if asked > getattr(self, name):
+        if not asked <= getattr(self, name):  # nor is what is not a number
             raise self.refusal(name, f"{asked:,} {what}" if isinstance(asked, int) else f"{asked:.3g} {what}")
 
-    def at_least(self, name: str, asked: int, what: str) -> None:
+    def at_least(self, name: str, asked: float, what: str) -> None:
         if asked < getattr(self, name):
             raise self.refusal(name, f"{asked:,} {what}")
 

@@ -11,6 +11,7 @@ import hashlib
 import json
 import logging
 import math
+import re
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -46,6 +47,7 @@ from fedkeel.store import KEPT_CHECKPOINTS
 
 log = logging.getLogger("fedkeel")
 LONGEST_QUESTION = 100
+PATH = re.compile(r"'[^']*[/\\].*?'(?=[\s,.;:)]|$)")  # as sentences quote one: the site's own business
 
 Table = dict[str, Any]
 Read = Callable[[Config, Sequence[str] | None], Federation]
@@ -125,7 +127,7 @@ class Site:
             return self._failure(f"it refuses {refused}")
         except (ClientFailure, FedkeelError) as failure:
             log.warning("The request '%s' failed: %s", plain(request.get("do")), failure)
-            return self._failure(str(failure).rstrip("."))
+            return self._failure(PATH.sub("a file or folder of its own", str(failure)).rstrip("."))
         except BadMessage as bad:
             return self._failure(f"the server's message cannot be used: {bad}")
         except Stopped:
