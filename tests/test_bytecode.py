@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from fedkeel import methods
 from fedkeel.bytecode import code_digest, is_followed
@@ -71,6 +72,57 @@ def test_a_list_that_grows_while_it_is_used_is_not_a_change() -> None:
     before = code_digest(mine)
     mine.gradients.__globals__["seen"].append("a")
     assert code_digest(mine) == before
+
+
+WRAPPED = """
+import functools
+from types import SimpleNamespace
+import numpy as np
+
+class Rule:
+    def __init__(self, factor):
+        self.factor = factor
+        self.seen = []
+    def __call__(self, x):
+        return x * self.factor {operator} {inside}
+
+def scaled(by, x):
+    return x * by
+
+@functools.cache
+def cached():
+    return {cached}
+
+half = functools.partial(scaled, {bound})
+called = Rule(1).__call__
+rule = Rule({filled})
+RULE = Rule({factor})
+ARRAY = np.full(3, {array})
+SETTINGS = SimpleNamespace(rate={rate})
+
+def formula(x):
+    return half(x) + cached() + called(x) + rule(x) + RULE(x) + ARRAY[0] * SETTINGS.rate
+"""
+FIRST: dict[str, Any] = {
+    **{"operator": "+", "inside": 5, "cached": 1, "bound": 0.5, "filled": 1, "factor": 2, "array": 1.5, "rate": 0.1}
+}
+
+
+def formula(**changes: Any) -> Any:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(WRAPPED.format(**FIRST | changes), namespace)
+    return namespace["formula"]
+
+
+@pytest.mark.parametrize("what", ["inside", "cached", "bound", "factor", "array", "rate"])
+def test_what_is_wrapped_bound_or_inside_of_an_object_in_capitals_counts(what: str) -> None:
+    assert code_digest(formula(**{what: 7})) != code_digest(formula())
+
+
+def test_what_an_object_gathers_while_it_is_used_is_not_a_change() -> None:
+    mine = formula()
+    mine.__globals__["RULE"].seen.append(3)
+    assert code_digest(mine) == code_digest(formula()) == code_digest(formula(filled=9))
 
 
 @pytest.fixture
@@ -147,3 +199,19 @@ def test_a_model_s_fingerprint_is_of_its_layers_and_not_of_its_weights() -> None
 
     assert model_digest(tiny.model(seed=1)) == model_digest(tiny.model(seed=2))
     assert len({model_digest(tiny.model(**given)) for given in ({}, {"width": 5}, {"norm": False})}) == 3
+
+
+class Scaled(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.scale = scale
+
+    def forward(self, x: Any) -> Any:
+        return x * self.scale
+
+
+def test_a_setting_that_a_network_s_repr_does_not_show_is_in_its_fingerprint() -> None:
+    from fedkeel.origin import model_digest
+
+    assert model_digest(nn.Sequential(Scaled(1.0))) != model_digest(nn.Sequential(Scaled(2.0)))
+    assert model_digest(nn.Sequential(Scaled(1.0))) == model_digest(nn.Sequential(Scaled(1.0)).eval())

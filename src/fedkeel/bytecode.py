@@ -12,13 +12,15 @@ import functools
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FunctionType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
+WRAPPERS = (functools.partial, functools._lru_cache_wrapper, MethodType)
 # Of a class: what it says of itself, and what Python keeps there.
 NOT_CODE = {
     *("__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__annotate__", "__annotate_func__"),
@@ -88,6 +90,9 @@ class _Reading:
         elif isinstance(value, Tensor):
             self._say("tensor", value.dtype, tuple(value.shape))
             self._hash.update(value.detach().cpu().contiguous().flatten().view(dtype=torch.uint8).numpy().tobytes())
+        elif isinstance(value, np.ndarray | np.generic):
+            self._say("array", value.dtype, value.shape)
+            self._tell(value.tolist() if value.dtype.hasobject else value.tobytes())
         elif id(value) in self._seen:
             self._say("again", getattr(value, "__qualname__", type(value).__qualname__))
         else:
@@ -109,6 +114,8 @@ class _Reading:
             self._say("a", type(value).__module__, type(value).__qualname__, getattr(value, "__name__", ""))
             if self._follows(type(value)):
                 self._tell(type(value))
+            if self._follows(type(value)) or isinstance(value, SimpleNamespace):
+                self._tell({name: part for name, part in getattr(value, "__dict__", {}).items() if _is_fixed(part)})
 
     def _tell_class(self, kind: type) -> None:
         for cls in kind.__mro__:
@@ -144,17 +151,19 @@ class _Reading:
             if is_followed(value.__name__):
                 for attribute in names:
                     found = vars(value).get(attribute)
-                    if isinstance(found, (FunctionType, type, *PLAIN)) and found is not None:
-                        self._refer(attribute, found, ())
+                    if found is not None:
+                        self._refer(attribute, found, [name for name in names if name != attribute])
         elif isinstance(value, FunctionType | type):
             if self._follows(value):
                 self._tell(value)
             else:
                 self._say(value.__module__, value.__qualname__)
-        elif isinstance(value, PLAIN) or (isinstance(value, tuple | frozenset) or name.isupper()):
+        elif _is_fixed(value) or isinstance(value, WRAPPERS) or name.isupper():
             self._tell(value)
         else:  # something that may change while it runs: a table that is filled, a list that grows
             self._say("a", type(value).__module__, type(value).__qualname__)
+            if self._follows(type(value)):
+                self._tell(type(value))
 
     def _tell_code(self, code: CodeType, documentation: str | None = None) -> None:
         parameters = code.co_argcount + code.co_kwonlyargcount
@@ -167,7 +176,7 @@ class _Reading:
 
 def _inner(value: Any) -> list[Any]:
     """The functions inside of what wraps them."""
-    if isinstance(value, staticmethod | classmethod):
+    if isinstance(value, staticmethod | classmethod | MethodType):
         return [value.__func__]
     if isinstance(value, property):
         return [value.fget, value.fset, value.fdel]
@@ -177,6 +186,10 @@ def _inner(value: Any) -> list[Any]:
         return [value.func, value.args, dict(value.keywords)]
     wrapped: Callable[..., Any] | None = getattr(value, "__wrapped__", None)
     return [wrapped] if wrapped is not None else []
+
+
+def _is_fixed(value: Any) -> bool:
+    return isinstance(value, (*PLAIN, tuple, frozenset, np.generic))
 
 
 def _is_constant(name: str, value: Any) -> bool:

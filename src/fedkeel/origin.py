@@ -150,7 +150,14 @@ def model_digest(model: nn.Module) -> str:
     replaced = [f for f in (getattr(value, "__func__", value) for value in values) if isinstance(f, FunctionType)]
     shapes = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
     ordered = sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__))
-    return code_digest(re.sub(r" at 0x[0-9a-f]+", "", repr(model)), shapes, *ordered, *replaced)
+    settings = [
+        (name, setting, value)  # what a forward reads of itself, and its repr need not say
+        for name, module in model.named_modules()
+        if type(module) in kinds
+        for setting, value in vars(module).items()
+        if isinstance(value, PLAIN) and setting != "training" and not setting.startswith("_")
+    ]
+    return code_digest(re.sub(r" at 0x[0-9a-f]+", "", repr(model)), shapes, settings, *ordered, *replaced)
 
 
 def told_apart(thing: Any) -> dict[str, str]:
