@@ -26,7 +26,7 @@ from fedkeel.errors import FedkeelError, nearest
 from fedkeel.messages import Expected, Update
 from fedkeel.method import Method
 from fedkeel.methods import register
-from fedkeel.methods.greg import refuse_other_warm_starts, starts_warm
+from fedkeel.methods.greg import LACKING, refuse_other_warm_starts, starts_warm
 from fedkeel.nn.hybrid_batch_norm import MIXES, RECORDS, hybrid_norms, recorded_moments, to_hybrid
 from fedkeel.parties import Batch, LocalClient, Server
 from fedkeel.state import Tensors
@@ -118,7 +118,9 @@ class HBN(Method):
     def start(self, client: LocalClient) -> None:
         self._take_factors(client)
         if self.statistics_from == "pass":
-            warm = self._starts_warm(client.round, client.config, client.broadcast.statistics)
+            # After the first round the server says it: a look at the statistics would make every client wait for a GPU.
+            first = client.round == 0 and self._starts_warm(0, client.config, client.broadcast.statistics)
+            warm = first or LACKING in client.extras
             client.scratch["moments"] = self._pass(client, "batch" if warm else self.record)
         else:
             for layer in hybrid_norms(client.model).values():
@@ -168,7 +170,10 @@ class HBN(Method):
     # -- on the server ---------------------------------------------------------------------------------------
     def before_training(self, server: Server) -> None:
         """The factors are there from the first broadcast on, so that it keeps its shape."""
-        if self._averages_factors and not server.extras:
+        if not self._averages_factors:
+            late = server.round > 0 and self._starts_warm(server.round, server.config, server.statistics)
+            server.extras = {LACKING: torch.ones(())} if late else {}
+        elif not server.extras:
             server.extras = {name: torch.zeros_like(t) for name, t in self._like_factors(server).items()}
 
     def _like_factors(self, server: Server) -> Tensors:
@@ -195,7 +200,6 @@ class HBN(Method):
         return mean | {name: moving_average(old[name], moment, momentum) for name, moment in new.items()}
 
     def _starts_warm(self, round: int, config: Config, statistics: Tensors) -> bool:
-        """The same on the server and on the clients, which see the same statistics."""
         own = {name: statistics[name] for pair in self._moments for name in pair}
         return starts_warm(self.warm_start, round, config, own)
 
