@@ -104,7 +104,14 @@ def formula(x):
     return half(x) + cached() + called(x) + rule(x) + RULE(x) + ARRAY[0] * SETTINGS.rate
 """
 FIRST: dict[str, Any] = {
-    **{"operator": "+", "inside": 5, "cached": 1, "bound": 0.5, "filled": 1, "factor": 2, "array": 1.5, "rate": 0.1}
+    "operator": "+",
+    "inside": 5,
+    "cached": 1,
+    "bound": 0.5,
+    "filled": 1,
+    "factor": 2,
+    "array": 1.5,
+    "rate": 0.1,
 }
 
 

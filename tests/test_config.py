@@ -72,6 +72,11 @@ def test_an_unknown_option_names_the_nearest() -> None:
         Config().replace(round=3)
 
 
+def test_who_says_out_in_python_is_told_what_it_is_called_there() -> None:
+    with pytest.raises(FedkeelError, match="directory=PATH"):
+        Config().replace(out="runs/mine")
+
+
 def test_dashes_in_a_file_are_underscores(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("batch-size = 7\n")
     assert configuration.read(tmp_path / "c.toml") == {"batch_size": 7}

@@ -13,7 +13,7 @@ from fedkeel.console import ComparisonProgress, Milestones, RunProgress, console
 from fedkeel.engine.evaluation import Scores
 from fedkeel.jobs import Job
 from fedkeel.naming import visible
-from fedkeel.tables import Cell, Results, sparkline
+from fedkeel.tables import DASH, Cell, Results, sparkline
 from tests.test_comparison import finish as finish_run
 
 
@@ -208,3 +208,8 @@ def test_progress_on_a_terminal_shows_a_name_as_it_is(monkeypatch: pytest.Monkey
         run.note("[/b] \x07")
     assert "[/b]" in stream.getvalue()
     assert "\x07" not in stream.getvalue()
+
+
+def test_a_dash_among_numbers_leaves_them_to_the_right() -> None:
+    columns = plain_table(["domain", "accuracy %"], [["a", "22.2"], ["b", DASH]]).columns
+    assert [column.justify for column in columns] == ["left", "right"]

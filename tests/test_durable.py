@@ -15,6 +15,13 @@ from fedkeel.store import Store
 from tests import tiny
 
 
+def test_a_file_where_a_folder_should_be_is_not_a_lack_of_room(tmp_path: Path) -> None:
+    (tmp_path / "notes").write_text("mine")
+    for place in (tmp_path / "notes", tmp_path / "notes" / "run"):
+        with pytest.raises(StoreError, match="since a file is there: give a folder"), explained(place):
+            place.mkdir()
+
+
 def full_disk() -> None:
     with explained(Path("here")):
         raise OSError(28, "No space left")

@@ -66,7 +66,8 @@ def plain_table(headings: Sequence[str], rows: Sequence[Sequence[Any]], *, capti
     """A table of anything; numbers to the right."""
     table = Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", pad_edge=False)
     for column, heading in enumerate(headings):
-        numbers = bool(rows) and all(str(row[column]).replace(".", "").replace("-", "0").isdigit() for row in rows)
+        cells = [cell for cell in (str(row[column]) for row in rows) if cell != DASH]
+        numbers = bool(cells) and all(cell.replace(".", "").replace("-", "0").isdigit() for cell in cells)
         table.add_column(lettered(heading), justify="right" if numbers else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(lettered, row))

@@ -27,6 +27,10 @@ def explained(path: Path, then: str = ", then resume") -> Iterator[None]:
             if isinstance(cause, KeyboardInterrupt):  # Ctrl-C inside of `shutil.rmtree`, which then trips over itself
                 raise KeyboardInterrupt from None
             cause = cause.__context__
+        if isinstance(error, FileExistsError | NotADirectoryError):
+            raise StoreError(
+                f"'{error.filename or path}' cannot be made, since a file is there: give a folder."
+            ) from error
         raise StoreError(
             f"'{error.filename or path}' cannot be written: {error.strerror or error}; "
             f"make room or choose another directory with --out{then}."
