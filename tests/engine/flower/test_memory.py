@@ -179,7 +179,7 @@ def test_a_memory_that_was_changed_is_not_used(tmp_path: Path) -> None:
 
 
 def test_of_other_runs_only_memories_are_forgotten(tmp_path: Path) -> None:
-    """Whoever keeps the images of a site where it keeps its state would lose them to a server that starts a few runs."""
+    """Whoever keeps anything else in that folder would lose it to a server that starts a few runs."""
     for name in ("images", "notes"):
         (tmp_path / name).mkdir()
     (tmp_path / "images" / "scan.png").write_bytes(b"an image")

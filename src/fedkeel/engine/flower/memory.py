@@ -93,7 +93,7 @@ def forget_other_runs(folder: Path) -> None:
 
 
 def is_memory(folder: Path) -> bool:
-    """Whether a folder has memories in it and nothing else: beside them, a site may keep its images or anything."""
+    """Whether a folder has memories in it and nothing else: what somebody else put beside them stays."""
     if not folder.is_dir() or folder.is_symlink():
         return False
     names = [child.name for child in folder.iterdir()]
