@@ -372,6 +372,13 @@ def test_every_training_with_noise_of_its_own_is_on_the_account(site: Site, tmp_
     assert len(account._read()) == len(names)
 
 
+@pytest.mark.parametrize("step", [None, 5, [], ["x\n"], {"a": 1}, [True], [[0]]], ids=str)
+def test_what_a_server_asks_is_one_line_of_the_log_whatever_it_is(step: object) -> None:
+    runtime = pytest.importorskip("fedkeel.engine.flower.runtime", reason="flwr is not installed")
+    assert runtime.heard({"do": "train", "step": [2, 0]}) == "train, round 3"
+    assert runtime.heard({"do": "all is well\n\x1b[2Jserver", "step": step}) == "all is well[2Jserver, round -"
+
+
 def test_a_split_is_tested_once_however_often_it_is_asked_for(site: Site) -> None:
     reply, _ = train(site, sound_broadcast(), do="evaluate", splits=["test"] * 1000)
     assert [evaluation["split"] for evaluation in reply["evaluations"]] == ["test"]
