@@ -128,7 +128,7 @@ def test_a_secret_is_on_disk_by_name_before_it_is_used_and_is_never_all_zero(
     kept_in(tmp_path / FILE)
     assert synced == [tmp_path]
     (tmp_path / FILE).write_bytes(bytes(BYTES))
-    with pytest.raises(StoreError, match="has 32 bytes, all zero, and the secret"):
+    with pytest.raises(StoreError, match="has 32 bytes, none above 0, and the secret"):
         kept_in(tmp_path / FILE)
 
 

@@ -96,8 +96,9 @@ def kept_in(path: Path) -> bytes:
             path.chmod(0o600)
         secret = path.read_bytes()
     if len(secret) != BYTES or not any(secret):
+        zero = "" if any(secret) else ", none above 0"
         raise StoreError(
-            f"'{path}' has {len(secret)} bytes{'' if any(secret) else ', all zero'}, and the secret that noise is drawn "
-            f"from has {BYTES} at random: put it back from a copy, or remove it and begin a new run."
+            f"'{path}' has {len(secret)} bytes{zero}, and the secret that noise is drawn from has {BYTES}: put it back "
+            "from a copy, or remove it and begin a new run."
         )
     return secret

@@ -17,9 +17,12 @@ from fedkeel import models
 from fedkeel.config import Config
 from fedkeel.engine.flower import asked
 from fedkeel.engine.flower import site as site_module
+from fedkeel.engine.flower.account import Account
 from fedkeel.engine.flower.policy import Policy
 from fedkeel.engine.flower.site import Site, own_folder
 from fedkeel.messages import Broadcast, broadcast_to_bytes, update_from_bytes
+from fedkeel.method import Composition
+from fedkeel.methods import build as build_method
 from fedkeel.models import timm_models
 from tests.engine.flower.real import CLASSES, draw_images
 from tests.models.test_timm_models import Recorded
@@ -344,6 +347,36 @@ def test_a_failure_tells_the_server_no_path_of_the_site(
     assert str(images) in caplog.text, "the site's own log says which"
     for path in ("/home/o'brien/north", r"C:\users\brien", "state/r1"):
         assert site_module.PATH.sub("it", f"'cat' of '{path}': see 'folder'.") == "'cat' of it: see 'folder'."
+
+
+def test_every_training_with_noise_of_its_own_is_on_the_account(site: Site, tmp_path: Path) -> None:
+    """A server that gets the same training under other noise for nothing takes the mean of them, and the noise is gone:
+    here by other names of a class that the site has no images of."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        network = models.build("simple_cnn", num_classes=4, image_size=16)
+    Composition.of(build_method("gn")).prepare(network)
+    broadcast = Broadcast(0, 3, dict(network.state_dict()), {})
+    private = {"method": "gn", "dp": "local"}
+
+    def of(run: str, another: str) -> list[float]:
+        given = session(run, [*CLASSES, another], **private)
+        return update_from_bytes(train(site, broadcast, session=given)[1]).weights["head.bias"].tolist()
+
+    names = ["w", "x", "y", "z"]
+    assert len({str(of(f"r{name}", name)) for name in names}) == len(names)
+    account = Account(tmp_path / "state")
+    assert len(account._read()) == len(names)
+    for again in range(8):  # the same message need not have the same bytes
+        assert of(f"again{again}", "w") == of("rw", "w")
+    assert len(account._read()) == len(names)
+
+
+@pytest.mark.parametrize("step", [None, 5, [], ["x\n"], {"a": 1}, [True], [[0]]], ids=str)
+def test_what_a_server_asks_is_one_line_of_the_log_whatever_it_is(step: object) -> None:
+    runtime = pytest.importorskip("fedkeel.engine.flower.runtime", reason="flwr is not installed")
+    assert runtime.heard({"do": "train", "step": [2, 0]}) == "train, round 3"
+    assert runtime.heard({"do": "all is well\n\x1b[2Jserver", "step": step}) == "all is well[2Jserver, round -"
 
 
 def test_a_split_is_tested_once_however_often_it_is_asked_for(site: Site) -> None:

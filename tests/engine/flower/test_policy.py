@@ -200,9 +200,11 @@ def test_the_same_training_once_more_costs_nothing(tmp_path: Path) -> None:
     with pytest.raises(Refused, match="as the epsilon of all that was trained here"):
         account.charge("b", config, 10, policy)
     account.charge("a", config, 10, policy)
-    (tmp_path / "privacy.json").write_text("{")
-    with pytest.raises(FedkeelError, match="cannot be read: put it back"):
-        account.charge("a", config, 10, policy)
+    spent = (tmp_path / "privacy.json").read_text()
+    for damaged in ("{", "{}", "[]", spent.replace("3", "-3"), spent.replace("1.5", "9.5")):
+        (tmp_path / "privacy.json").write_text(damaged)
+        with pytest.raises(FedkeelError, match="cannot be read: put it back"):
+            account.charge("a", config, 10, policy)
 
 
 @needs_opacus

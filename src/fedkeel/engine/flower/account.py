@@ -7,13 +7,11 @@ noise and the same result, and costs nothing.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Any
 
 from fedkeel import privacy
 from fedkeel.config import Config
-from fedkeel.durable import explained, write_atomically
+from fedkeel.durable import Unsealed, explained, seal, unseal, write_atomically
 from fedkeel.engine.flower.policy import Policy
 from fedkeel.errors import StoreError
 
@@ -36,7 +34,7 @@ class Account:
             policy.at_most("epsilon", self.epsilon(done, policy.delta), "as the epsilon of all that was trained here")
         with explained(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(self._path, json.dumps(done).encode())
+            write_atomically(self._path, seal(done))
 
     @staticmethod
     def epsilon(done: dict[str, list[float]], delta: float) -> float:
@@ -49,9 +47,8 @@ class Account:
         if not self._path.exists():
             return {}
         try:
-            done: dict[str, Any] = json.loads(self._path.read_bytes())
-            return {str(key): [float(noise), float(rate), int(steps)] for key, (noise, rate, steps) in done.items()}
-        except (OSError, ValueError, TypeError, AttributeError) as error:
+            return unseal(self._path.read_bytes())
+        except (OSError, Unsealed) as error:
             raise StoreError(
                 f"'{self._path}', the account of what was spent of this site's privacy, cannot be read: put it back "
                 "from a copy."

@@ -86,6 +86,11 @@ class Session:
         options = {name: value for name, value in self.config.to_dict().items() if name not in MACHINE_OPTIONS}
         return hashlib.blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=32).digest()
 
+    @property
+    def context(self) -> bytes:
+        """Of the options and the names of the classes: what the noise of a training depends on, beside its inputs."""
+        return self.fingerprint + json.dumps(self.classes).encode()
+
 
 def check(config: Config, policy: Policy) -> None:
     """Refuse what the policy does not allow. Nothing is built here, nothing read."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +17,7 @@ from fedkeel.state import Tensors
 Step = tuple[int, int]  # round, and which request of that round
 KEPT_RUNS = 3
 CHECKSUM = "checksum"
+STATE = re.compile(r"\d{6}-\d{4,}\.safetensors|\..*\.writing")
 
 
 class Memory:
@@ -85,6 +87,14 @@ def forget_other_runs(folder: Path) -> None:
     """Keep the memories of the latest few runs; a site does not grow with every run it took part in."""
     if not folder.parent.exists():
         return
-    others = sorted((path for path in folder.parent.iterdir() if path.is_dir()), key=lambda path: path.stat().st_mtime)
+    others = sorted(filter(is_memory, folder.parent.iterdir()), key=lambda path: path.stat().st_mtime)
     for path in others[: max(0, len(others) - KEPT_RUNS + 1)]:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def is_memory(folder: Path) -> bool:
+    """Whether a folder has memories in it and nothing else: what somebody else put beside them stays."""
+    if not folder.is_dir() or folder.is_symlink():
+        return False
+    names = [child.name for child in folder.iterdir()]
+    return bool(names) and all(STATE.fullmatch(name) for name in names)

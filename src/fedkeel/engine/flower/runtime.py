@@ -56,7 +56,7 @@ from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fedkeel.counting import from_one
-from fedkeel.engine.flower.gathering import Reply
+from fedkeel.engine.flower.gathering import Reply, Table, plain
 from fedkeel.engine.flower.grid import GridChannel, from_records, read_reply, to_records
 from fedkeel.engine.flower.link import SECRET, pass_word
 from fedkeel.engine.flower.site import Site
@@ -297,8 +297,7 @@ def answer_one(endpoint: Endpoint, site: Site, token: str, busy: threading.Lock)
             message, context, _, _ = pull_task_input(client)
             table, data = from_records(message.content)
             with busy:
-                round = (table.get("step") or ["-"])[0]
-                log.info("%s, round %s", table.get("do"), from_one(round) if isinstance(round, int) else round)
+                log.info(heard(table))
                 reply = site.reply(table, data)
             push_message(client, reply_of(to_records(*reply), message), context)
             status, details = SubStatus.COMPLETED, ""
@@ -306,3 +305,10 @@ def answer_one(endpoint: Endpoint, site: Site, token: str, busy: threading.Lock)
             log.warning("A message could not be replied to: %s.", str(error).rstrip("."))
         finally:
             push_task_output(client, context, status, details)
+
+
+def heard(request: Table) -> str:
+    """What a server asks for, as a line of the site's log: the words are a stranger's."""
+    step = request.get("step")
+    round = step[0] if isinstance(step, list) and step and type(step[0]) is int else None
+    return f"{plain(request.get('do'))[:40]}, round {'-' if round is None else from_one(round)}"

@@ -8,7 +8,6 @@ remembers between rounds stays in a file of its own and never travels.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import math
 import re
@@ -37,11 +36,12 @@ from fedkeel.engine.flower.roster import Description
 from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.setup import build_model, choose_device, load_federation
 from fedkeel.errors import FedkeelError
-from fedkeel.messages import BadMessage, broadcast_from_bytes, pack, update_to_bytes
+from fedkeel.messages import BadMessage, Broadcast, broadcast_from_bytes, pack, update_to_bytes
 from fedkeel.method import Composition
 from fedkeel.methods import build as build_method
 from fedkeel.randomness import BYTES, FILE, Randomness, fingerprint, kept_in
 from fedkeel.shortage import shortage
+from fedkeel.state import Tensors
 from fedkeel.stopping import Stopped
 from fedkeel.store import KEPT_CHECKPOINTS
 
@@ -159,7 +159,7 @@ class Site:
         self._refuse_overtaken(session.run, (int(request["start"]), *step))
         remembered = memory.after((int(counted[0]), int(counted[1])) if counted else None)
         if do == "train":
-            self._charge(worker, session, message)
+            self._charge(worker, session, broadcast, remembered)
             update, kept = worker.train(name, broadcast, remembered)
             memory.keep(step, kept)
             return {}, update_to_bytes(update)
@@ -194,7 +194,7 @@ class Site:
         if do == "evaluate":
             self.policy.allows("evaluation", "to evaluate a model")
 
-    def _charge(self, worker: Worker, session: Session, message: bytes) -> None:
+    def _charge(self, worker: Worker, session: Session, broadcast: Broadcast, remembered: Tensors) -> None:
         """Count what a private training spends; without a folder there is no account, and no limit can be kept."""
         if worker.config.dp != "local" or self.policy is None:
             return
@@ -203,9 +203,18 @@ class Site:
                 raise self.policy.refusal("epsilon", "a run without a folder for what was spent")
             return
         (site,) = worker.federation
-        own = fingerprint(worker.samples_of(site.name))
-        training = hashlib.blake2b(session.fingerprint + own + message, digest_size=32).hexdigest()
-        Account(self.state).charge(training, worker.config, site.samples, self.policy)
+        # All that its noise depends on: whatever makes that another is another training.
+        training = hashlib.blake2b(session.context, digest_size=32, key=worker.randomness.secret)
+        training.update(str(broadcast.round).encode())
+        for seen in (
+            broadcast.weights,
+            broadcast.statistics,
+            broadcast.extras,
+            remembered,
+            worker.samples_of(site.name),
+        ):
+            training.update(fingerprint(seen))
+        Account(self.state).charge(training.hexdigest(), worker.config, site.samples, self.policy)
 
     def _refuse_overtaken(self, run: str, moment: tuple[int, int, int]) -> None:
         """A request that a later one of the same run has overtaken must not undo what that one made remembered."""
@@ -264,6 +273,5 @@ class Site:
         if self.position is not None:
             return Randomness.here()
         if self.state is None:
-            return Randomness(secrets.token_bytes(BYTES), session.fingerprint)
-        context = session.fingerprint + json.dumps(session.classes).encode()
-        return Randomness(kept_in(self.state / FILE), context)
+            return Randomness(secrets.token_bytes(BYTES), session.context)
+        return Randomness(kept_in(self.state / FILE), session.context)
