@@ -424,7 +424,7 @@ class Run(Files):
             others = f" and {len(kept) - MOST_NAMED} others" if len(kept) > MOST_NAMED else ""
             raise FedkeelError(
                 f"'{self.config.method}' keeps layers on its clients, so each has a model of its own: say whose with "
-                f"--client (client=... in Python), one of {', '.join(kept[:MOST_NAMED])}{others}."
+                f"--client (client=... in Python), one of {', '.join(map(naming.visible, kept[:MOST_NAMED]))}{others}."
             )
         path = naming.find(folder, client, ".safetensors")
         if path is None:

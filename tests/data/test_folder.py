@@ -169,6 +169,13 @@ def test_a_broken_or_unwritable_cache_is_no_error(tmp_path: Path, monkeypatch: p
     assert load("folder", root=root).images.equal(first)
 
 
+def test_images_beside_the_class_folders_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path)
+    Image.new("RGB", (8, 8)).save(root / "art" / "loose.png")
+    load("folder", root=root)
+    assert "1 file of 'art' is not read: 1 .png not right in a class's folder" in caplog.text
+
+
 def test_a_tree_without_domains_is_told_the_layout(tmp_path: Path) -> None:
     root = make_tree(tmp_path)
     with pytest.raises(DataError, match=r"has images right in it, but the layout must be root/<domain>/<class>"):

@@ -60,7 +60,7 @@ def scan_own(root: Path, classes: str | Sequence[str] | None) -> Listing:
     if not root.is_dir():
         raise DataError(f"'{root}' is not a folder: the layout must be {LAYOUT}.")
     domains = [path for path in visible_folders(root) if path.name != "splits"]
-    flat = [path.name for path in domains if images_in(path)]
+    flat = [path.name for path in domains if images_in(path) and not any(map(images_in, visible_folders(path)))]
     if flat:
         raise DataError(
             f"'{root / flat[0]}' has images right in it, but the layout must be {LAYOUT}: if '{flat[0]}' is a class, "
@@ -79,9 +79,7 @@ def scan_own(root: Path, classes: str | Sequence[str] | None) -> Listing:
         if label not in order:
             raise DataError(f"The class folder '{label}' of 'folder' is not in classes: {nearest(label, order)}")
     warn_of_strange_lists(root, [domain.name for domain in domains])
-    images, others = sorted_out(root, below=False)
-    others += Counter(kind(image.name, misplaced=True) for image in images)
-    if others:
+    if others := loose(root):
         log.warning(unread(str(root), others))
     listed = {domain.name: scan_domain(domain, order) for domain in domains}
     if not listed:
@@ -113,10 +111,16 @@ def warn_of_strange_lists(root: Path, domains: Sequence[str]) -> None:
             log.warning("The list '%s' is of no domain and is not used: %s", file, nearest(file.name, own))
 
 
+def loose(folder: Path) -> Counter[str]:
+    """What lies right in a folder whose images should be in folders of their own, images among it."""
+    images, others = sorted_out(folder, below=False)
+    return others + Counter(kind(image.name, misplaced=True) for image in images)
+
+
 def scan_domain(domain: Path, order: Sequence[str]) -> Domain:
     """The images of the class folders in `domain`, with the lists beside it where there are some."""
     files: dict[Path, list[Path]] = {}
-    left = sorted_out(domain, below=False)[1]
+    left = loose(domain)
     for folder in visible_folders(domain):
         files[folder], others = sorted_out(folder)
         left += others
