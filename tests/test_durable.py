@@ -18,7 +18,7 @@ from tests import tiny
 def test_a_file_where_a_folder_should_be_is_not_a_lack_of_room(tmp_path: Path) -> None:
     (tmp_path / "notes").write_text("mine")
     for place in (tmp_path / "notes", tmp_path / "notes" / "run"):
-        with pytest.raises(StoreError, match="since a file is there: give a folder"), explained(place):
+        with pytest.raises(StoreError, match="a file is in its way: choose another directory"), explained(place):
             place.mkdir()
 
 

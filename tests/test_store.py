@@ -288,7 +288,7 @@ def test_a_forked_worker_does_not_hold_the_directory(tmp_path: Path) -> None:
 
 def test_a_path_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot be written: Not a directory; make room or choose another") as caught:
+    with pytest.raises(StoreError, match="cannot be written, a file is in its way: choose another") as caught:
         tiny.run(tmp_path / "file" / "run")
     assert "\n" not in str(caught.value)
 

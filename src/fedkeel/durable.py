@@ -29,7 +29,8 @@ def explained(path: Path, then: str = ", then resume") -> Iterator[None]:
             cause = cause.__context__
         if isinstance(error, FileExistsError | NotADirectoryError):
             raise StoreError(
-                f"'{error.filename or path}' cannot be made, since a file is there: give a folder."
+                f"'{error.filename or path}' cannot be written, a file is in its way: choose another directory with "
+                "--out."
             ) from error
         raise StoreError(
             f"'{error.filename or path}' cannot be written: {error.strerror or error}; "

@@ -310,5 +310,5 @@ def answer_one(endpoint: Endpoint, site: Site, token: str, busy: threading.Lock)
 def heard(request: Table) -> str:
     """What a server asks for, as a line of the site's log: the words are a stranger's."""
     step = request.get("step")
-    round = step[0] if isinstance(step, list) and step and type(step[0]) is int else None
-    return f"{plain(request.get('do'))[:40]}, round {'-' if round is None else from_one(round)}"
+    number = from_one(step[0]) if isinstance(step, list) and step and type(step[0]) is int else "-"
+    return f"{plain(request.get('do'))[:40]}, round {number}"
