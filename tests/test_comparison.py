@@ -171,6 +171,7 @@ class TestRefusals:
         assert other.directory == Path("runs/compare-digits-shift-2")
 
 
+@pytest.mark.slow
 class TestOutdated:
     """A run of what the method or the data were before is not one of these."""
 

@@ -22,6 +22,8 @@ from fedkeel.run import Run
 from tests import tiny
 from tests.test_run import interrupted
 
+pytestmark = pytest.mark.slow
+
 SHORT: dict[str, Any] = {
     **tiny.OPTIONS,
     "rounds": 1,

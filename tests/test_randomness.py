@@ -30,6 +30,8 @@ from tests import tiny
 from tests.engine.flower.loop import Loop, one_of, over_network, sites_of
 from tests.test_privacy import CENTRAL, needs_opacus
 
+pytestmark = pytest.mark.slow
+
 PRIVATE: dict[str, Any] = {"method": "gn", "dp": "local", "dp_noise": 1.0, **tiny.OPTIONS}
 
 

@@ -23,6 +23,8 @@ from fedkeel.parties import LocalClient
 from tests import tiny
 from tests.processes import WhileStopped, running, state, until
 
+pytestmark = pytest.mark.slow
+
 
 # -- a worker that dies --------------------------------------------------------------------------------------
 class Dies(Method):

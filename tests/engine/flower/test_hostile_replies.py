@@ -32,6 +32,8 @@ from tests.engine.flower.loop import Loop, over_network, sites_of
 from tests.engine.flower.test_faults import CLINIC, loop_of, spoiling
 from tests.engine.flower.test_roster import site as described
 
+pytestmark = pytest.mark.slow
+
 EXAMPLES = int(os.environ.get("FEDKEEL_EXAMPLES", "40"))  # more, for whoever has the time
 KINDS = ("describe", "train", "ask", "evaluate")
 

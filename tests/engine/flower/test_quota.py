@@ -32,6 +32,8 @@ from fedkeel.engine.flower.deployment import sweep
 from fedkeel.engine.flower.limits import LARGEST, largest_reply, most_pieces
 from fedkeel.engine.flower.link import forget_removed_keys
 
+pytestmark = pytest.mark.slow
+
 MEGABYTE = 2**20
 
 
