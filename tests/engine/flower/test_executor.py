@@ -18,6 +18,8 @@ from tests.engine.flower.loop import Loop, over_network, sites_of
 from tests.methods.together import VARIANTS
 from tests.test_privacy import needs_opacus
 
+pytestmark = pytest.mark.slow
+
 OVER_A_NETWORK = [name for name in methods.METHODS.names() if not Composition.of(methods.build(name)).is_pooled]
 
 

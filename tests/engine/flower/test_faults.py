@@ -23,6 +23,8 @@ from tests.engine.flower.loop import Loop, over_network, sites_of
 from tests.engine.flower.test_executor import assert_same
 from tests.test_privacy import needs_opacus
 
+pytestmark = pytest.mark.slow
+
 WARD, CLINIC, HOSPITAL = 100, 101, 102
 Spoil = Callable[[Reply], "Reply | str"]
 

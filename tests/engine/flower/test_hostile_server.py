@@ -27,6 +27,8 @@ from fedkeel.models import timm_models
 from tests.engine.flower.real import CLASSES, draw_images
 from tests.models.test_timm_models import Recorded
 
+pytestmark = pytest.mark.slow
+
 Events = list[tuple[str, str]]
 _watching: list[Events] = []
 CODE = (sys.prefix, sys.base_prefix, "/proc", "/sys")  # of libraries that are imported late, and where they look

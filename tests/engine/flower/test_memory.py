@@ -22,6 +22,8 @@ from tests.engine.flower.loop import over_network
 from tests.engine.flower.test_executor import assert_same, near
 from tests.engine.flower.test_faults import CLINIC, changed, loop_of, spoiling, swallow
 
+pytestmark = pytest.mark.slow
+
 METHOD = "scaffold+fedbn"  # control variates on both sides, and layers that never travel
 
 

@@ -17,6 +17,8 @@ from tests import tiny
 from tests.engine.flower.loop import Loop, over_network, sites_of
 from tests.test_privacy import needs_opacus
 
+pytestmark = pytest.mark.slow
+
 DOCS = Path(__file__).parents[3] / "docs" / "deploy.md"
 
 
