@@ -40,13 +40,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedkeel.bench import ROWS, Executed, Row, made_up
-from fedkeel.bench.sides import configured
 from fedkeel.cli.benchmarking import read_options
+from fedkeel.core.messages import Broadcast
 from fedkeel.data.federation import Federation
 from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import unknown
-from fedkeel.messages import Broadcast
+from fedkeel.experiments.bench import ROWS, Executed, Row, made_up
+from fedkeel.experiments.bench.sides import configured
 
 # NVIDIA's figures for the H200 SXM, dense: TFLOP/s by `precision`, and TB/s of its memory.
 PEAK_TFLOPS = {"float32": 67.0, "tf32": 494.0, "bf16": 989.0}

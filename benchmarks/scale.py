@@ -23,10 +23,10 @@ import torch
 
 import fedkeel
 from fedkeel.config import Config
+from fedkeel.core.evaluation import Scores
 from fedkeel.data import DATASETS, load
 from fedkeel.data.source import Source, Split
 from fedkeel.data.transforms import parse_transforms
-from fedkeel.engine.evaluation import Scores
 
 SAMPLED = 100
 TESTS = 500

@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from fedkeel.bench import ROWS, Executed, Row, UsualLoop, made_up
 from fedkeel.data.federation import Federation
+from fedkeel.experiments.bench import ROWS, Executed, Row, UsualLoop, made_up
 
 
 def executor_speed(row: Row, federation: Federation, executor: str, **options: Any) -> dict[str, float]:

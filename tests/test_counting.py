@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import fedkeel
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
 
 
 def test_the_first_round_is_the_first() -> None:

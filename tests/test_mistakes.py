@@ -13,12 +13,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from fedkeel import state
+from fedkeel.core import state
+from fedkeel.core.messages import Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Server
+from fedkeel.core.state import Tensors
 from fedkeel.errors import MethodError
-from fedkeel.messages import Update
-from fedkeel.method import Method
-from fedkeel.parties import Server
-from fedkeel.state import Tensors
 from fedkeel.stopping import RENAMED
 from tests import tiny
 from tests.processes import exit_code, forked, until, wait_here

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import pytest
 
 from fedkeel import stopping
-from fedkeel.run import Run
-from fedkeel.shelf import Shelf
-from fedkeel.state import Tensors
+from fedkeel.core.state import Tensors
+from fedkeel.engine.memory_files import Shelf
+from fedkeel.runs.run import Run
+from fedkeel.runs.store import read_checkpoint
 from fedkeel.stopping import EVALUATION, LOCAL_STEP, RENAMED, RENAMING, UPDATE, WRITING, undisturbed
-from fedkeel.store import read_checkpoint
 from tests import tiny
 
 METHODS = ["fedavg", "scaffold"]  # clients that remember nothing, and clients that do

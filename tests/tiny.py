@@ -14,14 +14,14 @@ from torch import Tensor, nn
 
 import fedkeel
 from fedkeel.config import Config
+from fedkeel.core.messages import Broadcast
+from fedkeel.core.method import Method
 from fedkeel.data.federation import Client, Federation
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.local import Worker
 from fedkeel.engine.setup import Setup, prepare
-from fedkeel.messages import Broadcast
-from fedkeel.method import Method
 from fedkeel.models import Classifier
-from fedkeel.run import Run
+from fedkeel.runs.run import Run
 
 CLASSES = ("dot", "bar", "cross", "frame")
 SIZES = {"ward": 14, "clinic": 9, "hospital": 21}

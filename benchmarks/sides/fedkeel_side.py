@@ -7,12 +7,12 @@ import sys
 import torch
 import work
 
-from fedkeel import state
 from fedkeel.config import Config
+from fedkeel.core import state
+from fedkeel.core.messages import Broadcast, Update
 from fedkeel.data.federation import Client, Federation, no_indices
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.setup import prepare
-from fedkeel.messages import Broadcast, Update
 
 
 def main(batch_size: int, executor_name: str, norm: bool) -> None:

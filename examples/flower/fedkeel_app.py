@@ -1,3 +1,3 @@
-from fedkeel.engine.flower import client_app, server_app
+from fedkeel.deploy import client_app, server_app
 
 __all__ = ["client_app", "server_app"]

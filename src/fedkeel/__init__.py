@@ -8,33 +8,47 @@
 from __future__ import annotations
 
 import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
 # What is asked for is imported then: `fedkeel --help` and `import fedkeel` do not wait for torch.
 _HOMES = {
-    "simulate": "fedkeel.run",
-    "resume": "fedkeel.run",
-    "Run": "fedkeel.run",
-    "compare": "fedkeel.comparison",
+    "simulate": "fedkeel.simulation",
+    "resume": "fedkeel.simulation",
+    "Run": "fedkeel.runs.run",
+    "compare": "fedkeel.experiments.comparison",
     "Config": "fedkeel.config",
-    "Method": "fedkeel.method",
+    "Method": "fedkeel.core.method",
     "register": "fedkeel.methods",
     "Observer": "fedkeel.observer",
     "FedkeelError": "fedkeel.errors",
 }
 _MODULES = ("analysis", "data", "models", "methods", "losses", "aggregation", "nn", "state", "messages", "engine")
+# Modules that users import from here, wherever they lie.
+_ALIASES = {
+    "fedkeel.losses": "fedkeel.formulas.losses",
+    "fedkeel.aggregation": "fedkeel.formulas.aggregation",
+    "fedkeel.state": "fedkeel.core.state",
+    "fedkeel.messages": "fedkeel.core.messages",
+}
 
 if TYPE_CHECKING:
-    from fedkeel import aggregation, analysis, data, engine, losses, messages, methods, models, nn, state
-    from fedkeel.comparison import compare
+    from fedkeel import analysis, data, engine, methods, models, nn
     from fedkeel.config import Config
+    from fedkeel.core import messages, state
+    from fedkeel.core.method import Method
     from fedkeel.errors import FedkeelError
-    from fedkeel.method import Method
+    from fedkeel.experiments.comparison import compare
+    from fedkeel.formulas import aggregation, losses
     from fedkeel.methods import register
     from fedkeel.observer import Observer
-    from fedkeel.run import Run, resume, simulate
+    from fedkeel.runs.run import Run
+    from fedkeel.simulation import resume, simulate
 
 __all__ = [
     "Config",
@@ -72,3 +86,23 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
+
+
+class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """`from fedkeel.losses import consistency_kl` is the module of `fedkeel.formulas`, not a second one."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
+        return importlib.machinery.ModuleSpec(name, self) if name in _ALIASES else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        module = importlib.import_module(_ALIASES[spec.name])
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """It is executed already; the import system has put the alias's own specification into it."""
+        if module.__spec__ is not None:
+            module.__spec__ = module.__spec__.loader_state
+
+
+sys.meta_path.append(_Aliases())

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.given import described
+from fedkeel.options import described
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -31,6 +31,15 @@ MACHINE_OPTIONS = (
 
 # What other tools call them, for those who type it here.
 ELSEWHERE = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "epochs": "local_epochs"}
+
+
+def from_one(round: int) -> int:
+    """A round for a sentence, a table or an axis. Run directories, options and the Python API count from 0.
+
+    >>> f"Round {from_one(0)} of 10"
+    'Round 1 of 10'
+    """
+    return round + 1
 
 
 def option(default: Any, help: str, group: str, **limits: float) -> Any:

@@ -6,7 +6,11 @@ was given, what was expected and what to do next; the command line prints it as 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import errno
+import re
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import SequenceMatcher, get_close_matches
 
 
@@ -31,7 +35,7 @@ class TrainingError(FedkeelError):
 
 
 class ShortageError(FedkeelError):
-    """There is too little memory, see `fedkeel.shortage`."""
+    """There is too little memory."""
 
 
 def nearest(given: str, choices: Iterable[str]) -> str:
@@ -55,3 +59,63 @@ def nearest(given: str, choices: Iterable[str]) -> str:
 def unknown(kind: str, given: str, choices: Iterable[str]) -> str:
     """One sentence for a name that does not exist."""
     return f"There is no {kind} named '{given}': {nearest(given, choices)}"
+
+
+# -- too little memory: what ran out, and what needs less of it --------------------------------------------------
+IN_MEMORY = (
+    "The memory of this machine does not suffice{amount}: give fewer --workers or --jobs, a smaller --batch-size or "
+    "--evaluation-batch, a smaller model or fewer or smaller images, or stop what else runs here."
+)
+ON_GPU = (
+    "The memory of the GPU does not suffice{amount}: give a smaller --batch-size or --evaluation-batch, a smaller "
+    "model, fewer clients at once with --workers or fewer --jobs, or stop what else runs on it."
+)
+# As torch, its libraries and C++ put it; only some of these have a type of their own.
+_OF_THE_GPU = re.compile(r"CUDA.*out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED", re.IGNORECASE | re.DOTALL)
+_OF_THE_MACHINE = re.compile(
+    r"(can.?t|cannot|unable to|failed to) allocate|not enough memory|bad_alloc|can.?t start new thread", re.IGNORECASE
+)
+_AMOUNT = re.compile(r"(?:allocate|needs) ([\d.]+ ?(?:bytes|[KMGT]i?B))", re.IGNORECASE)
+
+
+def shortage(error: BaseException) -> str:
+    """One sentence, if it is memory that was missing; else nothing."""
+    text = str(error)
+    found = _AMOUNT.search(text)
+    amount = f" for another {_readable(found[1])}" if found else ""
+    if isinstance(error, RuntimeError) and (type(error).__name__ == "OutOfMemoryError" or _OF_THE_GPU.search(text)):
+        return ON_GPU.format(amount=amount)
+    is_meant = isinstance(error, RuntimeError) and _OF_THE_MACHINE.search(text)
+    if isinstance(error, MemoryError) or is_meant or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return IN_MEMORY.format(amount=amount)
+    return ""
+
+
+@contextmanager
+def shortages_explained() -> Iterator[None]:
+    """Inside, an error that comes from a lack of memory becomes that sentence."""
+    try:
+        yield
+    except (MemoryError, RuntimeError, OSError) as error:
+        sentence = shortage(error)
+        if not sentence:
+            raise
+        raise ShortageError(sentence) from error
+
+
+def death(code: int | None, fewer: str) -> str:
+    """What became of a process, by its exit code; `fewer` is the option that would have left it more memory."""
+    if code is None or code >= 0:
+        return f"died (exit code {code})"
+    name = signal.Signals(-code).name
+    # The system ends with the first whoever takes too much, and with the second whoever uses what it could not give.
+    hint = f", as when memory runs out: give fewer {fewer}" if name in ("SIGKILL", "SIGBUS") else ""
+    return f"died (signal {name}){hint}"
+
+
+def _readable(amount: str) -> str:
+    number, unit = amount.split(" ", 1) if " " in amount else (amount, "")
+    if unit.lower() != "bytes":
+        return amount
+    size = float(number)
+    return next((f"{size / n:.1f} {name}" for n, name in ((2**30, "GiB"), (2**20, "MiB")) if size >= n), amount)

@@ -5,15 +5,21 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the command line's help does not wait for torch
     from fedkeel.config import Config
-    from fedkeel.engine.evaluation import Scores
-    from fedkeel.engine.execution import ClientMemory
-    from fedkeel.messages import Broadcast, Update
+    from fedkeel.core.evaluation import Scores
+    from fedkeel.core.messages import Broadcast, Update
+    from fedkeel.core.state import Tensors
 
 log = logging.getLogger("fedkeel")
+
+
+class Memory(Protocol):
+    """What each client keeps between rounds."""
+
+    def look(self, client: str) -> Tensors: ...
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ class Aggregated:
     sent: Broadcast
     updates: Sequence[Update]
     model: Broadcast
-    memory: ClientMemory
+    memory: Memory
 
 
 class Observer:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import pkgutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fedkeel.errors import FedkeelError, nearest, unknown
-from fedkeel.given import described
+from fedkeel.options import described
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -56,6 +59,12 @@ def first_sentence(text: str) -> str:
         if line.endswith((".", "!", "?")):
             break
     return " ".join(taken)
+
+
+def discover(package: str) -> None:
+    """Import every module of a package that is being imported: a file in its folder registers itself."""
+    for module in pkgutil.iter_modules(sys.modules[package].__path__):
+        importlib.import_module(f"{package}.{module.name}")
 
 
 class Registry(Generic[T]):

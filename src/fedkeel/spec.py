@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedkeel.errors import FedkeelError
-from fedkeel.given import described
+from fedkeel.options import described
 
 _NAME = re.compile(r"[A-Za-z0-9_][\w./:-]*")
 

@@ -11,10 +11,10 @@ import numpy as np
 from torch import Tensor
 
 import fedkeel
-from fedkeel import state
+from fedkeel.core import state
 from fedkeel.data.federation import Federation
 from fedkeel.observer import Aggregated
-from fedkeel.run import Run
+from fedkeel.runs.run import Run
 from tests import tiny
 
 CONV, NORM, HEAD = "encoder.0", "encoder.1", "head"

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from sklearn.cluster import KMeans
 
 from fedkeel import analysis, seeds
-from fedkeel.run import Run
+from fedkeel.runs.run import Run
 from tests import tiny
 from tests.analysis.by_hand import (
     NORM,

@@ -17,7 +17,7 @@ from fedkeel import FedkeelError, analysis
 from fedkeel.analysis.diagnostic import DIAGNOSTICS
 from fedkeel.config import Config
 from fedkeel.engine.setup import prepare
-from fedkeel.run import Run
+from fedkeel.runs.run import Run
 from tests import tiny
 from tests.analysis.by_hand import lines_of, matrix_of
 from tests.engine.test_scale import crowd

@@ -11,13 +11,13 @@ from urllib.parse import urlparse
 import numpy as np
 import pytest
 
+from fedkeel.core.naming import file_name
 from fedkeel.data import DATASETS, Source, load
 from fedkeel.data.check import Count, check, standings
-from fedkeel.data.pack import pack
-from fedkeel.data.pacs import CLASSES, DOMAINS
+from fedkeel.data.formats.packing import pack
 from fedkeel.data.published import PUBLISHED
+from fedkeel.data.readers.pacs import CLASSES, DOMAINS
 from fedkeel.errors import DataError
-from fedkeel.naming import file_name
 from tests.data.made_up import image, noise, tree
 
 TOTALS = {

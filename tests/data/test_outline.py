@@ -15,7 +15,7 @@ from fedkeel.data import outline as module
 from fedkeel.data.federation import Client, Federation
 from fedkeel.data.outline import Outline, changed, image_digests
 from fedkeel.data.transforms import TRANSFORMS, Unknown, parse_transforms, transforms_text
-from fedkeel.durable import seal, unseal
+from fedkeel.files import seal, unseal
 from tests import tiny
 from tests.engine.test_scale import crowd
 

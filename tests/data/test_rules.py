@@ -7,9 +7,10 @@ import math
 import numpy as np
 import pytest
 
-from fedkeel.data import PARTITIONS, camelyon17, domainnet, office_caltech_10, pacs, rules, vlcs
+from fedkeel.data import PARTITIONS, rules
 from fedkeel.data.listing import Domain, Items, Parts
 from fedkeel.data.published import Published
+from fedkeel.data.readers import camelyon17, domainnet, office_caltech_10, pacs, vlcs
 
 
 def domain(images: int, classes: int = 7, official: int | None = None) -> Domain:

@@ -11,7 +11,7 @@ from fedkeel.config import Config
 from fedkeel.data import load
 from fedkeel.data.site import check_reading, class_folders, load_site
 from fedkeel.errors import DataError
-from tests.engine.flower.real import draw_images
+from tests.deploy.real import draw_images
 
 
 @pytest.fixture

@@ -9,8 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedkeel.data import TRANSFORMS, Pipeline, pacs, parse_transforms
+from fedkeel.data import TRANSFORMS, Pipeline, parse_transforms
 from fedkeel.data.colour import ColourJitter, Grayscale, from_hsv, to_hsv
+from fedkeel.data.readers import pacs
 from fedkeel.data.transforms import Crop, Flip, Normalise, Resize, ResizedCrop, Rotation
 from fedkeel.errors import FedkeelError
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel import models, simulate
-from fedkeel.engine.cuda import CudaExecutor
-from fedkeel.engine.execution import ClientMemory
+from fedkeel.core.messages import Update
+from fedkeel.engine.executors.cuda.executor import CudaExecutor
+from fedkeel.engine.executors.cuda.slot import DrawsByItself, Slot
+from fedkeel.engine.executors.executor import ClientMemory
 from fedkeel.engine.local import Worker
-from fedkeel.engine.slot import DrawsByItself, Slot
-from fedkeel.messages import Update
 from fedkeel.models import Classifier
 from tests import tiny
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fedkeel.config import Config
-from fedkeel.engine.evaluation import Evaluation, summarise
+from fedkeel.core.evaluation import Evaluation, summarise
 from fedkeel.engine.local import Worker
 from fedkeel.models import Classifier
 from tests import tiny

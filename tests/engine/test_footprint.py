@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from fedkeel import models, room
+from fedkeel import models
 from fedkeel.config import Config
+from fedkeel.data import memory as room
 from fedkeel.engine import footprint as module
 from fedkeel.engine.footprint import footprint
 from fedkeel.engine.setup import prepare

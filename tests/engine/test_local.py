@@ -12,12 +12,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Batch, LocalClient
+from fedkeel.core.state import Tensors
 from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.errors import TrainingError
-from fedkeel.method import Method
 from fedkeel.models import Classifier, Output
-from fedkeel.parties import Batch, LocalClient
-from fedkeel.state import Tensors
 from tests import tiny
 
 WARD = 14  # samples of the client 'ward'

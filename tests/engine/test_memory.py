@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from fedkeel.core.state import Tensors
 from fedkeel.engine import memory as module
 from fedkeel.engine.memory import ClientMemory
-from fedkeel.shelf import Shelf
-from fedkeel.state import Tensors
+from fedkeel.engine.memory_files import Shelf
 from tests import tiny
 
 

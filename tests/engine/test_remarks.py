@@ -13,16 +13,16 @@ from torch import Tensor
 
 from fedkeel import analysis, report
 from fedkeel.cli import main
-from fedkeel.comparison import gather
+from fedkeel.core.evaluation import Evaluation, summarise
+from fedkeel.core.types import Output
 from fedkeel.data.federation import Federation
-from fedkeel.engine.evaluation import Evaluation, summarise
 from fedkeel.engine.remarks import quoted
 from fedkeel.errors import FedkeelError
+from fedkeel.experiments.comparison import gather
 from fedkeel.models import Classifier
-from fedkeel.models.output import Output
-from fedkeel.run import Run
-from fedkeel.summary import unsound
-from fedkeel.trackers import values
+from fedkeel.runs.run import Run
+from fedkeel.runs.summary import unsound
+from fedkeel.runs.trackers import values
 from tests import tiny
 
 FORMATS = ("text", "markdown", "latex", "csv")

@@ -9,11 +9,11 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from fedkeel.messages import Update
-from fedkeel.method import Method
-from fedkeel.parties import LocalClient, Server
-from fedkeel.run import Run
-from fedkeel.state import Tensors
+from fedkeel.core.messages import Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import LocalClient, Server
+from fedkeel.core.state import Tensors
+from fedkeel.runs.run import Run
 from tests import tiny
 from tests.engine.test_local import Spoils
 
@@ -142,7 +142,7 @@ def test_what_is_only_tested_does_not_change_training_and_is_the_result(tmp_path
 
 def test_a_metric_cannot_pose_as_something_else(tmp_path: Path) -> None:
     from fedkeel.engine.rounds import Federated
-    from fedkeel.store import Store
+    from fedkeel.runs.store import Store
 
     setup = tiny.setup()
     store = Store.create(tmp_path / "r", setup.config)

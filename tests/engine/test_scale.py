@@ -10,12 +10,12 @@ import pytest
 import torch
 
 import fedkeel
+from fedkeel.core.evaluation import Evaluation
 from fedkeel.data.federation import Client, Federation
 from fedkeel.data.partition import Pool, build
 from fedkeel.data.population import Group, Population
-from fedkeel.engine.evaluation import Evaluation
 from fedkeel.engine.local import Worker
-from fedkeel.run import Run
+from fedkeel.runs.run import Run
 from tests import tiny
 
 DRAWN = "dirichlet(alpha=0.5, clients=50000, samples=6)"

@@ -8,7 +8,7 @@ import torch
 
 from fedkeel.config import Config
 from fedkeel.engine import threads
-from fedkeel.engine.serial import SerialExecutor
+from fedkeel.engine.executors.serial import SerialExecutor
 from fedkeel.engine.setup import Setup
 from fedkeel.engine.threads import busiest, typical_steps
 from tests import tiny

@@ -11,16 +11,16 @@ from torch import Tensor, nn
 
 from fedkeel import methods
 from fedkeel.config import Config
+from fedkeel.core.messages import Broadcast, Missing
+from fedkeel.core.method import Composition, Method
+from fedkeel.core.parties import LocalClient
+from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Client, Federation
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import prepare
-from fedkeel.messages import Broadcast, Missing
-from fedkeel.method import Composition, Method
-from fedkeel.models.output import Classifier
 from fedkeel.observer import Observer
-from fedkeel.parties import LocalClient
-from fedkeel.store import Store
+from fedkeel.runs.store import Store
 
 CLASSES = 4
 

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeel import state
+from fedkeel.core import state
+from fedkeel.core.messages import Update
+from fedkeel.core.types import Output
 from fedkeel.data.federation import Federation
 from fedkeel.engine.rounds import Federated
-from fedkeel.messages import Update
-from fedkeel.models.output import Output
 from tests.methods.small import broadcast, started
 from tests.methods.together import assert_a_slot_serves_all
 

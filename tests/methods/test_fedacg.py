@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fedkeel import methods
+from fedkeel.core.messages import Broadcast
 from fedkeel.errors import FedkeelError
-from fedkeel.messages import Broadcast
 from tests import tiny
 from tests.methods import together
 from tests.methods.small import started

@@ -5,7 +5,7 @@ from pathlib import Path
 import safetensors.torch
 import torch
 
-from fedkeel.method import Method
+from fedkeel.core.method import Method
 from fedkeel.methods import build
 from tests import tiny
 

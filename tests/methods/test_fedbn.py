@@ -7,11 +7,11 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from fedkeel import state
+from fedkeel.core import state
 from fedkeel.methods import build
 from fedkeel.methods.fedbn import batch_norm_entries
 from fedkeel.models import Classifier
-from fedkeel.run import Run
+from fedkeel.runs.run import Run
 from tests import tiny
 
 NORM = [f"encoder.1.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]

@@ -6,13 +6,13 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeel import methods
+from fedkeel.core.messages import BadMessage, Update, check
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Batch, LocalClient
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.losses import feature_alignment, prototype_calibration
-from fedkeel.messages import BadMessage, Update, check
-from fedkeel.method import Method
-from fedkeel.parties import Batch, LocalClient
-from fedkeel.prototypes import global_prototypes, local_prototypes
+from fedkeel.formulas.losses import feature_alignment, prototype_calibration
+from fedkeel.formulas.prototypes import global_prototypes, local_prototypes
 from tests.methods.small import CLASSES, Probe, broadcast, pixels, small_federation, small_model, started
 
 CLIENTS = ["client0", "client1", "client2"]

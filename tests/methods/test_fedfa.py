@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel import methods
+from fedkeel.core.messages import check
+from fedkeel.core.method import Method
 from fedkeel.errors import FedkeelError
-from fedkeel.messages import check
-from fedkeel.method import Method
 from fedkeel.nn.draws import normal
 from fedkeel.nn.feature_augmentation import emphasis
 from tests.methods.small import broadcast, pixels, small_federation, small_model, started

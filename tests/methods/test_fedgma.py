@@ -8,11 +8,11 @@ import safetensors.torch
 import torch
 
 from fedkeel import methods
+from fedkeel.core.messages import Update
+from fedkeel.core.method import Composition, Method
+from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError
-from fedkeel.messages import Update
-from fedkeel.method import Composition, Method
 from fedkeel.methods.fedgma import agreement_mask
-from fedkeel.state import Tensors
 from tests import tiny
 from tests.methods import together
 from tests.methods.small import broadcast, names, started

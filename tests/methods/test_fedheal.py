@@ -8,12 +8,12 @@ import safetensors.torch
 import torch
 
 from fedkeel import methods
+from fedkeel.core.messages import Update
+from fedkeel.core.method import Composition
+from fedkeel.core.parties import Server, select
+from fedkeel.core.state import Tensors
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.messages import Update
-from fedkeel.method import Composition
-from fedkeel.parties import Server, select
-from fedkeel.state import Tensors
 from tests import tiny
 from tests.methods import together
 from tests.methods.small import broadcast, names, started

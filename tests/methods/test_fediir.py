@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedkeel import methods, models
+from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.state import Tensors
 from tests import tiny
 from tests.methods import together
 from tests.methods.small import names, pixels, small_model, started

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from fedkeel import methods
+from fedkeel.core.messages import check
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError
-from fedkeel.finch import cluster_means
-from fedkeel.messages import check
+from fedkeel.formulas.clustering import cluster_means
 from tests.methods.small import broadcast, pixels, small_federation, started
 from tests.methods.steps import (
     assert_descends,

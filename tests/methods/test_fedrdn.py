@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedkeel import methods
+from fedkeel.core.method import Method
+from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Client, Federation
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.method import Method
-from fedkeel.models.output import Classifier
 from tests.methods.small import broadcast, pixels, small_federation, small_model, started
 from tests.methods.steps import assert_executors_agree, assert_replayable, rounds, train
 from tests.methods.together import assert_it_resumes

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 import fedkeel
 from fedkeel import methods, models
+from fedkeel.core.method import Method
+from fedkeel.core.parties import LocalClient
+from fedkeel.core.state import Role, roles
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.method import Method
 from fedkeel.methods.fedsr import StochasticHead
 from fedkeel.nn.draws import normal
-from fedkeel.parties import LocalClient
-from fedkeel.state import Role, roles
 from tests import tiny
 from tests.methods import together
 from tests.methods.small import broadcast, names, small_model, started

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel import methods
+from fedkeel.core.types import Classifier
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import MethodError
-from fedkeel.models.output import Classifier
 from tests import tiny
 from tests.methods import together
 from tests.methods.small import CLASSES, broadcast, pixels, small_federation, small_model, started

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel import methods
+from fedkeel.core.parties import LocalClient
+from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.models.output import Classifier
 from fedkeel.nn import ScaledWSConv2d, batch_norms, fold
-from fedkeel.parties import LocalClient
 from tests.methods.small import Probe, broadcast, pixels, small_federation, small_model, started
 
 MANY = small_federation([[0, 1, 2, 3] * 10] * 2)

@@ -7,10 +7,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedkeel import methods, state
+from fedkeel import methods
+from fedkeel.core import state
+from fedkeel.core.method import Composition
+from fedkeel.core.parties import LocalClient
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.method import Composition
-from fedkeel.parties import LocalClient
 from tests.methods.small import Probe, broadcast, pixels, small_model, started
 
 

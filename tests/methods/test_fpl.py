@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from fedkeel import methods
+from fedkeel.core.messages import check
+from fedkeel.core.method import Method
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError
-from fedkeel.messages import check
-from fedkeel.method import Method
-from fedkeel.prototypes import clustered, padded, regrouped
+from fedkeel.formulas.prototypes import clustered, padded, regrouped
 from tests.methods.small import broadcast, pixels, small_federation, started
 from tests.methods.steps import (
     assert_descends,

@@ -7,12 +7,12 @@ import torch
 from torch import nn
 
 from fedkeel import methods, models
+from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.models.output import Classifier
 from tests import tiny
 from tests.methods import together
 from tests.methods.small import Probe, broadcast, small_model, started
-from tests.test_privacy import needs_opacus
+from tests.trust.test_privacy import needs_opacus
 
 HEAD = ("head.weight", "head.bias")
 

@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from fedkeel import methods, state
+from fedkeel import methods
+from fedkeel.core import state
+from fedkeel.core.method import Composition
+from fedkeel.core.parties import select
 from fedkeel.data.federation import Federation
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.method import Composition
 from fedkeel.methods.ga import GA, adjusted
-from fedkeel.parties import select
 from tests import tiny
 from tests.methods import together
 from tests.methods.small import broadcast, names, small_federation, started

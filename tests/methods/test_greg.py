@@ -10,16 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkeel import methods, models, state
+from fedkeel import methods, models
+from fedkeel.core import state
+from fedkeel.core.messages import Update
+from fedkeel.core.method import Composition
+from fedkeel.core.parties import Batch
+from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.losses import consistency_kl
-from fedkeel.messages import Update
-from fedkeel.method import Composition
-from fedkeel.models.output import Classifier
+from fedkeel.formulas.losses import consistency_kl
 from fedkeel.nn.mixed_batch_norm import add_shares, mixed_statistics
 from fedkeel.nn.paired_batch_norm import Pairing, find_pairing
 from fedkeel.nn.surgery import batch_norms
-from fedkeel.parties import Batch
 from tests.methods.small import (
     CLASSES,
     broadcast,

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel import methods
+from fedkeel.core.method import Composition
+from fedkeel.core.parties import LocalClient
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.method import Composition
 from fedkeel.nn import HybridBatchNorm, ScaledWSConv2d, batch_norms, hybrid_norms
-from fedkeel.parties import LocalClient
 from tests.methods.small import (
     Probe,
     broadcast,

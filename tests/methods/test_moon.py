@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel import methods, models
+from fedkeel.core.state import Tensors
+from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.losses import model_contrast
-from fedkeel.models.output import Classifier
-from fedkeel.state import Tensors
+from fedkeel.formulas.losses import model_contrast
 from tests import tiny
 from tests.methods import together
 from tests.methods.small import started

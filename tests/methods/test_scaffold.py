@@ -10,10 +10,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedkeel import methods
+from fedkeel.core.method import Composition, Method
+from fedkeel.core.parties import LocalClient
+from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.method import Composition, Method
-from fedkeel.parties import LocalClient
-from fedkeel.state import Tensors
 from tests import tiny
 from tests.methods import together
 from tests.methods.small import started

@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 
-from fedkeel import methods, state
+from fedkeel import methods
+from fedkeel.core import state
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError
 from tests.methods.small import CLASSES, broadcast, small_federation, started

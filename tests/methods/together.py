@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fedkeel.core.messages import Broadcast, Update
+from fedkeel.core.state import Tensors
 from fedkeel.engine import optimizers
+from fedkeel.engine.executors.cuda.slot import Slot
 from fedkeel.engine.local import Worker
-from fedkeel.engine.slot import Slot
-from fedkeel.messages import Broadcast, Update
-from fedkeel.state import Tensors
 from tests import tiny
 
 # Methods whose options change what is kept, sent or averaged: under every executor they are tried beside the defaults.

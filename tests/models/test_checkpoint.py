@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import fedkeel
 from fedkeel import models
+from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError
 from fedkeel.models.checkpoint import Loaded, load_weights
-from fedkeel.state import Tensors
 from tests import tiny
 
 

@@ -17,7 +17,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.models import MODELS
 from fedkeel.nn.dropout import draw_dropout
 from fedkeel.nn.masks import Draws
-from fedkeel.privacy import sample_gradients
+from fedkeel.trust.privacy import sample_gradients
 from tests import tiny
 
 LAYERS = [nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout]

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedkeel import models
+from fedkeel.core.types import Classifier
 from fedkeel.errors import MethodError
-from fedkeel.models.output import Classifier
 from fedkeel.nn import feature_augmentation
 from fedkeel.nn.draws import normal
 from fedkeel.nn.feature_augmentation import FeatureAugmentation, augment_features, emphasis

@@ -16,8 +16,8 @@ import pytest
 
 from fedkeel import report
 from fedkeel.cli import main
-from fedkeel.comparison import read_comparison
 from fedkeel.errors import FedkeelError
+from fedkeel.experiments.comparison import read_comparison
 from fedkeel.report.page import embedded, render
 from tests.report.samples import accuracy, add_diagnostics, make_comparison, make_run
 
@@ -236,7 +236,7 @@ class TestDemo:
     def place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """A demo that is over in no time."""
         place = make_comparison(tmp_path / "demo", ("fedavg", "fedbn"))
-        monkeypatch.setattr("fedkeel.demo.demo", lambda *_, **__: read_comparison(place))
+        monkeypatch.setattr("fedkeel.experiments.demo.demo", lambda *_, **__: read_comparison(place))
         return place
 
     def test_it_ends_with_the_path_of_its_report(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,31 +14,16 @@ from typing import Any
 
 from torch import nn
 
-from fedkeel.analysis import (  # noqa: F401 (each registers itself)
-    bn_statistics,
-    convergence,
-    cost,
-    fairness,
-    gradient_norms,
-    label_distribution,
-    loss_gap,
-    mixing_factors,
-    nmi,
-    probability_floor,
-    prototype_similarity,
-    representation_divergence,
-    singular_values,
-    statistics_accuracy,
-    statistics_divergence,
-    tsne,
-)
 from fedkeel.analysis.diagnostic import DIAGNOSTICS, FOLDER, Diagnostic, Measured, build, diagnostic
 from fedkeel.analysis.moment import Moment, Objects
 from fedkeel.analysis.recorder import Recorder, chosen
+from fedkeel.core.method import Method
 from fedkeel.data.federation import Federation
-from fedkeel.given import as_path
-from fedkeel.method import Method
-from fedkeel.run import Run
+from fedkeel.options import as_path
+from fedkeel.registry import discover
+from fedkeel.runs.run import Run
+
+discover(__name__)
 
 __all__ = [
     "DIAGNOSTICS",

@@ -13,7 +13,7 @@ from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, lines
 from fedkeel.analysis.layer_statistics import client_statistics, normalised_layers, refuse_without_layers
 from fedkeel.analysis.moment import Moment
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
 from fedkeel.data.federation import Client
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError, unknown

@@ -8,7 +8,7 @@ from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
 from fedkeel.analysis.figures import Figure, by_round
 from fedkeel.analysis.moment import Objects
 from fedkeel.errors import FedkeelError
-from fedkeel.run import Run
+from fedkeel.runs.run import Run
 
 
 def evaluated(run: Run) -> list[dict[str, Any]]:

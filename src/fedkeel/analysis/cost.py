@@ -15,7 +15,7 @@ from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, table
 from fedkeel.analysis.moment import Objects
 from fedkeel.errors import FedkeelError
-from fedkeel.run import Run
+from fedkeel.runs.run import Run
 
 PHASES = ("train", "aggregate", "evaluate")
 

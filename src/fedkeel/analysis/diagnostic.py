@@ -12,14 +12,14 @@ import numpy as np
 from fedkeel import spec
 from fedkeel.analysis.figures import Figure
 from fedkeel.analysis.moment import Moment, Objects, of_run
-from fedkeel.counting import from_one
-from fedkeel.durable import explained, write_atomically
+from fedkeel.config import from_one
+from fedkeel.core.state import batch_norms
 from fedkeel.engine.local import StepWatch, Worker
 from fedkeel.errors import FedkeelError
-from fedkeel.nn.surgery import batch_norms
+from fedkeel.files import explained, write_atomically
 from fedkeel.registry import Registry
-from fedkeel.run import Run
-from fedkeel.store import plain
+from fedkeel.runs.run import Run
+from fedkeel.runs.store import plain
 
 FOLDER = "diagnostics"
 Values = dict[str, Any]

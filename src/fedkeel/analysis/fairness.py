@@ -14,9 +14,9 @@ from fedkeel.analysis.convergence import evaluated
 from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, keyed, table
 from fedkeel.analysis.moment import Objects
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
 from fedkeel.errors import FedkeelError
-from fedkeel.run import Run
+from fedkeel.runs.run import Run
 
 
 def spread(accuracies: Mapping[str, float]) -> float | None:

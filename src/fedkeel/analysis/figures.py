@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
 
 Figure = dict[str, Any]
 Numbers = Sequence[float | None]

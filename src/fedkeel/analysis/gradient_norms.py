@@ -28,11 +28,12 @@ from torch import Tensor, nn
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.moment import Moment, Objects, all_of_run
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
+from fedkeel.core.state import batch_norms
 from fedkeel.engine.local import WATCHED, StepWatch
 from fedkeel.errors import FedkeelError
-from fedkeel.nn.surgery import batch_norms, batch_statistics
-from fedkeel.run import Run
+from fedkeel.nn.surgery import batch_statistics
+from fedkeel.runs.run import Run
 
 COMPUTED, USED, LARGEST = "gradient_norm", "used_gradient_norm", "largest_gradient_norm"
 BATCH, GLOBAL, NO_NORM = "under batch statistics", "under global statistics", "at the model"

@@ -13,7 +13,7 @@ from fedkeel.analysis.moment import Objects, some_clients
 from fedkeel.data.federation import Client, Federation
 from fedkeel.engine.setup import load_federation
 from fedkeel.errors import FedkeelError
-from fedkeel.run import PYTHON_OBJECT, Run
+from fedkeel.runs.run import PYTHON_OBJECT, Run
 
 
 def label_counts(federation: Federation, clients: Sequence[Client]) -> NDArray[np.int64]:

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from fedkeel.analysis.moment import Array, Moment
+from fedkeel.core.state import Tensors
 from fedkeel.data.federation import Client
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError
-from fedkeel.state import Tensors
 
 
 class Statistics(NamedTuple):

@@ -14,7 +14,7 @@ import numpy as np
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.moment import Array, Moment
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms

@@ -17,20 +17,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedkeel import naming, seeds, state
+from fedkeel import seeds
+from fedkeel.core import naming, state
+from fedkeel.core.messages import Broadcast, Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Batch, select
+from fedkeel.core.state import Tensors
 from fedkeel.data.federation import Client, Federation
+from fedkeel.engine.checkpointing import Checkpoint
 from fedkeel.engine.local import LOCAL, Worker
+from fedkeel.engine.memory_files import Damaged, Shelf
 from fedkeel.engine.setup import prepare
 from fedkeel.errors import FedkeelError
-from fedkeel.messages import Broadcast, Update
-from fedkeel.method import Method
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.observer import Aggregated
-from fedkeel.parties import Batch, select
-from fedkeel.run import PYTHON_OBJECT, Run
-from fedkeel.shelf import Damaged, Shelf
-from fedkeel.state import Tensors
-from fedkeel.store import MODEL, Checkpoint, DamagedCheckpoint, read_checkpoint
+from fedkeel.runs.run import PYTHON_OBJECT, Run
+from fedkeel.runs.store import MODEL, DamagedCheckpoint, read_checkpoint
 
 Array = NDArray[np.float64]
 MOST_CLIENTS = 100  # that are looked at one by one after a run

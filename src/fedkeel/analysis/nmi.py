@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.moment import Array, Moment
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
 
 EVERYTHING = "all domains"
 

@@ -18,7 +18,7 @@ from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, table
 from fedkeel.analysis.loss_gap import log_probabilities, loss_gaps
 from fedkeel.analysis.moment import Array, Moment, Outputs
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
 
 NUMBERS = ("smallest q_b^y", "smallest q_g^y", "mean |gap|", "mean bound", "samples within the bound")
 

@@ -18,7 +18,7 @@ import numpy as np
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed, matrix
 from fedkeel.analysis.moment import Array, Moment, Outputs
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
 
 
 def prototypes(outputs: Outputs, num_classes: int) -> Array:

@@ -13,15 +13,14 @@ from pathlib import Path
 from fedkeel import spec
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, build, recorded, records_file
 from fedkeel.analysis.moment import Objects, of_round, own_worker
-from fedkeel.config import Config
-from fedkeel.counting import from_one
-from fedkeel.durable import explained, write_atomically
-from fedkeel.engine.evaluation import Scores
+from fedkeel.config import Config, from_one
+from fedkeel.core.evaluation import Scores
 from fedkeel.engine.local import Worker
 from fedkeel.engine.setup import Setup
 from fedkeel.errors import FedkeelError
+from fedkeel.files import explained, write_atomically
 from fedkeel.observer import Aggregated, Observer
-from fedkeel.run import PYTHON_OBJECT, Run
+from fedkeel.runs.run import PYTHON_OBJECT, Run
 
 
 def chosen(config: Config) -> list[Diagnostic]:

@@ -17,7 +17,7 @@ import numpy as np
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, keyed, matrix
 from fedkeel.analysis.moment import Array, Moment
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
 from fedkeel.errors import FedkeelError
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, keyed, lines
 from fedkeel.analysis.moment import Array, Moment
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError
 

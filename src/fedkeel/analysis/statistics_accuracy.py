@@ -14,7 +14,7 @@ import numpy as np
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.moment import Moment, Outputs
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
 
 KINDS = ("global", "batch")
 

@@ -18,7 +18,7 @@ from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.layer_statistics import client_statistics, refuse_without_layers
 from fedkeel.analysis.moment import Array, Moment
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
 from fedkeel.engine.local import Worker
 
 

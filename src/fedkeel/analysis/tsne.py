@@ -16,7 +16,7 @@ from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, points
 from fedkeel.analysis.moment import Array, Moment
 from fedkeel.analysis.nmi import clustering_nmi
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError, unknown
 

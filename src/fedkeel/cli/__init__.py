@@ -21,9 +21,8 @@ from fedkeel.cli import (
     training,
 )
 from fedkeel.cli.parsing import Parser, examples
-from fedkeel.errors import FedkeelError
-from fedkeel.naming import visible
-from fedkeel.shortage import shortages_explained
+from fedkeel.core.naming import visible
+from fedkeel.errors import FedkeelError, shortages_explained
 
 ABOUT = """Federated learning that stays upright when clients' data shift.
 

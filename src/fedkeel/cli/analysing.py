@@ -39,8 +39,8 @@ def add_commands(commands: Any) -> None:
 
 def analyse(arguments: argparse.Namespace) -> int:
     from fedkeel import analysis
-    from fedkeel.console import console
-    from fedkeel.run import Run
+    from fedkeel.cli.console import console
+    from fedkeel.runs.run import Run
 
     diagnostic = analysis.build(arguments.name)
     if arguments.out is not None and len(arguments.directories) > 1:
@@ -67,7 +67,7 @@ def analyse(arguments: argparse.Namespace) -> int:
 
 
 def print_figure(figure: dict[str, Any], out: Any) -> None:
-    from fedkeel.console import plain_table
+    from fedkeel.cli.console import plain_table
 
     headings, rows = figure_table(figure)
     left_out = len(rows) - MOST_ROWS

@@ -11,11 +11,11 @@ from typing import IO, TYPE_CHECKING, Any
 from fedkeel import config as configuration
 from fedkeel.cli.interrupts import interruptible
 from fedkeel.cli.parsing import examples
-from fedkeel.entries import typed
 from fedkeel.errors import FedkeelError
+from fedkeel.experiments.rows import typed
 
 if TYPE_CHECKING:
-    from fedkeel.bench import Report, Result
+    from fedkeel.experiments.bench import Report, Result
 
 STOPPED = 130
 SET_BY_ROW = ("method", "data", "partition", "model", "rounds", "batch_size", "learning_rate", "executor", "device")
@@ -54,7 +54,7 @@ def run_bench(arguments: argparse.Namespace) -> int:
     if arguments.json and not Path(arguments.json).absolute().parent.is_dir():
         raise FedkeelError(f"'{arguments.json}' cannot be written: its folder does not exist.")
 
-    from fedkeel.bench import bench, choose
+    from fedkeel.experiments.bench import bench, choose
 
     rows = choose(arguments.rows)
     if arguments.list:
@@ -117,8 +117,8 @@ class ProgressLine:
 
 # -- tables ----------------------------------------------------------------------------------------------------------
 def print_rows(rows: dict[str, Any]) -> None:
-    from fedkeel.bench import reason_to_skip
-    from fedkeel.console import console, plain_table
+    from fedkeel.cli.console import console, plain_table
+    from fedkeel.experiments.bench import reason_to_skip
 
     lines = [
         (name, row.work, row.method, aim_text(row.group, row.aim), reason_to_skip(row) or "yes")
@@ -128,8 +128,8 @@ def print_rows(rows: dict[str, Any]) -> None:
 
 
 def print_report(report: Report) -> None:
-    from fedkeel.bench import GROUPS
-    from fedkeel.console import console, plain_table
+    from fedkeel.cli.console import console, plain_table
+    from fedkeel.experiments.bench import GROUPS
 
     out = console(sys.stdout)
 

@@ -63,7 +63,7 @@ def add_commands(actions: Any) -> None:
 
 
 def list_data(arguments: argparse.Namespace) -> int:
-    from fedkeel.console import console
+    from fedkeel.cli.console import console
     from fedkeel.data.check import standings
 
     found = standings(arguments.names)
@@ -107,7 +107,7 @@ def list_data(arguments: argparse.Namespace) -> int:
 
 
 def check_data(arguments: argparse.Namespace) -> int:
-    from fedkeel.console import console, plain_table
+    from fedkeel.cli.console import console, plain_table
     from fedkeel.data.check import check
 
     result = check(arguments.data, arguments.root, decode_images=arguments.decode)
@@ -137,7 +137,7 @@ def check_data(arguments: argparse.Namespace) -> int:
 
 def pack_data(arguments: argparse.Namespace) -> int:
     from fedkeel.data import DATASETS
-    from fedkeel.data.pack import pack
+    from fedkeel.data.formats.packing import pack
 
     parsed = spec.parse(arguments.data)
     options = dict(parsed.options)

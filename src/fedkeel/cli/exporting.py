@@ -38,7 +38,7 @@ def add_commands(commands: Any) -> None:
 
 
 def run_export(arguments: argparse.Namespace) -> int:
-    from fedkeel.export import export
+    from fedkeel.runs.export import export
 
     path = export(
         arguments.directory,

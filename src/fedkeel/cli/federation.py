@@ -15,8 +15,8 @@ from fedkeel.cli.interrupts import interruptible
 from fedkeel.cli.parsing import add_options, examples, given_options
 from fedkeel.cli.training import add_place, show_result, stopped
 from fedkeel.config import from_dict
+from fedkeel.core.naming import file_name
 from fedkeel.errors import FedkeelError
-from fedkeel.naming import file_name
 from fedkeel.stopping import Stopped
 
 PORT = 9092
@@ -118,17 +118,17 @@ class ShowPolicy(argparse.Action):
     """Prints the default policy of a site and ends, as --help does."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from fedkeel.engine.flower.policy import Policy
+        from fedkeel.deploy.policy import Policy
 
         print(Policy().to_toml(), end="")
         parser.exit()
 
 
 def make_certificates(arguments: argparse.Namespace) -> int:
-    from fedkeel.engine.flower import need_flower
+    from fedkeel.deploy import need_flower
 
     need_flower()
-    from fedkeel.engine.flower.certificates import make
+    from fedkeel.deploy.certificates import make
 
     sites, hosts = _names(arguments.sites, "sites"), _names(arguments.host, "host")
     make(Path(arguments.out), sites, hosts, days=_whole(arguments.days, "days", 1))
@@ -149,12 +149,12 @@ def run_server(arguments: argparse.Namespace) -> int:
     wait = _whole(arguments.wait, "wait", 0)
     out = Path(arguments.out or Path("runs") / (Path(arguments.config).stem if arguments.config else "federation"))
 
-    from fedkeel.engine.flower import need_flower
+    from fedkeel.deploy import need_flower
 
     need_flower()
-    from fedkeel.console import RunProgress
-    from fedkeel.engine.flower.certificates import ServerFiles
-    from fedkeel.engine.flower.deployment import serve
+    from fedkeel.cli.console import RunProgress
+    from fedkeel.deploy.certificates import ServerFiles
+    from fedkeel.deploy.deployment import serve
 
     files = None
     given = (arguments.ca, arguments.certificate, arguments.key, arguments.keys)
@@ -173,12 +173,12 @@ def run_server(arguments: argparse.Namespace) -> int:
 
 
 def be_a_site(arguments: argparse.Namespace) -> int:
-    from fedkeel.engine.flower import need_flower
+    from fedkeel.deploy import need_flower
 
     need_flower()
-    from fedkeel.engine.flower.certificates import SiteFiles
-    from fedkeel.engine.flower.deployment import join
-    from fedkeel.engine.flower.policy import Policy
+    from fedkeel.deploy.certificates import SiteFiles
+    from fedkeel.deploy.deployment import join
+    from fedkeel.deploy.policy import Policy
 
     folder = Path(arguments.data).expanduser()
     policy = Policy.read(Path(arguments.accept).expanduser()) if arguments.accept else Policy()
@@ -204,10 +204,10 @@ def be_a_site(arguments: argparse.Namespace) -> int:
 
 
 def show_status(arguments: argparse.Namespace) -> int:
-    from fedkeel.console import console, plain_table
-    from fedkeel.engine.flower.executor import STATUS
-    from fedkeel.run import Run
-    from fedkeel.tables import percent
+    from fedkeel.cli.console import console, plain_table
+    from fedkeel.engine.executors.flower.executor import STATUS
+    from fedkeel.experiments.tables import percent
+    from fedkeel.runs.run import Run
 
     run = Run(arguments.directory)
     path = run.directory / STATUS

@@ -68,7 +68,7 @@ def list_names(arguments: argparse.Namespace) -> int:
 
 def print_names(kind: str, entries: Sequence[dict[str, Any]]) -> None:
     """A line each, cut where the terminal ends, and with the paper where it is wide enough."""
-    from fedkeel.console import console
+    from fedkeel.cli.console import console
 
     out = console(sys.stdout)
     widths = [max(len(entry[column]) for entry in entries) for column in ("name", "summary")]
@@ -96,7 +96,8 @@ def listed(table: dict[str, str], ending: str) -> str:
 
 
 def registry(kind: str) -> Registry[Any]:
-    from fedkeel import analysis, data, engine, methods, models, robust
+    from fedkeel import analysis, data, engine, methods, models
+    from fedkeel.trust import robust
 
     tables: dict[str, Registry[Any]] = {
         "methods": methods.METHODS,

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from fedkeel.cli import datasets
 from fedkeel.cli.parsing import add_options, add_sources, examples, given_options
 from fedkeel.config import Config, from_dict
-from fedkeel.naming import file_name
+from fedkeel.core.naming import file_name
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from fedkeel.comparison import Comparison
-    from fedkeel.run import Run
+    from fedkeel.experiments.comparison import Comparison
+    from fedkeel.runs.run import Run
 
 DATA_OPTIONS = ("partition", "unseen", "subsample", "seed")
 MOST_ROWS = 100  # of a table of clients that a person reads
@@ -94,8 +94,8 @@ def add_commands(commands: Any) -> None:
 
 # -- show -----------------------------------------------------------------------------------------------------
 def show_runs(arguments: argparse.Namespace) -> int:
-    from fedkeel.comparison import gather
-    from fedkeel.run import Run
+    from fedkeel.experiments.comparison import gather
+    from fedkeel.runs.run import Run
 
     comparison = gather(arguments.directories)
     if len(comparison.places) == 1:
@@ -123,10 +123,11 @@ def run_document(run: Run) -> dict[str, Any]:
 
 
 def print_run(run: Run) -> None:
-    from fedkeel.console import console, duration, plain_table
-    from fedkeel.intact import how_to_continue
-    from fedkeel.run import summarise_run
-    from fedkeel.tables import DASH, RULES, SOURCES, percent, sparkline
+    from fedkeel.cli.console import console, duration, plain_table
+    from fedkeel.experiments.tables import DASH, percent, sparkline
+    from fedkeel.runs.intact import how_to_continue
+    from fedkeel.runs.result import summarise_run
+    from fedkeel.runs.summary import RULES, SOURCES
 
     out = console(sys.stdout)
 
@@ -180,8 +181,8 @@ def print_run(run: Run) -> None:
 
 
 def print_profile(document: dict[str, Any], out: Console) -> None:
-    from fedkeel.console import plain_table
-    from fedkeel.profile import client_caption, client_rows, phase_rows
+    from fedkeel.cli.console import plain_table
+    from fedkeel.engine.profile import client_caption, client_rows, phase_rows
 
     on_gpu = ["waited for the GPU"] if document["device"] != "cpu" else []
     rounds, total = len(document["rounds"]), document["total"]
@@ -208,7 +209,7 @@ def size(count: float) -> str:
 
 
 def print_comparison(comparison: Comparison, sentences: Sequence[str] = ()) -> None:
-    from fedkeel.console import console, results_table
+    from fedkeel.cli.console import console, results_table
 
     out = console(sys.stdout)
     results = comparison.results
@@ -240,7 +241,7 @@ def describe_data(arguments: argparse.Namespace) -> int:
     config = from_dict(given_options(arguments))
 
     from fedkeel import data
-    from fedkeel.console import console, plain_table
+    from fedkeel.cli.console import console, plain_table
     from fedkeel.data.source import whole
     from fedkeel.engine.setup import load_federation
 

@@ -11,8 +11,8 @@ from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 from fedkeel import config as configuration
 from fedkeel import spec
 from fedkeel.config import Config
-from fedkeel.entries import typed
 from fedkeel.errors import FedkeelError, nearest, unknown
+from fedkeel.experiments.rows import typed
 
 
 class Parser(argparse.ArgumentParser):

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from fedkeel.cli.interrupts import interruptible
 from fedkeel.cli.parsing import add_options, examples, given_options
 from fedkeel.cli.training import add_jobs, add_place, stopped, whole_jobs
+from fedkeel.core.naming import visible
 from fedkeel.errors import FedkeelError
-from fedkeel.naming import visible
 from fedkeel.stopping import Stopped
 
 if TYPE_CHECKING:
-    from fedkeel.side_by_side import Reproduction
+    from fedkeel.experiments.paper_table import Reproduction
 
 CHANGEABLE = ("rounds", "model", "weights", "executor", "workers", "device", "precision", "checkpoint_every")
 
@@ -58,15 +58,15 @@ def reproduce_one(arguments: argparse.Namespace) -> int:
         return list_recipes(arguments)
     if not arguments.recipes:
         raise FedkeelError("'fedkeel reproduce' lacks NAME: 'fedkeel reproduce --list' shows what there is.")
-    from fedkeel.recipes import chosen, load
+    from fedkeel.experiments.recipes import chosen, load
 
     recipes = [load(name) for name in dict.fromkeys(name for word in arguments.recipes for name in chosen(word))]
     scale, jobs = share(arguments.scale), whole_jobs(arguments)
     root, arguments.root = arguments.root, None  # here it is the folder above the data sets, not that of one of them
     changes = given_options(arguments)
 
-    from fedkeel.console import ComparisonProgress
-    from fedkeel.reproduce import PLACE, reproduce_all
+    from fedkeel.cli.console import ComparisonProgress
+    from fedkeel.experiments.reproduce import PLACE, reproduce_all
 
     try:
         with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
@@ -103,7 +103,7 @@ def share(text: str | None) -> float:
 
 
 def print_reproduction(result: Reproduction, space: bool) -> None:
-    from fedkeel.console import console, plain_table
+    from fedkeel.cli.console import console, plain_table
 
     out = console(sys.stdout)
 
@@ -127,14 +127,14 @@ def print_reproduction(result: Reproduction, space: bool) -> None:
 
 
 def list_recipes(arguments: argparse.Namespace) -> int:
-    from fedkeel.recipes import load, names
+    from fedkeel.experiments.recipes import load, names
 
     recipes = [load(name) for name in names()]
     if arguments.json:
         keys = ("name", "paper", "table", "caption", "protocol", "substitute")
         print(json.dumps([{key: getattr(recipe, key) for key in keys} for recipe in recipes], indent=1))
         return 0
-    from fedkeel.console import console, plain_table
+    from fedkeel.cli.console import console, plain_table
 
     # The name says paper and table already, and a terminal of 80 columns has no room to say it twice.
     rows = [(recipe.name, recipe.caption) for recipe in recipes]

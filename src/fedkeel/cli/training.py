@@ -12,11 +12,11 @@ from typing import Any
 from fedkeel.cli.interrupts import interruptible
 from fedkeel.cli.parsing import add_options, add_sources, examples, given_options
 from fedkeel.config import MACHINE_OPTIONS, from_dict
-from fedkeel.entries import SET_BY_COMPARISON, read_entries, read_seeds
+from fedkeel.core.naming import visible
 from fedkeel.errors import FedkeelError
-from fedkeel.naming import visible
+from fedkeel.experiments.rows import SET_BY_COMPARISON, read_entries, read_seeds
+from fedkeel.runs.trackers import TRACKERS, require, tracked
 from fedkeel.stopping import Stopped
-from fedkeel.trackers import TRACKERS, require, tracked
 
 STOPPED = 130
 
@@ -122,8 +122,8 @@ def run_one(arguments: argparse.Namespace) -> int:
     config = from_dict(given_options(arguments))
     require(arguments.track)
 
-    from fedkeel.console import RunProgress
-    from fedkeel.run import free_directory, simulate
+    from fedkeel.cli.console import RunProgress
+    from fedkeel.simulation import free_directory, simulate
 
     directory = arguments.out or free_directory(config)
     try:
@@ -141,8 +141,8 @@ def run_one(arguments: argparse.Namespace) -> int:
 def resume_one(arguments: argparse.Namespace) -> int:
     require(arguments.track)
 
-    from fedkeel.console import RunProgress
-    from fedkeel.run import resume
+    from fedkeel.cli.console import RunProgress
+    from fedkeel.simulation import resume
 
     try:
         with (
@@ -164,8 +164,8 @@ def run_several(arguments: argparse.Namespace) -> int:
     seeds, jobs = read_seeds(arguments.seeds), whole_jobs(arguments)
     require(arguments.track)
 
-    from fedkeel.comparison import compare
-    from fedkeel.console import ComparisonProgress
+    from fedkeel.cli.console import ComparisonProgress
+    from fedkeel.experiments.comparison import compare
 
     try:
         with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
@@ -186,8 +186,8 @@ def run_several(arguments: argparse.Namespace) -> int:
 def run_demo(arguments: argparse.Namespace) -> int:
     seeds, jobs = read_seeds(arguments.seeds), whole_jobs(arguments)
 
-    from fedkeel.console import ComparisonProgress
-    from fedkeel.demo import demo, findings, introduction
+    from fedkeel.cli.console import ComparisonProgress
+    from fedkeel.experiments.demo import demo, findings, introduction
 
     if not (arguments.quiet or arguments.json):
         print(introduction(quick=arguments.quick), file=sys.stderr)

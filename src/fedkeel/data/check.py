@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 
 from fedkeel import spec
-from fedkeel.data.domainnet import ALL_SIZES
-from fedkeel.data.images import decode, reason, without_warnings
+from fedkeel.data.formats.images import decode, reason, without_warnings
 from fedkeel.data.listing import Findings, Listing
 from fedkeel.data.published import PUBLISHED, Published, published
+from fedkeel.data.readers.domainnet import ALL_SIZES
 from fedkeel.data.source import find_root
 from fedkeel.errors import DataError
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fedkeel.naming import visible
+from fedkeel.core.naming import visible
 
 if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont, ImageFont

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from fedkeel import room
-from fedkeel.data.cache import cached, fingerprint
-from fedkeel.data.images import Bytes, decode_all, resize_all
+from fedkeel.data import memory as room
+from fedkeel.data.formats.cache import cached, fingerprint
+from fedkeel.data.formats.images import Bytes, decode_all, resize_all
 from fedkeel.data.source import IntArray, Source, Split, indices, whole
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError

@@ -19,7 +19,7 @@ from fedkeel.data.population import Group, Population, Slices
 from fedkeel.data.source import DATASETS, IntArray, Source, Split, names, whole
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError, unknown
-from fedkeel.given import as_path
+from fedkeel.options import as_path
 
 log = logging.getLogger("fedkeel")
 

@@ -18,9 +18,9 @@ from fedkeel.config import Config
 from fedkeel.data import partition as partitions
 from fedkeel.data import rules
 from fedkeel.data.federation import Federation
-from fedkeel.data.folder import scan_domain
 from fedkeel.data.listing import Listing, assemble, images_in, visible_folders
 from fedkeel.data.load import cut, unseen_client
+from fedkeel.data.readers.folder import scan_domain
 from fedkeel.data.source import Source, names, whole
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError, nearest

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from fedkeel.engine import cuda, processes, serial
-from fedkeel.engine.execution import EXECUTORS, ClientMemory, Executor
+from fedkeel.engine.executors import processes, serial
+from fedkeel.engine.executors.cuda import executor as cuda
+from fedkeel.engine.executors.executor import EXECUTORS, ClientMemory, Executor
 
 __all__ = ["EXECUTORS", "ClientMemory", "Executor", "cuda", "processes", "serial"]

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedkeel import room, seeds
+from fedkeel import seeds
+from fedkeel.core.parties import Batch
+from fedkeel.data import memory as room
 from fedkeel.data.federation import Client, Federation, Transform
-from fedkeel.parties import Batch
 
 log = logging.getLogger("fedkeel")
 IMAGES_SHARE = 0.5  # of the GPU's free memory

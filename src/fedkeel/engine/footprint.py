@@ -12,8 +12,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from fedkeel import models, room
+from fedkeel import models
 from fedkeel.config import Config
+from fedkeel.data import memory as room
 from fedkeel.data.federation import Federation
 
 KEPT = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)  # the backward pass needs what comes after each of these

@@ -17,21 +17,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkeel import privacy, seeds, state
+from fedkeel import seeds
 from fedkeel.config import Config
+from fedkeel.core import state
+from fedkeel.core.evaluation import Evaluation
+from fedkeel.core.messages import Answer, BadMessage, Broadcast, Update, check_finite
+from fedkeel.core.method import Composition
+from fedkeel.core.parties import Batch, LocalClient, Repeat, one_by_one, prefixed, select
+from fedkeel.core.state import Layout, Tensors
+from fedkeel.core.types import Classifier, Output
 from fedkeel.data.federation import Federation
 from fedkeel.engine import optimizers
 from fedkeel.engine.batches import ImageStore, Plan, TrainingPasses, poisson_plan, training_plan
-from fedkeel.engine.evaluation import Evaluation, Totals, evaluate
-from fedkeel.messages import Answer, BadMessage, Broadcast, Update, check_finite
-from fedkeel.method import Composition
-from fedkeel.models.output import Classifier, Output
+from fedkeel.engine.evaluation import Totals, evaluate
 from fedkeel.nn.dropout import draw_dropout
 from fedkeel.nn.surgery import frozen_statistics
-from fedkeel.parties import Batch, LocalClient, Repeat, one_by_one, prefixed, select
-from fedkeel.randomness import Randomness, fingerprint
-from fedkeel.state import Layout, Tensors
 from fedkeel.stopping import LOCAL_STEP, Stopped, reached, stop_requested
+from fedkeel.trust import privacy
+from fedkeel.trust.secrets import Randomness, fingerprint
 
 LOCAL = "local"  # where a client's memory holds the entries of the model that never travel
 WATCHED = "watched/"  # before the names of an update's metrics that are for observers and not for `metrics.jsonl`

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from fedkeel.shelf import Shelf
-from fedkeel.state import Tensors, nbytes, to_device
+from fedkeel.core.state import Tensors, nbytes, to_device
+from fedkeel.engine.memory_files import Shelf
 
 
 class ClientMemory:

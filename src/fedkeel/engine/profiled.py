@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeel import profile
+from fedkeel.core.evaluation import Evaluation
+from fedkeel.core.messages import Answer, Broadcast, Update
+from fedkeel.core.parties import Batch, LocalClient
+from fedkeel.core.state import Tensors
+from fedkeel.engine import profile
 from fedkeel.engine.batches import Plan
-from fedkeel.engine.evaluation import Evaluation
 from fedkeel.engine.local import Worker
-from fedkeel.messages import Answer, Broadcast, Update
-from fedkeel.parties import Batch, LocalClient
-from fedkeel.profile import Unwatched
-from fedkeel.state import Tensors
+from fedkeel.engine.profile import Unwatched
 
 
 @dataclass

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
+from fedkeel.core.evaluation import Evaluation, diverged_domains
 from fedkeel.data.federation import Federation
-from fedkeel.engine.evaluation import Evaluation, diverged_domains, split_indices
+from fedkeel.engine.evaluation import split_indices
 
 if TYPE_CHECKING:
     from fedkeel.engine.setup import Setup

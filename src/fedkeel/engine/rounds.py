@@ -12,24 +12,26 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
-from fedkeel import privacy, profile, seeds, state
-from fedkeel.counting import from_one
-from fedkeel.engine.evaluation import Evaluation, Scores, summarise
-from fedkeel.engine.execution import Executor
+from fedkeel import seeds
+from fedkeel.config import from_one
+from fedkeel.core import state
+from fedkeel.core.evaluation import Evaluation, Scores, summarise
+from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, check, check_samples, reading
+from fedkeel.core.parties import Server, prefixed, select
+from fedkeel.core.state import Tensors
+from fedkeel.engine import profile
+from fedkeel.engine.checkpointing import Checkpoint, Pace, Storage
+from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
-from fedkeel.engine.pace import Pace
+from fedkeel.engine.profile import phase
 from fedkeel.engine.remarks import Remarks
 from fedkeel.engine.setup import Setup, clients_per_round
-from fedkeel.engine.tested import Tested
+from fedkeel.engine.testing import Tested
 from fedkeel.errors import StoreError, TrainingError
-from fedkeel.messages import Answer, BadMessage, Broadcast, Missing, Update, check, check_samples, reading
 from fedkeel.observer import Aggregated, Observer
-from fedkeel.parties import Server, prefixed, select
-from fedkeel.profile import phase
-from fedkeel.randomness import Randomness
-from fedkeel.state import Tensors
 from fedkeel.stopping import UPDATE, reached
-from fedkeel.store import Checkpoint, Store
+from fedkeel.trust import privacy
+from fedkeel.trust.secrets import Randomness
 
 
 @dataclass
@@ -47,7 +49,7 @@ class Federated:
 
     setup: Setup
     executor: Executor
-    store: Store
+    store: Storage
     observer: Observer
     server: Server = field(init=False)
     traffic: Traffic = field(default_factory=Traffic)

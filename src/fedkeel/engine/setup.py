@@ -12,24 +12,24 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import nn
 
-from fedkeel import data, methods, models, privacy, seeds
+from fedkeel import data, methods, models, seeds
 from fedkeel.config import Config
+from fedkeel.core.method import Composition, Method
+from fedkeel.core.state import batch_norms
+from fedkeel.core.types import Classifier, Output
 from fedkeel.data.federation import Federation
 from fedkeel.engine import footprint
-from fedkeel.engine.execution import EXECUTORS, ClientMemory, Executor
+from fedkeel.engine.executors.executor import EXECUTORS, ClientMemory, Executor
 from fedkeel.engine.local import Worker
+from fedkeel.engine.memory_files import Shelf
+from fedkeel.engine.profile import READING, SET_UP, Profile, Unprofiled
 from fedkeel.engine.profiled import ProfiledWorker
 from fedkeel.engine.threads import available_cores, choose_threads
-from fedkeel.errors import DataError, FedkeelError, MethodError, nearest
-from fedkeel.method import Composition, Method
-from fedkeel.models.output import Classifier, Output
+from fedkeel.errors import DataError, FedkeelError, MethodError, nearest, shortage
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms
-from fedkeel.nn.surgery import batch_norms
-from fedkeel.profile import READING, SET_UP, Profile, Unprofiled
-from fedkeel.robust import Defence
-from fedkeel.shelf import Shelf
-from fedkeel.shortage import shortage
 from fedkeel.spec import parse
+from fedkeel.trust import privacy
+from fedkeel.trust.robust import Defence
 
 log = logging.getLogger("fedkeel")
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from fedkeel.core.method import Composition, Method
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.given import described
-from fedkeel.method import Composition, Method
-from fedkeel.registry import Registry
+from fedkeel.options import described
+from fedkeel.registry import Registry, discover
 from fedkeel.spec import Spec, parse_sum
 
 METHODS: Registry[Method] = Registry("method")
@@ -86,5 +84,4 @@ def _build(spec: Spec) -> Method:
     return METHODS.make(spec.name, **spec.options)
 
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+discover(__name__)

@@ -3,7 +3,7 @@ epochs. Not a federated method: the upper bound that the papers compare with."""
 
 from __future__ import annotations
 
-from fedkeel.method import Method
+from fedkeel.core.method import Method
 from fedkeel.methods import register
 
 

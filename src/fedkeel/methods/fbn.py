@@ -18,17 +18,16 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fedkeel.aggregation import moving_average, pooled_moments
+from fedkeel.core.messages import Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import LocalClient, Server
+from fedkeel.core.state import Tensors, batch_norms
+from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.messages import Update
-from fedkeel.method import Method
+from fedkeel.formulas.aggregation import moving_average, pooled_moments
 from fedkeel.methods import register
 from fedkeel.methods.fixbn import refuse_without_global_statistics
-from fedkeel.models.output import Output
 from fedkeel.nn.mixed_batch_norm import averaged_statistics
-from fedkeel.nn.surgery import batch_norms
-from fedkeel.parties import LocalClient, Server
-from fedkeel.state import Tensors
 
 STEPS = "_steps"
 VARIANTS = ("paper", "released")

@@ -18,15 +18,15 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from fedkeel import state
+from fedkeel.core import state
+from fedkeel.core.messages import Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.state import Tensors
+from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError
-from fedkeel.losses import proximal
-from fedkeel.messages import Update
-from fedkeel.method import Method
+from fedkeel.formulas.losses import proximal
 from fedkeel.methods import register
-from fedkeel.models.output import Output
-from fedkeel.parties import Batch, LocalClient, Server
-from fedkeel.state import Tensors
 
 
 @register("fedacg")

@@ -3,7 +3,7 @@ AISTATS 2017. Batch-norm statistics are averaged like the weights, which is the 
 
 from __future__ import annotations
 
-from fedkeel.method import Method
+from fedkeel.core.method import Method
 from fedkeel.methods import register
 
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fedkeel import state
+from fedkeel.core import state
+from fedkeel.core.messages import Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Server
+from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError
-from fedkeel.messages import Update
-from fedkeel.method import Method
 from fedkeel.methods import register
-from fedkeel.parties import Server
-from fedkeel.state import Tensors
 
 
 @register("fedavgm")

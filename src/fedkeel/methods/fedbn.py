@@ -14,10 +14,10 @@ from typing import Literal
 
 from torch import nn
 
+from fedkeel.core.method import Method
+from fedkeel.core.state import batch_norms
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.method import Method
 from fedkeel.methods import register
-from fedkeel.nn.surgery import batch_norms
 
 Unseen = Literal["batch", "initial"]
 

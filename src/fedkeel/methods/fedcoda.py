@@ -14,19 +14,19 @@ from math import ceil
 import torch
 from torch import Tensor, nn
 
-from fedkeel.aggregation import fair_prototype, mean_prototype
+from fedkeel.core.messages import Expected, Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.state import Tensors, batch_norms
+from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError, MethodError, nearest
-from fedkeel.losses import feature_alignment, prototype_calibration
-from fedkeel.messages import Expected, Update
-from fedkeel.method import Method
+from fedkeel.formulas.aggregation import fair_prototype, mean_prototype
+from fedkeel.formulas.losses import feature_alignment, prototype_calibration
+from fedkeel.formulas.prototypes import global_prototypes, local_prototypes
 from fedkeel.methods import register
 from fedkeel.methods.fixbn import refuse_without_global_statistics
-from fedkeel.models.output import Output
 from fedkeel.nn.clipping import HistoryClip
-from fedkeel.nn.surgery import batch_norms, frozen_statistics
-from fedkeel.parties import Batch, LocalClient, Server
-from fedkeel.prototypes import global_prototypes, local_prototypes
-from fedkeel.state import Tensors
+from fedkeel.nn.surgery import frozen_statistics
 
 CLIPS = ("adaptive", "fixed", "none")
 HISTORIES = ("start", "calibration")

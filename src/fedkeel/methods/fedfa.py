@@ -21,14 +21,14 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.messages import Expected, Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import LocalClient, Server
+from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.messages import Expected, Update
-from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.nn.draws import new_key
 from fedkeel.nn.feature_augmentation import FeatureAugmentation, augment_features
-from fedkeel.parties import LocalClient, Server
-from fedkeel.state import Tensors
 
 VARIANCES = ("channel", "scalar")
 

@@ -23,16 +23,16 @@ from math import floor
 import torch
 from torch import Tensor
 
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
+from fedkeel.core.messages import Expected, Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.state import Tensors
+from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.losses import direction_distance, feature_alignment
-from fedkeel.messages import Expected, Update
-from fedkeel.method import Method
+from fedkeel.formulas.losses import direction_distance, feature_alignment
+from fedkeel.formulas.prototypes import counted_prototypes
 from fedkeel.methods import register
-from fedkeel.models.output import Output
-from fedkeel.parties import Batch, LocalClient, Server
-from fedkeel.prototypes import counted_prototypes
-from fedkeel.state import Tensors
 
 log = logging.getLogger("fedkeel")
 MATCHINGS = ("contrastive", "l2")

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.method import Method
+from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError, MethodError, nearest
-from fedkeel.method import Method
 from fedkeel.methods import register
-from fedkeel.models.output import Classifier
 from fedkeel.models.wrapped import Wrapped
 from fedkeel.nn.surgery import remove_normalisation
 

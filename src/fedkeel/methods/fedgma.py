@@ -18,12 +18,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedkeel.core.messages import Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Server
+from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError
-from fedkeel.messages import Update
-from fedkeel.method import Method
 from fedkeel.methods import register
-from fedkeel.parties import Server
-from fedkeel.state import Tensors
 
 
 def agreement_mask(differences: Tensor, threshold: float) -> Tensor:

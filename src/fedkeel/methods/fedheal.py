@@ -25,12 +25,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedkeel.core.messages import Expected, Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import LocalClient, Server, select
+from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError
-from fedkeel.messages import Expected, Update
-from fedkeel.method import Method
 from fedkeel.methods import register
-from fedkeel.parties import LocalClient, Server, select
-from fedkeel.state import Tensors
 
 
 @register("fedheal")

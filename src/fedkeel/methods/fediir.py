@@ -21,14 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedkeel.core.messages import Expected
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.state import Tensors
+from fedkeel.core.types import Classifier, Output
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.messages import Expected
-from fedkeel.method import Method
 from fedkeel.methods import register
-from fedkeel.models.output import Classifier, Output
 from fedkeel.nn.surgery import frozen_statistics
-from fedkeel.parties import Batch, LocalClient, Server
-from fedkeel.state import Tensors
 
 MOST_BATCHES = 2.0**40  # of a client: none has more
 

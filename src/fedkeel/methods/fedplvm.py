@@ -23,15 +23,15 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedkeel.core.messages import Expected, Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.state import Tensors
+from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError
-from fedkeel.losses import cosine_pull, prototype_contrast
-from fedkeel.messages import Expected, Update
-from fedkeel.method import Method
+from fedkeel.formulas.losses import cosine_pull, prototype_contrast
+from fedkeel.formulas.prototypes import class_means, clustered, regrouped
 from fedkeel.methods import register
-from fedkeel.models.output import Output
-from fedkeel.parties import Batch, LocalClient, Server
-from fedkeel.prototypes import class_means, clustered, regrouped
-from fedkeel.state import Tensors
 
 
 @register("fedplvm")

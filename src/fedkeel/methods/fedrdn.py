@@ -26,13 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.messages import Expected
+from fedkeel.core.method import Method
+from fedkeel.core.parties import LocalClient, Server
+from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, MethodError, TrainingError, nearest
-from fedkeel.messages import Expected
-from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.nn.draws import new_key, uniform
-from fedkeel.parties import LocalClient, Server
-from fedkeel.state import Tensors
 
 DRAWS = ("image", "batch")
 _LEAST_STD = 1e-3  # of images of one colour

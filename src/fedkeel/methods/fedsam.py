@@ -18,10 +18,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fedkeel.core.method import Method
+from fedkeel.core.parties import LocalClient
 from fedkeel.errors import FedkeelError
-from fedkeel.method import Method
 from fedkeel.methods import register
-from fedkeel.parties import LocalClient
 
 
 @register("fedsam")

@@ -22,13 +22,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel import seeds
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Batch, LocalClient
+from fedkeel.core.types import Classifier, Output
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.method import Method
 from fedkeel.methods import register
-from fedkeel.models.output import Classifier, Output
 from fedkeel.nn.draws import new_key, normal
 from fedkeel.nn.surgery import replace_modules
-from fedkeel.parties import Batch, LocalClient
 
 _LEAST = 1e-6
 """A standard deviation is at least this: softplus reaches 0 in single precision, and its logarithm enters the loss."""

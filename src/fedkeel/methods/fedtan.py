@@ -29,15 +29,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedkeel import state
+from fedkeel.core import state
+from fedkeel.core.messages import Expected, Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.state import Tensors, batch_norms
+from fedkeel.core.types import Output
 from fedkeel.errors import MethodError
-from fedkeel.messages import Expected, Update
-from fedkeel.method import Method
 from fedkeel.methods import register
-from fedkeel.models.output import Output
-from fedkeel.nn.surgery import batch_norms
-from fedkeel.parties import Batch, LocalClient, Server
-from fedkeel.state import Tensors
 
 log = logging.getLogger("fedkeel")
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)

@@ -13,13 +13,13 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
+from fedkeel.core.method import Method
+from fedkeel.core.parties import LocalClient
 from fedkeel.errors import FedkeelError
-from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.nn.clipping import agc_
 from fedkeel.nn.scaled_ws_conv import to_scaled_ws
 from fedkeel.nn.surgery import remove_normalisation
-from fedkeel.parties import LocalClient
 
 
 @register("fedwon")

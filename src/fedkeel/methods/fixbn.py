@@ -16,14 +16,14 @@ from math import floor
 
 from torch import Tensor, nn
 
+from fedkeel.core.messages import Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import LocalClient, Server
+from fedkeel.core.state import Tensors, batch_norms
+from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.messages import Update
-from fedkeel.method import Method
 from fedkeel.methods import register
-from fedkeel.models.output import Output
-from fedkeel.nn.surgery import batch_norms, frozen_statistics
-from fedkeel.parties import LocalClient, Server
-from fedkeel.state import Tensors
+from fedkeel.nn.surgery import frozen_statistics
 
 
 def refuse_without_global_statistics(method: str, server: Server) -> None:

@@ -21,15 +21,15 @@ from collections.abc import Hashable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedkeel.core.messages import Expected, Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.state import Tensors
+from fedkeel.core.types import Classifier, Output
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.losses import prototype_contrast
-from fedkeel.messages import Expected, Update
-from fedkeel.method import Method
+from fedkeel.formulas.losses import prototype_contrast
+from fedkeel.formulas.prototypes import class_means, local_prototypes, regrouped
 from fedkeel.methods import register
-from fedkeel.models.output import Classifier, Output
-from fedkeel.parties import Batch, LocalClient, Server
-from fedkeel.prototypes import class_means, local_prototypes, regrouped
-from fedkeel.state import Tensors
 
 PROTOTYPES = ("pass", "seen")
 

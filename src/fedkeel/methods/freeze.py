@@ -15,13 +15,13 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fedkeel.core.messages import Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Server
+from fedkeel.core.state import Tensors
+from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError, MethodError, nearest
-from fedkeel.messages import Update
-from fedkeel.method import Method
 from fedkeel.methods import register
-from fedkeel.models.output import Classifier
-from fedkeel.parties import Server
-from fedkeel.state import Tensors
 
 HEADS = ("fixed", "local")
 

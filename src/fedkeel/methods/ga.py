@@ -25,12 +25,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedkeel.core.messages import Expected, Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Batch, LocalClient, Server, prefixed, select
+from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.messages import Expected, Update
-from fedkeel.method import Method
 from fedkeel.methods import register
-from fedkeel.parties import Batch, LocalClient, Server, prefixed, select
-from fedkeel.state import Tensors
 
 MEASURES = ("accuracy", "loss")
 

@@ -12,11 +12,12 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from fedkeel.core.method import Method
+from fedkeel.core.state import batch_norms
 from fedkeel.data.source import names
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.method import Method
 from fedkeel.methods import register
-from fedkeel.nn.surgery import batch_norms, to_group_norm
+from fedkeel.nn.surgery import to_group_norm
 
 
 @register("gn")

@@ -27,18 +27,17 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.config import Config
+from fedkeel.core.messages import Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.state import Tensors, batch_norms, lerp, untouched
+from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.losses import consistency_kl
-from fedkeel.messages import Update
-from fedkeel.method import Method
+from fedkeel.formulas.losses import consistency_kl
 from fedkeel.methods import register
 from fedkeel.methods.fixbn import refuse_without_global_statistics
-from fedkeel.models.output import Output
 from fedkeel.nn.mixed_batch_norm import MIXTURES, add_shares, mixed_statistics
 from fedkeel.nn.paired_batch_norm import Pairing, Pairings, naive
-from fedkeel.nn.surgery import batch_norms
-from fedkeel.parties import Batch, LocalClient, Server
-from fedkeel.state import Tensors, lerp, untouched
 
 MODES = ("consistency", *MIXTURES)
 LACKING = "lacking"  # in a broadcast whose statistics are still those of a new network, though it is not the first

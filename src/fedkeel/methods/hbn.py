@@ -19,17 +19,17 @@ from itertools import islice
 import torch
 from torch import nn
 
-from fedkeel import state
-from fedkeel.aggregation import moving_average, pooled_moments
 from fedkeel.config import Config
+from fedkeel.core import state
+from fedkeel.core.messages import Expected, Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.messages import Expected, Update
-from fedkeel.method import Method
+from fedkeel.formulas.aggregation import moving_average, pooled_moments
 from fedkeel.methods import register
 from fedkeel.methods.greg import LACKING, refuse_other_warm_starts, starts_warm
 from fedkeel.nn.hybrid_batch_norm import MIXES, RECORDS, hybrid_norms, recorded_moments, to_hybrid
-from fedkeel.parties import Batch, LocalClient, Server
-from fedkeel.state import Tensors
 
 CHOICES = {
     "record": RECORDS,

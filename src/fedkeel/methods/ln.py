@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedkeel.method import Method
+from fedkeel.core.method import Method
 from fedkeel.methods import register
 from fedkeel.nn.surgery import to_layer_norm
 

@@ -23,16 +23,16 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from fedkeel import state
+from fedkeel.core import state
+from fedkeel.core.messages import Expected
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.state import Tensors
+from fedkeel.core.types import Classifier, Output
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.losses import model_contrast
-from fedkeel.messages import Expected
-from fedkeel.method import Method
+from fedkeel.formulas.losses import model_contrast
 from fedkeel.methods import register
 from fedkeel.models.encoder import Encoder
-from fedkeel.models.output import Classifier, Output
-from fedkeel.parties import Batch, LocalClient, Server
-from fedkeel.state import Tensors
 
 
 @register("moon")

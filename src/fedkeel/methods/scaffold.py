@@ -23,14 +23,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkeel import state
+from fedkeel.core import state
+from fedkeel.core.messages import Expected, Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import LocalClient, Server
+from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, MethodError, nearest
-from fedkeel.messages import Expected, Update
-from fedkeel.method import Method
 from fedkeel.methods import register
 from fedkeel.nn.surgery import frozen_statistics
-from fedkeel.parties import LocalClient, Server
-from fedkeel.state import Tensors
 
 OPTIONS = ("I", "II")
 SUM, SHARE = "sum/", "share/"  # in the server's memory: of all clients' control variates, and each one's weight in it

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedkeel.method import Method
+from fedkeel.core.method import Method
 from fedkeel.methods import register
 
 

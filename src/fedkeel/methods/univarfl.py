@@ -16,12 +16,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fedkeel.core.method import Method
+from fedkeel.core.parties import Batch, LocalClient
+from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError
-from fedkeel.losses import classifier_variance, hyperspherical_energy
-from fedkeel.method import Method
+from fedkeel.formulas.losses import classifier_variance, hyperspherical_energy
 from fedkeel.methods import register
-from fedkeel.models.output import Output
-from fedkeel.parties import Batch, LocalClient
 
 
 @register("univarfl")

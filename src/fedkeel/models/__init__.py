@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from fedkeel.models import alexnet, digits_cnn, mobilenet, resnet, simple_cnn, small_cnn, vgg  # noqa: F401 (register)
+from fedkeel.core.types import Classifier, Output
 from fedkeel.models.catalogue import MODELS, build, build_spec, names, network
 from fedkeel.models.checkpoint import load_weights
 from fedkeel.models.encoder import Encoder, ImageSize, Projector
-from fedkeel.models.output import Classifier, Output
 from fedkeel.models.wrapped import Wrapped, refuse_lazy, wrap
+from fedkeel.registry import discover
+
+discover(__name__)
 
 __all__ = [
     "MODELS",

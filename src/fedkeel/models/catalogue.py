@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 from torch import nn
 
+from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError
 from fedkeel.models import timm_models
 from fedkeel.models.encoder import Encoder, ImageSize, height_width
-from fedkeel.models.output import Classifier
 from fedkeel.registry import Registry, first_sentence
 from fedkeel.spec import parse
 

@@ -19,10 +19,10 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from fedkeel import state
+from fedkeel.core import state
+from fedkeel.core.state import Tensors
+from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError
-from fedkeel.models.output import Classifier
-from fedkeel.state import Tensors
 
 WRAPPERS = ("state_dict", "model_state_dict", "model_state", "model", "net", "network", "weights")
 PREFIXES = ("module.", "model.", "state_dict.", "_orig_mod.", "net.", "backbone.")

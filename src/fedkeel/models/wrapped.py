@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from fedkeel.core.types import Classifier, Output
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.given import described
-from fedkeel.models.output import Classifier, Output
+from fedkeel.options import described
 
 
 class Wrapped(Classifier):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fedkeel.core.state import batch_norms
 from fedkeel.nn.clipping import HistoryClip, agc_
 from fedkeel.nn.hybrid_batch_norm import (
     HybridBatchNorm,
@@ -13,7 +14,6 @@ from fedkeel.nn.hybrid_batch_norm import (
 )
 from fedkeel.nn.scaled_ws_conv import ScaledWSConv1d, ScaledWSConv2d, ScaledWSConv3d, fold, to_scaled_ws
 from fedkeel.nn.surgery import (
-    batch_norms,
     batch_statistics,
     frozen_statistics,
     group_count,

@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.types import Classifier
 from fedkeel.errors import MethodError
-from fedkeel.models.output import Classifier
 from fedkeel.nn.draws import normal, uniform
 
 _CONSUMERS = (nn.Linear, nn.Flatten, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)  # what follows the last block

@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel.errors import FedkeelError, MethodError, nearest
-from fedkeel.nn import fused
+from fedkeel.nn.kernels import fused
 from fedkeel.nn.mixed_batch_norm import measured
 from fedkeel.nn.surgery import copy_affine, replace_modules, with_tail
 

@@ -27,11 +27,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedkeel.models.output import Output
-from fedkeel.nn import channel_rows, fused
+from fedkeel.core.state import batch_norms
+from fedkeel.core.types import Output
 from fedkeel.nn.dropout import number_of_draws
+from fedkeel.nn.kernels import channel_rows, fused
 from fedkeel.nn.mixed_batch_norm import global_moments, plain_forward, replaced_forward, update_momentum
-from fedkeel.nn.surgery import batch_norms, using_statistics
+from fedkeel.nn.surgery import using_statistics
 
 log = logging.getLogger("fedkeel")
 _TOLERANCE = 1e-6

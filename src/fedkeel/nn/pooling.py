@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from fedkeel.nn import channel_rows, fused
+from fedkeel.nn.kernels import channel_rows, fused
 
 ROWS, COLUMNS = 32, 64  # of a tile
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fedkeel.errors import FedkeelError, MethodError, nearest
-from fedkeel.nn import fused
+from fedkeel.nn.kernels import fused
 from fedkeel.nn.surgery import replace_modules
 
 EPS = 1e-4

@@ -23,17 +23,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from fedkeel.core.state import batch_norms
 from fedkeel.errors import FedkeelError, MethodError
 
 NORMALISATIONS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
-
-
-def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
-    """Every batch norm of torch's kind (1d, 2d, 3d, Sync, Lazy, subclasses) by its name in `named_modules()`.
-
-    A module that is used in two places appears once. `HybridBatchNorm` is none of these.
-    """
-    return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
 
 
 def replace_modules(

@@ -4,7 +4,7 @@
     report.write(["runs/demo"])        # -> runs/demo/report.html
 
 The page is one file without a single request; see `page.py`. Figures for a paper are in `figures.py`, which needs
-matplotlib, and tables in `fedkeel.tables`.
+matplotlib, and tables in `fedkeel.runs.tables`.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
-from fedkeel.durable import write_atomically
 from fedkeel.errors import FedkeelError
-from fedkeel.given import as_path, described
+from fedkeel.files import write_atomically
+from fedkeel.options import as_path, described
 from fedkeel.report.collect import Collected, collect
 from fedkeel.report.page import GENERATOR, render
 from fedkeel.report.writing import told

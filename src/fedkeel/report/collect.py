@@ -16,13 +16,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from fedkeel.comparison import FILE, Place, labels, read_comparison
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
+from fedkeel.experiments.comparison import FILE, Place, labels, read_comparison
+from fedkeel.experiments.tables import Results
 from fedkeel.report.diagnostics import ALL_RUNS, Diagnostic, Source, read_diagnostics
-from fedkeel.run import PYTHON_OBJECT, Run
-from fedkeel.store import fingerprint
-from fedkeel.tables import Results
+from fedkeel.runs.run import PYTHON_OBJECT, Run
+from fedkeel.runs.store import fingerprint
 
 FEDERATION = ("data", "partition", "unseen", "subsample")  # runs that share these were made on the same data
 COUNTED = ("seconds", "rounds", "bytes_up", "bytes_down", "questions", "epsilon")  # of a summary

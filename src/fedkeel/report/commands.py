@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from fedkeel.config import Config
-from fedkeel.entries import SET_BY_COMPARISON, read_entry
 from fedkeel.errors import FedkeelError
-from fedkeel.run import PYTHON_OBJECT
+from fedkeel.experiments.rows import SET_BY_COMPARISON, read_entry
+from fedkeel.runs.run import PYTHON_OBJECT
+from fedkeel.runs.store import fingerprint
 from fedkeel.spec import split
-from fedkeel.store import fingerprint
 
 # Parallel jobs of a comparison set the executor themselves, and it does not change what comes out.
 LEFT_TO_COMPARISON = (*SET_BY_COMPARISON, "executor", "workers")

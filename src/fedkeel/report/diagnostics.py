@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fedkeel.profile import FILE as PROFILE
-from fedkeel.profile import client_caption, client_rows, phase_rows
-from fedkeel.store import plain
+from fedkeel.engine.profile import FILE as PROFILE
+from fedkeel.engine.profile import client_caption, client_rows, phase_rows
+from fedkeel.runs.store import plain
 
 MOST_POINTS = 2000  # of a scatter plot; more is neither seen nor drawn quickly
 MOST_BYTES = 2_500_000  # of all diagnostics of a group

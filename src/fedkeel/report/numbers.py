@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fedkeel.counting import from_one
+from fedkeel.config import from_one
+from fedkeel.experiments.tables import Results, Row
 from fedkeel.report.collect import Curve, Group, Metric, most_rounds, thinned
 from fedkeel.report.diagnostics import short
-from fedkeel.tables import Results, Row
 
 SHOWN_AT_FIRST = 10  # curves; more of them hide each other
 

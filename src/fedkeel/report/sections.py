@@ -10,13 +10,13 @@ from html import escape
 from typing import Any
 
 from fedkeel.config import MACHINE_OPTIONS, Config
-from fedkeel.demo import findings
+from fedkeel.experiments.demo import findings
+from fedkeel.experiments.tables import Cell, Results, Row, apart, competes, percent
 from fedkeel.report.collect import FEDERATION, Group, Member
 from fedkeel.report.commands import compare_command, given_in_python, run_command
 from fedkeel.report.diagnostics import ALL_RUNS, CIRCUMSTANCES, QUESTIONS, Diagnostic, place
 from fedkeel.report.numbers import SHOWN_AT_FIRST, first_shown
 from fedkeel.report.why import Reading, explanations, readings, rivals, sentence
-from fedkeel.tables import Cell, Results, Row, apart, competes, percent
 
 NO_RESULTS = '<p class="notice">None of these runs is finished yet, so there is no table of results.</p>'
 

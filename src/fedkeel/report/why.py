@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+from fedkeel.experiments.tables import Cell, Results, Row, apart
 from fedkeel.report.collect import Group
 from fedkeel.report.diagnostics import ALL_RUNS, Diagnostic
-from fedkeel.tables import Cell, Results, Row, apart
 
 NOT_FEDERATED = ("central", "standalone")
 

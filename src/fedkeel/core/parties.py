@@ -1,0 +1,188 @@
+"""The two sides of a round as a method sees them: the client that trains and the server that averages.
+
+Executors make these; methods read and change them. Neither knows where it runs.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from fedkeel import seeds
+from fedkeel.config import Config
+from fedkeel.core.messages import Answer, Broadcast, Update
+from fedkeel.core.state import Layout, Tensors
+from fedkeel.core.types import Classifier
+
+
+class Batch(NamedTuple):
+    """Images as the model sees them, (N, C, H, W), and their labels, (N,)."""
+
+    x: Tensor
+    y: Tensor
+
+
+class LocalData(Protocol):
+    """The client's own training and validation data, for passes beside the training itself."""
+
+    def passes(
+        self,
+        batch_size: int | None = None,
+        *,
+        augment: bool = False,
+        samples: int | None = None,
+        shuffle: bool = False,
+        by_class: bool = False,
+        least: int = 1,
+    ) -> Iterator[Batch]:
+        """One pass over the training samples, or over `samples` of them drawn at random; `by_class`: those of the
+        lowest class first. A rest of fewer than `least` joins the batch before it."""
+        ...
+
+    def first_batch(self) -> Batch:
+        """The batch that this round's training begins with, as training sees it."""
+        ...
+
+    def validation(self, batch_size: int | None = None) -> Iterator[Batch]:
+        """One pass over the validation samples; over nothing where the client has none."""
+        ...
+
+
+Repeat = Callable[[Hashable, Callable[[Batch], None], Iterable[Batch]], None]
+
+
+def one_by_one(_: Hashable, do: Callable[[Batch], None], batches: Iterable[Batch]) -> None:
+    for batch in batches:
+        do(batch)
+
+
+@dataclass
+class LocalClient:
+    """A client during one round.
+
+    Attributes:
+        name, samples: who it is and how many training samples it has.
+        round, rounds: this round, from 0, and their number.
+        model: the network that trains; the global weights are loaded into it before `Method.start`.
+        broadcast: what the server sent, on the model's device.
+        data: passes over the local data.
+        config: the run's options (batch size, learning rate, ...).
+        num_classes: of the task.
+        learning_rate: of this round.
+        memory: the part's own tensors on this client; what is put here is there again in its next round.
+        extras: the part's own tensors in the broadcast.
+        scratch: anything the part wants to keep until the end of this round.
+        optimizer: the local optimiser, once training starts.
+        repeat: `repeat(key, do, batches)` does something with every batch of a pass, in the precision of training. On
+            a GPU it may be captured once and replayed: `do` asks the host nothing and leaves its results in tensors
+            that stay where they are; `key` says what else it depends on.
+    """
+
+    name: str
+    samples: int
+    round: int
+    rounds: int
+    model: nn.Module
+    broadcast: Broadcast
+    data: LocalData
+    config: Config
+    num_classes: int
+    learning_rate: float
+    memory: Tensors = field(default_factory=dict)
+    extras: Tensors = field(default_factory=dict)
+    scratch: dict[str, Any] = field(default_factory=dict)
+    optimizer: torch.optim.Optimizer | None = None
+    repeat: Repeat = one_by_one
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    def generator(self, purpose: str) -> torch.Generator:
+        """A CPU generator for this purpose, this client and this round."""
+        return seeds.generator(self.config.seed, purpose, self.round, self.name)
+
+    def scoped(self, part: str) -> LocalClient:
+        """The same client with the memory, extras and scratch of one part of a composition."""
+        view = copy.copy(self)
+        view.memory = select(self.memory, part)
+        view.extras = select(self.broadcast.extras, part)
+        view.scratch = {}
+        return view
+
+
+Ask = Callable[["Server", Sequence[str], str, Tensors], dict[str, Answer]]
+
+
+@dataclass
+class Server:
+    """The server between two rounds.
+
+    Attributes:
+        round, rounds: this round, from 0, and their number.
+        weights, statistics: the global model. Rules return new ones; they never change these in place.
+        participants: clients sampled for this round.
+        num_clients: of the whole federation.
+        layout: roles of the model's tensors.
+        config: the run's options.
+        memory: the part's own tensors on the server, kept between rounds and in checkpoints.
+        extras: the part's own tensors in the latest broadcast.
+        network: the prepared network, to know its shape; its weights are whatever it was last used for.
+    """
+
+    round: int
+    rounds: int
+    weights: Tensors
+    statistics: Tensors
+    participants: list[str]
+    num_clients: int
+    layout: Layout
+    config: Config
+    memory: Tensors = field(default_factory=dict)
+    extras: Tensors = field(default_factory=dict)
+    part: str = ""
+    asker: Ask | None = None
+    network: Classifier | None = None
+
+    def ask(self, clients: Sequence[str], question: str, tensors: Tensors | None = None) -> dict[str, Answer]:
+        """One more exchange inside a round: what `Method.answer` returns on each of these clients.
+
+        They get the server's present weights and statistics along with the question. A client that does not
+        answer, or answers garbage, is not in the result.
+        """
+        if self.asker is None:
+            raise RuntimeError("This server has no executor to ask through.")
+        return self.asker(self, clients, f"{self.part}/{question}" if self.part else question, tensors or {})
+
+    def share(self, update: Update | Answer) -> float:
+        """The weight of a client in a mean, by the run's weighting."""
+        return float(update.samples) if self.config.weighting == "samples" else 1.0
+
+    def scoped(self, part: str) -> Server:
+        """The same server with the memory and extras of one part of a composition."""
+        view = copy.copy(self)
+        view.memory = select(self.memory, part)
+        view.extras = select(self.extras, part)
+        view.part = part
+        return view
+
+
+def select(tensors: Tensors, part: str) -> Tensors:
+    """The tensors named `part/...`, without that prefix."""
+    prefix = f"{part}/"
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def prefixed(tensors: Tensors, part: str) -> Tensors:
+    """The inverse of `select`."""
+    return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
+
+
+def scoped_updates(updates: Sequence[Update], part: str) -> list[Update]:
+    """The updates with only this part's extras."""
+    return [replace(update, extras=select(update.extras, part)) for update in updates]

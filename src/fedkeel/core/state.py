@@ -1,0 +1,190 @@
+"""What a tensor of a model *is*, and arithmetic over named tensors that respects it.
+
+Averaging a `state_dict()` as if all of it were weights is the field's oldest mistake: integer counters turn
+into fractions, running variances get optimiser steps. Here every entry has a role, and its role decides what
+may happen to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Tensors = dict[str, Tensor]
+
+
+class Role(str, Enum):
+    """What an entry of `state_dict()` is.
+
+    WEIGHT: learnable; travels; sample-weighted mean on the server.
+    STATISTIC: running mean or variance of a normalisation layer; travels; a method may replace its rule.
+    COUNTER: an integer such as `num_batches_tracked`; travels; maximum, never a mean.
+    LOCAL: what the method keeps on the client; never travels.
+    """
+
+    WEIGHT = "weight"
+    STATISTIC = "statistic"
+    COUNTER = "counter"
+    LOCAL = "local"
+
+
+class KeepsLocal(Protocol):
+    """The part of a method that decides what stays on the client."""
+
+    def is_local(self, name: str) -> bool: ...
+
+
+def roles(model: nn.Module, method: KeepsLocal | None = None) -> dict[str, Role]:
+    """The role of every entry of `model.state_dict()`, in its order."""
+    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    result: dict[str, Role] = {}
+    for name, tensor in model.state_dict().items():
+        if method is not None and method.is_local(name):
+            result[name] = Role.LOCAL
+        elif name in parameters:
+            result[name] = Role.WEIGHT
+        elif is_continuous(tensor):
+            result[name] = Role.STATISTIC
+        else:
+            result[name] = Role.COUNTER
+    return result
+
+
+def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
+    """Every batch norm of torch's kind (1d, 2d, 3d, Sync, Lazy, subclasses) by its name in `named_modules()`.
+
+    A module that is used in two places appears once. `HybridBatchNorm` is none of these.
+    """
+    return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+
+
+def is_variance(name: str) -> bool:
+    """Whether a statistic of this name must never be negative."""
+    leaf = name.rpartition(".")[2]
+    return leaf == "var" or (leaf.endswith("_var") and not leaf.endswith("log_var"))
+
+
+def is_continuous(tensor: Tensor) -> bool:
+    """Whether a mean of such tensors makes sense; of integers and truth values it does not."""
+    return tensor.dtype.is_floating_point or tensor.dtype.is_complex
+
+
+def untouched(statistics: Mapping[str, Tensor]) -> bool:
+    """Whether all of these running statistics are (0, 1), as of a network that has seen no data."""
+    # One after another: after the first round the first one says it, and a GPU is asked once.
+    return all(bool((t == (1 if is_variance(name) else 0)).all()) for name, t in statistics.items())
+
+
+class Layout:
+    """The roles of one model, with the names of each kind ready at hand."""
+
+    def __init__(self, role_of: Mapping[str, Role]) -> None:
+        self.role_of = dict(role_of)
+        self.weights = [name for name, role in role_of.items() if role is Role.WEIGHT]
+        self.statistics = [name for name, role in role_of.items() if role in (Role.STATISTIC, Role.COUNTER)]
+        self.local = [name for name, role in role_of.items() if role is Role.LOCAL]
+
+    def extract(self, model: nn.Module, names: Iterable[str]) -> Tensors:
+        """Copies of the named entries, detached, on the model's device."""
+        return copies(model.state_dict(), names)
+
+
+@torch.no_grad()
+def copies(entries: Mapping[str, Tensor], names: Iterable[str]) -> Tensors:
+    """Copies of the named entries, all in one go."""
+    result = {name: torch.empty_like(entries[name], requires_grad=False) for name in names}
+    _copy_all(list(result.values()), [entries[name].detach() for name in result])
+    return result
+
+
+@torch.no_grad()
+def load(entries: nn.Module | Mapping[str, Tensor], *groups: Mapping[str, Tensor]) -> None:
+    """Copy named tensors into a model, or into its entries, in place: optimisers and captured graphs keep their
+    pointers. A later group overrides an earlier one."""
+    if isinstance(entries, nn.Module):
+        entries = entries.state_dict(keep_vars=True)
+    given = {name: tensor for group in groups for name, tensor in group.items()}
+    _copy_all([entries[name] for name in given], list(given.values()))
+
+
+def _copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
+    """One call for each dtype: lists of mixed ones are copied tensor by tensor, which on a GPU takes far longer."""
+    by_dtype: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for target, source in zip(targets, sources, strict=True):
+        ours, theirs = by_dtype.setdefault(target.dtype, ([], []))
+        ours.append(target)
+        theirs.append(source)
+    for ours, theirs in by_dtype.values():
+        torch._foreach_copy_(ours, theirs, non_blocking=True)
+
+
+def to_device(tensors: Mapping[str, Tensor], device: torch.device | str) -> Tensors:
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+
+
+def clone(tensors: Mapping[str, Tensor]) -> Tensors:
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
+    """Weighted mean of every floating entry, maximum of every integer one.
+
+    Computed as x_0 + sum_i w_i (x_i - x_0), so that the mean of identical states is that state, bit for bit.
+    """
+    if not states:
+        raise ValueError("The mean of no states is not defined: give at least one.")
+    total = float(sum(weights))
+    shares = [weight / total for weight in weights]
+    first = states[0]
+    result = {name: tensor.detach().clone() for name, tensor in first.items()}
+    floating = [name for name, tensor in first.items() if is_continuous(tensor)]
+    if floating:
+        # Half precision would lose the small differences between clients.
+        origin = [_at_least_single(first[name]) for name in floating]
+        accumulated = [tensor.clone() for tensor in origin]
+        for share, state in zip(shares[1:], states[1:], strict=True):
+            differences = torch._foreach_sub([_at_least_single(state[name]) for name in floating], origin)
+            torch._foreach_add_(accumulated, differences, alpha=share)
+        for name, tensor in zip(floating, accumulated, strict=True):
+            result[name] = tensor.to(first[name].dtype)
+    for name in first.keys() - set(floating):
+        for state in states[1:]:
+            result[name] = torch.maximum(result[name], state[name])
+    return result
+
+
+def _at_least_single(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
+
+
+def lerp(old: Mapping[str, Tensor], new: Mapping[str, Tensor], momentum: float) -> Tensors:
+    """(1 - momentum) old + momentum new; integer entries take the new value."""
+    return {
+        name: torch.lerp(old[name].to(tensor.dtype), tensor, momentum) if is_continuous(tensor) else tensor
+        for name, tensor in new.items()
+    }
+
+
+def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensors:
+    """left - right, entry by entry."""
+    return {name: tensor - right[name] for name, tensor in left.items()}
+
+
+def add(left: Mapping[str, Tensor], right: Mapping[str, Tensor], scale: float = 1.0) -> Tensors:
+    """left + scale * right, entry by entry."""
+    return {name: tensor + scale * right[name] for name, tensor in left.items()}
+
+
+def keep_variances_positive(statistics: Tensors) -> Tensors:
+    """Clamp every variance at zero: no server rule may leave one negative."""
+    return {name: t.clamp(min=0) if is_variance(name) else t for name, t in statistics.items()}
+
+
+def nbytes(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes that these tensors take on the wire."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

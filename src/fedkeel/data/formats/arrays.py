@@ -1,0 +1,191 @@
+"""The file formats that the older data sets come in: idx, MATLAB, libsvm, and the binaries of CIFAR and STL-10.
+
+Each function gives `Items`: the labels at once, the pixels when they are asked for. A file of another kind or length
+is refused in one sentence. Pickles are never read.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import math
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkeel.data.formats.images import Bytes
+from fedkeel.data.formats.packed import read_arrays
+from fedkeel.data.listing import Items, pixels
+from fedkeel.data.source import IntArray
+from fedkeel.errors import DataError
+
+BROKEN = (OSError, EOFError, zlib.error)
+
+
+def content(file: Path) -> bytes:
+    """The bytes of a file, unpacked if it ends in .gz or .bz2."""
+    opener: Any = {".gz": gzip.open, ".bz2": bz2.open}.get(file.suffix, open)
+    try:
+        with opener(file, "rb") as stream:
+            return bytes(stream.read())
+    except BROKEN as error:
+        raise DataError(f"'{file}' cannot be read ({error}): download it again.") from error
+
+
+# -- idx, of MNIST --------------------------------------------------------------------------------------------
+def idx(file: Path, dimensions: int) -> Bytes:
+    """An array of bytes: two zero bytes, 8 for unsigned bytes, the number of dimensions, each as 4 bytes, the data."""
+    raw = content(file)
+    if raw[:4] != bytes([0, 0, 8, dimensions]):
+        raise DataError(
+            f"'{file}' begins with {raw[:4].hex(' ') or 'nothing'}, but an idx file of {dimensions} dimensions with "
+            f"00 00 08 0{dimensions}: download it again."
+        )
+    shape = [int.from_bytes(raw[4 + 4 * i : 8 + 4 * i], "big") for i in range(dimensions)]
+    data = np.frombuffer(raw[4 + 4 * dimensions :], np.uint8)
+    if len(data) != math.prod(shape):
+        raise DataError(
+            f"'{file}' announces {' x '.join(map(str, shape))} bytes and has {len(data)}: download it again."
+        )
+    return data.reshape(shape)
+
+
+def idx_items(name: str, images: Path, labels: Path) -> Items:
+    y = checked(labels, idx(labels, 1).astype(np.int64), 10)
+    x = idx(images, 3)
+    if len(x) != len(y):
+        raise DataError(f"'{images}' has {len(x)} images, but '{labels}' {len(y)} labels: download both again.")
+    return pixels(name, images, y, x.shape[1], lambda: x)
+
+
+# -- MATLAB, of SVHN and SynthDigits --------------------------------------------------------------------------
+def mat_items(name: str, file: Path) -> Items:
+    """`X` of shape (32, 32, 3, N) and `y`, in which SVHN writes the digit 0 as 10."""
+    shapes = {key: shape for key, shape, _ in from_mat(file, "whosmat")}
+    if "X" not in shapes or "y" not in shapes:
+        raise DataError(
+            f"'{file}' has {', '.join(sorted(shapes)) or 'nothing'} in it, but X and y are expected: download it again."
+        )
+    labels = np.asarray(from_mat(file, "loadmat", variable_names=["y"])["y"]).reshape(-1).astype(np.int64)
+    shape = shapes["X"]
+    if len(shape) != 4 or shape[2] != 3 or shape[0] != shape[1] or shape[3] != len(labels):
+        raise DataError(
+            f"X in '{file}' has the shape {shape} for {len(labels)} labels, but (32, 32, 3, {len(labels)}) is expected."
+        )
+    labels[labels == 10] = 0
+
+    def read() -> Bytes:
+        stored = from_mat(file, "loadmat", variable_names=["X"])["X"]
+        return np.ascontiguousarray(stored.astype(np.uint8).transpose(3, 0, 1, 2))
+
+    return pixels(name, file, checked(file, labels, 10), shape[0], read)
+
+
+def from_mat(file: Path, function: str, **options: Any) -> Any:
+    import scipy.io
+
+    try:
+        return getattr(scipy.io, function)(file, **options)
+    except NotImplementedError:
+        raise DataError(
+            f"'{file}' is MATLAB v7.3, which is not read: get the file in MATLAB v5, as the authors publish it."
+        ) from None
+    except Exception as error:  # scipy raises errors of many kinds for a broken file
+        raise DataError(f"'{file}' cannot be read as a MATLAB file ({error}): download it again.") from error
+
+
+# -- libsvm, of USPS ------------------------------------------------------------------------------------------
+def libsvm_items(name: str, file: Path, side: int = 16) -> Items:
+    """Lines `label index:value ...` with labels and indices from 1 and values x in [-1, 1]: (x + 1) / 2 * 255 here."""
+    lines = [line.split() for line in content(file).decode("ascii", "replace").splitlines() if line.strip()]
+    # In float32, as torchvision and FedBN do: rounding down must give their bytes.
+    values = np.zeros((len(lines), side * side), np.float32)
+    labels = np.zeros(len(lines), np.int64)
+    for row, (label, *pairs) in enumerate(lines):
+        try:
+            labels[row] = int(float(label)) - 1
+            for pair in pairs:
+                place, _, value = pair.partition(":")
+                values[row, int(place) - 1] = float(value)
+        except (ValueError, IndexError) as error:
+            raise DataError(
+                f"Line {row + 1} of '{file}' is not in libsvm's form ({error}): download it again."
+            ) from error
+    images = ((values + 1) / 2 * 255).astype(np.uint8).reshape(-1, side, side)
+    return pixels(name, file, checked(file, labels, 10), side, lambda: images)
+
+
+# -- CIFAR and STL-10 -----------------------------------------------------------------------------------------
+def cifar_items(name: str, file: Path, label_bytes: int, classes: int) -> Items:
+    """Records of `label_bytes` labels, the last of which counts, and 3,072 pixels, channel after channel."""
+    record = label_bytes + 3072
+    raw = np.memmap(file, np.uint8, mode="r") if file.stat().st_size else np.empty(0, np.uint8)
+    if len(raw) == 0 or len(raw) % record:
+        raise DataError(
+            f"'{file}' has {len(raw)} bytes, which is no number of {record}-byte records: download it again."
+        )
+    records = raw.reshape(-1, record)
+    labels = checked(file, records[:, label_bytes - 1].astype(np.int64), classes)
+    return pixels(name, file, labels, 32, lambda: records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
+
+
+def stl_items(name: str, images: Path, labels: Path) -> Items:
+    """96 x 96 pixels, channel after channel and in each one column after column; labels count from 1."""
+    y = checked(labels, np.frombuffer(content(labels), np.uint8).astype(np.int64) - 1, 10)
+    size = images.stat().st_size
+    if size != len(y) * 3 * 96 * 96:
+        raise DataError(
+            f"'{images}' has {size} bytes, but {len(y)} images have {len(y) * 3 * 96 * 96}: download both again."
+        )
+
+    def read() -> Bytes:
+        return np.fromfile(images, np.uint8).reshape(-1, 3, 96, 96).transpose(0, 3, 2, 1)
+
+    return pixels(name, images, y, 96, read)
+
+
+# -- npz, as Keras has MNIST ----------------------------------------------------------------------------------
+def npz_items(name: str, file: Path) -> tuple[Items, Items]:
+    """`x_train`, `y_train`, `x_test` and `y_test`: uint8 images (N, H, W) or (N, H, W, 3)."""
+    arrays = read_arrays(str(file))
+    both = []
+    for use in ("train", "test"):
+        x, y = arrays.get(f"x_{use}"), arrays.get(f"y_{use}")
+        shapes = x is not None and x.dtype == np.uint8 and (x.ndim == 3 or (x.ndim == 4 and x.shape[3] in (1, 3)))
+        if x is None or y is None or not shapes or len(x) != y.size or y.dtype.kind not in "iu":
+            raise DataError(
+                f"'{file}' needs uint8 images x_{use}, (N, H, W) or (N, H, W, 3), and their labels y_{use}, whole "
+                "numbers."
+            )
+        square: Bytes = x[..., 0] if x.ndim == 4 and x.shape[3] == 1 else x
+        labels = checked(file, y.reshape(-1).astype(np.int64), 10)
+        both.append(
+            pixels(f"{name}-{use}", file, labels, x.shape[1] if x.shape[1] == x.shape[2] else 0, reader(square))
+        )
+    return both[0], both[1]
+
+
+def reader(images: Bytes) -> Any:
+    return lambda: images
+
+
+def checked(file: Path, labels: IntArray, classes: int) -> IntArray:
+    if len(labels) == 0 or labels.min() < 0 or labels.max() >= classes:
+        raise DataError(f"'{file}' has labels that are not one of {classes} classes: give the file of this data set.")
+    return labels
+
+
+def first_file(folder: Path, names: Sequence[str]) -> Path | None:
+    """The first of these files that is there; the names are tried with .gz and .bz2 too."""
+    return next(
+        (
+            folder / f"{name}{ending}"
+            for name in names
+            for ending in ("", ".gz", ".bz2")
+            if (folder / f"{name}{ending}").is_file()
+        ),
+        None,
+    )

@@ -1,0 +1,226 @@
+"""What a server asks of a site, held against the site's policy before anything is read or built.
+
+A server cannot name a file, an address or code: of its configuration a site takes the options that its own part of a
+run depends on, names are those of registered things, and their options are plain numbers and words.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from fedkeel import models, spec
+from fedkeel.config import MACHINE_OPTIONS, Config, from_dict, from_one
+from fedkeel.core import state
+from fedkeel.core.messages import BadMessage, Broadcast, check_broadcast
+from fedkeel.core.method import Composition
+from fedkeel.data.federation import Federation
+from fedkeel.data.site import CUTTING, OPTIONS
+from fedkeel.data.transforms import TRANSFORMS
+from fedkeel.deploy.policy import Policy, Refused
+from fedkeel.engine.executors.flower.limits import largest_reply
+from fedkeel.engine.local import Worker
+from fedkeel.errors import FedkeelError, nearest
+from fedkeel.methods import METHODS
+from fedkeel.methods import build as build_method
+from fedkeel.models import MODELS, architecture, timm_models
+from fedkeel.trust import privacy
+
+# The options of a server that a site's part of a run depends on. All others (files, devices, what is recorded) stay as
+# the site has them.
+TAKEN = (
+    *("method", "data", "partition", "unseen", "subsample", "model"),
+    *("rounds", "participation", "weighting", "stateless"),
+    *("dp", "dp_clip", "dp_noise", "dp_delta"),
+    *("local_epochs", "batch_size", "drop_last", "optimizer", "learning_rate", "momentum", "weight_decay"),
+    *("schedule", "decay", "clip_norm", "evaluate_with", "evaluation_batch", "seed", "precision", "checkpoint_every"),
+)
+LONGEST_TEXT = 4000  # of an option
+LONGEST_NAME = 200  # of a class
+MOST_PARTS = 16  # of a composition, or of transforms
+MOST_STEPS = 10_000  # exchanges within a round
+RUN = re.compile(r"[A-Za-z0-9]{1,64}")
+PLACES = ("classes", "unseen", "train_transform", "test_transform")  # options of data whose text is not one word
+
+
+@dataclass(frozen=True)
+class Session:
+    """What every request carries: the run, the options of it that a site takes, and the classes once they are known."""
+
+    run: str
+    config: Config
+    classes: tuple[str, ...] | None
+
+    @staticmethod
+    def read(given: object, policy: Policy | None) -> Session:
+        """`policy`: None where server and site are one, in a simulation."""
+        if not isinstance(given, dict) or not isinstance(given.get("config"), dict):
+            raise BadMessage("it has no session")
+        run, classes = given.get("run"), given.get("classes")
+        if not isinstance(run, str) or not RUN.fullmatch(run):
+            raise BadMessage(f"the run is called {str(run)[:80]!r}")
+        if classes is not None:
+            if not isinstance(classes, list) or not all(isinstance(c, str) and len(c) <= LONGEST_NAME for c in classes):
+                raise BadMessage("its classes are not a list of names")
+            if policy is not None:
+                policy.at_most("classes", len(classes), "classes")
+        try:
+            config = from_dict(given["config"])
+            config = Config(**{name: getattr(config, name) for name in TAKEN})
+            if policy is not None:
+                check(config, policy)
+        except Refused:
+            raise
+        except FedkeelError as wrong:
+            raise Refused(f"what it is asked for: {wrong}".rstrip(".")) from wrong
+        return Session(run, config, None if classes is None else tuple(classes))
+
+    @property
+    def fingerprint(self) -> bytes:
+        """Of the options; those of the machine may change when a server is started again."""
+        options = {name: value for name, value in self.config.to_dict().items() if name not in MACHINE_OPTIONS}
+        return hashlib.blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=32).digest()
+
+    @property
+    def context(self) -> bytes:
+        """Of the options and the names of the classes: what the noise of a training depends on, beside its inputs."""
+        return self.fingerprint + json.dumps(self.classes).encode()
+
+
+def check(config: Config, policy: Policy) -> None:
+    """Refuse what the policy does not allow. Nothing is built here, nothing read."""
+    for name in TAKEN:
+        value = getattr(config, name)
+        if isinstance(value, str) and len(value) > LONGEST_TEXT:
+            raise FedkeelError(f"'{name}' is a text of {len(value):,} characters: give at most {LONGEST_TEXT:,}.")
+    policy.at_most("rounds", config.rounds, "rounds")
+    policy.at_most("local_epochs", config.local_epochs, "local epochs")
+    policy.at_most("batch_size", config.batch_size, "images in a step")
+    policy.at_most("batch_size", config.evaluation_batch, "images in a step of evaluation")
+    policy.at_most("kept_rounds", config.checkpoint_every, "rounds between checkpoints")
+    policy.strong_enough(config.dp)
+    _check_method(config.method, policy)
+    _check_model(config.model, policy)
+    _check_data(config.data, policy)
+
+
+def _check_method(text: str, policy: Policy) -> None:
+    for part in _parts(text):
+        METHODS.entry(part.name)
+        policy.one_of("methods", part.name, "method")
+        architecture.refuse_strange(part.name, part.options)
+        for name, value in part.options.items():
+            if isinstance(value, int | float) and (name == "samples" or "batch" in name):  # passes of a method's own
+                policy.at_most("batch_size", value, f"as the '{name}' of '{part.name}'")
+            if isinstance(value, int | float) and name.endswith("_samples"):  # the images of such a pass
+                policy.at_least("samples", value, f"images as the '{name}' of '{part.name}'")
+
+
+def _check_model(text: str, policy: Policy) -> None:
+    asked = spec.parse(text)
+    own = asked.name in MODELS
+    full_name = asked.name if own or asked.name.startswith(timm_models.PREFIX) else f"{timm_models.PREFIX}{asked.name}"
+    policy.one_of("models", full_name, "model")
+    if asked.options.get("pretrained"):
+        raise FedkeelError(
+            f"'{text}' has weights fetched from elsewhere: give the server a file with '--weights', it sends them."
+        )
+    if own:
+        named = MODELS.entry(asked.name).options()
+        for option in asked.options:
+            if option not in named:
+                raise FedkeelError(f"The model '{asked.name}' has no option '{option}': {nearest(option, named)}")
+        architecture.refuse_strange(asked.name, asked.options)
+    else:
+        architecture.refuse_strange(full_name, asked.options)
+        rest = {name: value for name, value in asked.options.items() if name not in ("pretrained", "projector")}
+        timm_models.find(asked.name, rest, MODELS.names())
+
+
+def _check_data(text: str, policy: Policy) -> None:
+    asked = spec.parse(text)
+    for name, value in asked.options.items():
+        if name not in (*OPTIONS, *CUTTING):
+            raise FedkeelError(f"A site does not know the option '{name}' of '{asked.name}': leave it out.")
+        if name not in PLACES:
+            architecture.refuse_strange(asked.name, {name: value})
+    _at_most_pixels(asked, policy)
+    for name in ("train_transform", "test_transform"):
+        given = asked.options.get(name, "")
+        if not isinstance(given, str):
+            raise FedkeelError(f"The option '{name}' of '{asked.name}' is {given!r}: give transforms joined by '+'.")
+        for part in _parts(given) if given.strip() else ():
+            TRANSFORMS.entry(part.name)
+            policy.one_of("transforms", part.name, "transform")
+            architecture.refuse_strange(part.name, part.options)
+            _at_most_pixels(part, policy)
+
+
+def _at_most_pixels(asked: spec.Spec, policy: Policy) -> None:
+    for name in ("size", "padding"):
+        value = asked.options.get(name)
+        if isinstance(value, int | float):
+            policy.at_most("image_size", value, f"pixels as the '{name}' of '{asked.name}'")
+
+
+def _parts(text: str) -> list[spec.Spec]:
+    parts = spec.parse_sum(text)
+    if len(parts) > MOST_PARTS:
+        raise FedkeelError(f"'{text[:80]}' has {len(parts)} parts: give at most {MOST_PARTS}.")
+    return parts
+
+
+def check_network(config: Config, federation: Federation, policy: Policy) -> None:
+    """Refuse a network, as the method will have it, that has too many numbers; none of them takes memory here."""
+    transform = federation.test_transform
+    _, channels, height, width = transform(federation.images[:1], torch.full((1, transform.draws), 0.5)).shape
+    with torch.device("meta"):
+        network = models.build_spec(
+            config.model, num_classes=federation.num_classes, in_channels=channels, image_size=(height, width)
+        )
+        Composition.of(build_method(config.method)).prepare(network)
+    count = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))  # tables of positions too
+    policy.at_most("parameters", count, "numbers in the network")
+
+
+def check_privacy(config: Config, federation: Federation, policy: Policy) -> None:
+    """Refuse a run of too few images, or one that by itself would spend more than this site gives in all."""
+    for client in federation:
+        for part, chosen in (("train", client.train), ("validate", client.validation), ("test", client.test)):
+            if len(chosen):
+                policy.at_least("samples", len(chosen), f"images to {part} on")
+    method = Composition.of(build_method(config.method))
+    if method.is_pooled:
+        raise Refused(f"'{config.method}', which pools the data of all sites")
+    privacy.refuse_what_tells_more(config, method)
+    if policy.epsilon:
+        privacy.require_accountant()
+        (site,) = federation
+        limit = config.replace(dp_delta=policy.delta)
+        policy.at_most("epsilon", privacy.spent(limit, config.rounds, [site.samples]) or 0.0, "as the epsilon of a run")
+
+
+def check_message(request: Mapping[str, Any], broadcast: Broadcast, worker: Worker) -> tuple[int, int]:
+    """Refuse a broadcast that is not of this model and of a round of this run; returns the step that it is."""
+    config, step = worker.config, request.get("step")
+    if not isinstance(step, list) or len(step) != 2 or not all(type(n) is int for n in step):
+        raise BadMessage("it does not say which step of the run it is")
+    if broadcast.rounds != config.rounds or not 0 <= broadcast.round < config.rounds:
+        number = from_one(broadcast.round)
+        raise BadMessage(f"it is of round {number} of {broadcast.rounds}, and the run has {config.rounds}")
+    if step[0] != broadcast.round or not 0 <= step[1] < MOST_STEPS:
+        number = from_one(broadcast.round)
+        raise BadMessage(f"it is step {step[1]} of round {from_one(step[0])}, and the message of round {number}")
+    entries, layout = worker.entries, worker.layout
+    most = largest_reply(state.nbytes(dict(entries)))
+    if broadcast.nbytes > most:
+        raise BadMessage(f"it has {broadcast.nbytes:,} bytes, and for this model at most {most:,} are expected")
+    weights, statistics = ({name: entries[name] for name in kind} for kind in (layout.weights, layout.statistics))
+    check_broadcast(broadcast, weights, statistics)
+    return step[0], step[1]

@@ -1,0 +1,100 @@
+"""What a site remembers between rounds, in files of its own: it survives a restart and never travels."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
+
+from fedkeel.core.messages import BadMessage, pack, unpack
+from fedkeel.core.state import Tensors
+from fedkeel.errors import StoreError
+from fedkeel.files import write_atomically
+from fedkeel.trust.secrets import fingerprint
+
+Step = tuple[int, int]  # round, and which request of that round
+KEPT_RUNS = 3
+CHECKSUM = "checksum"
+STATE = re.compile(r"\d{6}-\d{4,}\.safetensors|\..*\.writing")
+
+
+class Memory:
+    """What a site remembers of one run, in files: a state after each request that changed it.
+
+    The server says with each request after which of them the site's memory counts. What came later did not happen:
+    an update that was dropped, a reply that came too late, rounds that a server repeats from its last checkpoint. So
+    states of the last few rounds are kept, as far back as the server's checkpoints can go.
+    """
+
+    def __init__(self, state: Path | None, run: str, keep: int) -> None:
+        if not run.isalnum():
+            raise BadMessage(f"the run is called {run!r}")
+        self.folder = None if state is None else state / run
+        self.keep_rounds = keep
+
+    def after(self, step: Step | None) -> Tensors:
+        """What was remembered after this step, or at first; whatever came later is forgotten."""
+        for known in self._steps():
+            if step is None or known > step:
+                self._forget(known)
+        steps = self._steps()
+        return self._read(self._path(steps[-1])) if steps else {}
+
+    def keep(self, step: Step, memory: Tensors) -> None:
+        """Remember this after the step."""
+        if self.folder is None or (not memory and not self._steps()):
+            return
+        if not self.folder.exists():
+            forget_other_runs(self.folder)
+            self.folder.mkdir(parents=True)
+        write_atomically(self._path(step), pack({CHECKSUM: fingerprint(memory).hex()}, memory=memory))
+        # Of the states older than any checkpoint, the newest is still what a repeated round may begin with.
+        settled = max((known for known in self._steps() if known[0] <= step[0] - self.keep_rounds), default=None)
+        for known in self._steps():
+            if settled is not None and known < settled:
+                self._forget(known)
+
+    @staticmethod
+    def _read(path: Path) -> Tensors:
+        with suppress(BadMessage):
+            header, groups = unpack(path.read_bytes())
+            memory = groups.get("memory", {})
+            if header.get(CHECKSUM) == fingerprint(memory).hex():
+                return memory
+        raise StoreError(
+            f"What this site remembers of the run, '{path}', was changed since it was written, its checksum does not "
+            "match: put it back from a copy, or begin a new run."
+        )
+
+    def _forget(self, step: Step) -> None:
+        with suppress(FileNotFoundError):
+            os.unlink(self._path(step))
+
+    def _path(self, step: Step) -> Path:
+        assert self.folder is not None
+        return self.folder / f"{step[0]:06d}-{step[1]:04d}.safetensors"
+
+    def _steps(self) -> list[Step]:
+        if self.folder is None or not self.folder.exists():
+            return []
+        names = sorted(path.stem for path in self.folder.glob("*.safetensors"))
+        return [(int(round), int(number)) for round, number in (name.split("-") for name in names)]
+
+
+def forget_other_runs(folder: Path) -> None:
+    """Keep the memories of the latest few runs; a site does not grow with every run it took part in."""
+    if not folder.parent.exists():
+        return
+    others = sorted(filter(is_memory, folder.parent.iterdir()), key=lambda path: path.stat().st_mtime)
+    for path in others[: max(0, len(others) - KEPT_RUNS + 1)]:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def is_memory(folder: Path) -> bool:
+    """Whether a folder has memories in it and nothing else: what somebody else put beside them stays."""
+    if not folder.is_dir() or folder.is_symlink():
+        return False
+    names = [child.name for child in folder.iterdir()]
+    return bool(names) and all(STATE.fullmatch(name) for name in names)

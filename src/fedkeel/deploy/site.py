@@ -1,0 +1,276 @@
+"""A site: its own images, its own memory, and what it answers to the server's requests.
+
+Nothing here knows Flower. A request is a small table (what to do, in which session, at which step) with the bytes of
+a `Broadcast`; a reply is a small table with the bytes of an `Update` or of an answer's tensors. What the site
+remembers between rounds stays in a file of its own and never travels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+import fedkeel
+from fedkeel.config import Config
+from fedkeel.core.messages import BadMessage, Broadcast, broadcast_from_bytes, pack, update_to_bytes
+from fedkeel.core.method import Composition
+from fedkeel.core.state import Tensors
+from fedkeel.data.federation import Federation
+from fedkeel.data.site import load_site
+from fedkeel.deploy.account import Account
+from fedkeel.deploy.asked import Session, check_message, check_network, check_privacy
+from fedkeel.deploy.memory import KEPT_RUNS, Memory
+from fedkeel.deploy.policy import Policy, Refused
+from fedkeel.engine import footprint
+from fedkeel.engine.executors.flower.gathering import plain
+from fedkeel.engine.executors.flower.roster import Description
+from fedkeel.engine.local import ClientFailure, Worker
+from fedkeel.engine.setup import build_model, choose_device, load_federation
+from fedkeel.errors import FedkeelError, shortage
+from fedkeel.methods import build as build_method
+from fedkeel.runs.store import KEPT_CHECKPOINTS
+from fedkeel.stopping import Stopped
+from fedkeel.trust import privacy
+from fedkeel.trust.secrets import BYTES, FILE, Randomness, fingerprint, kept_in
+
+log = logging.getLogger("fedkeel")
+LONGEST_QUESTION = 100
+PATH = re.compile(r"'[^']*[/\\].*?'(?=[\s,.;:)]|$)")  # as sentences quote one: the site's own business
+
+Table = dict[str, Any]
+Read = Callable[[Config, Sequence[str] | None], Federation]
+
+
+def own_folder(folder: Path, name: str) -> Read:
+    """A site whose images are in `folder/<class>/`."""
+    return lambda config, classes: load_site(folder.resolve(), name, config, classes)
+
+
+def share_of_data_set(position: int) -> Read:
+    """One client of the data set that the configuration names: a node of a simulation."""
+
+    def read(config: Config, classes: Sequence[str] | None) -> Federation:
+        whole = data_set(config)
+        training = len(whole.clients)
+        count = training + len(whole.unseen)
+        if position >= count:
+            raise FedkeelError(
+                f"This is node {position}, counted from 0, and '{config.data}' has {count} clients: "
+                f"start {count} nodes."
+            )
+        trains = position < training
+        mine = whole.clients[position] if trains else whole.unseen[position - training]
+        one = replace(whole, clients=(mine,) if trains else (), unseen=() if trains else (mine,))
+        return one if classes is None else relabelled(one, classes)
+
+    return read
+
+
+@lru_cache(maxsize=1)
+def data_set(config: Config) -> Federation:
+    """Read once for all the nodes of a simulation that share a process."""
+    return load_federation(config)
+
+
+def relabelled(federation: Federation, classes: Sequence[str]) -> Federation:
+    """The same images with the labels that the federation gives to these names of classes."""
+    if tuple(classes) == federation.classes:
+        return federation
+    places = torch.tensor([list(classes).index(label) for label in federation.classes])
+    return replace(federation, labels=places[federation.labels], classes=tuple(classes))
+
+
+@dataclass
+class Site:
+    """Answers requests, one at a time.
+
+    Attributes:
+        read: how it reads its own images; what the configuration names otherwise never reaches its disk.
+        state: where its memory is kept; None keeps it nowhere, for methods that need none.
+        name: what it calls itself, where it is not a node of a simulation.
+        device: of this site, whatever the server's.
+        position: of its client among those of a simulation.
+        model: in place of the one that the configuration names.
+        policy: what it lets a server ask of it; None where server and site are one, in a simulation.
+    """
+
+    read: Read
+    state: Path | None
+    name: str = ""
+    device: str = "auto"
+    position: int | None = None
+    model: nn.Module | None = None
+    policy: Policy | None = field(default_factory=Policy)
+    _latest: tuple[str, tuple[int, int, int]] = field(default=("", (0, 0, 0)), init=False)
+    _agreed: dict[str, Session] = field(default_factory=dict, init=False)
+    _session: Session | None = field(default=None, init=False)
+    _worker: Worker | None = field(default=None, init=False)
+
+    def reply(self, request: Table, message: bytes) -> tuple[Table, bytes]:
+        """What to send back; a failure is told in one sentence, without anything of the data in it."""
+        try:
+            return self._act(request, message)
+        except Refused as refused:
+            log.warning("The site refuses %s%s.", refused, f" ({refused.line})" if refused.line else "")
+            return self._failure(f"it refuses {refused}")
+        except (ClientFailure, FedkeelError) as failure:
+            log.warning("The request '%s' failed: %s", plain(request.get("do")), failure)
+            return self._failure(PATH.sub("a file or folder of its own", str(failure)).rstrip("."))
+        except BadMessage as bad:
+            return self._failure(f"the server's message cannot be used: {bad}")
+        except Stopped:
+            return self._failure("it is being stopped")
+        except Exception as error:
+            if lack := shortage(error):
+                return self._failure(lack.rstrip("."))
+            # Texts of unknown errors may quote paths or values, which are this site's own business.
+            log.exception("The request '%s' failed.", plain(request.get("do")))
+            return self._failure(f"it failed with a {type(error).__name__}; its own log says where")
+
+    def _failure(self, reason: str) -> tuple[Table, bytes]:
+        return {"failure": reason, "name": self.name}, b""
+
+    def _act(self, request: Table, message: bytes) -> tuple[Table, bytes]:
+        version = request["session"]["version"]
+        if version != fedkeel.__version__:
+            raise FedkeelError(f"it runs fedkeel {fedkeel.__version__}, and the server {plain(version)[:40]}")
+        do, session = request["do"], self._agree(Session.read(request["session"], self.policy))
+        if do == "describe":
+            return {"description": asdict(self._describe(session))}, b""
+        self._refuse_by_policy(do, message)
+        worker, broadcast = self._worker_of(session), broadcast_from_bytes(message)
+        step = check_message(request, broadcast, worker)
+        name = next(iter(worker.federation)).name
+        place = None if worker.config.stateless else self.state
+        memory = Memory(place, session.run, keep=KEPT_CHECKPOINTS * worker.config.checkpoint_every + 1)
+        counted = request["after"]
+        self._refuse_overtaken(session.run, (int(request["start"]), *step))
+        remembered = memory.after((int(counted[0]), int(counted[1])) if counted else None)
+        if do == "train":
+            self._charge(worker, session, broadcast, remembered)
+            update, kept = worker.train(name, broadcast, remembered)
+            memory.keep(step, kept)
+            return {}, update_to_bytes(update)
+        if do == "ask":
+            answer, kept = worker.answer(name, broadcast, remembered, str(request["question"])[:LONGEST_QUESTION])
+            memory.keep(step, kept)
+            return {"samples": answer.samples}, pack({}, tensors=answer.tensors)
+        if do == "evaluate":
+            splits = [split for split in ("test", "validation") if split in request["splits"]]
+            return {"evaluations": [asdict(e) for e in worker.evaluate(name, broadcast, remembered, splits)]}, b""
+        raise BadMessage(f"there is no request '{do}'")
+
+    def _agree(self, session: Session) -> Session:
+        """The options of a run are those of its first message: under others, the same data would tell more."""
+        first = self._agreed.setdefault(session.run, session)
+        if session.fingerprint != first.fingerprint:
+            raise Refused("other options in the midst of a run")
+        if session.classes is not None:
+            if first.classes not in (None, session.classes):
+                raise Refused("other classes in the midst of a run")
+            self._agreed[session.run] = session
+        while len(self._agreed) > KEPT_RUNS:
+            del self._agreed[next(iter(self._agreed))]
+        return session
+
+    def _refuse_by_policy(self, do: object, message: bytes) -> None:
+        if self.policy is None:
+            return
+        self.policy.at_most("message_mb", math.ceil(len(message) / 1e6), "MB in a message")
+        if do == "ask":
+            self.policy.allows("questions", "to answer a question")
+        if do == "evaluate":
+            self.policy.allows("evaluation", "to evaluate a model")
+
+    def _charge(self, worker: Worker, session: Session, broadcast: Broadcast, remembered: Tensors) -> None:
+        """Count what a private training spends; without a folder there is no account, and no limit can be kept."""
+        if worker.config.dp != "local" or self.policy is None:
+            return
+        if self.state is None:
+            if self.policy.epsilon:
+                raise self.policy.refusal("epsilon", "a run without a folder for what was spent")
+            return
+        (site,) = worker.federation
+        # All that its noise depends on: whatever makes that another is another training.
+        training = hashlib.blake2b(session.context, digest_size=32, key=worker.randomness.secret)
+        training.update(str(broadcast.round).encode())
+        for seen in (
+            broadcast.weights,
+            broadcast.statistics,
+            broadcast.extras,
+            remembered,
+            worker.samples_of(site.name),
+        ):
+            training.update(fingerprint(seen))
+        Account(self.state).charge(training.hexdigest(), worker.config, site.samples, self.policy)
+
+    def _refuse_overtaken(self, run: str, moment: tuple[int, int, int]) -> None:
+        """A request that a later one of the same run has overtaken must not undo what that one made remembered."""
+        known, latest = self._latest
+        if known == run and moment < latest:
+            raise BadMessage("it was overtaken by a later one")
+        self._latest = run, moment
+
+    def _describe(self, session: Session) -> Description:
+        federation = self.read(session.config, None)
+        self._refuse_run(session, federation)
+        (site,) = federation
+        x = federation.test_transform(federation.images[:1], torch.full((1, federation.test_transform.draws), 0.5))
+        _, channels, height, width = x.shape
+        return Description(
+            name=site.name,
+            domain=site.domain,
+            classes=federation.classes,
+            shape=(channels, height, width),
+            train=len(site.train),
+            validation=len(site.validation),
+            test=len(site.test),
+            version=fedkeel.__version__,
+            position=self.position,
+        )
+
+    def _refuse_run(self, session: Session, federation: Federation) -> None:
+        """What only the data decide: how large the network gets, and what the run tells of them."""
+        if self.policy is not None:
+            check_privacy(session.config, federation, self.policy)
+            if self.model is None:
+                check_network(session.config, federation, self.policy)
+
+    def _worker_of(self, session: Session) -> Worker:
+        """The model and data of this session, made once."""
+        if self._worker is None or session != self._session:
+            config = session.config.replace(device=self.device, executor="serial")
+            method = Composition.of(build_method(config.method))
+            if method.stateful_parts and self.state is None:
+                raise FedkeelError(
+                    f"'{method.stateful_parts[0]}' needs sites that remember: give this site a folder for it"
+                )
+            federation = self.read(config, session.classes)
+            self._refuse_run(session, federation)
+            if self.model is None:
+                footprint.refuse_too_large(config, federation, choose_device(config))
+            network = build_model(config, federation, method, self.model)
+            privacy.refuse_network(config, network)
+            self._worker = Worker(config, federation, method, network, choose_device(config))
+            self._worker.randomness = self._randomness(session)
+            self._session = session
+        return self._worker
+
+    def _randomness(self, session: Session) -> Randomness:
+        """Of this site alone, and not of the server, which knows the seed; a simulation is all one."""
+        if self.position is not None:
+            return Randomness.here()
+        if self.state is None:
+            return Randomness(secrets.token_bytes(BYTES), session.context)
+        return Randomness(kept_in(self.state / FILE), session.context)

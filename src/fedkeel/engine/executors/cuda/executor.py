@@ -1,0 +1,261 @@
+"""Many clients at once on one GPU.
+
+A small network on a small batch keeps a GPU busy for microseconds and then lets it wait for the next kernel launch.
+So clients run side by side in slots (`engine.slot`), each on a stream of its own: all slots replay their graphs side
+by side, and clients stream through them, long ones first.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from fedkeel.core import state
+from fedkeel.core.evaluation import Evaluation
+from fedkeel.core.messages import Answer, Broadcast, Missing, Update, size
+from fedkeel.core.state import Tensors
+from fedkeel.engine import local
+from fedkeel.engine.executors.cuda.slot import Changed, DrawsByItself, Job, Slot, copy_into
+from fedkeel.engine.executors.executor import EXECUTORS, ClientMemory
+from fedkeel.engine.executors.serial import SerialExecutor
+from fedkeel.engine.local import ClientFailure, Worker
+from fedkeel.stopping import Stopped, stop_requested
+
+log = logging.getLogger("fedkeel")
+T = TypeVar("T")
+AHEAD = 3  # graphs launched for a client before the host turns to the next
+MOST_SLOTS, FEWEST_SLOTS = 32, 4
+TRIAL_STEPS = 10
+AT_ONCE = (
+    20e-3  # seconds of steps, each taken alone, that are in flight together: what small kernels leave idle is small
+)
+MEMORY_SHARE = 0.9  # of the free memory that slots may take
+
+
+@EXECUTORS.register("cuda")
+class CudaExecutor(SerialExecutor):
+    """Many clients at once on one GPU: resident models that replay CUDA graphs side by side."""
+
+    def __init__(self, worker: Worker, memory: ClientMemory, workers: int = 0) -> None:
+        super().__init__(worker, memory)
+        self._wanted = workers  # 0: what a trial says
+        self._slots: list[Slot] = []
+        self._static: Broadcast | None = None
+        self._evaluation: Slot | None = None
+        self._said = False
+        uncapturable = worker.method.uncapturable
+        self._one_by_one = f"'{uncapturable[0]}' does not declare its steps capturable" if uncapturable else ""
+
+    def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
+        if not self._one_by_one:
+            try:
+                results = self._side_by_side(clients, broadcast)
+            except DrawsByItself:
+                self._one_by_one = "the model or the method draws from torch's default generator"
+            else:
+                yield from (results[client] for client in clients)
+                return
+            self._give_up_slots()  # the clients begin anew
+        self._say(self._one_by_one)
+        yield from super().train(clients, broadcast)
+
+    def _side_by_side(self, clients: Sequence[str], broadcast: Broadcast) -> dict[str, Update | Missing]:
+        broadcast = self._hold(broadcast)
+
+        def attempt() -> dict[str, Update | Missing]:
+            if not self._wanted and len(clients) > 1:
+                self._wanted = self._try(clients, broadcast)
+            return self._train(clients, broadcast)
+
+        return self._in_memory(attempt)
+
+    def _try(self, clients: Sequence[str], broadcast: Broadcast) -> int:
+        """How many slots: one is tried on the largest client, for the time of its step and the memory that it takes.
+
+        The client starts anew afterwards; nothing of the trial stays but the slot and its graphs.
+        """
+        device = self.worker.device
+        jobs = [Job(name, self.worker.plan(name, broadcast.round)) for name in clients]
+        job = max(jobs, key=lambda job: len(job.plan.bounds))
+        if len(job.plan.bounds) < TRIAL_STEPS:
+            return MOST_SLOTS
+        before = torch.cuda.memory_reserved(device)
+        self._open(1)
+        with torch.cuda.stream(self._slots[0].stream):
+            slot = self._slots[0]
+            slot.start(job, broadcast, self.memory.of(job.name))
+            while job.position < TRIAL_STEPS - 2:
+                slot.advance(job)
+            torch.cuda.synchronize(device)
+            began, position = time.perf_counter(), job.position
+            slot.advance(job)
+            torch.cuda.synchronize(device)
+        seconds = (time.perf_counter() - began) / (job.position - position)
+        taken = max(torch.cuda.memory_reserved(device) - before, 1)
+        fitting = 1 + int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[0] / taken)
+        useful = max(FEWEST_SLOTS, min(MOST_SLOTS, round(AT_ONCE / seconds)))
+        log.info(
+            "%d clients at once: a step alone takes %.2f ms, a client %.1f GiB.",
+            min(fitting, useful), 1000 * seconds, taken / 2**30,
+        )  # fmt: skip
+        return min(fitting, useful)
+
+    def _in_memory(self, attempt: Callable[[], T]) -> T:
+        """Out of memory: half as many slots, until there is one; where that does not fit either, the run ends."""
+        while True:
+            try:
+                return attempt()
+            except torch.OutOfMemoryError:
+                if len(self._slots) <= 1:
+                    raise
+            # Only now: the exception held on to everything that its functions had in their hands.
+            self._wanted = len(self._slots) // 2
+            log.warning("The GPU's memory holds fewer clients at once than tried: going on with %d.", self._wanted)
+            self._give_up_slots()
+
+    def _give_up_slots(self) -> None:
+        torch.cuda.synchronize(self.worker.device)
+        self._slots = []
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def _train(self, clients: Sequence[str], broadcast: Broadcast) -> dict[str, Update | Missing]:
+        device = self.worker.device
+        self._open(len(clients))
+        jobs = [Job(name, self.worker.plan(name, broadcast.round)) for name in clients]
+        waiting = sorted(jobs, key=lambda job: -len(job.plan.bounds))
+        running: dict[int, Job] = {}
+        ended: list[tuple[Job, Tensor, Update, Tensors]] = []
+        for slot in self._slots:
+            slot.queued = 0
+        while waiting or running:
+            if stop_requested.is_set():
+                torch.cuda.synchronize(device)
+                raise Stopped
+            idle = [i for i in range(len(self._slots)) if i not in running]
+            for index in sorted(idle, key=lambda i: self._slots[i].queued):
+                if waiting:
+                    slot, job = self._slots[index], waiting.pop(0)
+                    with torch.cuda.stream(slot.stream):
+                        slot.start(job, broadcast, self.memory.of(job.name))
+                    running[index] = job
+                    # Work for the GPU while the host readies the next client.
+                    for _ in range(AHEAD):
+                        if index in running:
+                            self._advance(index, running, ended)
+            for index in list(running):
+                self._advance(index, running, ended)
+        self._join()
+        for slot in self._slots:
+            if slot.eager:
+                self._say(slot.eager)
+        return self._read(ended)
+
+    def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
+        """Side by side, in the slots that training has opened."""
+
+        def attempt() -> list[Answer | Missing]:
+            self._open(1)
+            answers: list[Answer | Missing] = []
+            for i, client in enumerate(clients):
+                slot = self._slots[i % len(self._slots)]
+                with torch.cuda.stream(slot.stream):
+                    answers += SerialExecutor(slot.worker, self.memory).ask([client], broadcast, question)
+            self._join()
+            return answers
+
+        yield from self._in_memory(attempt)
+
+    def evaluate(
+        self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
+    ) -> Iterator[list[Evaluation]]:
+        """In a slot of its own, since only there can a pass be captured."""
+        if self._evaluation is None:
+            self._evaluation = Slot(self.worker)
+        stream, plain = self._evaluation.stream, super().evaluate
+
+        def attempt() -> list[list[Evaluation]]:
+            stream.wait_stream(torch.cuda.current_stream(self.worker.device))
+            with torch.cuda.stream(stream):
+                results = list(plain(clients, broadcast, splits))
+            torch.cuda.current_stream(self.worker.device).wait_stream(stream)
+            return results
+
+        yield from self._in_memory(attempt)
+
+    def _open(self, clients: int) -> None:
+        """As many slots as there is work for, ready for what lies on the GPU now."""
+        while len(self._slots) < min(self._wanted or 1, clients):
+            self._slots.append(Slot(self.worker.twin(), place=len(self._slots)))
+        ready = torch.cuda.current_stream(self.worker.device).record_event()
+        for slot in self._slots:
+            slot.stream.wait_event(ready)
+
+    def _join(self) -> None:
+        for slot in self._slots:
+            torch.cuda.current_stream(self.worker.device).wait_stream(slot.stream)
+
+    def _advance(self, index: int, running: dict[int, Job], ended: list[tuple[Job, Tensor, Update, Tensors]]) -> None:
+        """Launch the next steps of the client in this slot; after its last ones, take its update."""
+        slot, job = self._slots[index], running[index]
+        with torch.cuda.stream(slot.stream):
+            if slot.advance(job):
+                client, loss = slot.finish(job)
+                update, memory = slot.worker.leave(client, 0.0)
+                sound = size({**update.weights, **update.statistics, **memory}).to(loss)
+                ended.append((job, torch.stack([loss, sound]), update, memory))
+                del running[index]
+
+    def _read(self, ended: list[tuple[Job, Tensor, Update, Tensors]]) -> dict[str, Update | Missing]:
+        """One look at all losses and norms; only now does the host wait for the GPU."""
+        with self.worker.waiting():
+            numbers = torch.stack([pair for _, pair, _, _ in ended]).tolist()
+        results: dict[str, Update | Missing] = {}
+        for (job, _, update, memory), (loss, sound) in zip(ended, numbers, strict=True):
+            try:
+                local.check_loss(loss)
+                if not math.isfinite(sound):
+                    local.refuse_not_finite({**update.weights, **update.statistics, **memory})
+            except ClientFailure as failure:
+                results[job.name] = Missing(job.name, str(failure))
+            else:
+                update.metrics["loss"] = loss
+                self.memory.keep(job.name, memory)
+                results[job.name] = update
+        return results
+
+    def _hold(self, broadcast: Broadcast) -> Broadcast:
+        """The broadcast at an address that stays the same from round to round, for the graphs."""
+        held, given = self._static, broadcast.to(self.worker.device)
+        if held is not None:
+            try:
+                for old, new in (
+                    (held.weights, given.weights),
+                    (held.statistics, given.statistics),
+                    (held.extras, given.extras),
+                ):
+                    copy_into(old, new)
+            except Changed:
+                held = None
+        if held is None:
+            held = Broadcast(
+                given.round,
+                given.rounds,
+                state.clone(given.weights),
+                state.clone(given.statistics),
+                state.clone(given.extras),
+            )
+        self._static = Broadcast(given.round, given.rounds, held.weights, held.statistics, held.extras)
+        return self._static
+
+    def _say(self, reason: str) -> None:
+        if not self._said:
+            log.warning("Clients run one step at a time, not as captured graphs: %s.", reason)
+            self._said = True

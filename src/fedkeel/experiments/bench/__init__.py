@@ -1,0 +1,25 @@
+"""How fast Fedkeel is on this machine: the rows of docs/benchmarks.md, measured here. `fedkeel bench` is the command.
+
+>>> from fedkeel.experiments.bench import bench, choose                     # doctest: +SKIP
+>>> bench(choose(["cpu4"])).results[0].ratio                    # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from fedkeel.experiments.bench.measure import Report, Result, bench, reason_to_skip
+from fedkeel.experiments.bench.rows import GROUPS, ROWS, Row, choose, made_up
+from fedkeel.experiments.bench.sides import Executed, UsualLoop
+
+__all__ = [
+    "GROUPS",
+    "ROWS",
+    "Executed",
+    "Report",
+    "Result",
+    "Row",
+    "UsualLoop",
+    "bench",
+    "choose",
+    "made_up",
+    "reason_to_skip",
+]

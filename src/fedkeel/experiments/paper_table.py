@@ -1,0 +1,258 @@
+"""Our numbers beside a paper's: the difference in every cell, and whether the methods come in the same order.
+
+Numbers and text only; `fedkeel.experiments.reproduce` runs the cells.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from fedkeel.experiments.recipes import DIAGNOSTICS, Column, Published, Recipe, Row
+from fedkeel.experiments.tables import DASH, Cell
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A cell: ours by seed, as the paper counts (accuracies in %), and what is published."""
+
+    ours: Mapping[int, float]
+    paper: Published | None = None
+
+    @property
+    def mean(self) -> float | None:
+        return Cell.of(list(self.ours.values())).mean if self.ours else None
+
+    @property
+    def std(self) -> float | None:
+        return Cell.of(list(self.ours.values())).std if self.ours else None
+
+    @property
+    def difference(self) -> float | None:
+        """Ours minus the paper's."""
+        if self.mean is None or self.paper is None or self.paper.value is None:
+            return None
+        return self.mean - self.paper.value
+
+    @property
+    def decimals(self) -> int:
+        return self.paper.decimals if self.paper is not None and self.paper.value is not None else 1
+
+    def __str__(self) -> str:
+        digits = self.decimals
+        ours = DASH if self.mean is None else f"{self.mean:.{digits}f}"
+        if self.std is not None:
+            ours += f"±{self.std:.{digits}f}"
+        paper = DASH if self.paper is None else self.paper.text
+        # Adding 0.0 turns the -0.0 of a rounded -0.04 into 0.0.
+        apart = DASH if self.difference is None else f"{round(self.difference, digits) + 0.0:+.{digits}f}"
+        return f"{ours} / {paper} / {apart}"
+
+    def to_dict(self) -> dict[str, Any]:
+        paper = None if self.paper is None else {"value": self.paper.value, "spread": self.paper.spread}
+        return {
+            "ours": None if self.mean is None else {"mean": self.mean, "std": self.std, "seeds": sorted(self.ours)},
+            "paper": paper,
+            "difference": self.difference,
+        }
+
+
+@dataclass(frozen=True)
+class Order:
+    """The methods of one column, highest first, in the paper and here.
+
+    Attributes:
+        same: no two of them are the other way round here. Ours count as they would be printed.
+        correlation: Spearman's, of the two rankings; None where one of them ranks nothing.
+    """
+
+    where: str
+    paper: list[str]
+    ours: list[str]
+    same: bool
+    correlation: float | None
+
+    @staticmethod
+    def of(where: str, entries: Mapping[str, Entry]) -> Order | None:
+        """Of the methods that have both numbers; with fewer than two of them there is no order."""
+        both = {
+            name: (entry.paper.value, round(entry.mean, entry.decimals))
+            for name, entry in entries.items()
+            if entry.mean is not None and entry.paper is not None and entry.paper.value is not None
+        }
+        if len(both) < 2:
+            return None
+        pairs = combinations(both.values(), 2)
+        return Order(
+            where=where,
+            paper=sorted(both, key=lambda name: -both[name][0]),
+            ours=sorted(both, key=lambda name: -both[name][1]),
+            same=all((a[0] - b[0]) * (a[1] - b[1]) > 0 or a[0] == b[0] or a[1] == b[1] for a, b in pairs),
+            correlation=spearman([theirs for theirs, _ in both.values()], [ours for _, ours in both.values()]),
+        )
+
+    def __str__(self) -> str:
+        correlation = "" if self.correlation is None else f" (rank correlation {self.correlation:.2f})"
+        return (
+            f"{self.where}: another order{correlation}; the paper has {' > '.join(self.paper)}, "
+            f"ours is {' > '.join(self.ours)}."
+        )
+
+
+def spearman(left: Sequence[float], right: Sequence[float]) -> float | None:
+    """Pearson's correlation of the ranks, ties in the middle of the places they take."""
+    ranks = [_ranks(left), _ranks(right)]
+    centre = (len(left) + 1) / 2
+    a, b = ([rank - centre for rank in side] for side in ranks)
+    spread = (sum(x * x for x in a) * sum(y * y for y in b)) ** 0.5
+    return sum(x * y for x, y in zip(a, b, strict=True)) / spread if spread else None
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    return [
+        sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2 for value in values
+    ]
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """A recipe's cells as far as they were asked for.
+
+    Attributes:
+        entries: by row label and column name.
+        marks: what makes this something else than the paper's experiment, a sentence each.
+        skipped: why cells were not run, a sentence each.
+        diverged: which runs have a test loss that is not finite, a sentence each.
+        failures: why a run is missing, by the run's name.
+    """
+
+    recipe: Recipe
+    rows: Sequence[Row]
+    columns: Sequence[Column]
+    entries: Mapping[tuple[str, str], Entry]
+    seeds: Sequence[int]
+    directory: Path
+    marks: Sequence[str] = ()
+    skipped: Sequence[str] = ()
+    diverged: Sequence[str] = ()
+    failures: Mapping[str, str] | None = None
+
+    @property
+    def missing(self) -> list[str]:
+        """The cells that have no number of ours though the paper's table has them."""
+        return [
+            f"{row}, {column}"
+            for (row, column), entry in self.entries.items()
+            if not entry.ours and (row, column) not in self.recipe.absent
+        ]
+
+    @property
+    def title(self) -> str:
+        return f"{self.recipe.paper}, {self.recipe.table}: {self.recipe.caption}"
+
+    @property
+    def legend(self) -> str:
+        seeds = "one seed" if len(self.seeds) == 1 else f"mean±standard deviation over {len(self.seeds)} seeds"
+        return f"{self.recipe.measure}: ours / paper / difference; ours is {seeds}."
+
+    def tables(self) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+        """For each group of columns its name, the headings and the lines."""
+        for group in dict.fromkeys(column.group for column in self.columns):
+            columns = [column for column in self.columns if column.group == group]
+            lines = [
+                [row.label, *(self._text(row, column) for column in columns)]
+                for row in self.rows
+                if any((row.label, column.name) not in self.recipe.absent for column in columns)
+            ]
+            yield group, ["method", *(column.label for column in columns)], lines
+
+    def _text(self, row: Row, column: Column) -> str:
+        return "" if (row.label, column.name) in self.recipe.absent else str(self.entries[row.label, column.name])
+
+    def orders(self) -> list[Order]:
+        """The order of the methods in each column, or of the columns in each row and group."""
+        found: list[Order | None] = []
+        if self.recipe.order == "rows":
+            for column in self.columns:
+                entries = {row.label: self.entries[row.label, column.name] for row in self.rows}
+                found.append(Order.of(column.name, entries))
+        else:
+            for group in dict.fromkeys(column.group for column in self.columns):
+                for row in self.rows:
+                    entries = {c.label: self.entries[row.label, c.name] for c in self.columns if c.group == group}
+                    found.append(Order.of(f"{row.label} {group}".strip(), entries))
+        return [order for order in found if order is not None]
+
+    def sentences(self) -> list[str]:
+        """What the comparison with the paper says."""
+        orders = self.orders()
+        if not orders:
+            none = "No two methods have both a published number and one of ours yet, so there is no order to compare."
+            return [none, *self.diverged]
+        same = [order for order in orders if order.same]
+        best = sum(order.paper[0] == order.ours[0] for order in orders)
+        what, places = ("methods", "columns") if self.recipe.order == "rows" else ("columns", "rows")
+        where = f" ({', '.join(order.where for order in same)})" if same else ""
+        summary = (
+            f"The order of {what} is the paper's in {len(same)} of {len(orders)} {places}{where}; "
+            f"the best one is the paper's in {best} of {len(orders)}."
+        )
+        return [summary, *(str(order) for order in orders if not order.same), *self.diverged]
+
+    def notes(self) -> list[str]:
+        """What the paper says of this table or figure besides its numbers, and where the same is of ours."""
+        return [
+            *(f"The paper: {claim}" for claim in self.recipe.claims),
+            *(f"A misprint: {misprint}" for misprint in self.recipe.misprints),
+            *(
+                f"Ours, {DIAGNOSTICS[name]}: "
+                f"diagnostics/{name}.json of each run, shown by 'fedkeel analyse {name} RUN'."
+                for name in self.recipe.diagnostics
+            ),
+        ]
+
+    def markdown(self) -> str:
+        """For a page of results."""
+        lines = [f"### {self.title}", "", *(f"**{mark}**" for mark in self.marks), "", self.legend]
+        for group, headings, rows in self.tables():
+            lines += ["", f"**{group}**", ""] if group else [""]
+            lines += ["| " + " | ".join(line) + " |" for line in (headings, ["---"] * len(headings), *rows)]
+        notes = [*self.sentences(), *self.skipped, *(f"{name}: {why}" for name, why in (self.failures or {}).items())]
+        return "\n".join([*lines, "", *(f"- {sentence}" for sentence in notes)])
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "recipe": self.recipe.name,
+            "paper": self.recipe.paper,
+            "table": self.recipe.table,
+            "caption": self.recipe.caption,
+            "measure": self.recipe.measure,
+            "protocol": self.recipe.protocol,
+            "decisions": list(self.recipe.decisions),
+            "misprints": list(self.recipe.misprints),
+            "claims": list(self.recipe.claims),
+            "marks": list(self.marks),
+            "seeds": list(self.seeds),
+            "cells": [
+                {"row": row, "column": column, **entry.to_dict()}
+                for (row, column), entry in self.entries.items()
+                if (row, column) not in self.recipe.absent
+            ],
+            "orders": [
+                {
+                    "where": order.where,
+                    "paper": order.paper,
+                    "ours": order.ours,
+                    "same": order.same,
+                    "correlation": order.correlation,
+                }
+                for order in self.orders()
+            ],
+            "skipped": list(self.skipped),
+            "diverged": list(self.diverged),
+            "failures": dict(self.failures or {}),
+            "directory": str(self.directory),
+        }

@@ -1,0 +1,392 @@
+"""Every table and figure of the papers as data: what was run, with which settings, and what was published.
+
+A recipe is a TOML file, `recipes/<paper>/<table1|figure3>.toml`. Its rows are methods and its columns settings, also
+where the paper prints them the other way round. A cell's configuration is made of what the recipe, the column's group,
+the column and the row set, in this order; `on` in a row is for one group or column alone. A variant says which recipe
+it is `like`, and only what differs. `fedkeel.experiments.reproduce` runs them.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedkeel.config import Config, from_dict
+from fedkeel.errors import FedkeelError, nearest
+from fedkeel.experiments.recipes.kinds import COLUMN, ROW, own_entries, refuse_other_kinds
+from fedkeel.options import described
+from fedkeel.spec import parse as parse_spec
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PAPERS = {
+    "greg": "GReg",
+    "hbn": "HBN",
+    "fedwon": "FedWon",
+    "fedcoda": "FedCoda",
+    "univarfl": "UniVarFL",
+}
+
+# What the figures show besides accuracy, and a few tables too.
+DIAGNOSTICS = {
+    "bn-statistics": "running means and variances of batch norm on each client",
+    "gradient-norms": "norms of the gradients by round",
+    "label-distribution": "how many images of each class each client has",
+    "loss-gap": "loss under global minus loss under batch statistics",
+    "nmi": "normalised mutual information of clustered features and labels",
+    "probability-floor": "smallest probability of the true class over the samples",
+    "prototype-similarity": "cosine similarity of the clients' prototypes",
+    "representation-divergence": "symmetric KL divergence of the features of two domains",
+    "singular-values": "singular values of the classifier's weights",
+    "statistics-divergence": "variance over the clients of their batch-norm statistics",
+    "tsne": "a map of the features in two dimensions",
+}
+
+READINGS = ("accuracy", "samples", "unseen", "seconds", *DIAGNOSTICS)
+STATISTICS = ("global", "batch")
+ORDERS = ("rows", "columns")
+
+NOT_A_CELL = "-"  # the paper's table has no such cell, and it is not run
+NOT_PRINTED = "?"  # the paper shows it in a figure, or not at all
+
+HEADER = (
+    "like",
+    "paper",
+    "table",
+    "caption",
+    "measure",
+    "protocol",
+    "seeds",
+    "decisions",
+    "misprints",
+    "claims",
+    "substitute",
+    "diagnostics",
+    "order",
+    "base",
+    "groups",
+    "columns",
+    "rows",
+    "published",
+)
+NEEDED = ("paper", "table", "caption", "measure", "protocol", "seeds", "base", "columns", "rows")
+READ = ("read", "domain", "statistics")
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number as it is printed: its text, value and spread. `N/A` has neither value nor spread."""
+
+    text: str
+    value: float | None
+    spread: float | None = None
+
+    @staticmethod
+    def of(text: str) -> Published:
+        match = re.fullmatch(r"(-?\d+(?:\.\d+)?)(?:±(\d+(?:\.\d+)?))?", text)
+        if match is None:
+            if text != "N/A":
+                raise FedkeelError(f"'{text}' is not a published number: write it like 75.8, 75.8±0.3 or N/A.")
+            return Published(text, None)
+        return Published(text, float(match[1]), float(match[2]) if match[2] else None)
+
+    @property
+    def decimals(self) -> int:
+        """Digits after the point, as printed."""
+        return len(self.text.partition("±")[0].partition(".")[2])
+
+
+@dataclass(frozen=True)
+class Column:
+    """A setting: data, partition, unseen domain, batch size, ...
+
+    Attributes:
+        group: heading over several columns, with options of its own.
+        average: the mean of the group's other columns.
+        relative_to: the row by whose number the others are divided.
+        reading: of a run's result, see `Recipe.reading`.
+    """
+
+    label: str
+    group: str = ""
+    average: bool = False
+    relative_to: str = ""
+    reading: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.group} {self.label}".strip()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method as the table calls it, with what it sets; `on` for one group or column alone."""
+
+    label: str
+    reading: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    on: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A table or figure of a paper.
+
+    Attributes:
+        name: as typed, "hbn/table1".
+        measure: what the numbers are. protocol: where in the paper the settings are stated.
+        decisions: what the paper leaves open, and what was decided.
+        misprints: numbers of the paper that contradict each other. claims: what its text says of it.
+        substitute: why the published numbers are only a reference here, empty when they are the same experiment.
+        diagnostics: what is recorded besides accuracy.
+        order: whether the "rows" of a column or the "columns" of a group are what the paper puts in order.
+        published: by row label and column name; a cell without a number is not there.
+        absent: cells that the paper's table does not have, which are not run.
+    """
+
+    name: str
+    paper: str
+    table: str
+    caption: str
+    measure: str
+    protocol: str
+    seeds: tuple[int, ...]
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    base: Mapping[str, Any]
+    groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    published: Mapping[tuple[str, str], Published] = field(default_factory=dict)
+    absent: frozenset[tuple[str, str]] = frozenset()
+    decisions: tuple[str, ...] = ()
+    misprints: tuple[str, ...] = ()
+    claims: tuple[str, ...] = ()
+    substitute: str = ""
+    diagnostics: tuple[str, ...] = ()
+    order: str = "rows"
+
+    def parts(self, average: Column) -> list[Column]:
+        """The columns of which this one is the mean."""
+        return [column for column in self.columns if column.group == average.group and not column.average]
+
+    def cells(self) -> Iterator[tuple[Row, Column]]:
+        """Every cell that is run; averages follow from the others."""
+        for row in self.rows:
+            for column in self.columns:
+                if not column.average and (row.label, column.name) not in self.absent:
+                    yield row, column
+
+    def config(self, row: Row, column: Column) -> Config:
+        """The configuration of a cell, its seed left open."""
+        own = {**row.on.get(column.group, {}), **row.on.get(column.name, {})}
+        shared = {**self.base, **self.groups.get(column.group, {}), **column.options}
+        return from_dict({**shared, **row.options, **own})
+
+    def reading(self, row: Row, column: Column) -> Mapping[str, str]:
+        """What is read of a run: `read` ("accuracy" if not given) or `domain`, under which `statistics`."""
+        return {**column.reading, **row.reading}
+
+
+def names() -> list[str]:
+    """Every recipe of the package, by paper, tables before figures, in the order of their numbers."""
+    found = [
+        f"{paper}/{file.name.removesuffix('.toml')}"
+        for paper in PAPERS
+        for file in resources.files(__name__).joinpath(paper).iterdir()
+        if file.name.endswith(".toml")
+    ]
+    return sorted(found, key=_in_order)
+
+
+def chosen(name: str) -> list[str]:
+    """The recipes that a word means: a recipe or a file, all of a paper's ("hbn"), or those that fit "hbn/table*".
+
+    A paper's are those with its own data and networks; a variant is only run by its name.
+    """
+    if name.endswith(".toml") or name in names():
+        return [name]
+    found = [known for known in names() if fnmatchcase(known, name if "*" in name else f"{name}/*")]
+    return [known for known in found if "-" in name or not load(known).substitute] or [name]
+
+
+def load(name: str, below: Sequence[str] = ()) -> Recipe:
+    """A recipe by its name, "hbn/table1", or by the path of a TOML file of one's own.
+
+    `below` are those that are `like` it, for which it is read.
+    """
+    if not isinstance(name, str):
+        raise FedkeelError(f"The recipe is {described(name)}: give its name, like 'hbn/table1'.")
+    if name in below:
+        raise FedkeelError(f"'{name}' is like itself: name another recipe there.")
+    if name.endswith(".toml"):
+        try:
+            text = Path(name).read_text(encoding="utf-8")
+        except OSError as error:
+            raise FedkeelError(f"The recipe '{name}' cannot be read: {error.strerror}.") from error
+        except UnicodeDecodeError as error:
+            raise FedkeelError(f"The recipe '{name}' is not text in UTF-8 ({error}): save it as such.") from error
+        return parse(Path(name).stem, text, (*below, name))
+    if name not in names():
+        close = nearest(name, names())
+        ending = close if close.startswith("did") else "'fedkeel reproduce --list' shows what there is."
+        raise FedkeelError(f"There is no recipe named '{name}': {ending}")
+    paper, _, table = name.partition("/")
+    return parse(name, resources.files(__name__).joinpath(paper, f"{table}.toml").read_text(encoding="utf-8"))
+
+
+def parse(name: str, text: str, below: Sequence[str] = ()) -> Recipe:
+    """A recipe from its text; whatever in it cannot be meant is refused."""
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise FedkeelError(f"The recipe '{name}' is not valid TOML: {error}.") from error
+    try:
+        return _recipe(name, table, below)
+    except FedkeelError as error:
+        raise FedkeelError(f"In the recipe '{name}': {error}") from error
+
+
+def _recipe(name: str, table: Mapping[str, Any], below: Sequence[str]) -> Recipe:
+    _refuse_unknown(table, HEADER, "entry")
+    refuse_other_kinds(table)
+    parent = load(table["like"], below) if "like" in table else None
+    for key in NEEDED:
+        if key not in table and parent is None:
+            raise FedkeelError(f"the entry '{key}' is missing: add it.")
+    columns = tuple(map(_column, table["columns"])) if "columns" in table or parent is None else parent.columns
+    rows = tuple(map(_row, table["rows"])) if "rows" in table or parent is None else parent.rows
+    _refuse_twice([column.name for column in columns], "column")
+    _refuse_twice([row.label for row in rows], "row")
+    published, absent = _numbers(table.get("published", {}), rows, columns)
+    entries: dict[str, Any] = {
+        **({} if parent is None else _inherited(parent, rows, columns)),
+        **{key: table[key] for key in HEADER if key in table and key not in ("like", "published", "base", "groups")},
+        **({"published": published, "absent": absent} if "published" in table else {}),
+        "name": name,
+        "columns": columns,
+        "rows": rows,
+    }
+    inherited_base, inherited_groups = ({}, {}) if parent is None else (parent.base, parent.groups)
+    entries["base"] = {**inherited_base, **table.get("base", {})}
+    groups = table.get("groups", {})
+    kept = dict.fromkeys(column.group for column in columns if column.group in {*inherited_groups, *groups})
+    entries["groups"] = {group: {**inherited_groups.get(group, {}), **groups.get(group, {})} for group in kept}
+    for key in ("seeds", "decisions", "misprints", "claims", "diagnostics"):
+        entries[key] = tuple(entries.get(key, ()))
+    recipe = Recipe(**entries)
+    _check(recipe, groups)
+    return recipe
+
+
+def _inherited(parent: Recipe, rows: Sequence[Row], columns: Sequence[Column]) -> dict[str, Any]:
+    """What a variant takes over; of the published numbers those whose row and column it keeps."""
+    cells = {(row.label, column.name) for row in rows for column in columns}
+    return {
+        **{entry.name: getattr(parent, entry.name) for entry in fields(parent)},
+        "published": {cell: number for cell, number in parent.published.items() if cell in cells},
+        "absent": parent.absent & cells,
+    }
+
+
+def _check(recipe: Recipe, groups: Mapping[str, Any]) -> None:
+    """Names that must be found in the recipe itself, and that every cell is a configuration."""
+    labels = [row.label for row in recipe.rows]
+    _refuse_unknown(groups, [column.group for column in recipe.columns], "group")
+    for row in recipe.rows:
+        places = {name for column in recipe.columns for name in (column.group, column.name)}
+        _refuse_unknown(row.on, places, "group or column")
+    _refuse_unknown([c.relative_to for c in recipe.columns if c.relative_to], labels, "row")
+    _refuse_unknown(recipe.diagnostics, DIAGNOSTICS, "diagnostic")
+    _refuse_unknown([recipe.order], ORDERS, "order")
+    for row, column in recipe.cells():
+        _check_reading(recipe.config(row, column), recipe.reading(row, column), f"{row.label}, {column.name}")
+
+
+def _check_reading(config: Config, reading: Mapping[str, str], cell: str) -> None:
+    """A run must have what is read of it."""
+    if reading.get("read") == "unseen" and not (config.unseen or parse_spec(config.data).options.get("unseen")):
+        raise FedkeelError(f"the cell '{cell}' reads the unseen domain, but there is none: set 'unseen' in its column.")
+    statistics = reading.get("statistics", config.evaluate_with)
+    if statistics != config.evaluate_with and config.evaluate_with != "both":
+        raise FedkeelError(
+            f"the cell '{cell}' reads the accuracy under {statistics} statistics, but 'evaluate_with' is "
+            f"'{config.evaluate_with}': set it to 'both'."
+        )
+
+
+def _column(entry: Mapping[str, Any]) -> Column:
+    own = own_entries(entry, COLUMN)
+    reading, options = _split(entry, own)
+    return Column(**own, reading=reading, options=options)
+
+
+def _row(entry: Mapping[str, Any]) -> Row:
+    own = own_entries(entry, ROW)
+    reading, options = _split(entry, own)
+    return Row(**own, reading=reading, options=options)
+
+
+def _split(entry: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
+    """What is read of a run, and the options that it is run with."""
+    if "label" not in own:
+        raise FedkeelError(f"{dict(entry)} has no label: add one.")
+    reading = {key: entry[key] for key in READ if key in entry}
+    _refuse_unknown([reading["read"]] if "read" in reading else [], READINGS, "reading")
+    _refuse_unknown([reading["statistics"]] if "statistics" in reading else [], STATISTICS, "statistics")
+    return reading, {key: value for key, value in entry.items() if key not in own and key not in reading}
+
+
+Numbers = dict[tuple[str, str], Published]
+
+
+def _numbers(
+    lines: Mapping[str, str], rows: Sequence[Row], columns: Sequence[Column]
+) -> tuple[Numbers, frozenset[tuple[str, str]]]:
+    """The published numbers: a line of text for each row, with a number for each column."""
+    _refuse_unknown(lines, [row.label for row in rows], "row")
+    published: Numbers = {}
+    absent = set()
+    for row in rows:
+        if row.label not in lines:
+            if lines:
+                raise FedkeelError(f"the row '{row.label}' has no published line: add one, with ? for every column.")
+            continue
+        numbers = lines[row.label].split()
+        if len(numbers) != len(columns):
+            raise FedkeelError(
+                f"'{row.label}' has {len(numbers)} published numbers for {len(columns)} columns: give one for each, ? "
+                "where none is printed."
+            )
+        for column, text in zip(columns, numbers, strict=True):
+            if text == NOT_A_CELL:
+                absent.add((row.label, column.name))
+            elif text != NOT_PRINTED:
+                published[row.label, column.name] = Published.of(text)
+    return published, frozenset(absent)
+
+
+def _refuse_unknown(given: Sequence[str] | Mapping[str, Any], known: Any, what: str) -> None:
+    for name in given:
+        if name not in known:
+            raise FedkeelError(f"there is no {what} '{name}': {nearest(name, known)}")
+
+
+def _refuse_twice(given: Sequence[str], what: str) -> None:
+    for name in given:
+        if given.count(name) > 1:
+            raise FedkeelError(f"the {what} '{name}' is there twice: name them differently.")
+
+
+def _in_order(name: str) -> tuple[int, bool, int, str]:
+    paper, _, table = name.partition("/")
+    number = re.search(r"\d+", table)
+    return list(PAPERS).index(paper), not table.startswith("table"), int(number[0]) if number else 0, table

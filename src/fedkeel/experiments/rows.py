@@ -1,0 +1,95 @@
+"""The rows of a comparison as a person types them: `fedwon@learning_rate=0.1,batch_size=8`, seeds, folder names.
+
+Nothing here waits for torch, so that a mistake in typing is told at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, get_type_hints
+
+from fedkeel import config as configuration
+from fedkeel.config import Config
+from fedkeel.core.naming import slug
+from fedkeel.errors import FedkeelError
+from fedkeel.options import described
+from fedkeel.spec import split
+
+SET_BY_COMPARISON = ("method", "seed")
+
+
+def typed(option: str, text: Any) -> Any:
+    """The text of an option as the kind of value it takes; `Config` refuses what cannot be read so."""
+    if not isinstance(text, str):
+        return text
+    hint = get_type_hints(Config).get(option)
+    if hint is bool:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    if hint in (int, float):
+        try:
+            return hint(text)
+        except ValueError:
+            return text
+    return text
+
+
+def read_entry(text: str, options: dict[str, Any]) -> Config:
+    """The configuration of one row, its seed left open: the options of all rows, and its own after the `@`.
+
+    >>> read_entry("fedbn@learning_rate=0.1", {"rounds": 5}).learning_rate
+    0.1
+    """
+    method, *rest = split(text, "@")
+    own: dict[str, Any] = {}
+    for item in split("@".join(rest), ",") if rest else []:
+        name, equals, value = item.partition("=")
+        name = name.strip().replace("-", "_")
+        if not equals:
+            raise FedkeelError(f"'{item}' in '{text}' is not an option: write it like 'fedavg@learning_rate=0.1'.")
+        if name in SET_BY_COMPARISON:
+            raise FedkeelError(f"'{text}' sets '{name}', which a comparison sets itself: leave it out.")
+        configuration.refuse_unknown({name: value})
+        own[name] = typed(name, value.strip())
+    for name in SET_BY_COMPARISON:
+        if name in options:
+            raise FedkeelError(f"'{name}' is set for all runs, but a comparison sets it itself: leave it out.")
+    return configuration.from_dict({**options, **own, "method": method.strip()})
+
+
+def read_entries(texts: Sequence[str], options: dict[str, Any]) -> dict[str, Config]:
+    """The configuration of each row by its label, which is its text."""
+    if isinstance(texts, str) or (texts and not isinstance(texts, Sequence)):
+        raise FedkeelError(f"What to compare is {described(texts)}: give a list of methods, like ['fedavg', 'fedbn'].")
+    if not texts:
+        raise FedkeelError("There is nothing to compare: give at least one method.")
+    entries: dict[str, Config] = {}
+    for text in texts:
+        if not isinstance(text, str):
+            raise FedkeelError(
+                f"What to compare has {described(text)} in it: give methods by name, like 'fedprox(mu=0.1)'; one of "
+                "your own gets a name with fedkeel.register."
+            )
+        if slug(text) in map(slug, entries):
+            raise FedkeelError(f"'{text}' is given twice: keep one.")
+        entries[text] = read_entry(text, options)
+    return entries
+
+
+def read_seeds(seeds: int | str | Sequence[int]) -> list[int]:
+    """`3` is that many seeds, from 0; `"0,1,5"` or `[0, 1, 5]` are these."""
+    if isinstance(seeds, str):
+        parts = [part.strip() for part in seeds.split(",") if part.strip()]
+        if not parts or not all(part.isdigit() for part in parts):
+            raise FedkeelError(f"'seeds' is '{seeds}': give a number of seeds, like 3, or the seeds, like 0,1,5.")
+        seeds = [int(part) for part in parts] if "," in seeds else int(parts[0])
+    if not isinstance(seeds, int | Sequence | range) or isinstance(seeds, bool):
+        raise FedkeelError(f"'seeds' is {described(seeds)}: give a number of seeds, like 3, or the seeds, like [0, 1].")
+    chosen: list[Any] = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not chosen:
+        raise FedkeelError(f"'seeds' is {seeds}: give at least 1.")
+    for seed in chosen:
+        if not isinstance(seed, int) or isinstance(seed, bool):
+            raise FedkeelError(f"{described(seed)} is among the seeds: give whole numbers.")
+        if seed < 0 or chosen.count(seed) > 1:
+            raise FedkeelError(f"The seed {seed} is {'negative' if seed < 0 else 'given twice'}: give different ones.")
+    return chosen

@@ -1,0 +1,362 @@
+"""The results of runs as a table: method by domain, mean and spread over seeds.
+
+Numbers only; `fedkeel.cli.console` draws them on a terminal.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedkeel.core.naming import csv_text, markdown_text, visible
+from fedkeel.runs.summary import RULES, SOURCES, weakest
+
+DASH = "–"  # where there is no number
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Mean accuracy over seeds and its standard deviation (n - 1 in the denominator); None with a single seed."""
+
+    mean: float
+    std: float | None
+
+    @staticmethod
+    def of(values: Sequence[float]) -> Cell:
+        return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
+
+    def __str__(self) -> str:
+        return percent(self.mean) if self.std is None else f"{percent(self.mean)} ±{percent(self.std)}"
+
+    def to_dict(self) -> dict[str, float | None]:
+        return {"mean": self.mean, "std": self.std}
+
+
+def apart(one: Cell, other: Cell) -> bool:
+    """Whether two means differ by more than their spread: their ranges, mean plus and minus deviation, do not touch.
+
+    Whoever says in words that one number is better than another goes by this. A single seed has no range, and is told
+    apart from nothing: it is an anecdote.
+
+    >>> apart(Cell(0.75, 0.02), Cell(0.70, 0.02)), apart(Cell(0.75, 0.02), Cell(0.72, 0.02))
+    (True, False)
+    """
+    if one.std is None or other.std is None:
+        return False
+    return abs(one.mean - other.mean) > one.std + other.std + 1e-9  # what touches but for rounding touches
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What a round costs on the network, on average over rounds and seeds.
+
+    Bytes from and to all of its clients together, everything that a method sends or asks included, and exchanges with
+    them beside the training itself. Sending the model out to be tested is not counted.
+    """
+
+    up: float
+    down: float
+    questions: float
+
+    @staticmethod
+    def of(summaries: Sequence[Mapping[str, Any]]) -> Traffic | None:
+        """None where a run has not counted it."""
+        keys = ("bytes_up", "bytes_down", "questions")
+        if any(key not in summary for summary in summaries for key in (*keys, "rounds")):
+            return None
+        rounds = sum(summary["rounds"] for summary in summaries)
+        return Traffic(*(sum(summary[key] for summary in summaries) / rounds for key in keys))
+
+    @property
+    def megabytes(self) -> str:
+        count = (self.up + self.down) / 1e6
+        return f"{count:.3g}" if count < 100 else f"{count:.0f}"
+
+    @property
+    def exchanges(self) -> str:
+        """The training itself is one."""
+        return f"{1 + self.questions:.3g}"
+
+    def to_dict(self) -> dict[str, float]:
+        return {"bytes_up": self.up, "bytes_down": self.down, "extra_exchanges": self.questions}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method's results over its seeds."""
+
+    method: str
+    seeds: list[int]
+    domains: dict[str, Cell]
+    average: Cell
+    traffic: Traffic | None = None
+    epsilon: float | None = None  # the largest of its seeds, where runs were private
+    randomness: str | None = None  # what that rests on: the run's seed, if it does for one of its seeds
+    diverged: tuple[str, ...] = ()  # domains on which the test loss of a seed is not finite
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "method": self.method,
+            "seeds": self.seeds,
+            "domains": {name: cell.to_dict() for name, cell in self.domains.items()},
+            "average": self.average.to_dict(),
+            "traffic_per_round": self.traffic.to_dict() if self.traffic else None,
+            **({"epsilon": self.epsilon, "randomness": self.randomness} if self.epsilon is not None else {}),
+            **({"diverged_domains": list(self.diverged)} if self.diverged else {}),
+        }
+
+
+@dataclass(frozen=True)
+class Results:
+    """A table of results.
+
+    Attributes:
+        rows: a row for each method, in the order given.
+        domains: the columns; those in `unseen` were never trained on and do not count in the average.
+        rule: which round the numbers are from, `Config.result`; several, when the runs differ.
+        untested: those of the columns in which a run has no number.
+    """
+
+    rows: list[Row]
+    domains: list[str]
+    unseen: frozenset[str]
+    rule: tuple[str, ...]
+    untested: frozenset[str] = frozenset()
+
+    @staticmethod
+    def of(summaries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> Results:
+        """From (label, seed, summary) of finished runs; runs with one label make one row."""
+        by_label: dict[str, dict[int, Mapping[str, Any]]] = {}
+        for label, seed, summary in summaries:
+            by_label.setdefault(label, {})[seed] = summary
+        every = [summary for group in by_label.values() for summary in group.values()]
+        untested = dict.fromkeys(name for summary in every for name in summary.get("untested_domains") or ())
+        domains = list(dict.fromkeys([*(name for summary in every for name in summary["domains"]), *untested]))
+        unseen = frozenset(name for summary in every for name in summary.get("unseen_domains") or ())
+        # The unseen domains last, beside the average that leaves them out.
+        domains.sort(key=lambda name: name in unseen)
+        return Results(
+            rows=[_row(label, group) for label, group in by_label.items()],
+            domains=domains,
+            unseen=unseen,
+            rule=tuple(dict.fromkeys(str(summary["result"]) for summary in every)),
+            untested=frozenset(untested),
+        )
+
+    @property
+    def headings(self) -> list[str]:
+        columns = (f"{name} (unseen)" if name in self.unseen else name for name in self.domains)
+        return ["method", *columns, "average", *self.costs]
+
+    @property
+    def costs(self) -> list[str]:
+        """The columns of what a round costs, as far as the runs have something to say there."""
+        counted = [row.traffic for row in self.rows if row.traffic]
+        exchanges = ["exchanges/round"] if any(traffic.questions for traffic in counted) else []
+        epsilon = ["epsilon"] if any(row.epsilon is not None for row in self.rows) else []
+        return (["MB/round", *exchanges] if counted else []) + epsilon
+
+    def traffic(self, row: Row) -> list[str]:
+        """A row's entries in `costs`."""
+        entries = {
+            "MB/round": row.traffic.megabytes if row.traffic else "",
+            "exchanges/round": row.traffic.exchanges if row.traffic else "",
+            "epsilon": f"{row.epsilon:.3g}" if row.epsilon is not None else "",
+        }
+        return [entries[column] for column in self.costs]
+
+    def cells(self, row: Row) -> list[Cell | None]:
+        """A row's cells, in the order of the columns."""
+        return [*(row.domains.get(name) for name in self.domains), row.average]
+
+    def name(self, row: Row) -> str:
+        """The row's method without its own options, unless two rows would read the same."""
+        short = row.method.partition("@")[0]
+        return short if sum(other.method.partition("@")[0] == short for other in self.rows) == 1 else row.method
+
+    def marked(self, row: Row) -> list[tuple[Cell | None, bool]]:
+        """A row's cells, each with whether it is the best of its column.
+
+        Means are compared as they are printed, so that what reads the same is equally good.
+        """
+        rivals = [self.cells(rival) for rival in self.rows if competes(rival)]
+        if not competes(row) or len(rivals) < 2:
+            return [(cell, False) for cell in self.cells(row)]
+        best = [max((rounded(cell) for cell in column if cell), default=None) for column in zip(*rivals, strict=True)]
+        pairs = zip(self.cells(row), best, strict=True)
+        return [(cell, cell is not None and rounded(cell) == top) for cell, top in pairs]
+
+    @property
+    def caption(self) -> str:
+        if not self.rows:
+            return "No run is finished yet."
+        rule = " or ".join(RULES.get(name, name) for name in self.rule)
+        counts = sorted({len(row.seeds) for row in self.rows})
+        if counts == [1]:
+            seeds = "one seed"
+        else:
+            number = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+            seeds = f"mean and standard deviation over {number} seeds"
+        extra = "; the average leaves the unseen domains out" if self.unseen else ""
+        own = [row.method.replace("@", " with ") for row in self.rows if self.name(row) != row.method]
+        told = [f"Test accuracy in %, {rule}; {seeds}{extra}."]
+        if own:
+            told.append(f"{'; '.join(own)}.")
+        if self.untested:
+            told.append(f"Not tested, {DASH}: {', '.join(name for name in self.domains if name in self.untested)}.")
+        diverged = [f"{self.name(row)} on {', '.join(row.diverged)}" for row in self.rows if row.diverged]
+        if diverged:
+            told.append(f"Diverged, the test loss is not finite: {'; '.join(diverged)}.")
+        sources = {row.randomness for row in self.rows}
+        told += [f"Epsilon: {SOURCES[source]}." for source in SOURCES if source in sources]
+        return " ".join(told)
+
+    def text(self) -> str:
+        """Plain text, the best of each column with a star."""
+        lines = [[visible(heading) for heading in self.headings]]
+        for row in self.rows:
+            cells = (f"{cell or DASH}{'*' if best else ' '}" for cell, best in self.marked(row))
+            lines.append([visible(self.name(row)), *cells, *self.traffic(row)])
+        widths = [max(len(line[column]) for line in lines) for column in range(len(self.headings))]
+        rendered = ["  ".join(entry.ljust(width) for entry, width in zip(line, widths, strict=True)) for line in lines]
+        rendered.insert(1, "  ".join("-" * width for width in widths))
+        legend = " * best of its column." if self.rows else ""
+        return "\n".join([*(line.rstrip() for line in rendered), "", visible(self.caption) + legend])
+
+    def markdown(self) -> str:
+        """A table for a README or a paper's notes, the best of each column in bold."""
+        lines = [[markdown_text(heading) for heading in self.headings], ["---"] * len(self.headings)]
+        for row in self.rows:
+            cells = (f"**{cell}**" if best else str(cell or DASH) for cell, best in self.marked(row))
+            lines.append([markdown_text(self.name(row)), *cells, *self.traffic(row)])
+        rendered = ("| " + " | ".join(line) + " |" for line in lines)
+        return "\n".join(rendered) + f"\n\n{markdown_text(self.caption)}"
+
+    def latex(self) -> str:
+        """A table for a paper, with the package booktabs: the best of each column in bold, the spread beside it."""
+        lines = [
+            "% needs \\usepackage{booktabs}",
+            "\\begin{table}",
+            "\\centering",
+            f"\\caption{{{latex_text(self.caption)}}}",
+            f"\\begin{{tabular}}{{l{'r' * (len(self.headings) - 1)}}}",
+            "\\toprule",
+            " & ".join(map(latex_text, self.headings)) + r" \\",
+            "\\midrule",
+        ]
+        for row in self.rows:
+            cells = (_latex_cell(cell, best) for cell, best in self.marked(row))
+            lines.append(" & ".join([latex_text(self.name(row)), *cells, *self.traffic(row)]) + r" \\")
+        return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"]) + "\n"
+
+    def csv(self) -> str:
+        """A line for each method: mean and std of each domain and of the average, as fractions, and what it sends."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        columns = [*self.domains, "average"]
+        traffic = [f"{part}_per_round" for part in ("bytes_up", "bytes_down", "extra_exchanges")]
+        numbers_of = (csv_text(f"{name}_{part}") for name in columns for part in ("mean", "std"))
+        sent, epsilon = "MB/round" in self.costs, "epsilon" in self.costs
+        writer.writerow(["method", "seeds", *numbers_of, *(traffic if sent else []), *(["epsilon"] if epsilon else [])])
+        for row in self.rows:
+            numbers = [
+                number if number is not None else ""
+                for cell in self.cells(row)
+                for number in ((cell.mean, cell.std) if cell else (None, None))
+            ]
+            cost = list(row.traffic.to_dict().values()) if row.traffic else [""] * len(traffic)
+            privacy = ["" if row.epsilon is None else row.epsilon] if epsilon else []
+            writer.writerow([csv_text(row.method), len(row.seeds), *numbers, *(cost if sent else []), *privacy])
+        return buffer.getvalue()
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "result": list(self.rule),
+            "domains": self.domains,
+            "unseen_domains": sorted(self.unseen),
+            "untested_domains": sorted(self.untested),
+            "rows": [row.to_dict() for row in self.rows],
+        }
+
+
+def _row(label: str, by_seed: Mapping[int, Mapping[str, Any]]) -> Row:
+    summaries = list(by_seed.values())
+    domains = dict.fromkeys(name for summary in summaries for name in summary["domains"])
+    return Row(
+        method=label,
+        seeds=sorted(by_seed),
+        domains={
+            name: Cell.of([summary["domains"][name] for summary in summaries if name in summary["domains"]])
+            for name in domains
+        },
+        average=Cell.of([summary["accuracy"] for summary in summaries]),
+        traffic=Traffic.of(summaries),
+        epsilon=max((summary["epsilon"] for summary in summaries if summary.get("epsilon")), default=None),
+        randomness=weakest([summary for summary in summaries if summary.get("epsilon")]),
+        diverged=tuple(dict.fromkeys(name for summary in summaries for name in summary.get("diverged_domains") or ())),
+    )
+
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+    # At the beginning of a row these two would belong to the line break before it.
+    "[": "{[}",
+    "*": "{*}",
+}
+
+
+def latex_text(text: str) -> str:
+    """Any text as LaTeX prints it.
+
+    >>> latex_text("fedprox(mu=0.1)_50%")
+    'fedprox(mu=0.1)\\\\_50\\\\%'
+    """
+    visible = (character if character.isprintable() else " " for character in unicodedata.normalize("NFC", text))
+    escaped = "".join(LATEX.get(character, character) for character in visible)
+    return escaped.replace("--", "-{}-").replace("--", "-{}-")  # else it is printed as a dash; of three, there are two
+
+
+def _latex_cell(cell: Cell | None, best: bool) -> str:
+    if cell is None:
+        return "--"
+    mean = rf"\textbf{{{percent(cell.mean)}}}" if best else percent(cell.mean)
+    return mean if cell.std is None else rf"{mean} {{\scriptsize $\pm$ {percent(cell.std)}}}"
+
+
+def competes(row: Row) -> bool:
+    """Training on the pooled data is what a federation is measured against, not one of the methods for it."""
+    return row.method.partition("@")[0] != "central"
+
+
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}"
+
+
+def rounded(cell: Cell) -> float:
+    return float(percent(cell.mean))
+
+
+def sparkline(values: Sequence[float], width: int = 60) -> str:
+    """A curve in one line of text, from its lowest to its highest value.
+
+    >>> sparkline([0.0, 0.5, 1.0])
+    '▁▅█'
+    """
+    if len(values) > width:
+        # The last value is always among those shown.
+        values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    scale = 7 / (high - low) if high > low else 0.0
+    return "".join("▁▂▃▄▅▆▇█"[int((value - low) * scale + 0.5)] for value in values)

@@ -1,0 +1,405 @@
+# mypy: ignore-errors
+"""The Triton kernels of `fedkeel.nn.kernels.channel_rows`. Imported only where Triton is.
+
+An activation is a matrix here: a row for each sample and place, a column for each channel. Sums over the rows are made
+in two steps, `splits` partial ones and then their combination, in a fixed order: so they are the same every time.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["rows", "per_split"])
+def partial_moments(x, partial, rows, channels, per_split, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # noqa: N803
+    """Mean and sum of squared deviations of each split of the rows: `partial` is (2, splits, channels)."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    split, splits = tl.program_id(1), tl.num_programs(1)
+    first = split * per_split
+    last = tl.minimum(first + per_split, rows)
+    known = column < channels
+    # Deviations from the first row: sums of squares of what may lie far from zero would lose their digits.
+    origin = tl.load(x + first.to(tl.int64) * channels + column, mask=known, other=0.0).to(tl.float32)
+    sums = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    squares = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    for start in range(first, last, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row[:, None] < last) & known[None, :]
+        values = tl.load(x + row[:, None].to(tl.int64) * channels + column[None, :], mask=inside, other=0.0)
+        apart = tl.where(inside, values.to(tl.float32) - origin[None, :], 0.0)
+        sums += apart
+        squares += apart * apart
+    count = (last - first).to(tl.float32)
+    shift = tl.sum(sums, axis=0) / count
+    spread = tl.maximum(tl.sum(squares, axis=0) - shift * shift * count, 0.0)
+    place = split * channels + column
+    tl.store(partial + place, origin + shift, mask=known)
+    tl.store(partial + splits * channels + place, spread, mask=known)
+
+
+@triton.jit
+def _combined(partial, splits, per_split, rows, channels, column, SPLITS: tl.constexpr):  # noqa: N803
+    """Mean and biased variance over all rows from those of the splits."""
+    split = tl.arange(0, SPLITS)
+    inside = (split[:, None] < splits) & (column[None, :] < channels)
+    place = split[:, None] * channels + column[None, :]
+    means = tl.load(partial + place, mask=inside, other=0.0)
+    squares = tl.load(partial + splits * channels + place, mask=inside, other=0.0)
+    counts = tl.minimum(rows - split * per_split, per_split)
+    counts = tl.where(split < splits, counts, 0).to(tl.float32)[:, None]
+    mean = tl.sum(means * counts, axis=0) / rows
+    apart = means - mean[None, :]
+    return mean, (tl.sum(squares, axis=0) + tl.sum(apart * apart * counts, axis=0)) / rows
+
+
+@triton.jit(do_not_specialize=["splits", "rows", "per_split"])
+def combine_moments(
+    partial,
+    mean,
+    inverse,
+    splits,
+    per_split,
+    rows,
+    channels,
+    eps,
+    SPLITS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+):
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    batch_mean, batch_var = _combined(partial, splits, per_split, rows, channels, column, SPLITS)
+    tl.store(mean + column, batch_mean, mask=column < channels)
+    tl.store(inverse + column, 1.0 / tl.sqrt(batch_var + eps), mask=column < channels)
+
+
+@triton.jit(do_not_specialize=["splits", "rows", "per_split"])
+def combine_paired_moments(
+    partial,
+    saved,
+    given_mean,
+    given_var,
+    running_mean,
+    running_var,
+    batches,
+    splits,
+    per_split,
+    rows,
+    channels,
+    momentum,
+    eps,
+    COUNT: tl.constexpr,  # noqa: N803
+    SPLITS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+):
+    """`saved` (4, channels): mean and inverse deviation of the batch, then of the given statistics. Updates the running
+    statistics as batch norm does, with the unbiased variance, and counts the batch."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < channels
+    mean, var = _combined(partial, splits, per_split, rows, channels, column, SPLITS)
+    other = tl.load(given_mean + column, mask=inside, other=0.0)
+    other_var = tl.load(given_var + column, mask=inside, other=1.0)
+    old_mean = tl.load(running_mean + column, mask=inside, other=0.0)
+    old_var = tl.load(running_var + column, mask=inside, other=0.0)
+    unbiased = var * (rows / (rows - 1.0))
+    tl.store(saved + column, mean, mask=inside)
+    tl.store(saved + channels + column, 1.0 / tl.sqrt(var + eps), mask=inside)
+    tl.store(saved + 2 * channels + column, other, mask=inside)
+    tl.store(saved + 3 * channels + column, 1.0 / tl.sqrt(other_var + eps), mask=inside)
+    tl.store(running_mean + column, (1.0 - momentum) * old_mean + momentum * mean, mask=inside)
+    tl.store(running_var + column, (1.0 - momentum) * old_var + momentum * unbiased, mask=inside)
+    if COUNT:  # noqa: SIM102  (decided by the compiler, the other by the program)
+        if tl.program_id(0) == 0:
+            tl.store(batches, tl.load(batches) + 1)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def paired_normalise(
+    x,
+    y,
+    saved,
+    weight,
+    bias,
+    rows,
+    channels,
+    DOUBLED: tl.constexpr,  # noqa: N803
+    AFFINE: tl.constexpr,  # noqa: N803
+    RELU: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+):
+    """`y` has 2 x rows; `x` as many if DOUBLED, else `rows`, which both halves are made of."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    known = column < channels
+    inside = (row[:, None] < rows) & known[None, :]
+    place = row[:, None].to(tl.int64) * channels + column[None, :]
+    half = rows.to(tl.int64) * channels
+    w = tl.load(weight + column, mask=known, other=1.0) if AFFINE else 1.0
+    b = tl.load(bias + column, mask=known, other=0.0) if AFFINE else 0.0
+    one_mean = tl.load(saved + column, mask=known, other=0.0)
+    one_scale = tl.load(saved + channels + column, mask=known, other=1.0) * w
+    two_mean = tl.load(saved + 2 * channels + column, mask=known, other=0.0)
+    two_scale = tl.load(saved + 3 * channels + column, mask=known, other=1.0) * w
+    shift = tl.zeros([COLUMNS], dtype=tl.float32) + b
+    one = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    two = one
+    if DOUBLED:
+        two = tl.load(x + half + place, mask=inside, other=0.0).to(tl.float32)
+    one = (one - one_mean[None, :]) * one_scale[None, :] + shift[None, :]
+    two = (two - two_mean[None, :]) * two_scale[None, :] + shift[None, :]
+    if RELU:
+        one, two = tl.maximum(one, 0.0), tl.maximum(two, 0.0)
+    tl.store(y + place, one, mask=inside)
+    tl.store(y + half + place, two, mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows", "per_split"])
+def partial_products(
+    dy,
+    x,
+    saved,
+    weight,
+    bias,
+    partial,
+    rows,
+    channels,
+    per_split,
+    PAIRED: tl.constexpr,  # noqa: N803
+    DOUBLED: tl.constexpr,  # noqa: N803
+    AFFINE: tl.constexpr,  # noqa: N803
+    RELU: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+):
+    """Sums of dy and of dy (x - mean) of each split; if PAIRED, also those of the second half with its own mean.
+
+    `partial` is (2 or 4, splits, channels), `saved` as `combine_paired_moments` makes it, or just the mean."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    known = column < channels
+    split, splits = tl.program_id(1), tl.num_programs(1)
+    first = split * per_split
+    last = tl.minimum(first + per_split, rows)
+    half = rows.to(tl.int64) * channels
+    one_mean = tl.load(saved + column, mask=known, other=0.0)
+    if RELU:  # only PAIRED
+        w = tl.load(weight + column, mask=known, other=1.0) if AFFINE else 1.0
+        b = tl.load(bias + column, mask=known, other=0.0) if AFFINE else 0.0
+        shift = tl.zeros([COLUMNS], dtype=tl.float32) + b
+        one_scale = tl.load(saved + channels + column, mask=known, other=1.0) * w
+        two_scale = tl.load(saved + 3 * channels + column, mask=known, other=1.0) * w
+    one_sum = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    one_product = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    if PAIRED:
+        two_mean = tl.load(saved + 2 * channels + column, mask=known, other=0.0)
+        two_sum = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+        two_product = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    for start in range(first, last, ROWS):
+        row = start + tl.arange(0, ROWS)
+        inside = (row[:, None] < last) & known[None, :]
+        place = row[:, None].to(tl.int64) * channels + column[None, :]
+        d = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+        v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+        centred = v - one_mean[None, :]
+        if RELU:
+            d = tl.where(centred * one_scale[None, :] + shift[None, :] > 0.0, d, 0.0)
+        one_sum += d
+        one_product += d * centred
+        if PAIRED:
+            d = tl.load(dy + half + place, mask=inside, other=0.0).to(tl.float32)
+            if DOUBLED:
+                v = tl.load(x + half + place, mask=inside, other=0.0).to(tl.float32)
+            centred = v - two_mean[None, :]
+            if RELU:
+                d = tl.where(centred * two_scale[None, :] + shift[None, :] > 0.0, d, 0.0)
+            two_sum += d
+            two_product += d * centred
+    place = split * channels + column
+    size = splits * channels
+    tl.store(partial + place, tl.sum(one_sum, axis=0), mask=known)
+    tl.store(partial + size + place, tl.sum(one_product, axis=0), mask=known)
+    if PAIRED:
+        tl.store(partial + 2 * size + place, tl.sum(two_sum, axis=0), mask=known)
+        tl.store(partial + 3 * size + place, tl.sum(two_product, axis=0), mask=known)
+
+
+@triton.jit
+def _total(partial, splits, channels, column, SPLITS: tl.constexpr):  # noqa: N803
+    split = tl.arange(0, SPLITS)
+    inside = (split[:, None] < splits) & (column[None, :] < channels)
+    return tl.sum(tl.load(partial + split[:, None] * channels + column[None, :], mask=inside, other=0.0), axis=0)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def combine_products(
+    partial,
+    sums,
+    inverse,
+    d_weight,
+    splits,
+    channels,
+    SPLITS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+):
+    """`sums` (2, channels): of dy, which is also d bias, and of dy (x - mean), times the inverse deviation d weight."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < channels
+    size = splits * channels
+    product = _total(partial + size, splits, channels, column, SPLITS)
+    tl.store(sums + column, _total(partial, splits, channels, column, SPLITS), mask=inside)
+    tl.store(sums + channels + column, product, mask=inside)
+    tl.store(d_weight + column, product * tl.load(inverse + column, mask=inside, other=1.0), mask=inside)
+
+
+@triton.jit(do_not_specialize=["splits", "rows"])
+def combine_paired_products(
+    partial,
+    saved,
+    slopes,
+    d_affine,
+    splits,
+    rows,
+    channels,
+    SPLITS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+):
+    """`slopes` (2, channels): what the batch's own moments take off dy in the first half, per unit and per (x - mean).
+    `d_affine` (2, channels): the gradients of weight and bias, of both halves together."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < channels
+    size = splits * channels
+    one_sum = _total(partial, splits, channels, column, SPLITS)
+    one_product = _total(partial + size, splits, channels, column, SPLITS)
+    two_sum = _total(partial + 2 * size, splits, channels, column, SPLITS)
+    two_product = _total(partial + 3 * size, splits, channels, column, SPLITS)
+    one_inverse = tl.load(saved + channels + column, mask=inside, other=1.0)
+    two_inverse = tl.load(saved + 3 * channels + column, mask=inside, other=1.0)
+    tl.store(slopes + column, one_sum / rows, mask=inside)
+    tl.store(slopes + channels + column, one_product * one_inverse * one_inverse / rows, mask=inside)
+    tl.store(d_affine + column, one_product * one_inverse + two_product * two_inverse, mask=inside)
+    tl.store(d_affine + channels + column, one_sum + two_sum, mask=inside)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def paired_backward(
+    dy,
+    x,
+    dx,
+    saved,
+    slopes,
+    weight,
+    bias,
+    rows,
+    channels,
+    DOUBLED: tl.constexpr,  # noqa: N803
+    AFFINE: tl.constexpr,  # noqa: N803
+    RELU: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+):
+    """dx = weight / deviation (dy - mean(dy) - (x - mean) mean(dy (x - mean)) / var) in the first half, whose moments
+    depend on x; weight / deviation dy in the second, whose do not. Where both are made of one x, the sum of the two.
+    With RELU, dy counts only where the normalised value is positive."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    known = column < channels
+    inside = (row[:, None] < rows) & known[None, :]
+    place = row[:, None].to(tl.int64) * channels + column[None, :]
+    half = rows.to(tl.int64) * channels
+    w = tl.load(weight + column, mask=known, other=1.0) if AFFINE else 1.0
+    mean = tl.load(saved + column, mask=known, other=0.0)
+    one_scale = tl.load(saved + channels + column, mask=known, other=1.0) * w
+    two_scale = tl.load(saved + 3 * channels + column, mask=known, other=1.0) * w
+    level = tl.load(slopes + column, mask=known, other=0.0)
+    slope = tl.load(slopes + channels + column, mask=known, other=0.0)
+    one = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
+    two = tl.load(dy + half + place, mask=inside, other=0.0).to(tl.float32)
+    v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    centred = v - mean[None, :]
+    if RELU:
+        b = tl.load(bias + column, mask=known, other=0.0) if AFFINE else 0.0
+        shift = tl.zeros([COLUMNS], dtype=tl.float32) + b
+        if DOUBLED:
+            v = tl.load(x + half + place, mask=inside, other=0.0).to(tl.float32)
+        two_mean = tl.load(saved + 2 * channels + column, mask=known, other=0.0)
+        one = tl.where(centred * one_scale[None, :] + shift[None, :] > 0.0, one, 0.0)
+        two = tl.where((v - two_mean[None, :]) * two_scale[None, :] + shift[None, :] > 0.0, two, 0.0)
+    one = (one - level[None, :] - centred * slope[None, :]) * one_scale[None, :]
+    two = two * two_scale[None, :]
+    if DOUBLED:
+        tl.store(dx + place, one, mask=inside)
+        tl.store(dx + half + place, two, mask=inside)
+    else:
+        tl.store(dx + place, one + two, mask=inside)
+
+
+@triton.jit(do_not_specialize=["places"])
+def max_pool_forward(
+    x,
+    y,
+    chosen,
+    places,
+    channels,
+    height,
+    width,
+    out_height,
+    out_width,
+    KERNEL: tl.constexpr,  # noqa: N803
+    STRIDE: tl.constexpr,  # noqa: N803
+    PADDING: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+):
+    """`chosen` says which value of its window each output is, as one byte."""
+    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (place[:, None] < places) & (column[None, :] < channels)
+    sample, rest = place // (out_height * out_width), place % (out_height * out_width)
+    top, left = rest // out_width * STRIDE - PADDING, rest % out_width * STRIDE - PADDING
+    best = tl.full([ROWS, COLUMNS], float("-inf"), dtype=tl.float32)
+    which = tl.zeros([ROWS, COLUMNS], dtype=tl.int8)
+    for k in tl.static_range(KERNEL * KERNEL):
+        h, w = top + k // KERNEL, left + k % KERNEL
+        there = (h >= 0) & (h < height) & (w >= 0) & (w < width)
+        at = ((sample * height + h) * width + w).to(tl.int64)[:, None] * channels + column[None, :]
+        value = tl.load(x + at, mask=inside & there[:, None], other=float("-inf")).to(tl.float32)
+        better = (value > best) | (value != value)
+        best = tl.where(better, value, best)
+        which = tl.where(better, k, which).to(tl.int8)
+    at = place[:, None].to(tl.int64) * channels + column[None, :]
+    tl.store(y + at, best, mask=inside)
+    tl.store(chosen + at, which, mask=inside)
+
+
+@triton.jit(do_not_specialize=["places"])
+def max_pool_backward(
+    dy,
+    chosen,
+    dx,
+    places,
+    channels,
+    height,
+    width,
+    out_height,
+    out_width,
+    KERNEL: tl.constexpr,  # noqa: N803
+    STRIDE: tl.constexpr,  # noqa: N803
+    PADDING: tl.constexpr,  # noqa: N803
+    ROWS: tl.constexpr,  # noqa: N803
+    COLUMNS: tl.constexpr,  # noqa: N803
+):
+    """Each input gathers from the windows that have chosen it: the sum has one order."""
+    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = (place[:, None] < places) & (column[None, :] < channels)
+    sample, rest = place // (height * width), place % (height * width)
+    h, w = rest // width + PADDING, rest % width + PADDING
+    total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
+    for k in tl.static_range(KERNEL * KERNEL):
+        down, across = h - k // KERNEL, w - k % KERNEL
+        top, left = down // STRIDE, across // STRIDE
+        there = (down >= 0) & (across >= 0) & (down % STRIDE == 0) & (across % STRIDE == 0)
+        there = there & (top < out_height) & (left < out_width)
+        at = ((sample * out_height + top) * out_width + left).to(tl.int64)[:, None] * channels + column[None, :]
+        mask = inside & there[:, None]
+        which = tl.load(chosen + at, mask=mask, other=-1)
+        gradient = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
+        total += tl.where(which == k, gradient, 0.0)
+    tl.store(dx + place[:, None].to(tl.int64) * channels + column[None, :], total, mask=inside)

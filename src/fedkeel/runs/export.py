@@ -1,0 +1,205 @@
+"""A trained model as a file that runs without Fedkeel: ONNX, TorchScript or torch.export's pt2.
+
+What is written maps a batch of images to logits, of any batch size. Layers are as they are at test time: FedWon's
+standardised convolutions are folded into plain ones, batch norm (HBN's too) uses the global statistics. Beside FILE
+lies FILE.json with the classes and the shape of the input.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from io import BytesIO, StringIO
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedkeel.data.federation import Federation, Transform
+from fedkeel.data.transforms import Unknown
+from fedkeel.errors import FedkeelError, nearest
+from fedkeel.files import write_atomically
+from fedkeel.nn.scaled_ws_conv import fold
+from fedkeel.options import as_path
+from fedkeel.runs.run import Run
+
+FORMATS = {"onnx": ".onnx", "torchscript": ".pt", "pt2": ".pt2"}
+INPUT, OUTPUT = "images", "logits"
+
+
+class Deployed(nn.Module):
+    """Images -> logits; with a transform, images as they are stored, uint8, -> logits."""
+
+    def __init__(self, network: nn.Module, transform: Transform | None = None) -> None:
+        super().__init__()
+        self.network, self.transform = network, transform
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.transform is not None:
+            # A transform that draws gets the middle of each range, as in evaluation.
+            x = self.transform(x, torch.full((1, self.transform.draws), 0.5, device=x.device))
+        logits: Tensor = self.network(x).logits
+        return logits
+
+
+def export(
+    run: Run | str | Path,
+    file: str | Path,
+    format: str | None = None,
+    *,
+    with_transform: bool = False,
+    client: str | None = None,
+) -> Path:
+    """Write the model of a finished run to `file`; returns its path.
+
+    Args:
+        run: a run, or its directory.
+        format: "onnx", "torchscript" or "pt2"; by default as the file's name ends.
+        with_transform: take images as the data set stores them (uint8) and normalise them as in testing.
+        client: whose model, for a method that keeps layers on its clients.
+    """
+    run, path = run if isinstance(run, Run) else Run(run), as_path(file, "file")
+    format = chosen_format(format, path)
+    if not path.absolute().parent.is_dir():
+        raise FedkeelError(f"'{path}' cannot be written: its folder does not exist.")
+    if format == "onnx":
+        require_onnx()
+    network, federation = run.network(client)
+    if with_transform and isinstance(federation.test_transform, Unknown):
+        raise FedkeelError(
+            f"How images become what the network of '{run.directory}' sees is not known here, since it was done at its "
+            "sites or by a transform given in Python: leave --with-transform out."
+        )
+    deployed = Deployed(fold(network), federation.test_transform if with_transform else None).eval()
+    # The layout that training liked is none of a file's business.
+    deployed.requires_grad_(False).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    example = example_images(federation, with_transform)
+    write_atomically(path, WRITERS[format](deployed, example))
+    card = describe(run, federation, format, example, client)
+    write_atomically(path.with_name(f"{path.name}.json"), json.dumps(card, indent=1).encode() + b"\n")
+    return path
+
+
+def chosen_format(format: str | None, path: Path) -> str:
+    if format is None:
+        by_ending = {ending: name for name, ending in FORMATS.items()}
+        if path.suffix not in by_ending:
+            raise FedkeelError(
+                f"'{path}' does not say which format it is to have: give --format {', '.join(FORMATS)}, "
+                f"or a name that ends in {', '.join(by_ending)}."
+            )
+        return by_ending[path.suffix]
+    if format not in FORMATS:
+        raise FedkeelError(f"The format is '{format}': {nearest(format, FORMATS)}")
+    return format
+
+
+def require_onnx() -> None:
+    try:
+        import onnx
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise FedkeelError(
+            f"The format 'onnx' needs {error.name}, which is not installed: 'pip install fedkeel[export]', or choose "
+            "'torchscript' or 'pt2'."
+        ) from None
+    del onnx
+
+
+def example_images(federation: Federation, with_transform: bool) -> Tensor:
+    """Two images, as the exported model takes them: with a batch of one, the size of the batch would be a constant."""
+    images = federation.images[:1].expand(2, -1, -1, -1).contiguous()
+    if with_transform:
+        return images
+    transform = federation.test_transform
+    return transform(images, torch.full((2, transform.draws), 0.5))
+
+
+def describe(run: Run, federation: Federation, format: str, example: Tensor, client: str | None) -> dict[str, Any]:
+    return {
+        "format": format,
+        "classes": list(federation.classes),
+        "input": {
+            "name": INPUT,
+            "shape": ["batch", *example.shape[1:]],
+            "dtype": str(example.dtype).removeprefix("torch."),
+            "range": [0, 255] if example.dtype == torch.uint8 else None,
+        },
+        "output": {"name": OUTPUT, "shape": ["batch", federation.num_classes], "dtype": "float32"},
+        "method": run.config.method,
+        "model": run.config.model,
+        "data": run.config.data,
+        "client": client,
+        "accuracy": run.accuracy if client is None else run.accuracy_of(client),
+    }
+
+
+# -- the formats -------------------------------------------------------------------------------------------------------
+def to_torchscript(model: nn.Module, example: Tensor) -> bytes:
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # of what a trace takes for constant; the outputs are compared below
+        traced = torch.jit.trace(model, example, check_trace=False)  # type: ignore[no-untyped-call]
+    file = BytesIO()
+    torch.jit.save(traced, file)
+    refuse_unequal("torchscript", traced, model, example)
+    return file.getvalue()
+
+
+def to_pt2(model: nn.Module, example: Tensor) -> bytes:
+    program = exported(model, example)
+    file = BytesIO()
+    torch.export.save(program, file)
+    refuse_unequal("pt2", program.module(), model, example)
+    return file.getvalue()
+
+
+def to_onnx(model: nn.Module, example: Tensor) -> bytes:
+    with warnings.catch_warnings(), redirect_stdout(StringIO()):  # the exporter tells of its progress
+        warnings.simplefilter("ignore")
+        level = logging.getLogger("torch.onnx").level
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
+        try:
+            program = torch.onnx.export(
+                exported(model, example), (example,), input_names=[INPUT], output_names=[OUTPUT], dynamo=True
+            )
+        finally:
+            logging.getLogger("torch.onnx").setLevel(level)
+    assert program is not None
+    data: bytes = program.model_proto.SerializeToString()
+    return data
+
+
+def exported(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
+    batch = torch.export.Dim("batch", min=1)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        try:
+            return torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
+        except Exception as error:  # the exporter's own, of many kinds
+            reason = str(error).strip().partition("\n")[0].rstrip(".")
+            raise FedkeelError(
+                f"torch.export cannot take this model apart ({reason}): choose the format 'torchscript'."
+            ) from error
+
+
+def refuse_unequal(format: str, written: Callable[[Tensor], Tensor], model: nn.Module, example: Tensor) -> None:
+    """Also of another batch size than the one it was made with: a constant in its place would show."""
+    three = torch.cat([example, example.flip(-1)[:1]])
+    with torch.no_grad():
+        for x in (example, three, three[2:]):
+            if not torch.allclose(written(x), model(x), rtol=1e-4, atol=1e-5):
+                raise FedkeelError(
+                    f"This model as '{format}' gives other outputs than itself, because its forward depends on its "
+                    "input beyond tensors: choose another format."
+                )
+
+
+WRITERS: dict[str, Callable[[nn.Module, Tensor], bytes]] = {
+    "onnx": to_onnx,
+    "torchscript": to_torchscript,
+    "pt2": to_pt2,
+}

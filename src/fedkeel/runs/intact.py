@@ -1,0 +1,97 @@
+"""The files of a run directory, read only as they were written."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+
+from fedkeel.core.state import Tensors
+from fedkeel.engine.executors.flower.roster import FILE as SITES
+from fedkeel.errors import FedkeelError
+from fedkeel.files import digest, read_sealed
+from fedkeel.runs.store import CHECKSUMS, METRICS, SUMMARY, DamagedCheckpoint, are_metrics, read_header
+
+
+def how_to_continue(directory: str | Path) -> str:
+    """The command that goes on with a run; one over a network needs what its server was started with besides."""
+    place = shlex.quote(str(directory))
+    if (Path(directory) / SITES).exists():
+        return f"fedkeel server --config {place}/config.toml --out {place} --certificates DIR"
+    return f"fedkeel resume {place}"
+
+
+class Files:
+    """What a run has written. A finished one has checksums of its files, an unfinished one of its metrics up to the
+    last checkpoint; a directory of an earlier version has none, and is read as it is."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = Path(directory)
+
+    @property
+    def finished(self) -> bool:
+        return (self.directory / SUMMARY).exists()
+
+    def check(self) -> None:
+        """An error for the first file of a finished run that is not as the run wrote it."""
+        expected = self._checksums()
+        for name in expected:
+            self.intact(name, expected)
+
+    def intact(self, name: str, expected: Mapping[str, str] | None = None) -> bytes:
+        """What is in a file; an error where that is not what a finished run wrote, by its checksums or those given."""
+        path = self.directory / name
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise FedkeelError(f"'{path}' cannot be read ({error.strerror}): {self._remedy(name)}") from error
+        if (expected or self._checksums()).get(name, "") not in ("", digest(data)):
+            raise self.changed(name, "checksum does not match")
+        return data
+
+    def tensors(self, name: str) -> Tensors:
+        """What is in a file of tensors, such as `model.safetensors`."""
+        try:
+            return safetensors.torch.load(self.intact(name))
+        except SafetensorError as error:
+            path = self.directory / name
+            raise FedkeelError(f"'{path}' cannot be read ({error}): {self._remedy(name)}") from error
+
+    def _checksums(self) -> dict[str, str]:
+        """By file; of a run that is not finished, or that an earlier version made, there are none."""
+        stored = read_sealed(self.directory / CHECKSUMS) if self.finished else None
+        return dict(stored["sha256"]) if stored else {}
+
+    def changed(self, name: str, problem: str) -> FedkeelError:
+        path = self.directory / name
+        return FedkeelError(f"'{path}' was changed since the run wrote it, its {problem}: {self._remedy(name)}")
+
+    def _remedy(self, name: str) -> str:
+        again = f"write it again with '{how_to_continue(self.directory)}'"
+        if name == SUMMARY:
+            return f"remove it and {again}."
+        if name == METRICS:
+            return "put it back from a copy, or start the run anew in another directory."
+        return f"put it back from a copy, or remove {SUMMARY} and {again}."
+
+    def metrics(self) -> bytes:
+        """What is in `metrics.jsonl`, which up to the last checkpoint must be what was there then."""
+        path = self.directory / METRICS
+        if self.finished and METRICS in self._checksums():
+            return self.intact(METRICS)
+        header: dict[str, Any] = {}  # before the metrics, which may grow meanwhile
+        for folder in sorted((self.directory / "checkpoints").glob("round-*")):
+            with suppress(DamagedCheckpoint):
+                header = read_header(folder)
+        try:
+            data = path.read_bytes() if path.exists() else b""
+        except OSError as error:
+            raise FedkeelError(f"'{path}' cannot be read: {error.strerror}.") from error
+        if header and len(data) >= header["metrics_bytes"] and not are_metrics(data, header):
+            raise self.changed(METRICS, "checksum does not match")
+        return data

@@ -1,0 +1,203 @@
+"""What a run began with: the version, the code of its method and model, and the machine.
+
+It is compared when the run is resumed or used again. Data are compared by their `fedkeel.data.outline`.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import nn
+
+import fedkeel
+from fedkeel.core.method import Composition, Method
+from fedkeel.data.outline import FILE as FEDERATION
+from fedkeel.data.outline import Outline, changed
+from fedkeel.engine.setup import Setup
+from fedkeel.errors import StoreError
+from fedkeel.files import read_sealed, seal
+from fedkeel.models.wrapped import Wrapped
+from fedkeel.runs.bytecode import PLAIN, code_digest, is_followed, python_version
+
+FILE = "origin.json"
+MACHINE = ("cpu", "capability", "gpu", "torch", "settings")  # what decides the last bits, beside the threads
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The code and the machine of a run.
+
+    Attributes:
+        code: a digest for each part of the method and for the model, by what messages call it.
+        given: what was given in Python in place of a name: its name in a table, and a digest that is the same for the
+            same thing made twice.
+        threads: of a local step, where that decides bits.
+    """
+
+    fedkeel: str
+    python: str
+    code: Mapping[str, str]
+    given: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    machine: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
+
+    @staticmethod
+    def of(setup: Setup, given: Mapping[str, Any] | None = None) -> Origin:
+        """Of a run that is ready to start; `given` are the objects that its configuration cannot name."""
+        worker = setup.worker
+        objects = {name: thing for name, thing in (given or {}).items() if thing is not None}
+        on_cpu = worker.device.type == "cpu"
+        threads = 1 if setup.executor_name == "processes" else setup.config.threads or torch.get_num_threads()
+        return Origin(
+            fedkeel=fedkeel.__version__,
+            python=python_version(),
+            code={**method_code(worker.method), "the model": model_digest(worker.model)},
+            given={name: told_apart(thing) for name, thing in objects.items()},
+            machine=machine(worker.device),
+            threads=threads if on_cpu else None,
+        )
+
+    @staticmethod
+    def load(directory: Path) -> Origin | None:
+        stored = read_sealed(directory / FILE)
+        try:
+            return None if stored is None else Origin(**stored)
+        except TypeError as error:
+            raise StoreError(
+                f"'{directory / FILE}' is of another version of Fedkeel ({error}): read it with that one."
+            ) from error
+
+    def other_code(self, before: Origin) -> str:
+        """Whose code is not as it was, or nothing. Compiled by another Python, it cannot be compared."""
+        if before.python != self.python:
+            return ""
+        return next((what for what, digest in self.code.items() if before.code.get(what, digest) != digest), "")
+
+    def notes(self, before: Origin, directory: Path) -> list[str]:
+        """What a person should know who goes on with a run, a sentence each."""
+        said = []
+        if before.fedkeel != self.fedkeel:
+            said.append(
+                f"'{directory}' began with fedkeel {before.fedkeel}, and this is {self.fedkeel}: "
+                "its result may be that of neither."
+            )
+        if what := self.other_code(before):
+            said.append(
+                f"The code of {what} is not what '{directory}' began with: the rounds before and after this one are of "
+                "different code; start a new run for a result of one."
+            )
+        moved = [name for name in MACHINE if before.machine.get(name) != self.machine.get(name)]
+        if moved and self.machine.get("gpu") == before.machine.get("gpu") != "":
+            moved = [name for name in moved if name in ("gpu", "torch")]  # the CPU only carries things to and fro
+        if moved:
+            was, now = (", ".join(o.machine.get(n) or f"no {n}" for n in moved) for o in (before, self))
+            said.append(f"'{directory}' began on {was}, and goes on on {now}: the last bits of its result may differ.")
+        return said
+
+
+def outline_of(setup: Setup) -> Outline:
+    """Of the data as they were given: pooled, they would depend on how a seed divided them."""
+    return Outline.of(setup.given or setup.federation)
+
+
+def records(setup: Setup, given: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files in which a run directory keeps what the run began with."""
+    return {
+        FEDERATION: seal(outline_of(setup).to_dict()),
+        FILE: seal(asdict(Origin.of(setup, given))),
+    }
+
+
+def read_outline(directory: Path) -> Outline | None:
+    stored = read_sealed(directory / FEDERATION)
+    return None if stored is None else Outline.from_dict(stored)
+
+
+def refuse_other_data(directory: Path, setup: Setup) -> None:
+    """Before a run goes on: with other images it would be a run of neither."""
+    before = read_outline(directory)
+    what = changed(before, outline_of(setup)) if before is not None else ""
+    if what:
+        raise StoreError(
+            f"The data of '{directory}' have changed, {what}: put them back as they were, or start a new run."
+        )
+
+
+def other_method(directory: Path, method: Composition) -> str:
+    """Which part of a method has other code than when the run there began, as in `Origin.other_code`."""
+    before = Origin.load(directory)
+    now = Origin(fedkeel.__version__, python_version(), method_code(method))
+    return now.other_code(before) if before is not None else ""
+
+
+# -- code ------------------------------------------------------------------------------------------------------------
+def method_code(method: Composition) -> dict[str, str]:
+    return {f"the method '{part.name}'": code_digest(type(part)) for part in method.parts}
+
+
+def model_digest(model: nn.Module) -> str:
+    """Of its layers with their options and of the code of those that are not torch's; not of its weights."""
+    kinds = {type(module) for module in model.modules() if is_followed(type(module).__module__)}
+    values = (value for module in model.modules() for value in vars(module).values())
+    replaced = [f for f in (getattr(value, "__func__", value) for value in values) if isinstance(f, FunctionType)]
+    shapes = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
+    ordered = sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__))
+    settings = [
+        (name, setting, value)  # what a forward reads of itself, and its repr need not say
+        for name, module in model.named_modules()
+        if type(module) in kinds
+        for setting, value in vars(module).items()
+        if isinstance(value, PLAIN) and setting != "training" and not setting.startswith("_")
+    ]
+    return code_digest(re.sub(r" at 0x[0-9a-f]+", "", repr(model)), shapes, settings, *ordered, *replaced)
+
+
+def told_apart(thing: Any) -> dict[str, str]:
+    """A name for a table, and a digest that differs where the thing does."""
+    kind = type(thing).__name__
+    if isinstance(thing, nn.Module):
+        name = type(thing.network).__name__ if isinstance(thing, Wrapped) else kind
+        return {"name": name, "digest": model_digest(thing)}
+    if isinstance(thing, Method):
+        parts = getattr(thing, "parts", [thing])
+        text = "+".join(with_options(part) for part in parts)
+        return {"name": text, "digest": code_digest(text, *(type(part) for part in parts))}
+    # A federation that is made anew for each seed is another each time, and still the same row of a table.
+    return {"name": str(getattr(thing, "name", kind)), "digest": ""}
+
+
+def with_options(method: Method) -> str:
+    """`Momentum(beta=0.3)`: its class and what it was made with, as far as that is plain."""
+    plain = {name: value for name, value in vars(method).items() if isinstance(value, PLAIN)}
+    options = [f"{name}={value!r}" for name, value in plain.items() if name != "name" and not name.startswith("_")]
+    return type(method).__name__ + (f"({', '.join(options)})" if options else "")
+
+
+# -- the machine -----------------------------------------------------------------------------------------------------
+def machine(device: torch.device) -> dict[str, str]:
+    """The kind of machine, as far as it decides the last bits of a result."""
+    asked = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "MKL_CBWR")
+    return {
+        "cpu": cpu_name(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else "",
+        "torch": f"torch {torch.__version__}",
+        "settings": " ".join(f"{name}={os.environ[name]}" for name in asked if name in os.environ),
+    }
+
+
+def cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()

@@ -1,0 +1,246 @@
+"""A run directory, read: what a run left behind, and the model it trained."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedkeel import methods
+from fedkeel.config import from_one
+from fedkeel.core import naming, state
+from fedkeel.core.method import Composition
+from fedkeel.core.types import Classifier
+from fedkeel.data.federation import Federation
+from fedkeel.engine.executors.flower.roster import Roster
+from fedkeel.engine.profile import FILE as PROFILE
+from fedkeel.engine.setup import build_model, load_federation
+from fedkeel.errors import FedkeelError, nearest
+from fedkeel.options import as_path
+from fedkeel.runs.intact import Files, how_to_continue
+from fedkeel.runs.origin import Origin, read_outline
+from fedkeel.runs.store import MODEL, SUMMARY, read_config
+from fedkeel.runs.summary import unsound
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.axes import Axes
+
+PYTHON_OBJECT = "(given in Python)"
+MOST_NAMED = 20  # clients to choose from, in a sentence
+
+
+class Run(Files):
+    """A run directory, read. Also of a run that is not finished yet."""
+
+    def __init__(self, directory: str | Path) -> None:
+        super().__init__(as_path(directory))
+        self.config = read_config(directory)
+
+    @property
+    def given(self) -> Mapping[str, Mapping[str, str]]:
+        """What stands for the objects that were given in Python, by option: the `name` of each, and a `digest`."""
+        objects = [name for name in ("data", "model", "method") if getattr(self.config, name) == PYTHON_OBJECT]
+        origin = Origin.load(self.directory) if objects else None
+        return {name: origin.given[name] for name in objects if origin and name in origin.given}
+
+    def __repr__(self) -> str:
+        result = f"{self.accuracy:.1%}" if self.finished else "unfinished"
+        return f"Run('{self.directory}', method='{self.config.method}', {result})"
+
+    @property
+    def summary(self) -> dict[str, Any] | None:
+        path = self.directory / SUMMARY
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_bytes(), parse_constant=_null)
+        except (OSError, ValueError) as error:
+            raise FedkeelError(f"'{path}' cannot be read: {error}.") from error
+        if not isinstance(found, dict):
+            raise FedkeelError(f"'{path}' holds no table of results: it was not written by a run.")
+        self.intact(SUMMARY)
+        return found
+
+    def sound_summary(self, *, whole: bool = True) -> dict[str, Any] | None:
+        """The summary with everything that is shown of it, or of its results alone; an error where somebody has been at
+        it."""
+        summary = self.summary
+        problem = unsound(summary, whole=whole) if summary is not None else ""
+        if problem:
+            raise self.changed(SUMMARY, problem)
+        return summary
+
+    @property
+    def profile(self) -> dict[str, Any] | None:
+        """Where the time went, see `fedkeel.engine.profile`; None for a run without `profile`."""
+        path = self.directory / PROFILE
+        return json.loads(path.read_text()) if path.exists() else None
+
+    @property
+    def accuracy(self) -> float:
+        """The result: mean accuracy over the training domains, by the rule that the configuration names."""
+        return float(self._result()["accuracy"])
+
+    @property
+    def domains(self) -> dict[str, float]:
+        """The result for each domain."""
+        return dict(self._result()["domains"])
+
+    def accuracy_of(self, client: str) -> float | None:
+        """The result on one client's own test images, by the same rule; None where it was not tested."""
+        result = self._result()
+        last = {entry["round"] for entry in self.scores(statistics=result.get("statistics"))[-10:]}
+        rounds = last if result["result"] == "mean-last-10" else {result["round"]}
+        found = [
+            record["accuracy"]
+            for record in self.records("evaluation")
+            if record["client"] == client and record["split"] == "test" and record["round"] in rounds
+            if record["statistics"] == result.get("statistics", "global") and record["accuracy"] is not None
+        ]
+        return sum(found) / len(found) if found else None
+
+    def _result(self) -> dict[str, Any]:
+        summary = self.sound_summary(whole=False)
+        if summary is None:
+            raise FedkeelError(
+                f"'{self.directory}' is not finished: continue it with '{how_to_continue(self.directory)}'."
+            )
+        return summary
+
+    def records(self, kind: str | None = None) -> list[dict[str, Any]]:
+        """The lines of `metrics.jsonl`, or those of one kind: round, client, dropped, evaluation, scores."""
+        return [record for record in self.readable()[0] if kind is None or record["kind"] == kind]
+
+    def readable(self) -> tuple[list[dict[str, Any]], int]:
+        """The lines of `metrics.jsonl` that are records, and how many are not; of a run that is still writing its last
+        line, that one does not count."""
+        lines = self.metrics().splitlines()
+        records, unreadable = [], 0
+        for place, line in enumerate(lines):
+            try:
+                record = json.loads(line, parse_constant=_null)
+                is_record = isinstance(record, dict) and "kind" in record
+            except ValueError:
+                is_record = False
+            if is_record:
+                records.append(record)
+            elif line.strip() and place < len(lines) - 1:
+                unreadable += 1
+        return records, unreadable
+
+    def scores(self, split: str = "test", statistics: str | None = None) -> list[dict[str, Any]]:
+        """One entry per evaluated round."""
+        chosen = [r for r in self.records("scores") if r["split"] == split]
+        kinds = {r["statistics"] for r in chosen}
+        wanted = statistics or ("global" if "global" in kinds else next(iter(kinds), "global"))
+        return [r for r in chosen if r["statistics"] == wanted]
+
+    def frame(self, kind: str = "scores") -> pandas.DataFrame:
+        """The records of one kind as a pandas table, a row each; of "scores" and "evaluation" those of every split.
+
+        The accuracy of each domain in "scores" is a column of its own, `domains.NAME`.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise FedkeelError(
+                "A table needs pandas, which is not installed: pip install 'fedkeel[notebook]'."
+            ) from None
+        rows = []
+        for record in self.records(kind):
+            domains = record.get("domains", {})
+            rest = {name: value for name, value in record.items() if name not in ("kind", "domains")}
+            row = rest | {f"domains.{name}": value for name, value in domains.items()}
+            # As pandas has no number, also where a column has none at all, e.g. the loss of a model that diverged.
+            rows.append({name: math.nan if value is None else value for name, value in row.items()})
+        return pandas.DataFrame(rows)
+
+    def plot_accuracy(self, axes: Axes | None = None, *, domains: bool = True) -> Axes:
+        """Test accuracy by round, on average and, unless told otherwise, of each domain; returns matplotlib's axes."""
+        try:
+            from matplotlib import pyplot
+        except ImportError:
+            raise FedkeelError(
+                "A plot needs matplotlib, which is not installed: pip install 'fedkeel[notebook]'."
+            ) from None
+        scores = self.scores()
+        if not scores:
+            raise FedkeelError(f"'{self.directory}' has no evaluated round yet: let it train further.")
+        axes = axes if axes is not None else pyplot.subplots()[1]
+        rounds = [from_one(entry["round"]) for entry in scores]
+        if domains:
+            for name in dict.fromkeys(name for entry in scores for name in entry["domains"]):
+                values = [100 * entry["domains"].get(name, math.nan) for entry in scores]  # sites come and go
+                axes.plot(rounds, values, linewidth=1, alpha=0.7, label=naming.plot_text(name))
+        axes.plot(rounds, [100 * entry["average"] for entry in scores], linewidth=2, color="black", label="average")
+        axes.set_xlabel("round")
+        axes.set_ylabel("test accuracy in %")
+        axes.set_title(naming.plot_text(f"{self.config.method} on {self.config.data}"))
+        axes.legend()
+        return axes
+
+    def model(self, client: str | None = None) -> Classifier:
+        """The trained model, on the CPU, in evaluation mode; `client` as in `network`."""
+        return self.network(client)[0]
+
+    def network(self, client: str | None = None) -> tuple[Classifier, Federation]:
+        """The trained model to be used somewhere else, in evaluation mode, and the data it is for, in outline.
+
+        `client` names whose model, where the method keeps layers on its clients. Neither the data nor the weights that
+        the run started from need to be there.
+        """
+        self._result()
+        federation = self._outline()
+        if federation is None or PYTHON_OBJECT in (self.config.model, self.config.method):
+            raise FedkeelError(
+                f"'{self.directory}' was made with objects given in Python: load its {MODEL} into your own."
+            )
+        method = Composition.of(methods.build(self.config.method))
+        files = [MODEL]
+        if method.is_personal:
+            files.append(self._personal_file(client))
+        elif client is not None:
+            raise FedkeelError(
+                f"'{self.config.method}' has one model for all clients: leave the client '{client}' out."
+            )
+        network = build_model(self.config.replace(weights=""), federation, method, None)
+        entries = network.state_dict(keep_vars=True)
+        for file in files:
+            tensors = self.tensors(file)
+            strange = [n for n, t in tensors.items() if n not in entries or entries[n].shape != t.shape]
+            if strange:
+                raise FedkeelError(
+                    f"'{self.directory / file}' has '{strange[0]}', which '{self.config.model}' has not here, or in "
+                    "another size: read it with the version of Fedkeel, or of your own model, that wrote it."
+                )
+            state.load(entries, tensors)
+        return network.eval(), federation
+
+    def _outline(self) -> Federation | None:
+        """The data without the images; of a run of an earlier version, the data themselves where they have a name."""
+        if roster := Roster.load(self.directory):
+            return roster.outline()
+        if outline := read_outline(self.directory):
+            return outline.federation()
+        return None if self.config.data == PYTHON_OBJECT else load_federation(self.config)
+
+    def _personal_file(self, client: str | None) -> str:
+        folder = self.directory / "personal"
+        kept = [naming.name_of(path.stem) for path in sorted(folder.glob("*.safetensors"))]
+        if client is None:
+            others = f" and {len(kept) - MOST_NAMED} others" if len(kept) > MOST_NAMED else ""
+            raise FedkeelError(
+                f"'{self.config.method}' keeps layers on its clients, so each has a model of its own: say whose with "
+                f"--client (client=... in Python), one of {', '.join(map(naming.visible, kept[:MOST_NAMED]))}{others}."
+            )
+        path = naming.find(folder, client, ".safetensors")
+        if path is None:
+            raise FedkeelError(f"There is no model of a client '{client}': {nearest(client, kept)}")
+        return f"{folder.name}/{path.name}"
+
+
+def _null(_constant: str) -> None:
+    """JSON has neither NaN nor infinity; a file that has them all the same was not written here."""

@@ -1,0 +1,208 @@
+"""Run a federation, resume one, and read what a run left behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fedkeel import analysis
+from fedkeel import config as configuration
+from fedkeel.config import MACHINE_OPTIONS, Config
+from fedkeel.core import naming
+from fedkeel.core.method import Method
+from fedkeel.data.federation import Federation
+from fedkeel.engine.executors.flower.roster import FILE as SITES
+from fedkeel.engine.objects import check_objects, refuse_name
+from fedkeel.engine.rounds import Federated
+from fedkeel.engine.setup import Setup, prepare
+from fedkeel.engine.spawning import leave_if_imported_again
+from fedkeel.errors import FedkeelError, shortages_explained
+from fedkeel.observer import Observer, Observers
+from fedkeel.options import as_path, described
+from fedkeel.runs.intact import how_to_continue
+from fedkeel.runs.origin import Origin, records, refuse_other_data
+from fedkeel.runs.result import summarise_run
+from fedkeel.runs.run import PYTHON_OBJECT, Run
+from fedkeel.runs.store import Store
+
+if TYPE_CHECKING:
+    pass
+
+
+@shortages_explained()
+def simulate(
+    config: Config | Mapping[str, Any] | str | Path | None = None,
+    *,
+    directory: str | Path | None = None,
+    federation: Federation | None = None,
+    model: nn.Module | str | None = None,
+    method: Method | str | None = None,
+    observer: Observer | None = None,
+    **options: Any,
+) -> Run:
+    """Train a federation and return its run.
+
+    Args:
+        config: a `Config`, a table of options, the path of a TOML file, or nothing; `options` override it.
+        directory: where the run is stored; by default a new one in `runs/`.
+        federation, model, method: objects to use in place of what the configuration names; model and method may
+            also be names.
+        observer: is told how the run is going.
+
+    >>> import fedkeel                                                             # doctest: +SKIP
+    >>> fedkeel.simulate(method="fedprox(mu=0.1)", rounds=10).accuracy             # doctest: +SKIP
+    """
+    leave_if_imported_again()
+    if isinstance(method, str):
+        options["method"], method = method, None
+    if isinstance(model, str):
+        options["model"], model = model, None
+    settings = _settings(config, options)
+    check_objects(federation, model, method, observer)
+    directory = None if directory is None else as_path(directory)
+    given = {"data": federation, "model": model, "method": method}
+    settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
+    setup = _prepare(settings, federation, model, method)
+    setup = setup.with_threads((observer or Observer()).note)
+    files = records(setup, given)
+    return finish(Store.create(directory or free_directory(settings), setup.config, files), setup, observer)
+
+
+@shortages_explained()
+def resume(
+    directory: str | Path,
+    *,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    method: Method | None = None,
+    observer: Observer | None = None,
+    **machine: Any,
+) -> Run:
+    """Go on with a run that was stopped, from its last good checkpoint. A finished run is returned as it is.
+
+    `machine` are options that do not change the result, `device="cpu"` or `workers=4`, where they are to be others
+    than those the run began with. Data that have changed since then are refused; other code and another kind of machine
+    are told of.
+    """
+    leave_if_imported_again()
+    for name in machine:
+        if name not in MACHINE_OPTIONS:
+            raise FedkeelError(
+                f"'{name}' cannot change when a run is resumed: give only {', '.join(MACHINE_OPTIONS)}, "
+                "or start a new run."
+            )
+    check_objects(federation, model, method, observer)
+    run = Run(directory)
+    settings = run.config.replace(**machine)
+    if run.finished:
+        run.check()
+        (observer or Observer()).note(f"'{directory}' is finished: nothing is left to do.")
+        return run
+    for name, thing in (("data", federation), ("model", model), ("method", method)):
+        if getattr(run.config, name) == PYTHON_OBJECT and thing is None:
+            raise FedkeelError(
+                f"The {name} of '{directory}' was given in Python, not by name: "
+                f"resume it with fedkeel.resume(..., {'federation' if name == 'data' else name}=...)."
+            )
+    if federation is None and (run.directory / SITES).exists():
+        raise FedkeelError(
+            f"'{directory}' is a run over a network, whose images are at the sites: continue it with "
+            f"'{how_to_continue(directory)}'."
+        )
+    before = Origin.load(run.directory)
+    settings = _with_the_same_threads(settings, before, machine)
+    setup = _prepare(settings, federation, model, method)
+    refuse_other_data(run.directory, setup)
+    for note in Origin.of(setup).notes(before, run.directory) if before else ():
+        (observer or Observer()).note(note)
+    return finish(Store.open(directory), setup, observer)
+
+
+def _with_the_same_threads(config: Config, before: Origin | None, machine: Mapping[str, Any]) -> Config:
+    """As many as the run began with, whatever this machine would take: their number decides the last bits."""
+    others = config.executor == "processes" or "workers" in machine
+    if config.threads or others or before is None or not before.threads:
+        return config
+    return config.replace(threads=before.threads)
+
+
+def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
+    """Run the rounds that are left and write the result."""
+    began = time.perf_counter() - store.seconds()  # of earlier starts
+    executor, refused = None, False
+    observer = observer or Observer()
+    try:
+        if setup.config.record:
+            observer = Observers([observer, _recorder(store, setup, observer)])
+        executor = setup.executor(store.shelf)
+        federated = Federated(setup, executor, store, observer)
+        server = federated.run()
+        run = Run(store.directory)
+        store.flush()
+        result = summarise_run(run, setup.held_out)
+        summary = result | {
+            "untested_domains": [name for name in setup.domains if name not in result["domains"]],
+            "executor": setup.executor_name,
+            "device": str(setup.worker.device),
+            "seconds": time.perf_counter() - began,
+        }
+        model = federated.best_model or {**server.weights, **server.statistics}
+        # What every client has of its own was never trained here, and must not pass for a part of a model.
+        personal = federated.local_tensors() if federated.method.is_personal else ()
+        initial = {} if federated.method.is_personal else setup.worker.initial_local
+        store.finish(summary, {**initial, **model}, personal)
+    except FedkeelError:
+        refused = store.is_blank
+        raise
+    finally:
+        if executor is not None:
+            executor.close()
+        if refused:
+            store.discard()
+        else:
+            store.close()
+            setup.profile.save(store.directory)
+    return Run(store.directory)
+
+
+def _prepare(config: Config, federation: Federation | None, model: nn.Module | None, method: Method | None) -> Setup:
+    """As `prepare`, with the diagnostics to be recorded refused as early as can be."""
+    if not config.record:
+        return prepare(config, federation=federation, model=model, method=method)
+    diagnostics = analysis.chosen(config)
+    setup = prepare(config, federation=federation, model=model, method=method)
+    for diagnostic in diagnostics:
+        diagnostic.check(setup.worker)
+    return setup
+
+
+def _recorder(store: Store, setup: Setup, observer: Observer) -> Observer:
+    return analysis.Recorder(analysis.chosen(setup.config), store.directory, setup, observer.note)
+
+
+def _settings(config: Config | Mapping[str, Any] | str | Path | None, options: dict[str, Any]) -> Config:
+    if isinstance(config, Config):
+        return config.replace(**options)
+    if isinstance(config, (str, Path)):
+        refuse_name(config)
+        config = configuration.read(config)
+    if config is not None and not isinstance(config, Mapping):
+        raise FedkeelError(
+            f"The configuration is {described(config)}: give a Config, a table of options or a TOML file; federation, "
+            "model and method are given by name, like method='fedbn'."
+        )
+    return configuration.from_dict({**(config or {}), **options})
+
+
+def free_directory(config: Config) -> Path:
+    """`runs/data-method-seed0`, or that with a number when it is taken."""
+    base = naming.slug(f"{config.data.partition('(')[0]}-{config.method}-seed{config.seed}")
+    for number in range(1, 10_000):
+        path = Path("runs") / (base if number == 1 else f"{base}-{number}")
+        if not path.exists():
+            return path
+    raise FedkeelError(f"'runs/{base}' and ten thousand after it are taken: give a directory with --out.")

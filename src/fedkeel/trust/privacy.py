@@ -1,0 +1,235 @@
+"""Differential privacy, of clients against whoever sees the model, or of samples against the server.
+
+`central`: McMahan et al., "Learning Differentially Private Recurrent Language Models", ICLR 2018. The server is
+trusted. Clients take part independently of each other with probability q, the change of each is clipped to the norm S,
+and the sum gets Gaussian noise before anything else sees it:
+
+    w <- w + 1/(q N) (sum_{i in C_t} clip_S(w_i - w) + z S N(0, I))
+
+so that the presence of a client, with all its samples, is hidden. Divided is by the expected number of clients: the
+real one would tell. A round that draws nobody adds noise too.
+
+`local`: DP-SGD, Abadi et al., "Deep Learning with Differential Privacy", CCS 2016. The server is not trusted. In each
+local step a sample takes part with probability q = B/n, the gradient of each is clipped to the norm S, and
+
+    g = 1/B (sum_{x in L_t} clip_S(g_x) + z S N(0, I))
+
+so that the presence of a sample in a client's data is hidden from the server. Gradients of single samples come from
+`torch.func`; Opacus' module that hooks into each kind of layer does not know FedWon's.
+
+In both, each step is a sampled Gaussian mechanism with rate q and noise multiplier z. Opacus' accountant composes them
+by Renyi differential privacy (Mironov et al. 2019): (epsilon, delta) for adding or removing one client, or sample.
+
+Noise, and who or what takes part, come from the run's seed in a simulation, so that it can be repeated, and whoever
+knows the seed can take the noise away again. Over a network they come from a secret: see `fedkeel.trust.secrets`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import warnings
+from collections.abc import Callable, Collection, Sequence
+from functools import lru_cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.func import functional_call, grad_and_value, vmap
+
+from fedkeel.config import Config
+from fedkeel.core.messages import Update
+from fedkeel.core.method import Composition
+from fedkeel.core.state import Layout, Tensors, batch_norms
+from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.nn.masks import HOLDER, Draws
+from fedkeel.seeds import Stream
+from fedkeel.trust.secrets import Randomness, fingerprint
+
+log = logging.getLogger("fedkeel")
+
+
+# -- the account ------------------------------------------------------------------------------------------------------
+def require_accountant() -> None:
+    try:
+        import opacus.accountants  # noqa: F401
+    except ImportError as error:
+        raise FedkeelError(
+            f"'dp' needs {error.name} to count epsilon, which is not installed: 'pip install fedkeel[privacy]'."
+        ) from None
+
+
+@lru_cache(maxsize=4096)
+def epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
+    """Of `steps` sampled Gaussian mechanisms with this noise multiplier and sampling rate, at `delta`."""
+    return composed([(noise, rate, steps)], delta)
+
+
+def composed(history: Sequence[tuple[float, float, int]], delta: float) -> float:
+    """Epsilon of several of these one after another: noise multiplier, sampling rate and steps of each."""
+    from opacus.accountants import RDPAccountant
+
+    accountant = RDPAccountant()
+    # With next to no noise, sampling hides nothing either, and Opacus' series for it do not end.
+    plain = [(min(max(noise, 1e-100), 1e100), rate if noise > 1e-3 else 1.0, steps) for noise, rate, steps in history]
+    accountant.history = plain
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the best order is the largest one tried: epsilon is then a bound
+        return float(accountant.get_epsilon(delta))
+
+
+def spent(config: Config, rounds: int, samples: Collection[int]) -> float | None:
+    """Epsilon after so many rounds; None without differential privacy. `samples`: how many clients have.
+
+    Of `local` it is that of the client with the most, had it taken part in every round.
+    """
+    if config.dp == "central":
+        return epsilon(config.dp_noise, config.participation, rounds, config.dp_delta)
+    if config.dp == "local":
+        return max(
+            epsilon(config.dp_noise, rate, steps * rounds, config.dp_delta)
+            for rate, steps in {(sampling_rate(config, n), local_steps(config, n)) for n in samples}
+        )
+    return None
+
+
+def sampling_rate(config: Config, samples: int) -> float:
+    return min(1.0, config.batch_size / samples)
+
+
+def local_steps(config: Config, samples: int) -> int:
+    return config.local_epochs * math.ceil(samples / config.batch_size)
+
+
+# -- what it can go with ----------------------------------------------------------------------------------------------
+def refuse_contradictions(config: Config, method: Composition, executor: str) -> None:
+    """Before anything is read."""
+    if config.dp == "none":
+        return
+    require_accountant()
+    refuse_what_tells_more(config, method)
+    if config.dp == "local":
+        if executor == "cuda":
+            raise FedkeelError("'dp=local' has no captured steps: choose '--executor serial'.")
+        return
+    if config.weighting != "uniform":
+        raise FedkeelError(
+            "'dp=central' hides a client among equals, and 'weighting' is 'samples': give '--weighting uniform'."
+        )
+    if config.robust:
+        raise FedkeelError(f"'dp=central' adds noise to the mean, and 'robust' is '{config.robust}': keep one of them.")
+    if config.min_clients > 1:
+        raise FedkeelError("'dp=central' counts rounds of any number of clients: leave 'min_clients' out.")
+    for part in method.parts:
+        looks = part.overrides("weights") and not part.only_mean
+        if part.pooled or looks or part.overrides("shares"):
+            raise MethodError(
+                f"'dp=central' adds noise to the mean of equal clients, and '{part.name}' does not go by that alone: "
+                "choose another method."
+            )
+
+
+def refuse_what_tells_more(config: Config, method: Composition) -> None:
+    for part in method.parts:
+        if config.dp == "local" and not part.private:
+            raise MethodError(
+                f"'dp=local' covers gradients of the cross-entropy and the weights they lead to, and '{part.name}' "
+                "computes or sends something else from the samples: choose 'gn', 'ln', 'fedwon' or 'fedfn', alone "
+                "or with 'fedavgm' or 'fedadam'."
+            )
+
+
+def refuse_network(config: Config, network: nn.Module) -> None:
+    if config.dp == "local" and batch_norms(network):
+        raise MethodError(
+            "'dp=local' needs gradients of single samples, and batch norm mixes those of a batch: choose 'gn', 'ln', "
+            "'fedwon' or 'fedfn', or a network without it."
+        )
+
+
+def warn_of_the_rest(config: Config, method: Composition, layout: Layout) -> None:
+    """Epsilon speaks of the weights; say what else leaves the clients."""
+    if config.dp == "none":
+        return
+    others = ["the statistics of normalisation layers"] if layout.statistics else []
+    sending = [part for part in method.parts if part.overrides("finish") or part.overrides("answer")]
+    others += [f"what '{part.name}' sends beside" for part in sending]
+    if others and config.dp == "central":
+        log.warning("Epsilon is that of the weights: %s are averaged without noise.", " and ".join(others))
+
+
+# -- central ----------------------------------------------------------------------------------------------------------
+def takes_part(config: Config, clients: int, round: int, randomness: Randomness) -> list[int]:
+    """The numbers of those that do, each independently of the others."""
+    if config.participation >= 1:
+        return list(range(clients))
+    drawn = randomness.stream(config.seed, "participation", round).uniform(clients)
+    return (drawn < config.participation).nonzero().flatten().tolist()
+
+
+def noisy_mean(
+    config: Config, origin: Tensors, updates: Sequence[Update], clients: int, round: int, randomness: Randomness
+) -> Tensors:
+    """The weights that the clipped changes of these updates lead to, with noise. `clients`: of the whole federation."""
+    totals = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in origin.items()}
+    for update in updates:
+        change = {name: update.weights[name].double() - tensor.double() for name, tensor in origin.items()}
+        scale = clip_factor(torch.stack([tensor.square().sum() for tensor in change.values()]).sum(), config.dp_clip)
+        for name, tensor in change.items():
+            totals[name] += scale * tensor
+    # A round that is repeated with other updates must not show both sums under the same noise.
+    stream = randomness.stream(config.seed, "noise", round, seen=map(fingerprint, (origin, totals)))
+    expected = config.participation * clients
+    result: Tensors = {}
+    for name, tensor in origin.items():
+        noise = stream.normal(*tensor.shape).double().to(tensor.device)
+        mean = (totals[name] + config.dp_noise * config.dp_clip * noise) / expected
+        result[name] = (tensor.double() + mean).to(tensor.dtype)
+    return result
+
+
+def clip_factor(square_norm: Tensor, clip: float) -> Tensor:
+    """min(1, clip / norm)."""
+    return (clip / square_norm.sqrt().clamp_min(1e-12)).clamp(max=1.0)
+
+
+# -- local ------------------------------------------------------------------------------------------------------------
+class PrivateSteps:
+    """The noisy gradients of one client's local steps in one round."""
+
+    def __init__(self, config: Config, stream: Stream) -> None:
+        self.config, self.stream = config, stream
+
+    def backward(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Puts the noisy gradient where the optimiser looks for it; returns the mean loss, which is not private."""
+        config, parameters = self.config, {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if len(y):
+            gradients, losses = sample_gradients(model, x, y)
+            # A server may send weights under which the gradient of some samples overflows: that must not show either.
+            gradients = {name: g.nan_to_num(0.0, 0.0, 0.0) for name, g in gradients.items()}
+            squares = torch.stack([g.flatten(1).square().sum(dim=1) for g in gradients.values()]).sum(dim=0)
+            scales = clip_factor(squares, config.dp_clip)
+            sums = {name: torch.einsum("n,n...->...", scales, g) for name, g in gradients.items()}
+            loss = losses.mean()
+        else:  # nobody was drawn; the noise must not tell
+            sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
+            loss = torch.zeros((), device=x.device)
+        for name, parameter in parameters.items():
+            noise = self.stream.normal(*parameter.shape).to(parameter)
+            parameter.grad = (sums[name] + config.dp_noise * config.dp_clip * noise) / config.batch_size
+        return loss
+
+
+def sample_gradients(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensors, Tensor]:
+    """The gradient of the cross-entropy of each sample by each trained parameter, (N, ...), and the losses, (N,)."""
+    parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+    draws: Draws | None = getattr(model, HOLDER, None)
+
+    def loss_of(parameters: Tensors, masks: Tensors, one_x: Tensor, one_y: Tensor) -> Tensor:
+        logits: Tensor = functional_call(model, {**parameters, **masks}, (one_x[None],)).logits
+        return F.cross_entropy(logits, one_y[None])
+
+    each: Callable[..., tuple[Tensors, Tensor]] = vmap(
+        grad_and_value(loss_of), in_dims=(None, 0, 0, 0), randomness="different"
+    )
+    return each(parameters, draws.of_samples(len(y)) if draws else {}, x.contiguous(), y)

@@ -1,0 +1,313 @@
+"""Server rules that stand a share of clients whose updates are wrong, by mistake or on purpose.
+
+| rule | paper | what it does |
+|---|---|---|
+| `norm-clip` | Sun et al., "Can You Really Backdoor Federated Learning?", 2019 | no update moves the model further |
+| `median` | Yin et al., "Byzantine-Robust Distributed Learning", ICML 2018, Def. 1 | the median of every entry |
+| `trimmed-mean` | Yin et al. 2018, Def. 2 | the mean of every entry without its extremes |
+| `krum`, `multi-krum` | Blanchard et al., "Machine Learning with Adversaries", NeurIPS 2017 | those near others count |
+
+They are of two kinds. `norm-clip`, `krum` and `multi-krum` change or choose the updates before any rule of a method
+sees them, so they compose with every method; an update that is not chosen is as if it had not come, on its client too.
+`median` and `trimmed-mean` take the place of the weighted mean that methods start from; a method that does not start
+from it cannot be protected so, and is refused.
+
+Numbers of samples are claims like all else: `median` and `trimmed-mean` count every client alike.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from fedkeel.core import state
+from fedkeel.core.messages import Broadcast, Update
+from fedkeel.core.method import Composition
+from fedkeel.core.state import Tensors
+from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.registry import Registry
+from fedkeel.spec import parse_sum
+
+log = logging.getLogger("fedkeel")
+
+
+class Rule:
+    """A robust rule. `replaces_mean`: it acts as `mean`; otherwise it acts as `select`, before all other rules."""
+
+    name: str = ""
+    paper: ClassVar[str] = ""
+    replaces_mean: ClassVar[bool] = False
+
+    def select(self, broadcast: Broadcast, updates: Sequence[Update]) -> list[Update]:
+        """The updates that count, perhaps changed."""
+        return list(updates)
+
+    def mean(self, states: Sequence[Tensors]) -> Tensors:
+        """What takes the place of the weighted mean of the clients' tensors."""
+        raise NotImplementedError
+
+    def refuse_too_few(self, clients: int) -> None:
+        """Raise unless this many clients in a round are enough for the rule to mean something."""
+
+
+ROBUST: Registry[Rule] = Registry("robust rule")
+
+
+@ROBUST.register("norm-clip")
+class NormClip(Rule):
+    """Scales an update's change down to a norm, that of the median client by default."""
+
+    paper = "Sun et al. 2019"
+
+    def __init__(self, norm: float | None = None) -> None:
+        """`norm`: the largest change of all weights together; None for the median of the round. Statistics, whose
+        change has another scale, are clipped to the median of theirs."""
+        if norm is not None and norm <= 0:
+            raise FedkeelError(f"The 'norm' of norm-clip is {norm}: give a number above 0.")
+        self.norm = norm
+
+    def select(self, broadcast: Broadcast, updates: Sequence[Update]) -> list[Update]:
+        weights = clipped([update.weights for update in updates], broadcast.weights, self.norm)
+        statistics = clipped([update.statistics for update in updates], broadcast.statistics)
+        return [
+            replace(update, weights=w, statistics=s) for update, w, s in zip(updates, weights, statistics, strict=True)
+        ]
+
+
+@ROBUST.register("median")
+class Median(Rule):
+    """The median of every entry over the clients, in place of the mean."""
+
+    paper = "Yin et al. 2018"
+    replaces_mean = True
+
+    def mean(self, states: Sequence[Tensors]) -> Tensors:
+        return {name: median([given[name] for given in states]) for name in states[0]}
+
+    def refuse_too_few(self, clients: int) -> None:
+        if clients < 3:
+            raise FedkeelError(f"'median' needs at least 3 clients in a round, and there are {clients}: leave it out.")
+
+
+@ROBUST.register("trimmed-mean")
+class TrimmedMean(Rule):
+    """The mean of every entry without its smallest and largest values, in place of the mean."""
+
+    paper = "Yin et al. 2018"
+    replaces_mean = True
+
+    def __init__(self, share: float = 0.2) -> None:
+        """`share`: of the clients whose values are left out at either end, rounded down."""
+        if not 0 < share < 0.5:
+            raise FedkeelError(f"The 'share' of trimmed-mean is {share}: give a number above 0, below 0.5.")
+        self.share = share
+
+    def mean(self, states: Sequence[Tensors]) -> Tensors:
+        cut = trimmed_number(self.share, len(states))
+        return {name: trimmed_mean([given[name] for given in states], cut) for name in states[0]}
+
+    def refuse_too_few(self, clients: int) -> None:
+        if trimmed_number(self.share, clients) == 0:
+            raise FedkeelError(
+                f"'trimmed-mean(share={self.share})' leaves out none of {clients} clients in a round: "
+                "give a larger share, or leave it out."
+            )
+
+
+class _Krum(Rule):
+    paper = "Blanchard et al. 2017"
+
+    def __init__(self, liars: int = 1) -> None:
+        if liars < 0:
+            raise FedkeelError(f"The 'liars' of {self.name} is {liars}: give at least 0.")
+        self.liars = liars
+
+    def chosen(self, updates: Sequence[Update]) -> int:
+        return 1
+
+    def select(self, broadcast: Broadcast, updates: Sequence[Update]) -> list[Update]:
+        scores = _relative(krum_scores([update.weights for update in updates], self.liars))
+        # Statistics have a scale of their own; a liar must not hide in either.
+        scores = scores + _relative(krum_scores([update.statistics for update in updates], self.liars))
+        best = sorted(range(len(updates)), key=lambda i: (float(scores[i]), i))[: self.chosen(updates)]
+        return [updates[i] for i in sorted(best)]
+
+    def refuse_too_few(self, clients: int) -> None:
+        if clients < 2 * self.liars + 3:
+            raise FedkeelError(
+                f"'{self.name}(liars={self.liars})' needs {2 * self.liars + 3} clients in a round, and there are "
+                f"{clients}: expect fewer liars, or choose 'median'."
+            )
+
+
+@ROBUST.register("krum")
+class Krum(_Krum):
+    """The one update that is nearest to its neighbours; nothing else counts."""
+
+    name = "krum"
+
+    def __init__(self, liars: int = 1) -> None:
+        """`liars`: how many clients may lie; a round needs twice that and three more."""
+        super().__init__(liars)
+
+
+@ROBUST.register("multi-krum")
+class MultiKrum(_Krum):
+    """The updates that are nearest to their neighbours; the others do not count."""
+
+    name = "multi-krum"
+
+    def __init__(self, liars: int = 1, keep: int | None = None) -> None:
+        """`liars`: how many clients may lie. `keep`: how many updates count; None for all but the liars."""
+        super().__init__(liars)
+        if keep is not None and keep < 1:
+            raise FedkeelError(f"The 'keep' of multi-krum is {keep}: give at least 1, or leave it out.")
+        self.keep = keep
+
+    def chosen(self, updates: Sequence[Update]) -> int:
+        return self.keep or max(len(updates) - self.liars, 1)
+
+
+@dataclass(frozen=True)
+class Defence:
+    """The robust rules of a run: those that select, in the order written, then at most one in place of the mean."""
+
+    rules: Sequence[Rule] = field(default=())
+
+    @staticmethod
+    def of(text: str) -> Defence:
+        """From the option `robust`: names with options joined by `+`; the empty text is the plain mean."""
+        rules: list[Rule] = []
+        for spec in parse_sum(text) if text.strip() else []:
+            rule = ROBUST.make(spec.name, **spec.options)
+            rule.name = spec.name
+            rules.append(rule)
+        means = [rule.name for rule in rules if rule.replaces_mean]
+        if len(means) > 1:
+            raise FedkeelError(f"'{means[0]}' and '{means[1]}' both take the place of the mean: keep one of them.")
+        return Defence(rules)
+
+    def refuse_what_it_cannot_protect(self, method: Composition) -> None:
+        for rule in self.rules:
+            for part in method.parts:
+                for what in ("weights", "statistics"):
+                    if rule.replaces_mean and what in part.replaces and part.overrides(what):
+                        raise MethodError(
+                            f"'{part.name}' makes the global {what} from all updates and not from their mean, so "
+                            f"'{rule.name}' would not protect them: choose 'krum' or 'multi-krum', or another method."
+                        )
+                if rule.replaces_mean and part.overrides("shares"):
+                    raise MethodError(
+                        f"'{part.name}' weighs the clients, and '{rule.name}' counts all alike: choose 'krum' or "
+                        "'multi-krum', or another method."
+                    )
+
+    def warn_of_the_rest(self, method: Composition) -> None:
+        for rule in self.rules:
+            for part in method.parts:
+                if rule.replaces_mean and part.overrides("extras"):
+                    log.warning(
+                        "'%s' protects weights and statistics, but not what '%s' makes of the clients' extras: 'krum' "
+                        "and 'multi-krum' do.", rule.name, part.name,
+                    )  # fmt: skip
+
+    def refuse_too_few(self, clients: int) -> None:
+        for rule in self.rules:
+            rule.refuse_too_few(clients)
+
+    def select(self, broadcast: Broadcast, updates: Sequence[Update]) -> list[Update]:
+        for rule in self.rules:
+            updates = rule.select(broadcast, updates)
+        return list(updates)
+
+    def mean(self, states: Sequence[Tensors], shares: Sequence[float]) -> Tensors:
+        for rule in self.rules:
+            if rule.replaces_mean:
+                return rule.mean(states)
+        return state.mean(states, shares)
+
+
+# -- the formulas ------------------------------------------------------------------------------------------------------
+def clipped(states: Sequence[Tensors], origin: Tensors, norm: float | None = None) -> list[Tensors]:
+    """Each state moved towards `origin` until it is no further away than `norm`, by default their median distance.
+
+        x_i <- x + min(1, norm / ||x_i - x||) (x_i - x)
+
+    A state that is near enough stays as it is, bit for bit. Every entry lies between x and x_i, so a variance does not
+    become negative. Integers stay.
+    """
+    floating = [name for name, tensor in origin.items() if state.is_continuous(tensor)]
+    if not floating:
+        return list(states)
+    distances = [_distance(given, origin, floating) for given in states]
+    bound = norm if norm is not None else float(torch.tensor(distances, dtype=torch.float64).quantile(0.5))
+    result = []
+    for given, distance in zip(states, distances, strict=True):
+        if distance > bound:
+            scale = bound / distance
+            given = given | {name: torch.lerp(origin[name], given[name], scale) for name in floating}
+        result.append(given)
+    return result
+
+
+def _distance(given: Tensors, origin: Tensors, names: Sequence[str]) -> float:
+    squares = [(given[name].double() - origin[name].double()).square().sum() for name in names]
+    return float(torch.stack(squares).sum().sqrt())
+
+
+def median(tensors: Sequence[Tensor]) -> Tensor:
+    """The median of every entry over K tensors of one shape; of an even number, the mean of the middle two.
+
+    >>> median([torch.tensor([1.0, 9.0]), torch.tensor([2.0, -9.0]), torch.tensor([300.0, 0.0])])
+    tensor([2., 0.])
+    """
+    return trimmed_mean(tensors, (len(tensors) - 1) // 2)
+
+
+def trimmed_mean(tensors: Sequence[Tensor], cut: int) -> Tensor:
+    """The mean of every entry over K tensors of one shape, without its `cut` smallest and `cut` largest values.
+
+    Integers take the largest of those that are left.
+
+    >>> trimmed_mean([torch.tensor([1.0]), torch.tensor([2.0]), torch.tensor([4.0]), torch.tensor([-80.0])], cut=1)
+    tensor([1.5000])
+    """
+    left = torch.stack(list(tensors)).sort(dim=0).values[cut : len(tensors) - cut]
+    if not state.is_continuous(tensors[0]):
+        return left[-1]
+    # Around the smallest: the mean of equal numbers is that number, bit for bit.
+    least = left[0].double()
+    return (least + (left.double() - least).mean(dim=0)).to(tensors[0].dtype)
+
+
+def trimmed_number(share: float, clients: int) -> int:
+    """How many are left out at either end: `share` of them, rounded down. 0.3 * 10 is below 3."""
+    return int(share * clients + 1e-9)
+
+
+def krum_scores(states: Sequence[Tensors], liars: int) -> Tensor:
+    """For each of K states, the sum of the squared distances to its K - liars - 2 nearest others, (K,), float64.
+
+    Reference: Blanchard et al. 2017, Section 4.
+    """
+    count = len(states)
+    squares = torch.zeros(count, count, dtype=torch.float64)
+    for name, tensor in states[0].items():
+        if state.is_continuous(tensor) and tensor.numel():
+            rows = torch.stack([given[name].flatten().float() for given in states])
+            # Without the product of matrices: beside one huge row it would lose the distances of the others.
+            distances = torch.cdist(rows, rows, compute_mode="donot_use_mm_for_euclid_dist")
+            squares += distances.double().square().cpu()
+    squares.fill_diagonal_(float("inf"))
+    neighbours = min(max(count - liars - 2, 1), count - 1)
+    return squares.sort(dim=1).values[:, :neighbours].sum(dim=1)
+
+
+def _relative(scores: Tensor) -> Tensor:
+    """In units of their median, so that scores of different things can be added."""
+    return scores / scores.quantile(0.5).clamp_min(1e-300)

@@ -1,0 +1,112 @@
+"""Decoding: whatever an image file has in it becomes RGB or a sentence that names the file."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fedkeel.data import load
+from fedkeel.data.check import check
+from fedkeel.data.formats.images import decode
+from fedkeel.data.readers.pacs import CLASSES, DOMAINS
+from fedkeel.errors import DataError
+from tests.data.made_up import tree
+
+
+def stored(image: Image.Image, format: str = "PNG", **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def pixel(image: Image.Image, format: str = "PNG", **options: object) -> list[int]:
+    return decode(stored(image, format, **options), 1)[:, 0, 0].tolist()
+
+
+def test_transparency_lies_over_white_whatever_colour_is_hidden_under_it() -> None:
+    for hidden in ((0, 0, 0), (255, 0, 0)):
+        assert pixel(Image.new("RGBA", (4, 4), (*hidden, 0))) == [255, 255, 255]
+    assert pixel(Image.new("RGBA", (4, 4), (200, 100, 0, 255))) == [200, 100, 0]
+    half = pixel(Image.new("RGBA", (4, 4), (200, 100, 0, 128)))
+    # 128 / 255 of the colour over white, rounded by Pillow to whole bytes.
+    assert half == pytest.approx([255 + (c - 255) * 128 / 255 for c in (200, 100, 0)], abs=1)
+    assert pixel(Image.new("LA", (4, 4), (0, 0))) == [255] * 3
+    assert pixel(Image.new("RGBA", (4, 4), (9, 9, 9, 0)), "WEBP", lossless=True) == [255] * 3
+
+
+def test_a_transparent_colour_of_a_palette_or_of_a_plain_image_is_white() -> None:
+    palette = Image.new("P", (4, 4), 1)
+    palette.putpalette([0, 0, 0, 10, 20, 30])
+    assert pixel(palette) == [10, 20, 30]
+    assert pixel(palette, transparency=1) == [255] * 3
+    assert pixel(palette, transparency=bytes([255, 0])) == [255] * 3
+    assert pixel(Image.new("RGB", (4, 4), (1, 2, 3)), transparency=(1, 2, 3)) == [255] * 3
+    assert pixel(Image.new("L", (4, 4), 7), transparency=7) == [255] * 3
+
+
+def test_every_other_kind_of_pixels_becomes_rgb() -> None:
+    assert pixel(Image.new("1", (4, 4), 1)) == [255] * 3
+    assert pixel(Image.new("L", (4, 4), 7)) == [7] * 3
+    assert pixel(Image.fromarray(np.full((4, 4), 0x1234, np.uint16))) == [0x12] * 3
+    red = pixel(Image.new("CMYK", (4, 4), (0, 255, 255, 0)), "JPEG", quality=100)
+    assert red == pytest.approx([255, 0, 0], abs=4)
+
+
+def test_an_image_is_turned_upright_as_its_exif_data_say() -> None:
+    picture = np.zeros((4, 4, 3), np.uint8)
+    picture[0, 0] = 255  # the upper left corner is white
+    corners = {}
+    for orientation in range(1, 9):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        upright = decode(stored(Image.fromarray(picture), exif=exif), 4)[0]
+        corners[orientation] = tuple(int(i) for i in np.argwhere(upright == 255)[0])
+    # Where EXIF's table says that row 0 and column 0 of the stored image lie.
+    ends = {1: (0, 0), 2: (0, 3), 3: (3, 3), 4: (3, 0), 5: (0, 0), 6: (0, 3), 7: (3, 3), 8: (3, 0)}
+    assert corners == ends
+
+
+def test_floating_point_pixels_have_no_black_and_no_white() -> None:
+    with pytest.raises(DataError, match="floating-point"):
+        decode(stored(Image.new("F", (4, 4), 0.5), "TIFF"), 4)
+
+
+def broken(root: Path, content: bytes) -> Path:
+    file = root / "photo" / "dog" / "000.png"
+    file.write_bytes(content)
+    return file
+
+
+@pytest.mark.parametrize("kind", ["truncated", "text", "empty", "huge", "bomb"])
+def test_an_image_that_cannot_be_decoded_is_named_with_the_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    root = tree(tmp_path, DOMAINS, CLASSES, 8)
+    noise = stored(Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8)))
+    contents = {"truncated": noise[: len(noise) // 2], "text": b"hello", "empty": b"", "huge": noise, "bomb": noise}
+    reasons = {
+        "truncated": "truncated",
+        "text": "no image of a kind",
+        "empty": "no image of a kind",
+        "bomb": "more than the 100",
+    }
+    file = broken(root, contents[kind])
+    # The limit is Pillow's: with a warning above it, an error above twice of it. The other images have 24 pixels.
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", {"huge": 300, "bomb": 50}.get(kind, 10_000))
+    with warnings.catch_warnings(), caplog.at_level(logging.WARNING):
+        warnings.simplefilter("error")
+        federation = load("pacs", root=root, size=4)
+        problems = check("pacs", root, decode_images=True).problems
+    if kind == "huge":
+        assert len(federation.images) == 8 * len(DOMAINS) * len(CLASSES)
+        assert "cannot be decoded" not in caplog.text + "".join(problems)
+        return
+    assert f"The image '{file}' of 'pacs' cannot be decoded and is left out: " in caplog.text
+    assert reasons[kind] in caplog.text
+    assert any(f"'{file}' cannot be decoded: " in problem and reasons[kind] in problem for problem in problems)

@@ -1,0 +1,369 @@
+"""Trees of images, on small ones made up here; the real ones where FEDKEEL_DATA has them."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedkeel.data import load, load_spec
+from fedkeel.data import memory as room
+from fedkeel.data.formats import images
+from fedkeel.data.formats.cache import cache_folder
+from fedkeel.errors import DataError
+
+
+def colour_of(domain: int, label: int, number: int) -> tuple[int, int, int]:
+    return 40 * domain, 50 * label, number
+
+
+def make_tree(root: Path, images: int = 8, domains: tuple[str, ...] = ("art", "photo"), suffix: str = "png") -> Path:
+    for d, domain in enumerate(domains):
+        for c, label in enumerate(("cat", "dog")):
+            folder = root / domain / label
+            folder.mkdir(parents=True)
+            for n in range(images):
+                Image.new("RGB", (6, 4), colour_of(d, c, n)).save(folder / f"{n:03d}.{suffix}")
+    return root
+
+
+def test_a_tree_is_read_with_its_domains_classes_and_pixels(tmp_path: Path) -> None:
+    federation = load("folder", root=make_tree(tmp_path), size=5)
+    assert federation.images.shape == (32, 3, 5, 5)
+    assert federation.classes == ("cat", "dog")
+    assert federation.domains == ["art", "photo"]
+    for d, client in enumerate(federation.clients):
+        assert [len(part) for part in (client.train, client.validation, client.test)] == [10, 2, 4]
+        for index in torch.cat([client.train, client.validation, client.test]).tolist():
+            red, green, _ = federation.images[index, :, 2, 2].tolist()
+            assert (red, green) == colour_of(d, int(federation.labels[index]), 0)[:2]
+
+
+def test_the_split_depends_on_its_own_seed_only(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    first, run, split = (
+        load("folder", root=root, **options)["art"].test for options in ({}, {"seed": 9}, {"split_seed": 9})
+    )
+    assert first.equal(run)
+    assert not first.equal(split)
+
+
+def test_the_text_form_reads_the_same(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    assert load_spec(f"folder(root={root}, size=8)").images.equal(load_spec("folder(size=8)", root=root).images)
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "JPEG", "bmp", "webp"])
+def test_every_image_format_is_read(tmp_path: Path, suffix: str) -> None:
+    assert len(load("folder", root=make_tree(tmp_path, suffix=suffix)).images) == 32
+
+
+def test_grey_palette_and_sixteen_bit_images_become_rgb(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, domains=("art",))
+    Image.new("L", (4, 4), 77).save(root / "art" / "cat" / "900.png")
+    Image.new("RGBA", (4, 4), (1, 2, 3, 255)).save(root / "art" / "cat" / "901.png")
+    Image.fromarray(np.full((4, 4), 0x8000, np.uint16)).save(root / "art" / "cat" / "902.png")
+    images = load("folder", root=root, size=4).images
+    assert images[8:11, :, 0, 0].tolist() == [[77, 77, 77], [1, 2, 3], [128, 128, 128]]
+
+
+def test_hidden_folders_and_files_are_not_data(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    (root / ".git" / "objects").mkdir(parents=True)
+    (root / "art" / ".thumbs").mkdir()
+    (root / "art" / "cat" / "._000.png").write_bytes(b"x")
+    (root / "art" / "cat" / "notes.txt").write_text("x")
+    (root / "__MACOSX" / "art" / "cat").mkdir(parents=True)
+    (root / "__MACOSX" / "art" / "cat" / "._000.png").write_bytes(b"x")
+    assert len(load("folder", root=root).images) == 32
+
+
+def test_a_class_that_a_site_lacks_can_be_declared(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    federation = load_spec(f"folder(root={root}, classes=[bird, cat, dog])")
+    assert federation.classes == ("bird", "cat", "dog")
+    assert sorted(set(federation.labels.tolist())) == [1, 2]
+    with pytest.raises(DataError, match="class folder 'dog' of 'folder' is not in classes"):
+        load("folder", root=root, classes=["cat", "bird"])
+
+
+def test_lists_decide_the_split(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, domains=("art",))
+    (root / "splits").mkdir()
+    (root / "splits" / "art_train.txt").write_text("art/dog/003.png 1\nart/cat/000.png 0\n\nart/cat/007.png\n")
+    (root / "splits" / "art_test.txt").write_text("art/dog/001.png\n")
+    federation = load("folder", root=root, validation=0)
+    client = federation["art"]
+    # Only the listed images are stored, in the order of the tree; cats come before dogs.
+    assert federation.images[client.train, 1:, 0, 0].tolist() == [[0, 0], [0, 7], [50, 3]]
+    assert federation.images[client.test, 1:, 0, 0].tolist() == [[50, 1]]
+    assert len(federation.images) == 4
+    assert len(client.validation) == 0
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        ("art/cat/999.png 0", "art/cat/001.png", "Line 1 of .*art_train.txt', 'art/cat/999.png 0', is no image"),
+        ("art/cat/001.png", "art/cat/001.png", "is already in the train list"),
+        ("art/cat/001.png", None, "art_test.txt' is missing"),
+    ],
+)
+def test_lists_that_contradict_the_tree_are_refused(tmp_path: Path, train: str, test: str | None, message: str) -> None:
+    root = make_tree(tmp_path, domains=("art",))
+    (root / "splits").mkdir()
+    (root / "splits" / "art_train.txt").write_text(train)
+    if test is not None:
+        (root / "splits" / "art_test.txt").write_text(test)
+    with pytest.raises(DataError, match=message):
+        load("folder", root=root)
+
+
+def test_a_broken_image_is_named_counted_and_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path, images=50)
+    (root / "art" / "cat" / "004.png").write_bytes(b"not an image")
+    for _ in range(2):  # decoded, then cached
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "fedkeel"):
+            federation = load("folder", root=root, size=4)
+        assert "art/cat/004.png' of 'folder' cannot be decoded" in caplog.text
+        assert "1 of the 200 images of 'folder' are left out" in caplog.text
+        held = torch.cat([p for c in federation.clients for p in (c.train, c.validation, c.test)]).sort().values
+        assert held.equal(torch.arange(199))
+        # What follows the gap still has its own label and pixels.
+        assert federation.images[4, :, 0, 0].tolist() == list(colour_of(0, 0, 5))
+
+
+def test_more_than_a_hundredth_of_broken_images_is_refused(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, images=50)
+    for n in range(3):
+        (root / "art" / "cat" / f"{n:03d}.png").write_bytes(b"not an image")
+    with pytest.raises(DataError, match="3 of the 200 images of 'folder' cannot be decoded, more than 1 %"):
+        load("folder", root=root)
+
+
+def test_decoded_images_are_kept_and_a_changed_file_is_decoded_again(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    first = load("folder", root=root).images
+    assert len(list(cache_folder().glob("*.npz"))) == 1
+    assert load("folder", root=root).images.equal(first)
+    changed = root / "art" / "cat" / "000.png"
+    Image.new("RGB", (6, 4), (255, 255, 255)).save(changed)
+    os.utime(changed, ns=(1, 1))
+    assert load("folder", root=root).images[0, 0, 0, 0] == 255
+
+
+def test_a_broken_or_unwritable_cache_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = make_tree(tmp_path / "images")
+    first = load("folder", root=root).images
+    for file in cache_folder().glob("*.npz"):
+        file.write_bytes(file.read_bytes()[:100])
+    assert load("folder", root=root).images.equal(first)
+    # A file where the folder should be can be written to by nobody, not even by root.
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "file"))
+    assert load("folder", root=root).images.equal(first)
+
+
+def test_images_beside_the_class_folders_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path)
+    Image.new("RGB", (8, 8)).save(root / "art" / "loose.png")
+    load("folder", root=root)
+    assert "1 file of 'art' is not read: 1 .png not right in a class's folder" in caplog.text
+
+
+def test_a_tree_without_domains_is_told_the_layout(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    with pytest.raises(DataError, match=r"has images right in it, but the layout must be root/<domain>/<class>"):
+        load("folder", root=root / "art")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=r"The domain '.*empty' of 'folder' has no images"):
+        load("folder", root=root)
+    with pytest.raises(DataError, match="There are no images in"):
+        load("folder", root=tmp_path / "empty")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 0}, "size in folder is 0"),
+        ({"test": 1.0}, "test is 1.0"),
+        ({"test": 0.5, "validation": 0.5}, "leave nothing to train on"),
+        ({"root": "/nowhere/at/all"}, "does not exist"),
+        ({"root": None}, "give root=PATH"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, object], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        load("folder", **{"root": make_tree(tmp_path), **options})  # type: ignore[arg-type]
+
+
+def test_a_data_set_is_looked_for_in_fedkeel_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FEDKEEL_DATA", raising=False)
+    with pytest.raises(DataError, match="set FEDKEEL_DATA"):
+        load("pacs")
+    monkeypatch.setenv("FEDKEEL_DATA", str(tmp_path))
+    with pytest.raises(DataError, match="there is no 'pacs' or 'PACS' in it"):
+        load("pacs")
+
+
+def test_class_folders_that_differ_in_case_only_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path)
+    (root / "art" / "dog").rename(root / "art" / "Dog")
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        assert load("folder", root=root).classes == ("Dog", "cat", "dog")
+    assert "The class folders 'Dog' and 'dog' count as two classes: give them one name." in caplog.text
+
+
+def test_an_empty_class_folder_of_one_domain_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path)
+    for file in (root / "art" / "dog").iterdir():
+        file.unlink()
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        load("folder", root=root)
+    assert f"The class folder '{root / 'art' / 'dog'}' has no images: 'art' has none of that class." in caplog.text
+
+
+def test_a_list_of_no_domain_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path)
+    (root / "splits").mkdir()
+    for name in ("Art_train.txt", "notes.txt"):
+        (root / "splits" / name).write_text("art/cat/000.png\n")
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        load("folder", root=root)
+    strange = root / "splits" / "Art_train.txt"
+    assert caplog.messages == [f"The list '{strange}' is of no domain and is not used: did you mean 'art_train.txt'?"]
+
+
+def test_lists_for_some_domains_only_are_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path, domains=("art", "photo", "sketch"))
+    (root / "splits").mkdir()
+    for part, image in (("train", "000"), ("test", "001")):
+        (root / "splits" / f"photo_{part}.txt").write_text(f"photo/cat/{image}.png\nphoto/dog/{image}.png\n")
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        load("folder", root=root)
+    told = f"Some domains of '{root}' have lists in splits/, but not art and sketch: those are split at random."
+    assert caplog.messages == ["12 images of 'photo' are in none of its lists and are not used.", told]
+
+
+def test_parts_of_a_split_are_not_taken_for_domains(tmp_path: Path) -> None:
+    make_tree(tmp_path, domains=("test", "train", "val"))
+    with pytest.raises(DataError, match="has the folders test, train, val, parts of a split that would be trained on"):
+        load("folder", root=tmp_path)
+    (tmp_path / "val").rename(tmp_path / "street")
+    assert load("folder", root=tmp_path).domains == ["street", "test", "train"]
+
+
+def add(root: Path, *files: str) -> None:
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_bytes(b"content")
+
+
+def warnings_of(root: Path, caplog: pytest.LogCaptureFixture, **options: object) -> list[str]:
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        load("folder", root=root, **options)
+    return [record.getMessage() for record in caplog.records]
+
+
+def test_files_that_are_not_read_are_counted_by_kind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path)
+    assert warnings_of(root, caplog) == []
+    add(
+        root,
+        *(f"art/cat/{n}.tif" for n in range(3)),
+        "art/dog/a.TIFF",
+        "art/dog/b.dcm",
+        "art/dog/IM0001",
+        "photo/x.heic",
+    )
+    add(root, "photo/cat/deep/er/1.png", "photo/cat/deep/2.gif", "labels.csv")
+    assert warnings_of(root, caplog) == [
+        f"1 file of '{root}' is not read: 1 .csv; convert images among them to PNG.",
+        "6 files of 'art' are not read: 3 .tif, 1 .dcm, 1 .tiff, 1 without an ending; "
+        "convert images among them to PNG.",
+        "3 files of 'photo' are not read: 1 .gif, 1 .heic, 1 .png not right in a class's folder; "
+        "put images right into the folder of their class, as PNG.",
+    ]
+
+
+def test_what_systems_leave_in_folders_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path)
+    add(
+        root,
+        ".DS_Store",
+        "art/Thumbs.db",
+        "art/cat/desktop.ini",
+        "art/cat/._0.tif",
+        "art/cat/.x/1.tif",
+        "art/__MACOSX/2.tif",
+    )
+    add(root, "art/cat/@eaDir/3.png")
+    assert warnings_of(root, caplog) == []
+
+
+def test_a_domain_of_nothing_but_other_formats_is_refused_by_their_names(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    add(root, *(f"scans/cat/{n}.dcm" for n in range(4)))
+    with pytest.raises(DataError, match=r"has no images \(4 files of 'scans' are not read: 4 .dcm; convert"):
+        load("folder", root=root)
+
+
+def test_images_in_no_list_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = make_tree(tmp_path, domains=("art",))
+    (root / "splits").mkdir()
+    (root / "splits" / "art_train.txt").write_text("art/cat/000.png\nart/dog/000.png\n")
+    (root / "splits" / "art_test.txt").write_text("art/cat/001.png\n")
+    assert "13 images of 'art' are in none of its lists and are not used." in warnings_of(root, caplog)
+
+
+def test_a_folder_called_like_an_image_is_none(tmp_path: Path) -> None:
+    root = make_tree(tmp_path)
+    (root / "art" / "cat" / "x.png").mkdir()
+    assert len(load("folder", root=root).images) == 32
+
+
+def test_images_that_do_not_fit_into_memory_are_refused_before_one_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = make_tree(tmp_path)
+    monkeypatch.setattr(images, "decode", lambda *_: pytest.fail("an image was decoded"))
+    for size in (5000, 10_000_000, 10**30):
+        monkeypatch.setattr(room, "available", lambda: 2_000_000_000)
+        with pytest.raises(
+            DataError, match=r"The 32 images of 'folder' at .* need .* of memory, and 2 GB are free: give"
+        ):
+            load("folder", root=root, size=size)
+    monkeypatch.undo()
+    monkeypatch.setattr(room, "available", lambda: 32 * 3 * 50 * 50)
+    assert len(load("folder", root=root, size=50).images) == 32
+    with pytest.raises(DataError, match="smaller size"):
+        load("folder", root=root, size=51)
+
+
+def test_memory_that_the_system_refuses_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(images, "decode", refuse)
+    with pytest.raises(DataError, match="more memory than there is: give a smaller size"):
+        load("folder", root=make_tree(tmp_path))
+
+
+def test_a_site_without_test_images_is_read(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, domains=("art", "photo"))
+    for label in ("cat", "dog"):
+        (root / "small" / label).mkdir(parents=True)
+        Image.new("RGB", (6, 4)).save(root / "small" / label / "only.png")
+    (root / "splits").mkdir()
+    (root / "splits" / "photo_train.txt").write_text("photo/cat/000.png\nphoto/dog/000.png\n")
+    (root / "splits" / "photo_test.txt").write_text("")
+    federation = load("folder", root=root)
+    assert {client.name: len(client.test) for client in federation.clients} == {"art": 4, "photo": 0, "small": 0}
+    assert all(client.samples for client in federation.clients)

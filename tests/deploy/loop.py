@@ -1,0 +1,81 @@
+"""A channel that is a function call: sites in this process, with everything that travels made into bytes and back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fedkeel.config import Config
+from fedkeel.data.federation import Federation
+from fedkeel.deploy.federation import carry_out
+from fedkeel.deploy.site import Read, Site, relabelled
+from fedkeel.engine.executors.flower.gathering import Reply, Table
+from fedkeel.runs.run import Run
+from tests import tiny
+
+
+class Loop:
+    """Nodes by number. `spoil(node, request, reply)` may change a reply, raise `TimeoutError` to swallow it, or say
+    what went wrong."""
+
+    def __init__(self, sites: Mapping[int, Site]) -> None:
+        self.sites = dict(sites)
+        self.away: set[int] = set()
+        self.requests: list[tuple[int, Table]] = []
+        self.carried: list[bytes] = []
+        self.spoil: Callable[[int, Table, Reply], Reply | str] = lambda _node, _request, reply: reply
+
+    def nodes(self) -> list[int]:
+        return [node for node in sorted(self.sites) if node not in self.away]
+
+    def exchange(
+        self, requests: Mapping[int, Table], message: bytes, timeout: float
+    ) -> Iterator[tuple[int, Reply | str]]:
+        # The last one replies first: the order of replies must not matter.
+        for node, request in reversed(list(requests.items())):
+            self.requests.append((node, request))
+            table, data = self.sites[node].reply(json.loads(json.dumps(request)), message)
+            reply = json.loads(json.dumps(table)), data
+            self.carried += [json.dumps(request).encode(), message, json.dumps(table).encode(), data]
+            try:
+                yield node, self.spoil(node, request, reply)
+            except TimeoutError:
+                continue
+
+
+def one_of(federation: Federation, name: str) -> Read:
+    """The reader of a site that has only its own client of a federation."""
+    mine = federation[name]
+    trains = any(client.name == name for client in federation.clients)
+    one = replace(federation, clients=(mine,) if trains else (), unseen=() if trains else (mine,))
+
+    def read(_: Config, classes: Sequence[str] | None) -> Federation:
+        return one if classes is None else relabelled(one, classes)
+
+    return read
+
+
+def sites_of(federation: Federation, state: Path, model: nn.Module) -> dict[int, Site]:
+    return {
+        100 + number: Site(one_of(federation, client.name), state / client.name, client.name, "cpu", number, model)
+        for number, client in enumerate(federation)
+    }
+
+
+def over_network(
+    directory: Path, method: str = "fedavg", *, loop: Loop | None = None, on: Federation | None = None, **options: Any
+) -> Run:
+    """What `tests.tiny.run` does, with each client as a site of its own."""
+    network, on = options.pop("network", None) or tiny.model(), on or tiny.federation()
+    observer = options.pop("observer", None)
+    given = {name: options.pop(name) for name in ("sites", "wait", "owners") if name in options}
+    loop = loop or Loop(sites_of(on, directory / "sites", network))
+    unseen = ",".join(client.domain for client in on.unseen)
+    config = Config(**{**tiny.OPTIONS, "method": method, "unseen": unseen, **options})
+    given.setdefault("sites", len(loop.sites))
+    return carry_out(loop, config, out=directory / "run", observer=observer or tiny.Notes(), model=network, **given)

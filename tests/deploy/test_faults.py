@@ -1,0 +1,427 @@
+"""Sites that are away, fail, lie or come back: the others go on, and the log says who and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from fedkeel.cli import main
+from fedkeel.core.messages import Broadcast, Update, broadcast_from_bytes, update_from_bytes, update_to_bytes
+from fedkeel.deploy.site import Site
+from fedkeel.engine.executors.flower.gathering import Reply, Table
+from fedkeel.engine.executors.flower.roster import Roster
+from fedkeel.errors import FedkeelError, MethodError, TrainingError
+from fedkeel.methods.scaffold import Scaffold
+from fedkeel.runs.run import Run
+from tests import tiny
+from tests.deploy.loop import Loop, over_network, sites_of
+from tests.engine.executors.flower.test_executor import assert_same
+from tests.trust.test_privacy import needs_opacus
+
+pytestmark = pytest.mark.slow
+
+WARD, CLINIC, HOSPITAL = 100, 101, 102
+Spoil = Callable[[Reply], "Reply | str"]
+
+
+def loop_of(directory: Path, **options: Any) -> Loop:
+    return Loop(sites_of(tiny.federation(**options), directory / "sites", tiny.model()))
+
+
+def spoiling(loop: Loop, do: str, spoil: Spoil, *, node: int = CLINIC, round: int = 1) -> Loop:
+    """Change what one site replies to one request of one round."""
+
+    def change(at: int, request: Table, reply: Reply) -> Reply | str:
+        hit = at == node and request["do"] == do and request["step"][0] == round
+        return spoil(reply) if hit else reply
+
+    loop.spoil = change
+    return loop
+
+
+def swallow(_: Reply) -> Reply:
+    raise TimeoutError
+
+
+def changed(**changes: Any) -> Spoil:
+    def spoil(reply: Reply) -> Reply:
+        return reply[0], update_to_bytes(replace(update_from_bytes(reply[1]), **changes))
+
+    return spoil
+
+
+BAD_UPDATES: dict[str, tuple[Spoil, str]] = {
+    "none": (swallow, "it did not reply within 3600 s"),
+    "an error": (lambda _: "it failed (no memory)", "it failed (no memory)"),
+    "a failure": (lambda _: ({"failure": "its loss became nan"}, b""), "its loss became nan"),
+    "nothing": (lambda _: ({}, b""), "it cannot be read"),
+    "random bytes": (lambda _: ({}, bytes(range(256)) * 40), "it cannot be read"),
+    "far too much": (lambda reply: (reply[0], reply[1] + bytes(5 * 2**20)), "bytes, more than 4,2"),
+    "half of it": (lambda reply: (reply[0], reply[1][: len(reply[1]) // 2]), "it cannot be read"),
+    "another's": (changed(client="ward"), "it is signed 'ward'"),
+    "an old one": (changed(round=0), "it is of round 1, not of round 2"),
+    "none of the weights": (changed(weights={}), "weight"),
+    "too many samples": (changed(samples=2**50), f"its number of samples is {2**50}"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("spoil", "reason"), BAD_UPDATES.values(), ids=list(BAD_UPDATES))
+def test_a_bad_update_is_as_if_it_had_not_come(tmp_path: Path, spoil: Spoil, reason: str) -> None:
+    notes = tiny.Notes()
+    loop = spoiling(loop_of(tmp_path / "a"), "train", spoil)
+    run = over_network(tmp_path / "a", loop=loop, observer=notes)
+    (dropped,) = run.records("dropped")
+    assert (dropped["round"], dropped["client"]) == (1, "clinic")
+    assert reason in dropped["reason"]
+    assert any("'clinic'" in note and reason in note for note in notes.notes)
+    away = over_network(tmp_path / "b", loop=spoiling(loop_of(tmp_path / "b"), "train", swallow))
+    assert (run.directory / "model.safetensors").read_bytes() == (away.directory / "model.safetensors").read_bytes()
+
+
+def test_a_site_that_is_away_is_missing_and_takes_part_again_when_it_is_back(tmp_path: Path) -> None:
+    loop, notes = loop_of(tmp_path), tiny.Notes()
+
+    def leave_and_return(round: int) -> None:
+        loop.away = {CLINIC} if round == 0 else set()
+
+    notes._after = leave_and_return
+    run = over_network(tmp_path, loop=loop, observer=notes, rounds=4)
+    assert [record["round"] for record in run.records("dropped")] == [1]
+    assert run.records("dropped")[0]["reason"] == "it is not connected"
+    assert [r["round"] for r in run.records("client") if r["client"] == "clinic"] == [0, 2, 3]
+
+
+def test_a_site_that_hangs_is_waited_for_once_in_a_round(tmp_path: Path) -> None:
+    loop, notes = spoiling(loop_of(tmp_path), "train", swallow), tiny.Notes()
+    run = over_network(tmp_path, "hbn", loop=loop, observer=notes)
+    asked = [(r["step"][0], r["do"]) for node, r in loop.requests if node == CLINIC and r["do"] != "describe"]
+    assert asked == [
+        (0, "train"),
+        (0, "ask"),
+        (0, "evaluate"),
+        (1, "train"),
+        *[(2, d) for d in ("train", "ask", "evaluate")],
+    ]
+    assert "Round 2: 'clinic' did not evaluate, it did not reply to an earlier request of this round." in notes.notes
+    assert [record["round"] for record in run.records("client") if record["client"] == "clinic"] == [0, 2]
+
+
+def test_a_restarted_site_is_known_by_its_name_and_remembers(tmp_path: Path) -> None:
+    """Without keys, its node has another number after every restart."""
+    loop = loop_of(tmp_path / "flower")
+
+    def restart(round: int) -> None:
+        del loop.sites[CLINIC + 10 * round]
+        fresh = sites_of(tiny.federation(), tmp_path / "flower" / "sites", tiny.model())
+        loop.sites[CLINIC + 10 * (round + 1)] = fresh[CLINIC]
+
+    run = over_network(tmp_path / "flower", "scaffold+fedbn", loop=loop, observer=tiny.Notes(restart))
+    assert_same(run, tiny.run(tmp_path / "serial", "scaffold+fedbn"))
+
+
+def test_a_resumed_server_finds_what_sites_remembered_at_its_checkpoint(tmp_path: Path) -> None:
+    """The sites had gone two rounds further than the checkpoint."""
+    loop = loop_of(tmp_path / "flower")
+    options = {"rounds": 5, "checkpoint_every": 2}
+
+    def die(round: int) -> None:
+        if round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        over_network(tmp_path / "flower", "scaffold+fedbn", loop=loop, observer=tiny.Notes(die), **options)
+    checkpoints = sorted((tmp_path / "flower/run/checkpoints").iterdir())
+    for file in checkpoints[-1].iterdir():  # the last one is damaged: the server goes back to the one before it
+        file.write_bytes(b"")
+    run = over_network(tmp_path / "flower", "scaffold+fedbn", loop=loop, **options)
+    assert_same(run, tiny.run(tmp_path / "serial", "scaffold+fedbn", **options))
+
+
+def test_a_site_cannot_pose_as_another_when_there_are_keys(tmp_path: Path) -> None:
+    loop, notes = loop_of(tmp_path), tiny.Notes()
+    owners = {WARD: "ward", CLINIC: "pharmacy", HOSPITAL: "hospital"}
+    run = over_network(tmp_path, loop=loop, observer=notes, owners=owners)
+    assert {record["client"] for record in run.records("client")} == {"ward", "hospital"}
+    assert any("'pharmacy' sits out: it calls itself 'clinic'" in note for note in notes.notes)
+
+
+def coming_late(loop: Loop, late: dict[int, Site]) -> tiny.Notes:
+    """These connect when the first round is over."""
+
+    def come(round: int) -> None:
+        if round == 0:
+            loop.sites |= late
+
+    return tiny.Notes(come)
+
+
+def test_a_site_that_comes_late_takes_part_from_the_next_round_on(tmp_path: Path) -> None:
+    loop = loop_of(tmp_path / "late")
+    notes = coming_late(loop, {CLINIC: loop.sites.pop(CLINIC)})
+    run = over_network(tmp_path / "late", "fedbn", loop=loop, observer=notes)
+    assert [(r["round"], r["client"]) for r in run.records("client")] == [
+        (0, "ward"), (0, "hospital"), (1, "ward"), (1, "clinic"), (1, "hospital"), (2, "ward"), (2, "clinic"),
+        (2, "hospital"),
+    ]  # fmt: skip
+    assert "The site 'clinic' came and takes part from now on." in notes.notes
+    tested = [r["client"] for r in run.records("evaluation") if r["split"] == "test" and r["statistics"] == "global"]
+    assert tested == ["ward", "hospital", *["ward", "clinic", "hospital"] * 2]
+    assert Roster.load(run.directory) is not None
+    assert "clinic" in Roster.load(run.directory)  # type: ignore[operator]
+    # The model is that of a federation which knew it from the beginning and missed it in its first round.
+    missing = spoiling(loop_of(tmp_path / "missing"), "train", swallow, round=0)
+    wanted = over_network(tmp_path / "missing", "fedbn", loop=missing)
+    assert (run.directory / "model.safetensors").read_bytes() == (wanted.directory / "model.safetensors").read_bytes()
+
+
+def test_a_late_site_goes_through_the_same_checks(tmp_path: Path) -> None:
+    loop = loop_of(tmp_path)
+    odd = replace(tiny.federation(), classes=("dot", "bar", "cross", "fame"))
+    wide = tiny.federation(side=9)
+    del loop.sites[HOSPITAL]
+    late = {
+        200: sites_of(odd, tmp_path / "odd", tiny.model())[HOSPITAL],
+        201: sites_of(wide, tmp_path / "wide", tiny.model())[HOSPITAL],
+        202: sites_of(tiny.federation(), tmp_path / "again", tiny.model())[WARD],
+    }
+    notes = coming_late(loop, late)
+    run = over_network(tmp_path, loop=loop, observer=notes)
+    assert {record["client"] for record in run.records("client")} == {"ward", "clinic"}
+    assert [note for note in notes.notes if "sits out" in note] == [
+        "The site 'hospital' sits out: it has the class 'fame', and the federation has dot, bar, cross, frame.",
+        "The site 'hospital' sits out: its images have the shape 3x9x9, and those of the federation 3x8x8.",
+        "The site 'ward' sits out: another site is called 'ward'.",
+    ]
+
+
+def test_a_late_site_without_training_images_sits_out_unless_it_is_only_tested(tmp_path: Path) -> None:
+    on = tiny.federation(unseen=9)
+    stranger = HOSPITAL + 1
+    for place, unseen in (("a", ""), ("b", "foreign")):
+        loop = Loop(sites_of(on, tmp_path / place / "sites", tiny.model()))
+        notes = coming_late(loop, {stranger: loop.sites.pop(stranger)})
+        run = over_network(tmp_path / place, loop=loop, observer=notes, unseen=unseen)
+        told = "The site 'stranger' sits out: it has no training images." in notes.notes
+        assert told == (not unseen)
+        assert run.summary is not None
+        assert run.summary["unseen_domains"] == ([unseen] if unseen else [])
+        tested = [r["round"] for r in run.records("evaluation") if r["domain"] == "foreign"]
+        assert tested == ([1, 2] if unseen else [])
+
+
+def test_a_late_site_counts_among_the_clients_that_methods_know(tmp_path: Path) -> None:
+    """SCAFFOLD's server step divides by all clients: after a late site, by one more."""
+    loop, seen = loop_of(tmp_path), []
+    notes = coming_late(loop, {CLINIC: loop.sites.pop(CLINIC)})
+    usual = Scaffold.extras
+
+    def extras(self: Scaffold, server: Any, updates: Any) -> Any:
+        seen.append(server.num_clients)
+        return usual(self, server, updates)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scaffold, "extras", extras)
+        over_network(tmp_path, "scaffold", loop=loop, observer=notes)
+    assert seen == [2, 3, 3]
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_a_late_site_counts_in_scaffold_s_mean_before_it_has_trained(tmp_path: Path, weighting: str) -> None:
+    """Of N + 1 clients one has c_i = 0: what they begin with is N/(N + 1) of the mean over the others."""
+    loop = loop_of(tmp_path)
+    notes = coming_late(loop, {CLINIC: loop.sites.pop(CLINIC)})
+    first: dict[str, Update] = {}
+    sent: list[Broadcast] = []
+    usual = loop.exchange
+
+    def exchange(requests: Any, message: bytes, timeout: float) -> Any:
+        step = next((request["step"] for request in requests.values() if request["do"] == "train"), None)
+        if step and step[0] == 1:
+            sent.append(broadcast_from_bytes(message))
+        for node, reply in usual(requests, message, timeout):
+            if step and step[0] == 0:
+                update = update_from_bytes(reply[1])  # type: ignore[arg-type]
+                first[update.client] = update
+            yield node, reply
+
+    loop.exchange = exchange  # type: ignore[method-assign]
+    over_network(tmp_path, "scaffold", loop=loop, observer=notes, weighting=weighting, rounds=2)
+    assert sorted(first) == ["hospital", "ward"]
+    shares = {name: update.samples if weighting == "samples" else 1 for name, update in first.items()}
+    (broadcast,) = sent
+    assert broadcast.extras
+    for name, c in broadcast.extras.items():
+        mean = sum(share * first[site].extras[name].double() for site, share in shares.items()) / sum(shares.values())
+        torch.testing.assert_close(c.double(), mean * 2 / 3, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("result", ["last", "mean-last-10", "best-validation"])
+def test_a_site_that_is_not_tested_in_every_round_has_the_mean_of_those_it_is_in(tmp_path: Path, result: str) -> None:
+    """'clinic' comes after round 0, and 'ward' does not evaluate in the last."""
+    loop = loop_of(tmp_path)
+    notes = coming_late(loop, {CLINIC: loop.sites.pop(CLINIC)})
+    spoiling(loop, "evaluate", swallow, node=WARD, round=3)
+    run = over_network(tmp_path, loop=loop, observer=notes, rounds=4, result=result)
+    tested = [r for r in run.records("evaluation") if (r["split"], r["statistics"]) == ("test", "global")]
+    wanted: dict[str, list[float]] = {}
+    for record in tested:
+        if result == "mean-last-10" or record["round"] == run.summary["round"]:  # type: ignore[index]
+            wanted.setdefault(record["domain"], []).append(record["accuracy"])
+    assert run.domains == {name: pytest.approx(sum(values) / len(values)) for name, values in wanted.items()}
+    if result == "mean-last-10":
+        assert {name: len(values) for name, values in wanted.items()} == {"bright": 3, "dark": 3, "tinted": 4}
+    assert main(["show", str(run.directory)]) == 0
+    assert main(["report", str(run.directory), "--output", str(tmp_path / "report.html")]) == 0
+    pytest.importorskip("matplotlib")
+    assert len(run.plot_accuracy().lines) == 4
+
+
+def test_a_site_of_another_version_sits_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop, notes = loop_of(tmp_path), tiny.Notes()
+    old = loop.sites[CLINIC]._act
+
+    def act(request: Table, message: bytes) -> Reply:
+        return old({**request, "session": {**request["session"], "version": "9.9"}}, message)
+
+    monkeypatch.setattr(loop.sites[CLINIC], "_act", act)
+    run = over_network(tmp_path, loop=loop, observer=notes)
+    assert {record["client"] for record in run.records("client")} == {"ward", "hospital"}
+    assert any("sits out: it runs fedkeel" in note and "the server 9.9" in note for note in notes.notes)
+
+
+def test_a_site_that_sits_out_is_told_of_once(tmp_path: Path) -> None:
+    on = tiny.federation()
+    odd = replace(on, classes=("dot", "bar", "cross", "fame"))
+    loop, notes = loop_of(tmp_path), tiny.Notes()
+    loop.sites[CLINIC] = sites_of(odd, tmp_path / "sites", tiny.model())[CLINIC]
+    run = over_network(tmp_path, loop=loop, observer=notes)
+    assert {record["client"] for record in run.records("client")} == {"ward", "hospital"}
+    told = [note for note in notes.notes if "sits out" in note]
+    assert told == [
+        "The site 'clinic' sits out: it has the class 'fame', and the federation has bar, cross, dot, frame."
+    ]
+    assert [request["do"] for node, request in loop.requests if node == CLINIC] == ["describe"]
+
+
+@pytest.mark.slow
+def test_a_round_waits_for_as_many_sites_as_it_needs(tmp_path: Path) -> None:
+    loop, notes = loop_of(tmp_path), tiny.Notes()
+    looks = 0
+    nodes = loop.nodes
+
+    def coming_back() -> list[int]:
+        nonlocal looks
+        looks += bool(loop.away)
+        if looks > 2:
+            loop.away = set()
+        return nodes()
+
+    loop.nodes = coming_back  # type: ignore[method-assign]
+    notes._after = lambda round: loop.away.update({WARD, CLINIC} if round == 0 else ())
+    run = over_network(tmp_path, loop=loop, observer=notes, min_clients=3)
+    assert run.records("dropped") == []
+    assert any("Waiting for sites: 1 of 3" in note for note in notes.notes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "evaluations",
+    [
+        None,
+        [7],
+        [{"split": "test", "statistics": "global", "correct": 9, "samples": 8, "loss_sum": 1.0}],
+        [{"split": "test", "statistics": "global", "correct": 0, "samples": 0, "loss_sum": 1.0}],
+        [{"split": "train", "statistics": "global", "correct": 1, "samples": 8, "loss_sum": 1.0}],
+        [{"split": "test", "statistics": "global", "correct": True, "samples": 8, "loss_sum": 1.0}],
+        [{"split": "test", "statistics": "global", "correct": 1, "samples": 8, "loss_sum": "low"}],
+    ],
+)
+def test_an_evaluation_that_cannot_be_is_left_out(tmp_path: Path, evaluations: Any) -> None:
+    notes = tiny.Notes()
+    loop = spoiling(loop_of(tmp_path), "evaluate", lambda _: ({"evaluations": evaluations}, b""))
+    run = over_network(tmp_path, loop=loop, observer=notes)
+    tested = [(r["round"], r["domain"]) for r in run.records("evaluation") if r["split"] == "test"]
+    assert (1, "dark") not in tested
+    assert len(tested) == 8
+    assert any(note.startswith("Round 2: 'clinic' did not evaluate") for note in notes.notes)
+
+
+def test_a_run_stops_when_no_site_has_an_update_and_goes_on_later(tmp_path: Path) -> None:
+    loop = loop_of(tmp_path / "flower")
+    usual = loop.spoil
+    loop.spoil = lambda _, request, reply: reply if request.get("step", [0])[0] < 1 else "its power is cut"
+    with pytest.raises(TrainingError, match="its power is cut"):
+        over_network(tmp_path / "flower", loop=loop)
+    loop.spoil = usual
+    assert_same(over_network(tmp_path / "flower", loop=loop), tiny.run(tmp_path / "serial"))
+
+
+def test_no_pixel_and_no_list_of_labels_leaves_a_site(tmp_path: Path) -> None:
+    loop, federation = loop_of(tmp_path), tiny.federation()
+    over_network(tmp_path, "fedcoda", loop=loop)
+    carried = b"".join(loop.carried)
+    for image in federation.images:
+        assert image.numpy().tobytes() not in carried
+        assert (image.float() / 255).numpy().tobytes() not in carried
+    for client in federation.clients:
+        labels = federation.labels[client.train]
+        for kind in (torch.int64, torch.int32, torch.uint8, torch.float32):
+            assert labels.to(kind).numpy().tobytes() not in carried
+        assert str(labels.tolist()).encode() not in carried
+
+
+def test_a_model_is_evaluated_in_one_exchange(tmp_path: Path) -> None:
+    loop = loop_of(tmp_path)
+    over_network(tmp_path, loop=loop, rounds=2)
+    done = [request["do"] for node, request in loop.requests if node == CLINIC]
+    assert done == ["describe", "train", "evaluate", "train", "evaluate"]
+
+
+def test_an_unseen_site_is_evaluated_and_never_trains(tmp_path: Path) -> None:
+    on = tiny.federation(unseen=9)
+    run = over_network(tmp_path / "flower", on=on)
+    assert_same(run, tiny.run(tmp_path / "serial", on=on))
+    assert run.summary is not None
+    assert run.summary["unseen_domains"] == ["foreign"]
+
+
+def test_pooling_over_a_network_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MethodError, match="stay where they are"):
+        over_network(tmp_path, "central")
+
+
+def test_diagnostics_that_look_at_images_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FedkeelError, match="stay at the sites"):
+        over_network(tmp_path, record="statistics-divergence")
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "said"),
+    [
+        ("hbn", {"robust": "median"}, "'hbn' makes the global statistics from all updates"),
+        ("fedavg", {"robust": "mediam"}, "did you mean 'median'"),
+        pytest.param("fedavg", {"dp": "central"}, "give '--weighting uniform'", marks=needs_opacus),
+        pytest.param("fedprox", {"dp": "local"}, "'fedprox' computes or sends something else", marks=needs_opacus),
+    ],
+)
+def test_what_cannot_go_together_is_refused_before_any_site_is_waited_for(
+    tmp_path: Path, method: str, options: dict[str, Any], said: str
+) -> None:
+    loop = loop_of(tmp_path)
+    with pytest.raises(FedkeelError, match=said):
+        over_network(tmp_path, method, loop=loop, **options)
+    assert loop.requests == []
+
+
+def test_another_configuration_does_not_go_on_with_a_run(tmp_path: Path) -> None:
+    over_network(tmp_path)
+    assert isinstance(over_network(tmp_path), Run)
+    with pytest.raises(FedkeelError, match="another configuration"):
+        over_network(tmp_path, rounds=4)
+    assert over_network(tmp_path, round_timeout=5.0).finished

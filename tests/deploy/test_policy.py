@@ -1,0 +1,222 @@
+"""A site's policy: what it says, how it is read, and that both ends are told what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeel.cli import main
+from fedkeel.config import Config
+from fedkeel.deploy import asked
+from fedkeel.deploy.policy import Policy, Refused, options
+from fedkeel.errors import FedkeelError
+from tests import tiny
+from tests.deploy.loop import Loop, over_network, sites_of
+from tests.trust.test_privacy import needs_opacus
+
+pytestmark = pytest.mark.slow
+
+DOCS = Path(__file__).parents[2] / "docs" / "deploy.md"
+
+
+def written(path: Path, text: str) -> Path:
+    file = path / "policy.toml"
+    file.write_text(text)
+    return file
+
+
+def test_the_default_policy_is_printed_as_a_file_that_says_the_same(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["join", "--show-policy"]) == 0
+    text = capsys.readouterr().out
+    assert Policy.read(written(tmp_path, text)) == Policy()
+    assert all(f"\n{entry.name} = " in text for entry in options())
+
+
+def test_the_page_on_deployment_shows_every_line_of_a_policy(tmp_path: Path) -> None:
+    (block,) = [part.partition("```")[0] for part in DOCS.read_text().split("```toml\n") if "# policy.toml" in part]
+    policy = Policy.read(written(tmp_path, block))
+    assert list(policy.numbers) == [entry.name for entry in options()]
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("round = 3", "There is no 'round' in a policy: did you mean 'rounds'?"),
+        ("max-parameters = 3", "There is no 'max_parameters' in a policy: did you mean 'parameters'?"),
+        ("source = 'x'", "There is no 'source' in a policy"),
+        ("rounds = 0", "'rounds' is 0: give at least 1."),
+        ("rounds = 'many'", "'rounds' is 'many', which is not a whole number."),
+        ("questions = 1", "'questions' is 1, which is not true or false."),
+        ("dp = 'locl'", "'dp' is 'locl': did you mean 'local'?"),
+        ("methods = ['fedavgg']", "'methods' in the policy has 'fedavgg', which is none: did you mean 'fedavg'?"),
+        ("models = ['simple_cn']", "'models' in the policy has 'simple_cn', which is none: did you mean 'simple_cnn'?"),
+        ("methods = 3", "'methods' in the policy is 3: give a list of names"),
+        ("methods = [3]", "'methods' in the policy is [3]: give a list of names"),
+        ("epsilon = 3.0", "'epsilon' is 3, which needs 'dp = \"local\"'"),
+        ("epsilon = -3.0", "'epsilon' is -3.0: give at least 0."),
+        ("rounds", "is not valid TOML"),
+    ],
+)
+def test_a_mistake_in_a_policy_is_one_sentence(tmp_path: Path, text: str, sentence: str) -> None:
+    with pytest.raises(FedkeelError) as wrong:
+        Policy.read(written(tmp_path, text))
+    assert sentence in str(wrong.value)
+    with pytest.raises(FedkeelError, match=r"The policy '.*nowhere.toml' cannot be read"):
+        Policy.read(tmp_path / "nowhere.toml")
+
+
+def test_a_mistake_in_a_policy_ends_join_before_it_connects(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("flwr", reason="flwr is not installed")
+    (tmp_path / "cat").mkdir()
+    policy = written(tmp_path, "round = 3")
+    assert main(["join", "localhost", "--data", str(tmp_path), "--insecure", "--accept", str(policy)]) == 2
+    assert "did you mean 'rounds'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("lines", "config", "asked_for"),
+    [
+        ("methods = ['fedavg', 'fed*m']", {"method": "fedavg+gn"}, "the method 'gn'"),
+        ("methods = ['fedavg', 'fed*m']", {"method": "scaffold"}, "the method 'scaffold'"),
+        ("models = ['simple_cnn']", {"model": "resnet18"}, "the model 'resnet18'"),
+        ("models = ['resnet*']", {"model": "timm:resnet18"}, "the model 'timm:resnet18'"),
+        ("models = ['resnet*']", {"model": "resnet26d"}, "the model 'timm:resnet26d'"),
+        ("transforms = ['flip']", {"data": "folder(train_transform='flip+crop')"}, "the transform 'crop'"),
+        ("image_size = 64", {"data": "folder(size=65)"}, "65 pixels as the 'size' of 'folder'"),
+        ("image_size = 64", {"data": "folder(size=8, test_transform='resize(size=65)')"}, "65 pixels as the 'size'"),
+        ("rounds = 5", {"rounds": 6}, "6 rounds"),
+        ("local_epochs = 5", {"local_epochs": 6}, "6 local epochs"),
+        ("batch_size = 5", {"batch_size": 6, "evaluation_batch": 2}, "6 images in a step"),
+        ("batch_size = 5", {"batch_size": 2, "evaluation_batch": 6}, "6 images in a step of evaluation"),
+        ("kept_rounds = 5", {"checkpoint_every": 6}, "6 rounds between checkpoints"),
+        ("dp = 'central'", {}, "'dp = \"none\"'"),
+        ("dp = 'local'", {"dp": "central"}, "'dp = \"central\"'"),
+    ],
+)
+def test_each_line_refuses_what_is_beyond_it_and_is_named(
+    tmp_path: Path, lines: str, config: dict[str, Any], asked_for: str
+) -> None:
+    policy = Policy.read(written(tmp_path, f"# ours\n\n{lines}\n"))
+    with pytest.raises(Refused) as refused:
+        asked.check(Config(**config), policy)
+    name = lines.partition(" ")[0]
+    assert str(refused.value).startswith(asked_for)
+    assert str(refused.value).endswith(f", and its policy has '{policy.text(name)}'")
+    assert refused.value.line == f"policy.toml, line 3: {policy.text(name)}"
+
+
+def test_what_is_within_a_policy_passes(tmp_path: Path) -> None:
+    lines = (
+        "methods = ['fedavg', 'gn']\nmodels = 'simple_*'\nrounds = 5\nbatch_size = 32\ndp = 'central'\nimage_size = 32"
+    )
+    config = Config(method="fedavg+gn", rounds=5, dp="local", evaluation_batch=32, data="folder(size=32)")
+    asked.check(config, Policy.read(written(tmp_path, lines)))
+
+
+def test_a_site_that_refuses_sits_out_and_both_ends_say_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop(sites_of(tiny.federation(), tmp_path / "sites", tiny.model()))
+    policy = Policy.read(written(tmp_path, "# ours\nrounds = 2\n"))
+    loop.sites[101].policy = policy
+    notes = tiny.Notes()
+    run = over_network(tmp_path, loop=loop, observer=notes, rounds=3)
+    assert run.finished
+    assert "The site at node 101 sits out: it refuses 3 rounds, and its policy has 'rounds = 2'." in notes.notes
+    assert (
+        "The site refuses 3 rounds, and its policy has 'rounds = 2' (policy.toml, line 2: rounds = 2)." in caplog.text
+    )
+    assert set(run.summary["domains"]) == {"bright", "tinted"}  # type: ignore[index]
+
+
+def test_where_too_few_are_left_the_server_ends_and_says_why(tmp_path: Path) -> None:
+    loop = Loop(sites_of(tiny.federation(), tmp_path / "sites", tiny.model()))
+    for site in loop.sites.values():
+        site.policy = Policy(rounds=2)
+    with pytest.raises(FedkeelError, match=r"No site can take part .*it refuses 3 rounds"):
+        over_network(tmp_path / "all", loop=loop, rounds=3)
+    loop.sites[100].policy = Policy()
+    with pytest.raises(FedkeelError, match="'min_clients' is 2, but of 1 clients"):
+        over_network(tmp_path / "two", loop=loop, rounds=3, min_clients=2)
+
+
+@pytest.mark.parametrize(("line", "method"), [("questions", "hbn"), ("evaluation", "fedavg")])
+def test_questions_and_evaluations_can_be_refused(tmp_path: Path, line: str, method: str) -> None:
+    loop = Loop(sites_of(tiny.federation(), tmp_path / "sites", tiny.model()))
+    loop.sites[101].policy = replace(Policy(), **{line: False})
+    notes = tiny.Notes()
+    over_network(tmp_path, method, loop=loop, observer=notes, rounds=1)
+    assert any("'clinic'" in note and f"its policy has '{line} = false'" in note for note in notes.notes), notes.notes
+
+
+# -- the account of privacy --
+PRIVATE = {"dp": "local", "dp_noise": 1.5, "rounds": 2}
+
+
+@needs_opacus
+def test_a_run_that_would_spend_too_much_is_refused_before_it_begins(tmp_path: Path) -> None:
+    from fedkeel.trust import privacy
+
+    loop = Loop(sites_of(tiny.federation(), tmp_path / "sites", tiny.model()))
+    whole = privacy.spent(Config(**{**tiny.OPTIONS, **PRIVATE}), 2, [tiny.SIZES["clinic"]])
+    assert whole is not None
+    loop.sites[101].policy = Policy(dp="local", epsilon=whole * 0.99)
+    notes = tiny.Notes()
+    over_network(tmp_path / "a", "gn", loop=loop, observer=notes, **PRIVATE)
+    assert any("as the epsilon of a run, and its policy has 'epsilon = " in note for note in notes.notes)
+    loop.sites[101].policy = Policy(dp="local", epsilon=whole * 1.01)
+    quiet = tiny.Notes()
+    over_network(tmp_path / "b", "gn", loop=loop, observer=quiet, **PRIVATE)
+    assert not any("refuses" in note for note in quiet.notes)
+
+
+@needs_opacus
+def test_what_all_runs_together_spend_is_counted_at_the_site(tmp_path: Path) -> None:
+    """A server that starts anew, or trains the same round on another model, does not get more out of a site."""
+    from fedkeel.trust import privacy
+
+    loop = Loop(sites_of(tiny.federation(), tmp_path / "sites", tiny.model()))
+    whole = privacy.spent(Config(**{**tiny.OPTIONS, **PRIVATE}), 2, [tiny.SIZES["clinic"]])
+    assert whole is not None
+    loop.sites[101].policy = Policy(dp="local", epsilon=whole * 1.01)
+    first, second = tiny.Notes(), tiny.Notes()
+    over_network(tmp_path / "a", "gn", loop=loop, observer=first, **PRIVATE)
+    over_network(tmp_path / "b", "gn", loop=loop, observer=second, **PRIVATE, seed=1)
+    assert not any("refuses" in note for note in first.notes)
+    refused = [note for note in second.notes if "as the epsilon of all that was trained here" in note]
+    assert len(refused) == 2
+
+
+@needs_opacus
+def test_the_same_training_once_more_costs_nothing(tmp_path: Path) -> None:
+    from fedkeel.deploy.account import Account
+
+    account, config = Account(tmp_path), Config(**{**tiny.OPTIONS, **PRIVATE})
+    once = Account.epsilon({"a": [1.5, 0.4, 3]}, 1e-5)
+    policy = Policy(dp="local", epsilon=once * 1.01)
+    for _ in range(3):
+        account.charge("a", config, 10, policy)
+    with pytest.raises(Refused, match="as the epsilon of all that was trained here"):
+        account.charge("b", config, 10, policy)
+    account.charge("a", config, 10, policy)
+    spent = (tmp_path / "privacy.json").read_text()
+    for damaged in ("{", "{}", "[]", spent.replace("3", "-3"), spent.replace("1.5", "9.5")):
+        (tmp_path / "privacy.json").write_text(damaged)
+        with pytest.raises(FedkeelError, match="cannot be read: put it back"):
+            account.charge("a", config, 10, policy)
+
+
+@needs_opacus
+@pytest.mark.parametrize("method", ["fedavg", "hbn", "fedprox+gn"])
+def test_a_site_does_not_believe_that_a_method_is_private(tmp_path: Path, method: str) -> None:
+    """The server's own check may have been taken out."""
+    site = sites_of(tiny.federation(), tmp_path, tiny.model())[100]
+    config = Config(**{**tiny.OPTIONS, "method": method, "dp": "local"})
+    import fedkeel
+
+    session = {"run": "r", "version": fedkeel.__version__, "config": config.to_dict(), "classes": list(tiny.CLASSES)}
+    request = {"do": "train", "session": session, "start": 1, "step": [0, 0], "after": None}
+    assert "'dp=local'" in site.reply(request, b"")[0]["failure"]

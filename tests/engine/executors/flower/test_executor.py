@@ -1,0 +1,123 @@
+"""Over a channel, every method gives what it gives in one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+
+from fedkeel import methods
+from fedkeel.core.method import Composition
+from fedkeel.errors import FedkeelError
+from fedkeel.runs.run import Run
+from tests import tiny
+from tests.deploy.loop import Loop, over_network, sites_of
+from tests.methods.together import VARIANTS
+from tests.trust.test_privacy import needs_opacus
+
+pytestmark = pytest.mark.slow
+
+OVER_A_NETWORK = [name for name in methods.METHODS.names() if not Composition.of(methods.build(name)).is_pooled]
+
+
+def assert_same(given: Run, wanted: Run) -> None:
+    """The same scores in every round and the same model, to float tolerance."""
+    ours, theirs = (safetensors.torch.load_file(run.directory / "model.safetensors") for run in (given, wanted))
+    assert list(ours) == list(theirs)
+    for name, tensor in theirs.items():
+        torch.testing.assert_close(ours[name], tensor, rtol=1e-5, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}")
+    assert given.records()[0]["kind"] == "client"
+    assert len(given.records()) == len(wanted.records())
+    for one, other in zip(given.records(), wanted.records(), strict=True):
+        assert one == {key: near(value) for key, value in other.items()}
+
+
+def near(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: near(entry) for key, entry in value.items()}
+    return pytest.approx(value, rel=1e-5, abs=1e-6) if isinstance(value, float) else value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [*OVER_A_NETWORK, *VARIANTS])
+def test_a_method_over_a_network_gives_what_it_gives_in_one_process(tmp_path: Path, method: str) -> None:
+    wanted = tiny.run(tmp_path / "serial", method)
+    assert_same(over_network(tmp_path / "flower", method), wanted)
+
+
+def test_who_comes_late_starts_from_the_same_factors_as_in_one_process(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"rounds": 5, "participation": 0.4}
+    wanted = tiny.run(tmp_path / "serial", "hbn(variant=released)", **options)
+    first = {record["client"]: record["round"] for record in reversed(wanted.records("client"))}
+    assert max(first.values()) > 0, "somebody comes late"
+    assert_same(over_network(tmp_path / "flower", "hbn(variant=released)", **options), wanted)
+
+
+@pytest.mark.parametrize(
+    "robust",
+    ["norm-clip", "median", "trimmed-mean(share=0.34)", "krum(liars=0)", "norm-clip+multi-krum(liars=0, keep=2)"],
+)
+def test_robust_rules_protect_a_network_as_they_do_one_process(tmp_path: Path, robust: str) -> None:
+    wanted = tiny.run(tmp_path / "serial", robust=robust)
+    assert_same(over_network(tmp_path / "flower", robust=robust), wanted)
+    plain = tiny.run(tmp_path / "plain")
+    assert plain.records("evaluation")[-1]["loss"] != pytest.approx(wanted.records("evaluation")[-1]["loss"], rel=1e-5)
+
+
+def test_a_rule_that_needs_more_sites_than_came_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(FedkeelError, match="'krum\\(liars=1\\)' needs 5 clients in a round, and there are 3"):
+        over_network(tmp_path, robust="krum")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+@needs_opacus
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedavg", {"dp": "central", "weighting": "uniform", "participation": 0.6, "seed": 3, "rounds": 4}),
+        ("gn", {"dp": "local"}),
+    ],
+)
+def test_noise_and_epsilon_over_a_network_are_those_of_one_process(
+    tmp_path: Path, method: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one secret for all: without it, a server and sites draw from secrets of their own."""
+    monkeypatch.setenv("FEDKEEL_SECRET", "known to all")
+    wanted = tiny.run(tmp_path / "serial", method, **options)
+    assert_same(over_network(tmp_path / "flower", method, **options), wanted)
+    assert all(record["epsilon"] > 0 for record in wanted.records("round"))
+    took_part = [record["clients"] for record in wanted.records("round")]
+    assert (min(took_part) < 3) == (options["dp"] == "central")
+
+
+@needs_opacus
+def test_local_noise_is_the_site_s_own_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server's environment says nothing of what the sites draw."""
+    runs = []
+    for place in ("server", "site"):
+        loop = Loop(sites_of(tiny.federation(), tmp_path / place / "sites", tiny.model()))
+        with_secret(loop, monkeypatch, at_sites=place == "site")
+        runs.append(over_network(tmp_path / place, "gn", loop=loop, dp="local", rounds=1))
+        monkeypatch.delenv("FEDKEEL_SECRET")
+    plain = tiny.run(tmp_path / "plain", "gn", dp="local", rounds=1)
+    weights = [(run.directory / "model.safetensors").read_bytes() for run in [*runs, plain]]
+    assert weights[0] == weights[2] != weights[1]
+
+
+def with_secret(loop: Loop, monkeypatch: pytest.MonkeyPatch, *, at_sites: bool) -> None:
+    """One process stands for the server and the sites: the variable is set while one of them is at work."""
+    monkeypatch.setenv("FEDKEEL_SECRET", "" if at_sites else "known to one")
+    for site in loop.sites.values():
+
+        def reply(request: Any, message: bytes, usual: Any = site.reply) -> Any:
+            monkeypatch.setenv("FEDKEEL_SECRET", "known to one" if at_sites else "")
+            try:
+                return usual(request, message)
+            finally:
+                monkeypatch.setenv("FEDKEEL_SECRET", "" if at_sites else "known to one")
+
+        site.reply = reply  # type: ignore[method-assign]

@@ -1,0 +1,296 @@
+"""The executor `cuda` gives what `serial` gives on the same GPU, for every method and clients of unequal size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from fedkeel import simulate
+from fedkeel.config import Config
+from fedkeel.core.messages import Update
+from fedkeel.core.method import Method
+from fedkeel.core.parties import LocalClient, Server
+from fedkeel.data.federation import Client, Federation, no_indices
+from fedkeel.data.transforms import parse_transforms
+from fedkeel.engine import batches
+from fedkeel.engine.executors.cuda.slot import Changed, copy_into
+from fedkeel.methods import METHODS
+from fedkeel.models import Classifier
+from tests.methods.together import VARIANTS
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+EXTRA = ["fedprox+greg", "fedwon+hbn", "fedprox+hbn", "greg(mode=mix-learned)", "fedcoda(calibrate_from=0)"]
+EXTRA += ["scaffold(option=I)", "scaffold+hbn", "moon+greg", "moon+hbn", "fedsam+greg", "fedsam+hbn", "fedacg+hbn"]
+EXTRA += ["fedfm(from_round=1)", "fpl(prototypes=seen)", "fedrdn(draw=batch)", "fedrdn+hbn", "fedplvm(lambda_=1)+greg"]
+SAMPLES = (1, 3, 37, 120, 200)
+
+
+def uneven_federation() -> Federation:
+    generator = torch.Generator().manual_seed(7)
+    total = sum(SAMPLES) + 40
+    labels = torch.randint(0, 4, (total,), generator=generator)
+    images = torch.randint(0, 128, (total, 3, 16, 16), generator=generator)
+    images = (images + 30 * labels[:, None, None, None]).to(torch.uint8)
+    clients, start = [], 0
+    test = torch.arange(sum(SAMPLES), total)
+    for samples in SAMPLES:
+        indices = torch.arange(start, start + samples)
+        clients.append(Client(f"has-{samples}", f"domain-{samples}", indices, no_indices(), test))
+        start += samples
+    return Federation(
+        "uneven",
+        images,
+        labels,
+        ("a", "b", "c", "d"),
+        tuple(clients),
+        parse_transforms("crop(padding=2)+flip+normalise(mean=0.5, std=0.25)"),
+        parse_transforms("normalise(mean=0.5, std=0.25)"),
+    )
+
+
+def large_federation(clients: int, samples: int, pixels: int) -> Federation:
+    generator = torch.Generator().manual_seed(3)
+    images = torch.randint(0, 256, (clients * samples, 3, pixels, pixels), generator=generator, dtype=torch.uint8)
+    labels = torch.randint(0, 4, (len(images),), generator=generator)
+    sites = [
+        Client(f"c{i}", "one", torch.arange(i * samples, (i + 1) * samples), no_indices(), torch.arange(64))
+        for i in range(clients)
+    ]
+    transform = parse_transforms("normalise(mean=0.5, std=0.25)")
+    return Federation("large", images, labels, ("a", "b", "c", "d"), tuple(sites), transform, transform)
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("method", [*METHODS.names(), *EXTRA, *VARIANTS])
+def test_two_rounds_under_cuda_equal_two_rounds_under_serial(method: str, tmp_path: Path) -> None:
+    models = {}
+    for executor in ("serial", "cuda"):
+        run = simulate(
+            Config(
+                rounds=2,
+                batch_size=8,
+                learning_rate=0.01,
+                momentum=0.9,
+                model="simple_cnn(width=4)",
+                precision="float32",
+                device="cuda",
+                executor=executor,
+                method=method,
+            ),
+            federation=uneven_federation(),
+            directory=tmp_path / executor,
+        )
+        models[executor] = load_file(run.directory / "model.safetensors")
+    for name, tensor in models["serial"].items():
+        difference = (tensor.double() - models["cuda"][name].double()).abs().max()
+        assert difference <= 2e-4 * tensor.double().abs().max().clamp(min=1e-3), name
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_schedules_and_optimisers_act_in_captured_steps(optimizer: str, tmp_path: Path) -> None:
+    models = {}
+    for executor in ("serial", "cuda"):
+        run = simulate(
+            rounds=4,
+            batch_size=8,
+            learning_rate=0.003,
+            schedule="exponential",
+            decay=0.5,
+            weight_decay=0.01,
+            clip_norm=1.0,
+            optimizer=optimizer,
+            local_epochs=2,
+            model="simple_cnn(width=4)",
+            precision="float32",
+            device="cuda",
+            executor=executor,
+            federation=uneven_federation(),
+            directory=tmp_path / executor,
+        )
+        models[executor] = load_file(run.directory / "model.safetensors")
+    for name, tensor in models["serial"].items():
+        difference = (tensor.double() - models["cuda"][name].double()).abs().max()
+        assert difference <= 1e-3 * tensor.double().abs().max().clamp(min=1e-3), name
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_a_gpu_with_little_memory_left_runs_fewer_clients_at_once(tmp_path: Path, caplog: Any) -> None:
+    """Both where too many slots are asked for, and where a trial finds out how many there may be."""
+    settings: dict[str, Any] = {"rounds": 2, "batch_size": 64, "model": "resnet18", "executor": "cuda"}
+    # Convolutions may be done in other ways where memory is short: small steps, so that roundings stay small.
+    settings |= {"device": "cuda", "precision": "float32", "learning_rate": 1e-4}
+    federation = large_federation(clients=8, samples=704, pixels=64)
+    models = [simulate(**settings, federation=federation, directory=tmp_path / "plenty")]
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    for workers in (8, 0):
+        # room for about three slots of a gigabyte or so
+        torch.cuda.set_per_process_memory_fraction((total - free + 3 * 2**30) / total)
+        try:
+            directory = tmp_path / f"little-{workers}"
+            models.append(simulate(**settings, workers=workers, federation=federation, directory=directory))
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+            torch.cuda.empty_cache()
+    assert "fewer clients at once" in caplog.text
+    expected, *others = [load_file(run.directory / "model.safetensors") for run in models]
+    for other in others:
+        for name, tensor in expected.items():
+            torch.testing.assert_close(other[name], tensor, rtol=1e-2, atol=1e-3)
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("executor", ["serial", "cuda"])
+def test_images_that_do_not_fit_are_streamed(executor: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = {}
+    for share in (0.5, 0.0):
+        monkeypatch.setattr(batches, "IMAGES_SHARE", share)
+        run = simulate(
+            rounds=2,
+            batch_size=8,
+            model="simple_cnn(width=4)",
+            precision="float32",
+            device="cuda",
+            executor=executor,
+            method="hbn",
+            federation=uneven_federation(),
+            directory=tmp_path / str(share),
+        )
+        models[share] = load_file(run.directory / "model.safetensors")
+    for name, tensor in models[0.5].items():
+        assert torch.equal(models[0.0][name], tensor), name
+
+
+class Noisy(nn.Module):
+    """Draws by itself, in a way that can be read from its code."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (1 + 0.5 * torch.rand_like(x)) if self.training else x
+
+
+def dropping(layer: Callable[[], nn.Module]) -> Classifier:
+    """With one dropout used twice, inside and behind the convolutions."""
+    torch.manual_seed(1)
+    shared = layer()
+    encoder = nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Dropout2d(0.2), nn.MaxPool2d(4), nn.Flatten(),
+        shared, nn.Linear(128, 32), shared, nn.ReLU(),
+    )  # fmt: skip
+    return Classifier(encoder, nn.Linear(32, 4), 32, 4)
+
+
+def trained(directory: Path, executor: str, layer: Callable[[], nn.Module], **options: Any) -> dict[str, Tensor]:
+    settings: dict[str, Any] = {"rounds": 2, "batch_size": 8, "learning_rate": 0.01, "workers": 4}
+    settings |= {"momentum": 0.9, "precision": "float32", "device": "cuda", "executor": executor}
+    run = simulate(
+        **{**settings, **options}, model=dropping(layer), federation=uneven_federation(), directory=directory
+    )
+    return load_file(run.directory / "model.safetensors")
+
+
+LAYERS: dict[str, Callable[[], nn.Module]] = {
+    "dropout": lambda: nn.Dropout(0.5),
+    "in place": lambda: nn.Dropout(0.5, inplace=True),
+    "alpha": lambda: nn.AlphaDropout(0.3),
+    "a function": Noisy,
+    "unknown": lambda: nn.RReLU(0.1, 0.5),
+}
+
+
+@needs_gpu
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", LAYERS)
+@pytest.mark.parametrize("method", ["fedavg", "greg", "fedsam"])
+def test_models_with_dropout_are_the_same_under_cuda_and_serial(
+    name: str, method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = {how: trained(tmp_path / how, how, LAYERS[name], method=method) for how in ("serial", "cuda")}
+    for entry, tensor in models["serial"].items():
+        difference = (tensor.double() - models["cuda"][entry].double()).abs().max()
+        assert difference <= 2e-4 * tensor.double().abs().max().clamp(min=1e-3), entry
+    one_by_one = "not as captured graphs: the model or the method draws from torch's default generator."
+    assert (one_by_one in caplog.text) == (name == "unknown")
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_dropout_repeats_from_run_to_run_and_is_not_on_in_vain(tmp_path: Path) -> None:
+    first, again, none = (
+        trained(tmp_path / str(i), "cuda", lambda p=p: nn.Dropout(p), learning_rate=0.001)  # type: ignore[misc]
+        for i, p in enumerate((0.5, 0.5, 0.0))
+    )
+    for entry, tensor in first.items():
+        torch.testing.assert_close(again[entry], tensor, rtol=1e-4, atol=1e-6)
+    assert (first["head.weight"] - none["head.weight"]).abs().max() > 1e-4
+
+
+class Masks(Method):
+    """Sends the masks that its last steps saw, of 64 ones each."""
+
+    name = "masks"
+    capturable = True
+
+    def start(self, client: LocalClient) -> None:
+        client.scratch["seen"] = torch.zeros(16, 64, device=next(client.model.parameters()).device)
+        client.scratch["layer"] = [m for m in client.model.modules() if isinstance(m, nn.Dropout)]
+
+    def inputs(self, client: LocalClient, x: Tensor) -> Tensor:
+        seen = client.scratch["seen"]
+        seen.copy_(torch.cat([seen[1:], (client.scratch["layer"][0](torch.ones_like(seen[:1])) != 0).float()]))
+        return x
+
+    def finish(self, client: LocalClient) -> dict[str, Tensor]:
+        return {"seen": client.scratch["seen"].clone()}
+
+    def extras(self, server: Server, updates: Sequence[Update]) -> dict[str, Tensor]:
+        self.sent = {update.client: update.extras["seen"].cpu() for update in updates}
+        return {}
+
+
+@needs_gpu
+@pytest.mark.gpu
+def test_clients_side_by_side_have_masks_of_their_own(tmp_path: Path) -> None:
+    sent = {}
+    for executor in ("serial", "cuda"):
+        method = Masks()
+        trained(tmp_path / executor, executor, lambda: nn.Dropout(0.5), method=method)
+        sent[executor] = method.sent
+    for client, masks in sent["serial"].items():
+        assert torch.equal(masks, sent["cuda"][client]), client
+    flat = {client: tuple(masks.flatten().tolist()) for client, masks in sent["cuda"].items()}
+    assert len(set(flat.values())) == len(SAMPLES)
+
+
+def test_tensors_are_copied_to_where_a_captured_step_looks_for_them() -> None:
+    old = {"a": torch.zeros(3), "b": [torch.zeros(2), 5]}
+    address = old["a"].data_ptr()
+    copy_into(old, {"a": torch.ones(3), "b": [torch.full((2,), 2.0), 5]})
+    assert old["a"].tolist() == [1, 1, 1]
+    assert old["a"].data_ptr() == address
+    assert old["b"][0].tolist() == [2, 2]
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        {"a": torch.ones(4), "b": 5},
+        {"a": torch.ones(3), "b": 6},
+        {"a": torch.ones(3)},
+        {"a": torch.ones(3, dtype=torch.float64), "b": 5},
+    ],
+    ids=["shape", "number", "names", "dtype"],
+)
+def test_a_step_that_refers_to_something_else_is_not_replayed(new: dict[str, object]) -> None:
+    with pytest.raises(Changed):
+        copy_into({"a": torch.zeros(3), "b": 5}, new)

@@ -1,0 +1,170 @@
+"""Ours beside the paper's: differences, orders and what is written about them."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import scipy.stats
+
+from fedkeel.experiments.paper_table import Entry, Order, Reproduction, spearman
+from fedkeel.experiments.recipes import Published, parse
+
+RECIPE = """
+paper = "HBN"
+table = "Table 0"
+caption = "A table"
+measure = "Accuracy in %"
+protocol = "Section 0"
+seeds = [0, 1]
+columns = [{ group = "digits", label = "A" }, { group = "digits", label = "B" }, { label = "C" }]
+rows = [{ label = "one" }, { label = "two" }, { label = "three" }]
+[base]
+rounds = 1
+[published]
+one = "70.0 60.0 0.55"
+two = "80.5 50.0 N/A"
+three = "75.0 - ?"
+"""
+
+
+def entry(ours: float | None, paper: str | None = None) -> Entry:
+    return Entry({} if ours is None else {0: ours}, None if paper is None else Published.of(paper))
+
+
+def reproduction(ours: dict[tuple[str, str], list[float]], text: str = RECIPE, **more: object) -> Reproduction:
+    recipe = parse("small", text)
+    entries = {
+        (row.label, column.name): Entry(
+            dict(enumerate(ours.get((row.label, column.name), []))), recipe.published.get((row.label, column.name))
+        )
+        for row in recipe.rows
+        for column in recipe.columns
+    }
+    return Reproduction(recipe, recipe.rows, recipe.columns, entries, [0, 1], Path("runs"), **more)  # type: ignore[arg-type]
+
+
+class TestEntry:
+    def test_the_difference_is_ours_minus_the_papers(self) -> None:
+        both = Entry({0: 71.0, 1: 74.0}, Published.of("75.0±0.4"))
+        assert both.difference == pytest.approx(-2.5)
+        assert str(both) == "72.5±2.1 / 75.0±0.4 / -2.5"
+
+    def test_what_is_missing_is_a_dash(self) -> None:
+        assert str(entry(None, "75.0")) == "– / 75.0 / –"
+        assert str(entry(71.26)) == "71.3 / – / –"
+        assert str(entry(71.26, "N/A")) == "71.3 / N/A / –"
+
+    def test_ours_has_as_many_digits_as_the_paper_prints(self) -> None:
+        assert str(entry(0.51234, "0.6452")) == "0.5123 / 0.6452 / -0.1329"
+
+
+class TestOrder:
+    def test_the_same_order(self) -> None:
+        order = Order.of("A", {"x": entry(10.0, "50.0"), "y": entry(12.0, "60.0"), "z": entry(11.0, "55.0")})
+        assert order is not None
+        assert order.same
+        assert order.paper == order.ours == ["y", "z", "x"]
+        assert order.correlation == pytest.approx(1.0)
+
+    def test_one_pair_the_other_way_round_is_another_order(self) -> None:
+        order = Order.of("A", {"x": entry(10.0, "50.0"), "y": entry(12.0, "60.0"), "z": entry(9.0, "55.0")})
+        assert order is not None
+        assert not order.same
+        assert order.correlation == pytest.approx(0.5)
+        assert str(order) == "A: another order (rank correlation 0.50); the paper has y > z > x, ours is y > x > z."
+
+    def test_what_reads_the_same_contradicts_nothing(self) -> None:
+        order = Order.of("A", {"x": entry(10.04, "50.0"), "y": entry(10.01, "60.0")})
+        assert order is not None
+        assert order.same
+
+    def test_methods_without_both_numbers_do_not_count(self) -> None:
+        assert Order.of("A", {"x": entry(10.0, "50.0"), "y": entry(None, "60.0"), "z": entry(1.0)}) is None
+        assert Order.of("A", {"x": entry(10.0, "50.0"), "y": entry(3.0, "N/A")}) is None
+
+    @pytest.mark.parametrize(
+        ("left", "right"),
+        [([1, 2, 3, 4], [1, 3, 2, 4]), ([5, 5, 1, 2.5], [1, 2, 2, 9]), ([3, 1, 2], [1, 3, 2]), ([0, 1], [1, 0])],
+    )
+    def test_the_rank_correlation_is_spearmans(self, left: list[float], right: list[float]) -> None:
+        assert spearman(left, right) == pytest.approx(scipy.stats.spearmanr(left, right).statistic)
+
+    def test_where_nothing_is_ranked_there_is_no_correlation(self) -> None:
+        assert spearman([1, 1], [1, 2]) is None
+
+
+class TestReproduction:
+    OURS = {  # noqa: RUF012
+        ("one", "digits A"): [71.0, 73.0],
+        ("two", "digits A"): [80.0],
+        ("three", "digits A"): [90.0],
+        ("one", "digits B"): [55.0],
+        ("two", "digits B"): [54.0],
+    }
+
+    def test_a_table_for_each_group(self) -> None:
+        tables = list(reproduction(self.OURS).tables())
+        assert [(group, headings) for group, headings, _ in tables] == [
+            ("digits", ["method", "A", "B"]),
+            ("", ["method", "C"]),
+        ]
+        assert tables[0][2][0] == ["one", "72.0±1.4 / 70.0 / +2.0", "55.0 / 60.0 / -5.0"]
+        assert tables[0][2][2] == ["three", "90.0 / 75.0 / +15.0", ""]  # the paper has no such cell
+
+    def test_the_sentences_say_where_the_order_is_the_papers(self) -> None:
+        first, *others = reproduction(self.OURS).sentences()
+        assert first == (
+            "The order of methods is the paper's in 1 of 2 columns (digits B); the best one is the paper's in 1 of 2."
+        )
+        assert len(others) == 1
+        assert others[0].startswith("digits A: another order")
+        assert "the paper has two > three > one, ours is three > two > one" in others[0]
+
+    def test_columns_can_be_what_is_put_in_order(self) -> None:
+        text = RECIPE.replace('caption = "A table"', 'caption = "A table"\norder = "columns"')
+        orders = reproduction(self.OURS, text).orders()
+        assert [(order.where, order.paper, order.ours) for order in orders] == [
+            ("one digits", ["A", "B"], ["A", "B"]),
+            ("two digits", ["A", "B"], ["A", "B"]),
+        ]
+
+    def test_without_numbers_of_ours_there_is_no_order(self) -> None:
+        (sentence,) = reproduction({}).sentences()
+        assert "no order to compare" in sentence
+
+    def test_missing_are_the_cells_that_the_paper_has(self) -> None:
+        assert reproduction(self.OURS).missing == ["one, C", "two, C", "three, C"]
+
+    def test_as_json_and_markdown(self) -> None:
+        result = reproduction(self.OURS, marks=["QUICK LOOK: few rounds."], failures={"one seed 0": "it broke"})
+        document = result.to_dict()
+        cell = document["cells"][0]
+        assert (cell["row"], cell["column"]) == ("one", "digits A")
+        assert cell["ours"] == {"mean": 72.0, "std": pytest.approx(math.sqrt(2)), "seeds": [0, 1]}
+        assert cell["paper"] == {"value": 70.0, "spread": None}
+        assert cell["difference"] == pytest.approx(2.0)
+        assert ("three", "digits B") not in [(c["row"], c["column"]) for c in document["cells"]]
+        text = result.markdown()
+        assert "**QUICK LOOK: few rounds.**" in text
+        assert "| one | 72.0±1.4 / 70.0 / +2.0 | 55.0 / 60.0 / -5.0 |" in text
+        assert "- one seed 0: it broke" in text
+        lines = text.splitlines()
+        assert all(a.count("|") == b.count("|") for a, b in pairwise(lines) if a.startswith("|") and b.startswith("|"))
+
+    def test_what_the_paper_says_and_where_its_figure_is_of_ours_is_told(self) -> None:
+        more = 'claims = ["One wins."]\nmisprints = ["70.0 is 71.0 elsewhere."]\ndiagnostics = ["nmi"]\nseeds'
+        result = reproduction({}, RECIPE.replace("seeds", more, 1))
+        claim, misprint, figure = result.notes()
+        assert claim == "The paper: One wins."
+        assert misprint == "A misprint: 70.0 is 71.0 elsewhere."
+        assert "diagnostics/nmi.json of each run, shown by 'fedkeel analyse nmi RUN'" in figure
+        assert result.to_dict()["misprints"] == ["70.0 is 71.0 elsewhere."]
+        assert reproduction({}).notes() == []
+
+
+def test_a_difference_that_rounds_to_nothing_has_no_minus() -> None:
+    assert str(entry(93.77, "93.8")) == "93.8 / 93.8 / +0.0"
+    assert str(entry(93.74, "93.8")) == "93.7 / 93.8 / -0.1"

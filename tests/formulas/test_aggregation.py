@@ -1,0 +1,415 @@
+"""Each server rule against an independent computation, the properties it promises, and its corner cases."""
+
+from __future__ import annotations
+
+import doctest
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fedkeel.errors import FedkeelError
+from fedkeel.formulas import aggregation
+from fedkeel.formulas.aggregation import (
+    distance_variance,
+    fair_prototype,
+    mean_prototype,
+    moving_average,
+    pooled_moments,
+    prototype_start,
+    weighted_mean,
+)
+
+quick = settings(deadline=None, max_examples=25)
+seeds = st.integers(0, 2**32 - 1)
+float_types = st.sampled_from([torch.float64, torch.float32, torch.bfloat16, torch.float16])
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    """Normal numbers in float64."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def spread(point: np.ndarray, prototypes: np.ndarray) -> float:
+    """Eq. 26's objective as loops."""
+    distances = [np.sqrt(sum((a - b) ** 2 for a, b in zip(point, row, strict=True))) for row in prototypes]
+    mean = sum(distances) / len(distances)
+    return sum((d - mean) ** 2 for d in distances) / len(distances)
+
+
+def test_the_examples_in_the_docstrings_hold() -> None:
+    results = doctest.testmod(aggregation)
+    assert results.attempted > 10
+    assert results.failed == 0
+
+
+@pytest.mark.slow
+def test_importing_the_rules_does_not_import_scipy() -> None:
+    code = "import sys, fedkeel.formulas.aggregation; sys.exit('scipy.optimize' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ------------------------------------------------------------------------------------------------- weighted mean
+
+
+@quick
+@given(seeds, st.lists(st.integers(0, 1000), min_size=1, max_size=6))
+def test_the_mean_weighs_each_client_by_its_share(seed: int, weights: list[int]) -> None:
+    assume(sum(weights) > 0)
+    tensors = [normal(2, 3, seed=seed + i) for i in range(len(weights))]
+    expected = sum(w / sum(weights) * x.numpy() for x, w in zip(tensors, weights, strict=True))
+    assert np.allclose(weighted_mean(tensors, weights).numpy(), expected, rtol=1e-12, atol=1e-14)
+
+
+@quick
+@given(seeds, float_types, st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=10))
+def test_the_mean_of_identical_clients_is_that_client_bit_for_bit(
+    seed: int, dtype: torch.dtype, weights: list[float]
+) -> None:
+    x = normal(20, seed=seed).to(dtype)
+    assert torch.equal(weighted_mean([x.clone() for _ in weights], weights), x)
+
+
+@quick
+@given(seeds, float_types, st.lists(st.floats(0, 1e6), min_size=1, max_size=10))
+def test_the_mean_lies_between_the_least_and_the_greatest(seed: int, dtype: torch.dtype, weights: list[float]) -> None:
+    assume(sum(weights) > 0)
+    # Variances of very different size, zeros among them: where rounding would make a mean negative.
+    tensors = [(normal(50, seed=seed + i) * 4).clamp_max(10).exp().to(dtype) for i in range(len(weights))]
+    tensors = [x * (normal(50, seed=seed + 20 + i) > 0) for i, x in enumerate(tensors)]
+    mean, stacked = weighted_mean(tensors, weights), torch.stack(tensors)
+    assert mean.dtype == dtype
+    assert (mean >= stacked.amin(0)).all()
+    assert (mean <= stacked.amax(0)).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_counters_take_their_maximum_and_stay_integers(dtype: torch.dtype) -> None:
+    counters = [torch.tensor(n, dtype=dtype) for n in (3, 9, 5)]
+    result = weighted_mean(counters, [1, 1, 100])
+    assert result == 9
+    assert result.dtype == dtype
+    assert result.shape == ()
+
+
+def test_a_flag_is_set_where_any_client_set_it() -> None:
+    flags = [torch.tensor([True, False]), torch.tensor([False, False])]
+    assert weighted_mean(flags, [1, 1]).tolist() == [True, False]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_accumulated_in_float32(dtype: torch.dtype) -> None:
+    tensors = [normal(100, seed=i).to(dtype) for i in range(50)]
+    exact = torch.stack(tensors).double().mean(0)
+    result = weighted_mean(tensors, [1.0] * 50).double()
+    assert torch.allclose(result, exact, rtol=torch.finfo(dtype).eps, atol=1e-6)  # one rounding, not fifty
+
+
+def test_a_tensor_of_weight_0_has_no_say_whatever_it_holds() -> None:
+    nothing, x = torch.full((3,), torch.nan), torch.arange(3.0)
+    assert torch.equal(weighted_mean([nothing, nothing, x, nothing], [0, 0, 5, 0]), x)
+
+
+def test_the_mean_leaves_its_inputs_alone_and_carries_no_gradient() -> None:
+    tensors = [torch.zeros(2, requires_grad=True), torch.ones(2)]
+    result = weighted_mean(tensors, [1, 1])
+    assert not result.requires_grad
+    assert tensors[0].tolist() == [0, 0]
+    one = torch.ones(2)
+    assert weighted_mean([one], [3]).data_ptr() != one.data_ptr()
+
+
+@pytest.mark.parametrize(
+    ("tensors", "weights", "reason"),
+    [
+        ([], [], "at least one tensor"),
+        ([torch.zeros(1)], [1, 2], "one weight for each"),
+        ([torch.zeros(1), torch.zeros(2)], [1, 1], "one shape and dtype"),
+        ([torch.zeros(1), torch.zeros(1).double()], [1, 1], "one shape and dtype"),
+        ([torch.zeros(1), torch.zeros(1)], [1, -1], "not negative"),
+        ([torch.zeros(1), torch.zeros(1)], [0, 0], "not all 0"),
+        ([torch.zeros(1)], [float("nan")], "finite"),
+        ([torch.zeros(1)], [float("inf")], "finite"),
+    ],
+)
+def test_a_mean_that_makes_no_sense_is_refused(tensors: list[Tensor], weights: list[float], reason: str) -> None:
+    with pytest.raises(FedkeelError, match=reason):
+        weighted_mean(tensors, weights)
+
+
+# ------------------------------------------------------------------------------------------------ pooled moments
+
+
+def moments(parts: list[Tensor]) -> tuple[list[Tensor], list[Tensor], list[int]]:
+    """What clients report: means, biased variances, counts."""
+    return [p.mean(0) for p in parts], [p.var(0, correction=0) for p in parts], [len(p) for p in parts]
+
+
+@quick
+@given(seeds, st.lists(st.integers(1, 30), min_size=1, max_size=6), st.floats(-1e3, 1e3))
+def test_pooled_parts_have_the_moments_of_the_whole(seed: int, sizes: list[int], offset: float) -> None:
+    assume(sum(sizes) > 1)
+    whole = normal(sum(sizes), 3, seed=seed) + offset
+    parts = [part + i for i, part in enumerate(whole.split(sizes))]  # clients differ in their means
+    mean, variance = pooled_moments(*moments(parts))
+    everything = np.concatenate([part.numpy() for part in parts])
+    assert np.allclose(mean.numpy(), np.mean(everything, axis=0), rtol=1e-10, atol=1e-12)
+    assert np.allclose(variance.numpy(), np.var(everything, axis=0, ddof=1), rtol=1e-8)
+
+
+def test_a_plain_mean_of_variances_is_not_the_variance_of_the_whole() -> None:
+    parts = [normal(40, 3), normal(10, 3, seed=1) + 5]
+    means, variances, counts = moments(parts)
+    _, pooled = pooled_moments(means, variances, counts)
+    assert (pooled > 2 * weighted_mean(variances, counts)).all()
+
+
+@quick
+@given(seeds)
+def test_the_order_of_clients_and_the_way_they_are_given_change_nothing(seed: int) -> None:
+    means, variances, counts = moments(list(normal(30, 2, seed=seed).split([4, 17, 9])))
+    mean, variance = pooled_moments(means, variances, counts)
+    stacked = pooled_moments(torch.stack(means), torch.stack(variances), torch.tensor(counts))
+    assert torch.equal(stacked[0], mean)
+    assert torch.equal(stacked[1], variance)
+    reverse = pooled_moments(means[::-1], variances[::-1], counts[::-1])
+    assert torch.allclose(reverse[0], mean)
+    assert torch.allclose(reverse[1], variance)
+
+
+@quick
+@given(seeds, float_types, st.lists(st.integers(1, 500), min_size=1, max_size=6))
+def test_the_pooled_variance_is_never_negative_and_has_the_dtype_of_the_inputs(
+    seed: int, dtype: torch.dtype, counts: list[int]
+) -> None:
+    means = (normal(len(counts), 4, seed=seed) * 100).to(dtype)
+    variances = (normal(len(counts), 4, seed=seed + 1).clamp_min(0) * 1e-6).to(dtype)
+    mean, variance = pooled_moments(means, variances, counts)
+    assert mean.dtype == variance.dtype == dtype
+    assert (variance >= 0).all()
+    assert variance.isfinite().all()
+
+
+@quick
+@given(seeds, float_types, st.lists(st.integers(1, 500), min_size=1, max_size=6))
+def test_the_pooled_mean_of_equal_means_is_that_mean_bit_for_bit(
+    seed: int, dtype: torch.dtype, counts: list[int]
+) -> None:
+    mean = normal(4, seed=seed).to(dtype)
+    pooled, variance = pooled_moments([mean] * len(counts), [torch.zeros_like(mean)] * len(counts), counts)
+    assert torch.equal(pooled, mean)
+    assert (variance == 0).all()
+
+
+def test_a_single_sample_keeps_the_variance_it_came_with() -> None:
+    mean, variance = pooled_moments([torch.tensor([3.0])], [torch.tensor([0.0])], [1])
+    assert (mean, variance) == (3, 0)
+    _, mixture = pooled_moments([torch.tensor([3.0])], [torch.tensor([0.5])], [1])
+    assert mixture == 0.5
+
+
+def test_shares_instead_of_counts_give_the_biased_variance_of_the_union() -> None:
+    whole = normal(20, 2)
+    means, variances, counts = moments(list(whole.split([5, 15])))
+    _, variance = pooled_moments(means, variances, [n / 20 for n in counts])
+    assert torch.allclose(variance, whole.var(0, correction=0))
+
+
+def test_a_client_without_data_has_no_say_whatever_it_reports() -> None:
+    means, variances, counts = moments(list(normal(10, 2).split([4, 6])))
+    nothing = torch.full((2,), torch.nan)
+    with_it = pooled_moments([nothing, *means], [nothing, *variances], [0, *counts])
+    without = pooled_moments(means, variances, counts)
+    assert torch.equal(with_it[0], without[0])
+    assert torch.equal(with_it[1], without[1])
+
+
+@pytest.mark.parametrize(
+    ("means", "variances", "counts", "reason"),
+    [
+        ([], [], [], "at least one"),
+        (torch.zeros(2, 3), torch.zeros(2, 2), [1, 1], "one shape"),
+        (torch.zeros(2, 3), torch.zeros(2, 3), [1], "one count for each"),
+        (torch.zeros(2, 3), torch.zeros(2, 3), [0, 0], "not all 0"),
+        (torch.zeros(2, 3), torch.zeros(2, 3), [3, -1], "not negative"),
+    ],
+)
+def test_moments_that_make_no_sense_are_refused(
+    means: Tensor, variances: Tensor, counts: list[int], reason: str
+) -> None:
+    with pytest.raises(FedkeelError, match=reason):
+        pooled_moments(means, variances, counts)
+
+
+# ------------------------------------------------------------------------------------------------ moving average
+
+
+@quick
+@given(seeds, st.floats(0, 1))
+def test_the_moving_average_gives_the_new_value_its_momentum(seed: int, momentum: float) -> None:
+    old, new = normal(9, seed=seed), normal(9, seed=seed + 1)
+    expected = (1 - momentum) * old.numpy() + momentum * new.numpy()
+    assert np.allclose(moving_average(old, new, momentum).numpy(), expected, rtol=1e-12, atol=1e-15)
+
+
+@quick
+@given(seeds, st.floats(0, 1), float_types)
+def test_the_moving_average_lies_between_old_and_new(seed: int, momentum: float, dtype: torch.dtype) -> None:
+    old, new = normal(9, seed=seed).to(dtype), normal(9, seed=seed + 1).to(dtype)
+    result = moving_average(old, new, momentum)
+    assert result.dtype == dtype
+    assert (result >= torch.minimum(old, new)).all()
+    assert (result <= torch.maximum(old, new)).all()
+    assert torch.equal(moving_average(old, old, momentum), old)
+
+
+def test_momentum_0_keeps_the_old_and_1_takes_the_new_bit_for_bit() -> None:
+    old, new = normal(9).float() * 1e8, normal(9, seed=1).float()
+    assert torch.equal(moving_average(old, new, 0), old)
+    assert torch.equal(moving_average(old, new, 1), new)
+
+
+@pytest.mark.parametrize("momentum", [-0.1, 1.1, float("nan")])
+def test_a_momentum_outside_of_0_to_1_is_refused(momentum: float) -> None:
+    with pytest.raises(FedkeelError, match="between 0 and 1"):
+        moving_average(torch.zeros(1), torch.ones(1), momentum)
+
+
+def test_a_moving_average_does_not_broadcast() -> None:
+    with pytest.raises(FedkeelError, match="one shape"):
+        moving_average(torch.zeros(1), torch.ones(3), 0.5)
+
+
+# ---------------------------------------------------------------------------------------------------- prototypes
+
+
+@quick
+@given(seeds, st.integers(1, 8))
+def test_the_start_weighs_each_prototype_by_its_distance_to_the_mean(seed: int, k: int) -> None:
+    p = normal(k, 3, seed=seed)
+    mean = sum(p.numpy()) / k
+    assert np.allclose(mean_prototype(p).numpy(), mean)
+    distances = [np.sqrt(((row - mean) ** 2).sum()) for row in p.numpy()]
+    if k > 1:
+        expected = sum(d / sum(distances) * row for d, row in zip(distances, p.numpy(), strict=True))
+        assert np.allclose(prototype_start(p).numpy(), expected)
+
+
+@quick
+@given(seeds, st.integers(1, 8), float_types)
+def test_equal_prototypes_have_themselves_as_mean_start_and_fair_prototype(
+    seed: int, k: int, dtype: torch.dtype
+) -> None:
+    p = normal(5, seed=seed).to(dtype)
+    for rule in (mean_prototype, prototype_start, fair_prototype):
+        result = rule(p.expand(k, -1))
+        assert torch.equal(result, p)
+        assert result.dtype == dtype
+
+
+@quick
+@given(seeds, st.integers(1, 8))
+def test_the_distance_variance_is_that_of_the_loops(seed: int, k: int) -> None:
+    p, point = normal(k, 3, seed=seed), normal(3, seed=seed + 1)
+    assert distance_variance(point, p).item() == pytest.approx(spread(point.numpy(), p.numpy()), abs=1e-14)
+
+
+def test_the_gradient_in_the_docstring_is_that_of_the_distance_variance() -> None:
+    p, point = normal(6, 4), normal(4, seed=1).requires_grad_()
+    assert torch.autograd.gradcheck(lambda point: distance_variance(point, p), point)
+    distance_variance(point, p).backward()
+    away = point.detach() - p
+    d = away.norm(dim=1)
+    assert point.grad is not None
+    assert torch.allclose(point.grad, 2 / 6 * ((d - d.mean()) / d) @ away)
+
+
+@quick
+@given(seeds, st.integers(1, 12), st.integers(1, 20), float_types)
+def test_the_fair_prototype_never_has_a_larger_distance_variance_than_the_start(
+    seed: int, k: int, width: int, dtype: torch.dtype
+) -> None:
+    p = normal(k, width, seed=seed).to(dtype)
+    fair, start = fair_prototype(p), prototype_start(p)
+    assert fair.dtype == dtype
+    assert fair.shape == (width,)
+    assert fair.isfinite().all()
+    rows = p.double().numpy()
+    assert spread(fair.double().numpy(), rows) <= spread(start.double().numpy(), rows) + 1e-15
+
+
+@quick
+@given(seeds, st.integers(3, 6))
+def test_prototypes_in_general_position_have_an_equidistant_point(seed: int, k: int) -> None:
+    p = torch.eye(k, 16, dtype=torch.float64) + 0.1 * normal(k, 16, seed=seed)  # k points in 16 dimensions
+    distances = (p - fair_prototype(p)).norm(dim=1)
+    assert distances.std() < 1e-3 * distances.mean()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_point_of_a_grid_around_the_fair_prototype_is_fairer(seed: int) -> None:
+    p = normal(5, 2, seed=seed).numpy()
+    fair = fair_prototype(p)
+    grid = np.linspace(-0.5, 0.5, 81)
+    points = fair + np.stack(np.meshgrid(grid, grid), axis=-1).reshape(-1, 2)
+    distances = np.sqrt(((points[:, None] - p) ** 2).sum(-1))
+    least = ((distances - distances.mean(1, keepdims=True)) ** 2).mean(1).min()
+    assert spread(fair, p) <= least + 1e-7
+
+
+def test_the_fair_prototype_of_a_triangle_is_the_centre_of_its_circle() -> None:
+    # Also the least of the whole plane: no other point has a distance variance of 0.
+    angles = np.array([0.1, 2.0, 4.5])
+    triangle = np.array([3.0, -1.0]) + 2 * np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    assert np.allclose(fair_prototype(triangle), [3.0, -1.0], atol=1e-3)
+
+
+def test_a_crowd_does_not_pull_the_fair_prototype_to_its_side() -> None:
+    crowd, alone = torch.tensor([[0.0, 0.0]]).repeat(10, 1), torch.tensor([[4.0, 0.0]])
+    p = torch.cat([crowd, alone])
+    to_mean, to_fair = [abs(2 - rule(p)[0].item()) for rule in (mean_prototype, fair_prototype)]
+    assert to_mean > 1.6  # the mean is 0.36
+    assert to_fair < 1e-3
+
+
+@quick
+@given(seeds)
+def test_one_prototype_is_its_own_and_two_have_their_midpoint(seed: int) -> None:
+    p = normal(2, 6, seed=seed)
+    assert torch.equal(fair_prototype(p[:1]), p[0])
+    assert torch.allclose(fair_prototype(p), (p[0] + p[1]) / 2)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e6])
+def test_scaling_and_moving_the_prototypes_scales_and_moves_the_fair_one(scale: float) -> None:
+    p, shift = normal(6, 3), normal(3, seed=1) * scale
+    expected = fair_prototype(p) * scale + shift
+    assert torch.allclose(fair_prototype(p * scale + shift), expected, rtol=1e-3, atol=1e-3 * scale)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_numpy_in_numpy_out(dtype: type) -> None:
+    p = normal(5, 3).numpy().astype(dtype)
+    fair = fair_prototype(p)
+    assert isinstance(fair, np.ndarray)
+    assert fair.dtype == dtype
+    assert np.array_equal(fair, fair_prototype(torch.from_numpy(p)).numpy())
+    assert np.array_equal(fair_prototype(np.asfortranarray(p)[::-1]), fair_prototype(p[::-1].copy()))
+
+
+def test_starting_on_a_prototype_does_not_divide_by_zero() -> None:
+    p = torch.tensor([[-1.0, 0.0], [1.0, 0.0], [0.0, 0.0], [0.0, 0.0]])
+    assert torch.equal(prototype_start(p), torch.zeros(2))
+    assert fair_prototype(p).isfinite().all()
+
+
+@pytest.mark.parametrize("rule", [mean_prototype, prototype_start, fair_prototype])
+@pytest.mark.parametrize("p", [torch.zeros(0, 3), torch.zeros(3), torch.zeros(2, 3, dtype=torch.int64)])
+def test_what_are_no_prototypes_is_refused(rule: object, p: Tensor) -> None:
+    with pytest.raises(FedkeelError, match="floating-point rows"):
+        rule(p)  # type: ignore[operator]

@@ -1,0 +1,252 @@
+"""The single kernels against the PyTorch code they replace, on the same GPU, in values and in gradients."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fedkeel.nn import HybridBatchNorm, ScaledWSConv1d, ScaledWSConv2d, ScaledWSConv3d
+from fedkeel.nn.kernels import fused
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
+    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
+]
+
+CONVOLUTIONS: dict[str, Callable[[], Any]] = {
+    "1x1": lambda: ScaledWSConv2d(24, 40, 1),
+    "1x1 of three": lambda: ScaledWSConv2d(3, 5, 1, bias=False),
+    "3x3": lambda: ScaledWSConv2d(16, 33, 3, padding=1),
+    "wide 3x3": lambda: ScaledWSConv2d(512, 64, 3, padding=1),
+    "7x7": lambda: ScaledWSConv2d(3, 64, 7, stride=2, padding=3, bias=False),
+    "depth-wise": lambda: ScaledWSConv2d(32, 32, 3, groups=32),
+    "grouped": lambda: ScaledWSConv2d(32, 64, (1, 5), groups=4),
+    "one row": lambda: ScaledWSConv2d(7, 1, 3),
+    "1d": lambda: ScaledWSConv1d(5, 6, 7),
+    "3d": lambda: ScaledWSConv3d(4, 6, 3),
+}
+SHAPES = {
+    "2d": (16, 10),
+    "3d": (6, 7, 33),
+    "4d": (16, 64, 14, 14),
+    "4d wide": (4, 515, 7, 7),
+    "5d": (2, 6, 3, 4, 5),
+}
+
+
+def close(one: Tensor | None, other: Tensor | None, tolerance: float = 1e-5, what: str = "") -> None:
+    """Relative to the entry, or to the tensor's largest one."""
+    assert (one is None) == (other is None), what
+    if one is None or other is None:
+        return
+    assert one.dtype == other.dtype, what
+    assert one.isfinite().all(), what
+    largest = float(other.detach().abs().max())
+    torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * max(largest, 1e-30), msg=lambda m: what + m)
+
+
+@pytest.fixture
+def reference(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], Any]:
+    """Calls a function with the kernels switched off, and makes sure that they run otherwise."""
+    assert fused.runs_on(torch.ones(1, device="cuda"))
+
+    def without(function: Callable[[], Any]) -> Any:
+        with monkeypatch.context() as patch:
+            patch.setattr(fused, "runs_on", lambda _: False)
+            return function()
+
+    return without
+
+
+def standardised(convolution: Any, dy: Tensor) -> list[Tensor]:
+    convolution.zero_grad()
+    weight = convolution.standardised_weight()
+    weight.backward(dy)
+    return [weight.detach(), convolution.weight.grad, convolution.gain.grad]
+
+
+@pytest.mark.parametrize("name", list(CONVOLUTIONS))
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels-last"])
+@pytest.mark.parametrize("clamped", [False, True], ids=["free", "clamped"])
+def test_standardised_weights(name: str, last: bool, clamped: bool, reference: Any) -> None:
+    torch.manual_seed(3)
+    convolution = CONVOLUTIONS[name]().cuda()
+    nn.init.normal_(convolution.gain)
+    with torch.no_grad():
+        if clamped:  # every second row has a variance far below the floor
+            convolution.weight[::2] *= 1e-4
+    if last:
+        if convolution.weight.ndim not in fused.FORMATS:
+            pytest.skip("there is no such layout")
+        convolution.to(memory_format=fused.FORMATS[convolution.weight.ndim])
+    assert fused.can_standardise(convolution.weight, convolution.gain)
+    for layout in (torch.preserve_format, torch.contiguous_format):  # the gradient may come in another layout
+        dy = torch.randn_like(convolution.weight, memory_format=layout)
+        expected = reference(lambda dy=dy: standardised(convolution, dy))
+        expected = [tensor.clone() for tensor in expected]
+        actual = standardised(convolution, dy)
+        for one, other, what in zip(actual, expected, ("value", "weight", "gain"), strict=True):
+            close(one, other, what=what)
+        like = (convolution.weight, convolution.weight, convolution.gain)  # also where a size of 1 leaves a choice
+        assert [tensor.stride() for tensor in actual] == [tensor.stride() for tensor in like]
+
+
+@pytest.mark.parametrize("clamped", [False, True], ids=["free", "clamped"])
+def test_gradients_of_standardisation_against_float64(clamped: bool) -> None:
+    torch.manual_seed(4)
+    convolution = ScaledWSConv2d(8, 16, 3).cuda()
+    nn.init.normal_(convolution.gain)
+    if clamped:
+        with torch.no_grad():
+            convolution.weight.mul_(1e-3)
+    exact = copy.deepcopy(convolution).double()
+    dy = torch.randn_like(convolution.weight)
+    for one, other in zip(standardised(convolution, dy), standardised(exact, dy.double()), strict=True):
+        close(one, other.float())
+
+
+def test_a_fan_in_of_one_keeps_its_rule_and_float64_its_code() -> None:
+    convolution = ScaledWSConv2d(8, 8, 1, groups=8).cuda()
+    assert not fused.can_standardise(convolution.weight, convolution.gain)
+    torch.testing.assert_close(convolution.standardised_weight(), convolution.weight)
+    wide = ScaledWSConv2d(8, 8, 3).cuda().double()
+    assert not fused.can_standardise(wide.weight, wide.gain)
+
+
+def test_under_autocast_the_weight_is_rounded_once(reference: Any) -> None:
+    torch.manual_seed(5)
+    convolution = ScaledWSConv2d(16, 32, 3).cuda().to(memory_format=torch.channels_last)
+    x = torch.randn(4, 16, 9, 9, device="cuda").to(memory_format=torch.channels_last)
+
+    def run() -> list[Tensor]:
+        convolution.zero_grad()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            y = convolution(x)
+        y.float().square().mean().backward()
+        return [y.detach().float(), convolution.weight.grad.clone(), convolution.gain.grad.clone()]
+
+    for one, other in zip(run(), reference(run), strict=True):
+        close(one, other, 0.02)  # a rounding that falls the other way is a bfloat16 step
+
+
+def hybrid(shape: tuple[int, ...], **options: Any) -> HybridBatchNorm:
+    layer = HybridBatchNorm(shape[1], **options).cuda()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+        layer.running_mean.normal_()
+        layer.running_var.uniform_(0.5, 1.5)
+    return layer
+
+
+def normalised(layer: HybridBatchNorm, x: Tensor, dy: Tensor) -> dict[str, Tensor | None]:
+    layer.zero_grad()
+    x = x.detach().requires_grad_()
+    y = layer(x)
+    y.backward(dy)
+    return {"y": y.detach(), "x": x.grad} | {name: parameter.grad for name, parameter in layer.named_parameters()}
+
+
+@pytest.mark.parametrize("shape", list(SHAPES))
+@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels-last"])
+@pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
+@pytest.mark.parametrize("mix", ["learned", "fixed", "global", "batch"])
+def test_hybrid_normalisation(shape: str, last: bool, affine: bool, mix: str, reference: Any) -> None:
+    torch.manual_seed(6)
+    size = SHAPES[shape]
+    if last and len(size) != 4:
+        pytest.skip("there is no such layout")
+    layer = hybrid(size, affine=affine, mix=mix)
+    x, dy = torch.randn(size, device="cuda") * 2 + 1, torch.randn(size, device="cuda")
+    if last:
+        x = x.to(memory_format=torch.channels_last)
+    assert fused.can_mix(x, layer.alpha, (layer.weight, layer.bias))
+    fast = normalised(layer, x, dy)
+    slow = reference(lambda: normalised(layer, x, dy))
+    assert fast.keys() == slow.keys()
+    for name in slow:
+        close(fast[name], slow[name], what=name)
+    assert fast["y"].stride() == slow["y"].stride()  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_hybrid_normalisation_of_half_precision(dtype: torch.dtype, reference: Any) -> None:
+    torch.manual_seed(7)
+    layer = hybrid((8, 48, 9, 9))
+    x = torch.randn(8, 48, 9, 9, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
+    dy = torch.randn_like(x)
+    fast, slow = normalised(layer, x, dy), reference(lambda: normalised(layer, x, dy))
+    for name in slow:
+        close(fast[name], slow[name], 0.01 if name in ("x", "y") else 1e-5, name)
+
+
+@pytest.mark.parametrize("momentum", [None, 0.1])
+@pytest.mark.parametrize("what", ["mixture", "batch"])
+@pytest.mark.parametrize("mix", ["learned", "global"])
+def test_what_is_recorded(mix: str, what: str, momentum: float | None, reference: Any) -> None:
+    torch.manual_seed(8)
+    layer = hybrid((8, 130), mix=mix)
+    batches = [torch.randn(n, 130, 5, device="cuda") * n for n in (1, 8, 5)]
+
+    def record() -> tuple[Tensor, ...]:
+        layer.start_recording(what, momentum)
+        with torch.no_grad():
+            for x in batches:
+                layer(x)
+        layer.stop_recording()
+        return layer.recorded()
+
+    for one, other in zip(record(), reference(record), strict=True):
+        close(one, other)
+    assert int(layer.recorded()[2]) == 14
+
+
+def test_under_capture(reference: Any) -> None:
+    torch.manual_seed(9)
+    convolution = ScaledWSConv2d(3, 16, 3)
+    first = nn.Sequential(convolution, HybridBatchNorm(16), nn.ReLU(inplace=True), ScaledWSConv2d(16, 4, 1))
+    first = first.cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    other = copy.deepcopy(first)
+    x = torch.randn(8, 3, 10, 10, device="cuda").to(memory_format=torch.channels_last)
+
+    def stepper(model: nn.Sequential) -> Callable[[], None]:
+        model[1].start_recording("batch")
+
+        def step() -> None:
+            model.zero_grad(set_to_none=True)
+            model(x).square().mean().backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.sub_(0.05 * parameter.grad)
+
+        return step
+
+    previous = torch.backends.cudnn.allow_tf32
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        step = stepper(first)
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            step()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        for _ in range(3):
+            graph.replay()
+        eager = stepper(other)
+        reference(lambda: [eager() for _ in range(4)])
+    finally:
+        torch.backends.cudnn.allow_tf32 = previous
+    for (name, one), two in zip(first.named_parameters(), other.parameters(), strict=True):
+        close(one.detach(), two.detach(), what=name)
+    for one, two in zip(first[1].recorded(), other[1].recorded(), strict=True):
+        close(one, two)

@@ -1,0 +1,231 @@
+"""What a run began with is known again: its data, its code, the machine and its threads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fedkeel
+from fedkeel.cli import main
+from fedkeel.config import Config
+from fedkeel.core.method import Method
+from fedkeel.engine.executors.serial import SerialExecutor
+from fedkeel.errors import FedkeelError
+from fedkeel.files import seal, unseal
+from fedkeel.methods import METHODS, register
+from fedkeel.models import wrap
+from fedkeel.runs import origin
+from fedkeel.runs.origin import Origin, told_apart
+from fedkeel.runs.run import Run
+from tests import tiny
+from tests.data.made_up import image, tree
+from tests.runs.test_run import interrupted
+
+
+def edit(directory: Path, **changes: Any) -> None:
+    """As if the run had begun otherwise."""
+    stored = unseal((directory / origin.FILE).read_bytes())
+    (directory / origin.FILE).write_bytes(seal({**stored, **changes}))
+
+
+# -- data ------------------------------------------------------------------------------------------------------------
+def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+    run = interrupted(tmp_path / "r")
+    before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
+    with pytest.raises(FedkeelError, match="'clinic' has 8 training images, and had 9 when the run began: put them"):
+        tiny.resume(run.directory, on=tiny.federation({**tiny.SIZES, "clinic": 8}))
+    with pytest.raises(FedkeelError, match="have changed, the training images of 'ward' are not those") as caught:
+        tiny.resume(run.directory, on=tiny.federation(seed=1))
+    assert "\n" not in str(caught.value)
+    assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
+    assert tiny.resume(run.directory).finished
+
+
+def options(root: Path) -> list[str]:
+    given = {"data": f"folder(root={root}, size=8)", "model": "simple_cnn(width=2)", "executor": "serial"}
+    return [f"--{name}={value}" for name, value in {**given, "device": "cpu", "seed": 0}.items()]
+
+
+def delete(root: Path) -> None:
+    for path in (root / "a" / "cat").glob("00[0-5].png"):
+        path.unlink()
+
+
+def replace_one(root: Path) -> None:
+    """As many images as before, and other pixels."""
+    for path in (root / "b" / "dog").iterdir():
+        image(path, (99, 98, 97))
+
+
+@pytest.mark.parametrize(("change", "said"), [(delete, "the domain 'a' has"), (replace_one, "images of 'b' are not")])
+def test_images_that_were_deleted_or_replaced_are_noticed_on_the_command_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[Path], None],
+    said: str,
+) -> None:
+    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "cache"))
+    root, run = tree(tmp_path / "images", ["a", "b"], ["cat", "dog"], 8), tmp_path / "run"
+    assert main(["run", *options(root), "--rounds=2", "--out", str(run), "--quiet"]) == 0
+    (run / "summary.json").unlink()
+    change(root)
+    capsys.readouterr()
+    assert main(["resume", str(run), "--quiet"]) == 2
+    text = capsys.readouterr().err
+    assert said in text
+    assert "put them back as they were, or start a new run." in text
+
+
+# -- code ------------------------------------------------------------------------------------------------------------
+def mine(factor: float) -> type[Method]:
+    """The same class, typed again with another line in it."""
+    namespace: dict[str, Any] = {"Method": Method, "__name__": "__main__"}
+    body = f"class Mine(Method):\n def gradients(self, c, r):\n  for p in c.model.parameters(): p.grad *= {factor}\n"
+    exec(body, namespace)
+    found: type[Method] = namespace["Mine"]
+    return found
+
+
+def test_other_code_of_the_method_is_told_when_a_run_goes_on(tmp_path: Path) -> None:
+    run = interrupted(tmp_path / "r", mine(1.0)())
+    notes = tiny.Notes()
+    tiny.resume(run.directory, method=mine(0.0)(), observer=notes)
+    assert [note for note in notes.notes if "The code of the method 'mine' is not what" in note]
+    run = interrupted(tmp_path / "same", mine(1.0)())
+    notes = tiny.Notes()
+    tiny.resume(run.directory, method=mine(1.0)(), observer=notes)
+    assert notes.notes == []
+
+
+def test_quiet_hides_no_such_note(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    register("mine")(mine(1.0))
+    try:
+        assert main(["run", "--method=mine", *SHORT, "--out", str(tmp_path / "r"), "--quiet"]) == 0
+        (tmp_path / "r" / "summary.json").unlink()
+        register("mine")(mine(0.0))
+        capsys.readouterr()
+        assert main(["resume", str(tmp_path / "r"), "--quiet"]) == 0
+        assert "fedkeel: The code of the method 'mine' is not what" in capsys.readouterr().err
+    finally:
+        METHODS._entries.pop("mine")
+
+
+SHORT = ["--rounds=1", "--subsample=10", "--model=simple_cnn(width=2)", "--executor=serial", "--device=cpu"]
+
+
+def test_another_version_is_told_and_code_compiled_by_another_python_is_not_compared(tmp_path: Path) -> None:
+    run = interrupted(tmp_path / "r")
+    stored = unseal((run.directory / origin.FILE).read_bytes())
+    edit(run.directory, fedkeel="0.0.1", python="2.7", code=dict.fromkeys(stored["code"], "other"))
+    notes = tiny.Notes()
+    tiny.resume(run.directory, observer=notes)
+    assert len(notes.notes) == 1
+    assert f"began with fedkeel 0.0.1, and this is {fedkeel.__version__}" in notes.notes[0]
+
+
+# -- the machine -----------------------------------------------------------------------------------------------------
+def test_another_kind_of_machine_is_told(tmp_path: Path) -> None:
+    run = interrupted(tmp_path / "r")
+    here = unseal((run.directory / origin.FILE).read_bytes())["machine"]
+    edit(run.directory, machine={**here, "cpu": "Abacus 3000", "capability": "BEADS"})
+    notes = tiny.Notes()
+    tiny.resume(run.directory, observer=notes)
+    assert len(notes.notes) == 1
+    assert f"began on Abacus 3000, BEADS, and goes on on {here['cpu']}, {here['capability']}" in notes.notes[0]
+    assert notes.notes[0].endswith("the last bits of its result may differ.")
+
+
+def test_a_run_goes_on_with_as_many_threads_as_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    cores = [3]
+    plain = SerialExecutor.train
+    monkeypatch.setattr(torch, "get_num_threads", lambda: cores[0])
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: cores.__setitem__(0, count))
+
+    def train(self: SerialExecutor, *given: Any) -> Any:
+        used.append(torch.get_num_threads())
+        return plain(self, *given)
+
+    monkeypatch.setattr(SerialExecutor, "train", train)
+    run = interrupted(tmp_path / "r")
+    assert Origin.load(run.directory).threads == 3  # type: ignore[union-attr]
+    assert run.config.threads == 0  # the configuration says nothing of the machine
+    cores[0] = 1  # another machine
+    tiny.resume(run.directory)
+    assert set(used) == {3}
+    assert cores == [1]
+    tiny.resume(interrupted(tmp_path / "chosen").directory, threads=2)
+    assert used[-1] == 2
+
+
+def test_nothing_of_the_machine_is_in_what_equal_runs_have_in_common(tmp_path: Path, monkeypatch: Any) -> None:
+    one = tiny.run(tmp_path / "a", rounds=1)
+    monkeypatch.setattr(origin, "cpu_name", lambda: "Abacus 3000")
+    other = tiny.run(tmp_path / "b", rounds=1)
+    for name in ("config.toml", "metrics.jsonl", "model.safetensors", "federation.json"):
+        assert (one.directory / name).read_bytes() == (other.directory / name).read_bytes()
+    assert "Abacus" in (other.directory / origin.FILE).read_text()
+
+
+# -- directories of earlier versions, and damage ---------------------------------------------------------------------
+def test_a_directory_without_all_this_goes_on_as_ever(tmp_path: Path) -> None:
+    whole = tiny.run(tmp_path / "whole", "fedbn", rounds=4)
+    run = interrupted(tmp_path / "r", "fedbn")
+    for name in ("origin.json", "federation.json"):
+        (run.directory / name).unlink()
+    notes = tiny.Notes()
+    assert tiny.result(tiny.resume(run.directory, observer=notes)) == tiny.result(whole)
+    assert notes.notes == []
+    (run.directory / "checksums.json").unlink()
+    assert Run(run.directory).accuracy == whole.accuracy
+
+
+@pytest.mark.parametrize("name", ["origin.json", "federation.json"])
+def test_damage_to_it_is_told_in_one_sentence(tmp_path: Path, name: str) -> None:
+    run = interrupted(tmp_path / "r")
+    path = run.directory / name
+    data = json.loads(path.read_text())
+    data["fedkeel" if name == "origin.json" else "name"] = "other"
+    path.write_text(json.dumps(data))
+    with pytest.raises(
+        FedkeelError, match=rf"{name}' is damaged \(its checksum does not match\): put it back"
+    ) as error:
+        tiny.resume(run.directory)
+    assert "\n" not in str(error.value)
+
+
+# -- what was given in Python ----------------------------------------------------------------------------------------
+class Net(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.body, self.fc = nn.Flatten(), nn.Linear(width, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.fc(self.body(x))
+        return out
+
+
+class Scaled(Method):
+    def __init__(self, factor: float = 1.0) -> None:
+        self.factor, self._hidden = factor, object()
+
+
+def test_objects_have_a_name_and_differ_where_they_are_different() -> None:
+    assert told_apart(wrap(Net(192)))["name"] == "Net"
+    assert told_apart(wrap(Net(192))) == told_apart(wrap(Net(192)))
+    assert told_apart(wrap(Net(192))) != told_apart(wrap(Net(48)))
+    assert told_apart(Scaled(0.5))["name"] == "Scaled(factor=0.5)"
+    assert told_apart(Scaled(0.5)) != told_apart(Scaled(0.25))
+    assert told_apart(tiny.federation())["name"] == "tiny"
+
+
+def test_a_configuration_alone_has_no_objects(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text(Config().to_toml())
+    assert Run(tmp_path).given == {}
