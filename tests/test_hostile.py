@@ -16,9 +16,10 @@ from torch import Tensor
 
 from fedkeel import methods
 from fedkeel.core import state
+from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, update_from_bytes, update_to_bytes
 from fedkeel.core.method import Method
-from fedkeel.core.parties import LocalClient, Server
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.engine.rounds import Federated
 from fedkeel.methods import METHODS
@@ -393,7 +394,7 @@ def test_the_client_of_a_dropped_update_remembers_what_it_did_before(tmp_path: P
 
 def test_a_round_that_does_not_count_leaves_no_trace_on_any_client(tmp_path: Path) -> None:
     method = [methods.build("scaffold"), Vetoes()]
-    from fedkeel.core.method import Composition
+    from fedkeel.core.composition import Composition
 
     setup = tiny.setup(Composition(method), min_clients=3, rounds=3)
     store = Store.create(tmp_path / "r", setup.config)

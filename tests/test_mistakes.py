@@ -16,7 +16,7 @@ import torch
 from fedkeel.core import state
 from fedkeel.core.messages import Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Server
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import MethodError
 from fedkeel.stopping import RENAMED

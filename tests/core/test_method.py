@@ -10,9 +10,11 @@ import torch
 from torch import Tensor
 
 from fedkeel import methods
+from fedkeel.core.client import Batch, LocalClient
+from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Composition, Method
-from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.method import Method
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.models import Output

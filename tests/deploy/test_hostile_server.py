@@ -15,8 +15,8 @@ import torch
 import fedkeel
 from fedkeel import models
 from fedkeel.config import Config
+from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Broadcast, broadcast_to_bytes, update_from_bytes
-from fedkeel.core.method import Composition
 from fedkeel.deploy import asked
 from fedkeel.deploy import site as site_module
 from fedkeel.deploy.account import Account
@@ -398,7 +398,7 @@ def test_an_honest_server_may_ask_for_a_network_of_timm(site: Site, events: Even
 
 def test_every_method_can_be_counted_without_memory(images: Path) -> None:
     """Otherwise a sound method would be refused."""
-    from fedkeel.core.method import Composition
+    from fedkeel.core.composition import Composition
     from fedkeel.data.site import load_site
     from fedkeel.methods import METHODS, build
 

@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Batch, LocalClient
 from fedkeel.core.state import Tensors
 from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.errors import TrainingError

@@ -9,9 +9,10 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import LocalClient, Server
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.runs.run import Run
 from tests import tiny

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from fedkeel import methods, spec
-from fedkeel.core.method import Composition
+from fedkeel.core.composition import Composition
 from fedkeel.data import DATASETS
 from fedkeel.data import partition as partitions
 from fedkeel.data.load import load as load_data

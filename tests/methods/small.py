@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from fedkeel import methods
 from fedkeel.config import Config
+from fedkeel.core.client import LocalClient
+from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Broadcast, Missing
-from fedkeel.core.method import Composition, Method
-from fedkeel.core.parties import LocalClient
+from fedkeel.core.method import Method
 from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Client, Federation
 from fedkeel.data.transforms import parse_transforms

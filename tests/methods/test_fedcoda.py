@@ -6,9 +6,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeel import methods
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import BadMessage, Update, check
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Batch, LocalClient
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.formulas.losses import feature_alignment, prototype_calibration

@@ -8,8 +8,9 @@ import safetensors.torch
 import torch
 
 from fedkeel import methods
+from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Composition, Method
+from fedkeel.core.method import Method
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError
 from fedkeel.methods.fedgma import agreement_mask

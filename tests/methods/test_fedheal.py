@@ -8,10 +8,10 @@ import safetensors.torch
 import torch
 
 from fedkeel import methods
+from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Composition
-from fedkeel.core.parties import Server, select
-from fedkeel.core.state import Tensors
+from fedkeel.core.server import Server
+from fedkeel.core.state import Tensors, select
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError
 from tests import tiny

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import fedkeel
 from fedkeel import methods, models
+from fedkeel.core.client import LocalClient
 from fedkeel.core.method import Method
-from fedkeel.core.parties import LocalClient
 from fedkeel.core.state import Role, roles
 from fedkeel.engine.evaluation import evaluate
 from fedkeel.errors import FedkeelError, MethodError

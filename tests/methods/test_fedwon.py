@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel import methods
-from fedkeel.core.parties import LocalClient
+from fedkeel.core.client import LocalClient
 from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.nn import ScaledWSConv2d, batch_norms, fold

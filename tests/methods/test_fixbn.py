@@ -9,8 +9,8 @@ from torch import nn
 
 from fedkeel import methods
 from fedkeel.core import state
-from fedkeel.core.method import Composition
-from fedkeel.core.parties import LocalClient
+from fedkeel.core.client import LocalClient
+from fedkeel.core.composition import Composition
 from fedkeel.errors import FedkeelError, MethodError
 from tests.methods.small import Probe, broadcast, pixels, small_model, started
 

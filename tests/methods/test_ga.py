@@ -10,8 +10,8 @@ import torch.nn.functional as F
 
 from fedkeel import methods
 from fedkeel.core import state
-from fedkeel.core.method import Composition
-from fedkeel.core.parties import select
+from fedkeel.core.composition import Composition
+from fedkeel.core.state import select
 from fedkeel.data.federation import Federation
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError

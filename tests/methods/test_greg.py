@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fedkeel import methods, models
 from fedkeel.core import state
+from fedkeel.core.client import Batch
+from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Composition
-from fedkeel.core.parties import Batch
 from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.formulas.losses import consistency_kl

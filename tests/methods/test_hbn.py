@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel import methods
-from fedkeel.core.method import Composition
-from fedkeel.core.parties import LocalClient
+from fedkeel.core.client import LocalClient
+from fedkeel.core.composition import Composition
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError

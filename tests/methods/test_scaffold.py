@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedkeel import methods
-from fedkeel.core.method import Composition, Method
-from fedkeel.core.parties import LocalClient
+from fedkeel.core.client import LocalClient
+from fedkeel.core.composition import Composition
+from fedkeel.core.method import Method
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, MethodError
 from tests import tiny

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 import fedkeel
 from fedkeel.cli import main
 from fedkeel.config import Config
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import METHODS, register

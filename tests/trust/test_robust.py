@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkeel import methods
+from fedkeel.core.client import LocalClient
+from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Broadcast, Update
-from fedkeel.core.method import Composition, Method
-from fedkeel.core.parties import LocalClient
+from fedkeel.core.method import Method
 from fedkeel.core.state import Tensors
 from fedkeel.data.federation import Federation
 from fedkeel.errors import FedkeelError, TrainingError

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from fedkeel import seeds
 from fedkeel.core import naming, state
+from fedkeel.core.client import Batch
 from fedkeel.core.messages import Broadcast, Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Batch, select
-from fedkeel.core.state import Tensors
+from fedkeel.core.state import Tensors, select
 from fedkeel.data.federation import Client, Federation
 from fedkeel.engine.checkpointing import Checkpoint
 from fedkeel.engine.local import LOCAL, Worker

@@ -7,9 +7,9 @@ arrives from a client is checked before it counts.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import safetensors.torch
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fedkeel.config import from_one
 from fedkeel.core.naming import visible
-from fedkeel.core.state import Tensors, is_continuous, is_variance, nbytes
+from fedkeel.core.state import Tensors, is_continuous, is_variance, nbytes, select
 
 _SEPARATOR = "//"  # between a group ("weights") and a tensor's own name
 _MAX_SAMPLES = 2**40
@@ -354,3 +354,8 @@ def shown(value: object) -> str:
         return f"{len(value):,} entries"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:50]}... ({len(text):,} characters)"
+
+
+def scoped_updates(updates: Sequence[Update], part: str) -> list[Update]:
+    """The updates with only this part's extras."""
+    return [replace(update, extras=select(update.extras, part)) for update in updates]

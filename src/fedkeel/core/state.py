@@ -170,6 +170,17 @@ def lerp(old: Mapping[str, Tensor], new: Mapping[str, Tensor], momentum: float) 
     }
 
 
+def select(tensors: Tensors, part: str) -> Tensors:
+    """The tensors named `part/...`, without that prefix."""
+    prefix = f"{part}/"
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def prefixed(tensors: Tensors, part: str) -> Tensors:
+    """The inverse of `select`."""
+    return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
+
+
 def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensors:
     """left - right, entry by entry."""
     return {name: tensor - right[name] for name, tensor in left.items()}

@@ -12,7 +12,7 @@ from typing import Any
 import fedkeel
 from fedkeel import spec
 from fedkeel.config import Config
-from fedkeel.core.method import Composition
+from fedkeel.core.composition import Composition
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import image_shape
 from fedkeel.data.source import names

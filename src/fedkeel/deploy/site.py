@@ -23,8 +23,8 @@ from torch import nn
 
 import fedkeel
 from fedkeel.config import Config
+from fedkeel.core.composition import Composition
 from fedkeel.core.messages import BadMessage, Broadcast, broadcast_from_bytes, pack, update_to_bytes
-from fedkeel.core.method import Composition
 from fedkeel.core.state import Tensors
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import load_site

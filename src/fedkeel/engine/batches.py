@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import seeds
-from fedkeel.core.parties import Batch
+from fedkeel.core.client import Batch
 from fedkeel.data import memory as room
 from fedkeel.data.federation import Client, Federation, Transform
 

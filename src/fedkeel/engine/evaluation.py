@@ -13,8 +13,8 @@ from torch import Tensor
 
 from fedkeel import seeds
 from fedkeel.config import Config
+from fedkeel.core.client import Batch, Repeat, one_by_one
 from fedkeel.core.evaluation import Evaluation
-from fedkeel.core.parties import Batch, Repeat, one_by_one
 from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Client
 from fedkeel.engine.batches import ImageStore

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, Broadcast, Update
-from fedkeel.core.parties import Batch, LocalClient
 from fedkeel.core.state import Tensors
 from fedkeel.engine import profile
 from fedkeel.engine.batches import Plan

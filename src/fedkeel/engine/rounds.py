@@ -17,8 +17,8 @@ from fedkeel.config import from_one
 from fedkeel.core import state
 from fedkeel.core.evaluation import Evaluation, Scores, summarise
 from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, check, check_samples, reading
-from fedkeel.core.parties import Server, prefixed, select
-from fedkeel.core.state import Tensors
+from fedkeel.core.server import Server
+from fedkeel.core.state import Tensors, prefixed, select
 from fedkeel.engine import profile
 from fedkeel.engine.checkpointing import Checkpoint, Pace, Storage
 from fedkeel.engine.executors.executor import Executor

@@ -14,7 +14,8 @@ from torch import nn
 
 from fedkeel import data, methods, models, seeds
 from fedkeel.config import Config
-from fedkeel.core.method import Composition, Method
+from fedkeel.core.composition import Composition
+from fedkeel.core.method import Method
 from fedkeel.core.state import batch_norms
 from fedkeel.core.types import Classifier, Output
 from fedkeel.data.federation import Federation

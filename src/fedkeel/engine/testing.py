@@ -13,9 +13,9 @@ from functools import cached_property
 
 from fedkeel import seeds
 from fedkeel.config import Config
+from fedkeel.core.composition import Composition
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Broadcast
-from fedkeel.core.method import Composition
 from fedkeel.data.federation import Client, Federation
 from fedkeel.engine.evaluation import split_indices
 from fedkeel.engine.executors.executor import Executor

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from fedkeel import analysis
 from fedkeel import methods as registered
 from fedkeel.config import MACHINE_OPTIONS, Config
-from fedkeel.core.method import Composition
+from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
 from fedkeel.data.federation import Federation
 from fedkeel.data.outline import Outline, changed

@@ -20,7 +20,7 @@ from typing import Any
 
 from fedkeel import analysis, methods
 from fedkeel.config import MACHINE_OPTIONS, Config
-from fedkeel.core.method import Composition
+from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
 from fedkeel.data import partition as partitions
 from fedkeel.engine.setup import load_federation

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkeel.core.parties import Batch
+from fedkeel.core.client import Batch
 from fedkeel.formulas.clustering import cluster_means
 
 

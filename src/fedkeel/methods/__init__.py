@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fedkeel.core.method import Composition, Method
+from fedkeel.core.composition import Composition
+from fedkeel.core.method import Method
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.options import described
 from fedkeel.registry import Registry, discover

@@ -18,9 +18,10 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import LocalClient, Server
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, batch_norms
 from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError, nearest

@@ -19,9 +19,10 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fedkeel.core import state
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError

@@ -20,8 +20,8 @@ import torch
 from fedkeel.core import state
 from fedkeel.core.messages import Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Server, prefixed, select
-from fedkeel.core.state import Tensors
+from fedkeel.core.server import Server
+from fedkeel.core.state import Tensors, prefixed, select
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import register
 

@@ -14,9 +14,10 @@ from math import ceil
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Expected, Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, batch_norms
 from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError, MethodError, nearest

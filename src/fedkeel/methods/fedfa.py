@@ -21,9 +21,10 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Expected, Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import LocalClient, Server
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.methods import register

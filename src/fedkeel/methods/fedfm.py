@@ -24,9 +24,10 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import from_one
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Expected, Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError, nearest

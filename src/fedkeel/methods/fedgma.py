@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fedkeel.core.messages import Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Server
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import register

@@ -25,10 +25,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Expected, Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import LocalClient, Server, select
-from fedkeel.core.state import Tensors
+from fedkeel.core.server import Server
+from fedkeel.core.state import Tensors, select
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import register
 

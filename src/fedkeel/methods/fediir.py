@@ -21,9 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Expected
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Classifier, Output
 from fedkeel.errors import FedkeelError, MethodError

@@ -26,9 +26,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Expected
 from fedkeel.core.method import Method
-from fedkeel.core.parties import LocalClient, Server
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, MethodError, TrainingError, nearest
 from fedkeel.methods import register

@@ -18,8 +18,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from fedkeel.core.client import LocalClient
 from fedkeel.core.method import Method
-from fedkeel.core.parties import LocalClient
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import register
 

@@ -22,8 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel import seeds
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Batch, LocalClient
 from fedkeel.core.types import Classifier, Output
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.methods import register

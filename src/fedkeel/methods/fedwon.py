@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
+from fedkeel.core.client import LocalClient
 from fedkeel.core.method import Method
-from fedkeel.core.parties import LocalClient
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import register
 from fedkeel.nn.clipping import agc_

@@ -17,7 +17,7 @@ from torch import nn
 
 from fedkeel.core.messages import Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Server
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError, MethodError, nearest

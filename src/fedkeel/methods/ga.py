@@ -25,10 +25,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Expected, Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Batch, LocalClient, Server, prefixed, select
-from fedkeel.core.state import Tensors
+from fedkeel.core.server import Server
+from fedkeel.core.state import Tensors, prefixed, select
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.methods import register
 

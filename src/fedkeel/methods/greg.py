@@ -27,9 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.config import Config
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, batch_norms, lerp, untouched
 from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError, nearest

@@ -21,9 +21,10 @@ from torch import nn
 
 from fedkeel.config import Config
 from fedkeel.core import state
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Expected, Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Batch, LocalClient, Server
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.formulas.aggregation import moving_average, pooled_moments

@@ -24,9 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.core import state
+from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Expected, Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import LocalClient, Server
+from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, MethodError, nearest
 from fedkeel.methods import register

@@ -16,8 +16,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.method import Method
-from fedkeel.core.parties import Batch, LocalClient
 from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError
 from fedkeel.formulas.losses import classifier_variance, hyperspherical_energy

@@ -18,7 +18,8 @@ import torch
 from torch import nn
 
 import fedkeel
-from fedkeel.core.method import Composition, Method
+from fedkeel.core.composition import Composition
+from fedkeel.core.method import Method
 from fedkeel.data.outline import FILE as FEDERATION
 from fedkeel.data.outline import Outline, changed
 from fedkeel.engine.setup import Setup

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedkeel import methods
 from fedkeel.config import from_one
 from fedkeel.core import naming, state
-from fedkeel.core.method import Composition
+from fedkeel.core.composition import Composition
 from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Federation
 from fedkeel.engine.executors.flower.roster import Roster

@@ -38,8 +38,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedkeel.config import Config
+from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Composition
 from fedkeel.core.state import Layout, Tensors, batch_norms
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.nn.masks import HOLDER, Draws

@@ -26,8 +26,8 @@ import torch
 from torch import Tensor
 
 from fedkeel.core import state
+from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Broadcast, Update
-from fedkeel.core.method import Composition
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.registry import Registry

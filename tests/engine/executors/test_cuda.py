@@ -13,9 +13,10 @@ from torch import Tensor, nn
 
 from fedkeel import simulate
 from fedkeel.config import Config
+from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import LocalClient, Server
+from fedkeel.core.server import Server
 from fedkeel.data.federation import Client, Federation, no_indices
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine import batches

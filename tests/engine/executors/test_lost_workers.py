@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
+from fedkeel.core.client import LocalClient
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Missing
 from fedkeel.core.method import Method
-from fedkeel.core.parties import LocalClient
 from fedkeel.engine.executors.heartbeat import Heart
 from fedkeel.engine.executors.processes import ProcessesExecutor
 from fedkeel.engine.local import Worker

@@ -11,9 +11,10 @@ import pytest
 import safetensors.torch
 import torch
 
+from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Update
 from fedkeel.core.method import Method
-from fedkeel.core.parties import LocalClient, Server
+from fedkeel.core.server import Server
 from fedkeel.engine.executors.processes import ProcessesExecutor
 from fedkeel.runs.run import Run
 from tests import tiny

@@ -10,7 +10,7 @@ import safetensors.torch
 import torch
 
 from fedkeel import methods
-from fedkeel.core.method import Composition
+from fedkeel.core.composition import Composition
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run
 from tests import tiny

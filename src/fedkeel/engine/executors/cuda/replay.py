@@ -11,14 +11,14 @@ from typing import Any
 
 import torch
 
-from fedkeel.core.parties import Batch, one_by_one
+from fedkeel.core.client import Batch, one_by_one
 
 log = logging.getLogger("fedkeel")
 MOST_GRAPHS = 16  # batches of more shapes than this run eagerly
 
 
 class Replays:
-    """A `parties.Repeat` for one stream: what comes a second time in one shape is captured, and replayed from then on.
+    """A `Repeat` for one stream: what comes a second time in one shape is captured, and replayed from then on.
 
     On any other stream it runs eagerly.
     """

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Broadcast
-from fedkeel.core.parties import Batch, LocalClient
 from fedkeel.core.state import Tensors
 from fedkeel.engine import optimizers
 from fedkeel.engine.batches import Plan

@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedkeel.core.messages import Answer, Update
-from fedkeel.core.parties import Server, prefixed, scoped_updates, select
+from fedkeel.core.messages import Answer, Update, scoped_updates
+from fedkeel.core.server import Server
+from fedkeel.core.state import prefixed, select
 from tests import tiny
 
 

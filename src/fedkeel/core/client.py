@@ -1,13 +1,10 @@
-"""The two sides of a round as a method sees them: the client that trains and the server that averages.
-
-Executors make these; methods read and change them. Neither knows where it runs.
-"""
+"""A client during one round, as a method's hooks see it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -15,9 +12,8 @@ from torch import Tensor, nn
 
 from fedkeel import seeds
 from fedkeel.config import Config
-from fedkeel.core.messages import Answer, Broadcast, Update
-from fedkeel.core.state import Layout, Tensors
-from fedkeel.core.types import Classifier
+from fedkeel.core.messages import Broadcast
+from fedkeel.core.state import Tensors, select
 
 
 class Batch(NamedTuple):
@@ -114,75 +110,3 @@ class LocalClient:
         view.extras = select(self.broadcast.extras, part)
         view.scratch = {}
         return view
-
-
-Ask = Callable[["Server", Sequence[str], str, Tensors], dict[str, Answer]]
-
-
-@dataclass
-class Server:
-    """The server between two rounds.
-
-    Attributes:
-        round, rounds: this round, from 0, and their number.
-        weights, statistics: the global model. Rules return new ones; they never change these in place.
-        participants: clients sampled for this round.
-        num_clients: of the whole federation.
-        layout: roles of the model's tensors.
-        config: the run's options.
-        memory: the part's own tensors on the server, kept between rounds and in checkpoints.
-        extras: the part's own tensors in the latest broadcast.
-        network: the prepared network, to know its shape; its weights are whatever it was last used for.
-    """
-
-    round: int
-    rounds: int
-    weights: Tensors
-    statistics: Tensors
-    participants: list[str]
-    num_clients: int
-    layout: Layout
-    config: Config
-    memory: Tensors = field(default_factory=dict)
-    extras: Tensors = field(default_factory=dict)
-    part: str = ""
-    asker: Ask | None = None
-    network: Classifier | None = None
-
-    def ask(self, clients: Sequence[str], question: str, tensors: Tensors | None = None) -> dict[str, Answer]:
-        """One more exchange inside a round: what `Method.answer` returns on each of these clients.
-
-        They get the server's present weights and statistics along with the question. A client that does not
-        answer, or answers garbage, is not in the result.
-        """
-        if self.asker is None:
-            raise RuntimeError("This server has no executor to ask through.")
-        return self.asker(self, clients, f"{self.part}/{question}" if self.part else question, tensors or {})
-
-    def share(self, update: Update | Answer) -> float:
-        """The weight of a client in a mean, by the run's weighting."""
-        return float(update.samples) if self.config.weighting == "samples" else 1.0
-
-    def scoped(self, part: str) -> Server:
-        """The same server with the memory and extras of one part of a composition."""
-        view = copy.copy(self)
-        view.memory = select(self.memory, part)
-        view.extras = select(self.extras, part)
-        view.part = part
-        return view
-
-
-def select(tensors: Tensors, part: str) -> Tensors:
-    """The tensors named `part/...`, without that prefix."""
-    prefix = f"{part}/"
-    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def prefixed(tensors: Tensors, part: str) -> Tensors:
-    """The inverse of `select`."""
-    return {f"{part}/{name}": tensor for name, tensor in tensors.items()}
-
-
-def scoped_updates(updates: Sequence[Update], part: str) -> list[Update]:
-    """The updates with only this part's extras."""
-    return [replace(update, extras=select(update.extras, part)) for update in updates]

@@ -1,0 +1,264 @@
+"""Several methods as one: how their hooks run together, and which of them cannot."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedkeel.core.client import Batch, LocalClient
+from fedkeel.core.messages import BadMessage, Update, check_expected, check_finite, scoped_updates
+from fedkeel.core.method import Method
+from fedkeel.core.server import Server
+from fedkeel.core.state import Tensors, batch_norms, prefixed, select
+from fedkeel.core.types import Output
+from fedkeel.errors import MethodError
+
+RESERVED = ("local", "question")  # what the engine itself calls its share of a client's memory and of the extras
+
+
+class Composition(Method):
+    """Several methods as one: hooks run in the order written, each part with its own memory and extras."""
+
+    def __init__(self, parts: Sequence[Method]) -> None:
+        self.parts = list(parts)
+        for part in self.parts:
+            part.name = part.name or type(part).__name__.lower()  # its memory and extras go by its name
+        self.name = "+".join(part.name for part in self.parts)
+        self._refuse_contradictions()
+        self._acting = {
+            hook: [part for part in self.parts if part.overrides(hook)]
+            for hook in ("inputs", "forward", "loss", "gradients")
+        }
+
+    @staticmethod
+    def of(method: Method) -> Composition:
+        return method if isinstance(method, Composition) else Composition([method])
+
+    # -- what the parts need ---------------------------------------------------------------------------------
+    @property
+    def stateful_parts(self) -> list[str]:
+        return [part.name for part in self.parts if part.needs_memory]
+
+    @property
+    def is_personal(self) -> bool:
+        return any(part.personal for part in self.parts)
+
+    @property
+    def is_pooled(self) -> bool:
+        return any(part.pooled for part in self.parts)
+
+    @property
+    def unseen_statistics(self) -> str:
+        """How a client without layers of its own is normalised: "batch" or "initial"; see `methods.fedbn`."""
+        rules = [getattr(part, "unseen", None) for part in self.parts if part.personal]
+        return "batch" if "batch" in rules else "initial"
+
+    @property
+    def uncapturable(self) -> list[str]:
+        """Parts whose steps cannot be captured in a CUDA graph."""
+        acting = {part.name: part for parts in self._acting.values() for part in parts}
+        return [name for name, part in acting.items() if not part.capturable]
+
+    def _refuse_contradictions(self) -> None:
+        names = [part.name for part in self.parts]
+        for name in names:
+            if name in RESERVED or "/" in name:
+                raise MethodError(f"A method cannot be called '{name}', which the engine uses: give it another name.")
+            if names.count(name) > 1:
+                raise MethodError(f"'{self.name}' names '{name}' twice: keep one.")
+        for rule in ("shares", "weights", "statistics", "gradients", "forward"):
+            acting = [part for part in self.parts if part.overrides(rule) or rule in part.replaces]
+            for earlier, later in itertools.pairwise(acting):
+                if rule == "forward":
+                    raise MethodError(
+                        f"'{earlier.name}' and '{later.name}' both replace the forward pass and cannot be combined: "
+                        "keep one of them."
+                    )
+                if rule in later.replaces:
+                    advice = (
+                        "keep one of them."
+                        if rule in earlier.replaces
+                        else f"write '{later.name}' before '{earlier.name}'."
+                    )
+                    others = {"gradients": "change the gradients", "shares": "make the clients' shares"}
+                    made = others.get(rule, f"make the global {rule}")
+                    raise MethodError(
+                        f"'{earlier.name}' and '{later.name}' both {made}, and '{later.name}' would "
+                        f"discard what '{earlier.name}' made: {advice}"
+                    )
+        if self.is_pooled and self.is_personal:
+            personal = next(part.name for part in self.parts if part.personal)
+            raise MethodError(
+                f"'central' pools the data of all clients, so there is nothing that '{personal}' could keep on "
+                "each: use one of them alone."
+            )
+        if len(self.parts) > 1:
+            self._refuse_nothing_shared()
+
+    def _refuse_nothing_shared(self) -> None:
+        alone = next((part for part in self.parts if part.is_local("")), None)
+        if alone is None:
+            return
+        hooks = ("start", "loss", "shares", "weights", "statistics", "extras", "finish", "send", "before_evaluation")
+        for part in self.parts:
+            if part is not alone and any(part.overrides(hook) for hook in hooks):
+                raise MethodError(
+                    f"Nothing travels in '{alone.name}', so '{part.name}' has nothing to act on: use one of them alone."
+                )
+
+    # -- hooks -----------------------------------------------------------------------------------------------
+    def prepare(self, model: nn.Module) -> None:
+        for part in sorted(self.parts, key=lambda part: part.surgery_order):
+            self._refuse_without_batch_norm(part, model)
+            part.prepare(model)
+        for part in self.parts:
+            if not part.overrides("prepare") or part.personal:
+                self._refuse_without_batch_norm(part, model)
+
+    def _refuse_without_batch_norm(self, part: Method, model: nn.Module) -> None:
+        if part.needs_batch_norm and not batch_norms(model):
+            others = [other.name for other in self.parts if other is not part and other.overrides("prepare")]
+            why = f"'{'+'.join(others)}' took it out" if others else "the model has none"
+            raise MethodError(
+                f"'{part.name}' acts on batch norm, and there is none to act on ({why}): "
+                f"choose a model with batch norm, or leave '{part.name}' out."
+            )
+
+    def is_local(self, name: str) -> bool:
+        return any(part.is_local(name) for part in self.parts)
+
+    def before_training(self, server: Server) -> None:
+        self._on_server(server, lambda part, view: part.before_training(view))
+
+    def send(self, server: Server, weights: Tensors) -> Tensors:
+        for part in self.parts:
+            weights = part.send(server.scoped(part.name), weights)
+        return weights
+
+    def start(self, client: LocalClient) -> None:
+        client.scratch["views"] = {part.name: client.scoped(part.name) for part in self.parts}
+        for part in self.parts:
+            part.start(self._view(client, part))
+
+    def inputs(self, client: LocalClient, x: Tensor) -> Tensor:
+        for part in self._acting["inputs"]:
+            x = part.inputs(self._view(client, part), x)
+        return x
+
+    def forward(self, client: LocalClient, x: Tensor) -> Output:
+        for part in self._acting["forward"]:
+            return part.forward(self._view(client, part), x)
+        return super().forward(client, x)
+
+    def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
+        total: Tensor | float = 0.0
+        for part in self._acting["loss"]:
+            total = total + part.loss(self._view(client, part), batch, output)
+        return total
+
+    def gradients(self, client: LocalClient, recompute: Callable[[], Tensor]) -> None:
+        for part in self._acting["gradients"]:
+            part.gradients(self._view(client, part), recompute)
+
+    def step_variant(self, client: LocalClient) -> Hashable:
+        return tuple(part.step_variant(self._view(client, part)) for part in self.parts)
+
+    def finish(self, client: LocalClient) -> Tensors:
+        extras: Tensors = {}
+        for part in self.parts:
+            view = self._view(client, part)
+            extras |= prefixed(part.finish(view), part.name)
+            self._keep(client, part, view)
+        return extras
+
+    def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
+        name, _, rest = question.partition("/")
+        part = next((part for part in self.parts if part.name == name), None)
+        if part is None:
+            raise MethodError(f"'{self.name}' was asked '{question}', which none of its parts knows.")
+        view = client.scoped(part.name)
+        reply = part.answer(view, rest, tensors)
+        self._keep(client, part, view)
+        return reply
+
+    def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
+        for part in self.parts:
+            if part.overrides("shares"):
+                view = server.scoped(part.name)
+                shares = part.shares(view, scoped_updates(updates, part.name), shares)
+                self._keep(server, part, view)
+        return shares
+
+    def check_extras(self, server: Server, extras: Tensors) -> None:
+        """Raise `BadMessage` unless these extras of an update are what the parts expect."""
+        for name in extras:
+            if name.partition("/")[0] not in {part.name for part in self.parts} or "/" not in name:
+                raise BadMessage(f"its extras do not match: missing [], not expected {[name]}")
+        for part in self.parts:
+            expected = part.expects(server.scoped(part.name))
+            if expected is not None:
+                check_expected(select(extras, part.name), expected)
+
+    def check_answer(self, server: Server, question: str, tensors: Tensors) -> None:
+        """Raise `BadMessage` unless this is an answer that the part that asked can use."""
+        check_finite(tensors)
+        name, _, rest = question.partition("/")
+        part = next((part for part in self.parts if part.name == name), None)
+        expected = part.expects(server.scoped(name), rest) if part is not None else None
+        if expected is not None:
+            check_expected(tensors, expected)
+
+    def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
+        for part in self.parts:
+            if part.overrides("weights"):
+                view = server.scoped(part.name)
+                mean = part.weights(view, scoped_updates(updates, part.name), mean)
+                self._keep(server, part, view)
+        return mean
+
+    def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
+        for part in self.parts:
+            if part.overrides("statistics"):
+                view = server.scoped(part.name)
+                mean = part.statistics(view, scoped_updates(updates, part.name), mean)
+                self._keep(server, part, view)
+        return mean
+
+    def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
+        result: Tensors = {}
+        for part in self.parts:
+            view = server.scoped(part.name)
+            result |= prefixed(part.extras(view, scoped_updates(updates, part.name)), part.name)
+            self._keep(server, part, view)
+        return result
+
+    def before_evaluation(self, server: Server) -> None:
+        self._on_server(server, lambda part, view: part.before_evaluation(view))
+
+    def overrides(self, hook: str) -> bool:
+        return any(part.overrides(hook) for part in self.parts)
+
+    # -- each part its own memory ----------------------------------------------------------------------------
+    def _on_server(self, server: Server, act: Callable[[Method, Server], None]) -> None:
+        for part in self.parts:
+            view = server.scoped(part.name)
+            act(part, view)
+            server.weights, server.statistics = view.weights, view.statistics
+            server.extras = _without(server.extras, part.name) | prefixed(view.extras, part.name)
+            self._keep(server, part, view)
+
+    @staticmethod
+    def _view(client: LocalClient, part: Method) -> LocalClient:
+        view: LocalClient = client.scratch["views"][part.name]
+        return view
+
+    @staticmethod
+    def _keep(party: LocalClient | Server, part: Method, view: Any) -> None:
+        party.memory = _without(party.memory, part.name) | prefixed(view.memory, part.name)
+
+
+def _without(tensors: Tensors, part: str) -> Tensors:
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(f"{part}/")}

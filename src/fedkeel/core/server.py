@@ -1,0 +1,67 @@
+"""The server between two rounds, as a method's rules see it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fedkeel.config import Config
+from fedkeel.core.messages import Answer, Update
+from fedkeel.core.state import Layout, Tensors, select
+from fedkeel.core.types import Classifier
+
+Ask = Callable[["Server", Sequence[str], str, Tensors], dict[str, Answer]]
+
+
+@dataclass
+class Server:
+    """The server between two rounds.
+
+    Attributes:
+        round, rounds: this round, from 0, and their number.
+        weights, statistics: the global model. Rules return new ones; they never change these in place.
+        participants: clients sampled for this round.
+        num_clients: of the whole federation.
+        layout: roles of the model's tensors.
+        config: the run's options.
+        memory: the part's own tensors on the server, kept between rounds and in checkpoints.
+        extras: the part's own tensors in the latest broadcast.
+        network: the prepared network, to know its shape; its weights are whatever it was last used for.
+    """
+
+    round: int
+    rounds: int
+    weights: Tensors
+    statistics: Tensors
+    participants: list[str]
+    num_clients: int
+    layout: Layout
+    config: Config
+    memory: Tensors = field(default_factory=dict)
+    extras: Tensors = field(default_factory=dict)
+    part: str = ""
+    asker: Ask | None = None
+    network: Classifier | None = None
+
+    def ask(self, clients: Sequence[str], question: str, tensors: Tensors | None = None) -> dict[str, Answer]:
+        """One more exchange inside a round: what `Method.answer` returns on each of these clients.
+
+        They get the server's present weights and statistics along with the question. A client that does not
+        answer, or answers garbage, is not in the result.
+        """
+        if self.asker is None:
+            raise RuntimeError("This server has no executor to ask through.")
+        return self.asker(self, clients, f"{self.part}/{question}" if self.part else question, tensors or {})
+
+    def share(self, update: Update | Answer) -> float:
+        """The weight of a client in a mean, by the run's weighting."""
+        return float(update.samples) if self.config.weighting == "samples" else 1.0
+
+    def scoped(self, part: str) -> Server:
+        """The same server with the memory and extras of one part of a composition."""
+        view = copy.copy(self)
+        view.memory = select(self.memory, part)
+        view.extras = select(self.extras, part)
+        view.part = part
+        return view
