@@ -1,16 +1,29 @@
-"""The methods, one file each. `build("fedprox(mu=0.1)+greg")` makes one, or several composed."""
+"""The methods, one file each. `build("fedprox(mu=0.1)+greg")` makes one, or several composed.
+
+What a method's file is written with is here too: `from fedkeel.methods import Batch, LocalClient, Method, ...`.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.composition import Composition
-from fedkeel.core.method import Method
+from fedkeel.core.messages import Expected, Update
+from fedkeel.core.method import Method, Traits
+from fedkeel.core.server import Server
+from fedkeel.core.state import Tensors
+from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.options import described
 from fedkeel.registry import Registry, discover
 from fedkeel.spec import parse_sum
+
+__all__ = [
+    "METHODS", "Batch", "Expected", "LocalClient", "Method", "Output", "Server", "Tensors", "Traits", "Update", "build",
+    "register",
+]  # fmt: skip
 
 METHODS: Registry[Method] = Registry("method")
 M = TypeVar("M", bound=type[Method])

@@ -3,8 +3,7 @@ epochs. Not a federated method: the upper bound that the papers compare with."""
 
 from __future__ import annotations
 
-from fedkeel.core.method import Method, Traits
-from fedkeel.methods import register
+from fedkeel.methods import Method, Traits, register
 
 
 @register("central")

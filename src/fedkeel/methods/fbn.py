@@ -15,42 +15,33 @@ around mu, as the law of total variance has it. A batch of one sample has no sta
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
-from fedkeel.core.client import LocalClient
-from fedkeel.core.messages import Update
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors, batch_norms
-from fedkeel.core.types import Output
-from fedkeel.errors import FedkeelError, nearest
+from fedkeel.core.state import batch_norms
 from fedkeel.formulas.aggregation import moving_average, pooled_moments
-from fedkeel.methods import register
-from fedkeel.methods.fixbn import refuse_without_global_statistics
+from fedkeel.methods import LocalClient, Method, Output, Server, Tensors, Traits, Update, needs, register
 from fedkeel.nn.mixed_batch_norm import averaged_statistics
+from fedkeel.options import Range
 
 STEPS = "_steps"
-VARIANTS = ("paper", "released")
 
 
 @register("fbn")
+@dataclass
 class FBN(Method):
     """Batch norm uses the global statistics in training too; the server pools the batches' into a moving average."""
 
     paper = "Guerraoui et al. 2024"
+    # after the others: to see what batch norm they have left
     traits = Traits(needs_batch_norm=True, capturable=True, replaces={"statistics"}, surgery_order=1)
 
-    def __init__(self, momentum: float = 0.1, variant: str = "paper") -> None:
-        """`momentum`: share of the new in the server's moving average. `variant`: "released" for the variance around
-        that average instead of the clients' mean, as in the code released with HBN.
-        """
-        if variant not in VARIANTS:
-            raise FedkeelError(f"The 'variant' of fbn is '{variant}': {nearest(str(variant), VARIANTS)}")
-        if not 0 < momentum <= 1:
-            raise FedkeelError(f"The 'momentum' of fbn is {momentum}: give a number above 0 and at most 1.")
-        self.momentum, self.variant = momentum, variant
-        self._layers: list[str] = []
+    momentum: Annotated[float, Range(above=0, most=1)] = 0.1  # share of the new in the server's moving average
+    variant: Literal["paper", "released"] = "paper"  # "released": the variance around that average
+
+    _layers: list[str] = field(default_factory=list, init=False)
 
     def prepare(self, model: nn.Module) -> None:
         norms = {name: norm for name, norm in batch_norms(model).items() if isinstance(norm.running_mean, Tensor)}
@@ -61,7 +52,7 @@ class FBN(Method):
             norm.register_buffer(STEPS, norm.running_mean.new_zeros(()), persistent=False)
 
     def before_training(self, server: Server) -> None:
-        refuse_without_global_statistics(self.name, server)
+        needs.global_statistics(self.name, server)
 
     # -- on the client: the running statistics become the means over this round's steps ------------------------
     def start(self, client: LocalClient) -> None:

@@ -15,35 +15,27 @@ broadcast as ever. The model that is tested is w.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 from torch import Tensor
 
 from fedkeel.core import state
-from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.messages import Update
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors
-from fedkeel.core.types import Output
-from fedkeel.errors import FedkeelError
 from fedkeel.formulas.losses import proximal
-from fedkeel.methods import register
+from fedkeel.methods import Batch, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.options import NotNegative, Range
 
 
 @register("fedacg")
+@dataclass
 class FedACG(Method):
     """Clients start from where the server's momentum leads, and stay near it."""
 
     paper = "Kim et al. 2024"
     traits = Traits(only_mean=True, capturable=True)
 
-    def __init__(self, lambda_: float = 0.85, beta: float = 1e-3) -> None:
-        """`lambda_`: how much of the momentum is kept, and how far ahead clients start. `beta`: weight of the term."""
-        if not 0 <= lambda_ < 1:
-            raise FedkeelError(f"The 'lambda_' of fedacg is {lambda_}: give a number from 0, below 1.")
-        if beta < 0:
-            raise FedkeelError(f"The 'beta' of fedacg is {beta}: give at least 0.")
-        self.lambda_, self.beta = lambda_, beta
+    lambda_: Annotated[float, Range(0, below=1)] = 0.85  # how much momentum is kept, and how far ahead clients start
+    beta: NotNegative = 1e-3  # weight of the term
 
     def send(self, server: Server, weights: Tensors) -> Tensors:
         return state.add(weights, server.memory, self.lambda_) if server.memory else weights

@@ -14,36 +14,29 @@ statistics, which HBN's Table 4 reports as the crash of FedAdam with batch norm,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 
 from fedkeel.core import state
-from fedkeel.core.messages import Update
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors, prefixed, select
-from fedkeel.errors import FedkeelError
-from fedkeel.methods import register
+from fedkeel.core.state import prefixed, select
+from fedkeel.methods import Method, Server, Tensors, Traits, Update, register
+from fedkeel.options import Positive, Range
 
 
 @register("fedadam")
+@dataclass
 class FedAdam(Method):
     """The server takes an Adam step along the mean change of a round."""
 
     paper = "Reddi et al. 2021"
     traits = Traits(only_mean=True, private=True)
 
-    def __init__(self, server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
-        """`server_lr`: no weight moves much further than this in a round. `beta1`, `beta2`: of the moments.
-        `tau`: the degree of adaptivity; changes well below it are taken in proportion.
-        """
-        for option, number in (("server_lr", server_lr), ("tau", tau)):
-            if number <= 0:
-                raise FedkeelError(f"The '{option}' of fedadam is {number}: give a number above 0.")
-        for option, number in (("beta1", beta1), ("beta2", beta2)):
-            if not 0 <= number < 1:
-                raise FedkeelError(f"The '{option}' of fedadam is {number}: give a number from 0, below 1.")
-        self.server_lr, self.beta1, self.beta2, self.tau = server_lr, beta1, beta2, tau
+    server_lr: Positive = 0.01  # no weight moves much further than this in a round
+    beta1: Annotated[float, Range(0, below=1)] = 0.9  # of the first moment
+    beta2: Annotated[float, Range(0, below=1)] = 0.99  # of the second
+    tau: Positive = 1e-3  # the degree of adaptivity: changes well below it are taken in proportion
 
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         change = state.subtract(mean, server.weights)

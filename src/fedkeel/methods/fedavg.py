@@ -3,8 +3,7 @@ AISTATS 2017. Batch-norm statistics are averaged like the weights, which is the 
 
 from __future__ import annotations
 
-from fedkeel.core.method import Method, Traits
-from fedkeel.methods import register
+from fedkeel.methods import Method, Traits, register
 
 
 @register("fedavg")

@@ -12,30 +12,24 @@ Only weights have a momentum. Statistics of batch norm are averaged as ever: a v
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 from fedkeel.core import state
-from fedkeel.core.messages import Update
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors
-from fedkeel.errors import FedkeelError
-from fedkeel.methods import register
+from fedkeel.methods import Method, Server, Tensors, Traits, Update, register
+from fedkeel.options import Positive, Range
 
 
 @register("fedavgm")
+@dataclass
 class FedAvgM(Method):
     """The server takes the mean change of a round with momentum."""
 
     paper = "Hsu et al. 2019"
     traits = Traits(only_mean=True, private=True)
 
-    def __init__(self, beta: float = 0.9, server_lr: float = 1.0) -> None:
-        """`beta`: the momentum. `server_lr`: the server's learning rate."""
-        if not 0 <= beta < 1:
-            raise FedkeelError(f"The 'beta' of fedavgm is {beta}: give a number from 0, below 1.")
-        if server_lr <= 0:
-            raise FedkeelError(f"The 'server_lr' of fedavgm is {server_lr}: give a number above 0.")
-        self.beta, self.server_lr = beta, server_lr
+    beta: Annotated[float, Range(0, below=1)] = 0.9  # the momentum
+    server_lr: Positive = 1.0  # the server's learning rate
 
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         change = state.subtract(mean, server.weights)

@@ -10,21 +10,32 @@ its own test batches (`unseen="batch"`), or as they are (`unseen="initial"`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import nn
 
-from fedkeel.core.method import Method, Traits
 from fedkeel.core.state import batch_norms
-from fedkeel.errors import FedkeelError, nearest
-from fedkeel.methods import register
-
-Unseen = Literal["batch", "initial"]
+from fedkeel.methods import Method, Traits, register
 
 
-def check_unseen(unseen: str) -> None:
-    if unseen not in ("batch", "initial"):
-        raise FedkeelError(f"'unseen' is '{unseen}': {nearest(unseen, ['batch', 'initial'])}")
+@register("fedbn")
+@dataclass
+class FedBN(Method):
+    """Each client keeps its batch-norm layers to itself; everything else is averaged."""
+
+    paper = "Li et al. 2021 (FedBN)"
+    traits = Traits(needs_memory=True, needs_batch_norm=True, personal=True)
+
+    unseen: Literal["batch", "initial"] = "batch"  # statistics of a client that never trained
+
+    _local: set[str] = field(default_factory=set, init=False)
+
+    def prepare(self, model: nn.Module) -> None:
+        self._local = batch_norm_entries(model)
+
+    def is_local(self, name: str) -> bool:
+        return name in self._local
 
 
 def batch_norm_entries(model: nn.Module) -> set[str]:
@@ -37,22 +48,3 @@ def batch_norm_entries(model: nn.Module) -> set[str]:
         if id(layer) in layers
         for name in layer.state_dict()
     }
-
-
-@register("fedbn")
-class FedBN(Method):
-    """Each client keeps its batch-norm layers to itself; everything else is averaged."""
-
-    paper = "Li et al. 2021 (FedBN)"
-    traits = Traits(needs_memory=True, needs_batch_norm=True, personal=True)
-
-    def __init__(self, unseen: Unseen = "batch") -> None:
-        check_unseen(unseen)
-        self.unseen = unseen
-        self._local: set[str] = set()
-
-    def prepare(self, model: nn.Module) -> None:
-        self._local = batch_norm_entries(model)
-
-    def is_local(self, name: str) -> bool:
-        return name in self._local

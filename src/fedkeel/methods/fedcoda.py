@@ -9,77 +9,63 @@ are pushed apart, and the server puts a prototype equally far from all clients' 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from math import ceil
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors, batch_norms
-from fedkeel.core.types import Output
-from fedkeel.errors import FedkeelError, MethodError, nearest
+from fedkeel.core.state import batch_norms
+from fedkeel.errors import MethodError
 from fedkeel.formulas.aggregation import fair_prototype, mean_prototype
 from fedkeel.formulas.losses import feature_alignment, prototype_calibration
 from fedkeel.formulas.prototypes import global_prototypes, local_prototypes
-from fedkeel.methods import register
-from fedkeel.methods.fixbn import refuse_without_global_statistics
+from fedkeel.methods import (
+    Batch,
+    Expected,
+    LocalClient,
+    Method,
+    Output,
+    Server,
+    Tensors,
+    Traits,
+    Update,
+    needs,
+    register,
+)
 from fedkeel.nn.clipping import HistoryClip
 from fedkeel.nn.surgery import frozen_statistics
+from fedkeel.options import NotNegative, Positive, Share
 
-CLIPS = ("adaptive", "fixed", "none")
-HISTORIES = ("start", "calibration")
 RULES: dict[str, Callable[[Tensor], Tensor]] = {"fair": fair_prototype, "mean": mean_prototype}
 
 
 @register("fedcoda")
+@dataclass
 class FedCoda(Method):
     """Aligns features with fair global prototypes, under global batch-norm statistics in the later rounds."""
 
     paper = "FedCoda (TMLR submission 7236)"
-    traits = Traits(capturable=True, surgery_order=1)
+    traits = Traits(capturable=True, surgery_order=1)  # last: to see whether the other parts have left any batch norm
 
-    def __init__(
-        self,
-        lambda_fa: float = 1.0,
-        lambda_pc: float = 1.0,
-        temperature: float = 0.1,
-        calibrate_from: float = 0.5,
-        calibrate_bn: bool = True,
-        calibrate_prototypes: bool = True,
-        aggregation: str = "fair",
-        clip: str = "adaptive",
-        alpha: float = 1.5,
-        beta: float = 0.99,
-        clip_norm: float = 10.0,
-        history_from: str = "start",
-    ) -> None:
-        """`lambda_fa`, `lambda_pc`, `temperature`: of Eqs. 23-24. `calibrate_from`: share of rounds after which batch
-        norm is calibrated and gradients clipped; 1: never. `alpha`, `beta`: of Eq. 10. `clip_norm`: of "fixed".
-        `history_from`: whether the history of norms begins with the "start", as in the text, or with the "calibration",
-        as in Algorithm 1, lines 18-23.
-        Tables 3, 4, 6: `calibrate_bn`, `calibrate_prototypes`, `aggregation` ("fair" or "mean"), `clip`.
-        """
-        words = (("clip", clip, CLIPS), ("aggregation", aggregation, tuple(RULES)))
-        for option, given, choices in (*words, ("history_from", history_from, HISTORIES)):
-            if given not in choices:
-                raise FedkeelError(f"The '{option}' of fedcoda is '{given}': {nearest(str(given), choices)}")
-        for option, number in (("lambda_fa", lambda_fa), ("lambda_pc", lambda_pc)):
-            if number < 0:
-                raise FedkeelError(f"The '{option}' of fedcoda is {number}: give at least 0.")
-        for option, number in (("temperature", temperature), ("alpha", alpha), ("clip_norm", clip_norm)):
-            if number <= 0:
-                raise FedkeelError(f"The '{option}' of fedcoda is {number}: give a number above 0.")
-        for option, number in (("calibrate_from", calibrate_from), ("beta", beta)):
-            if not 0 <= number <= 1:
-                raise FedkeelError(f"The '{option}' of fedcoda is {number}: give a number from 0 to 1.")
-        self.lambda_fa, self.lambda_pc = lambda_fa, lambda_pc if calibrate_prototypes else 0.0
-        self.temperature, self.aggregation = temperature, aggregation
-        self.calibrate_bn, self.calibrate_from = calibrate_bn, calibrate_from
-        self.clip, self.alpha, self.beta, self.clip_norm = clip, alpha, beta, clip_norm
-        self.history_from = history_from
+    lambda_fa: NotNegative = 1.0  # Eq. 24
+    lambda_pc: NotNegative = 1.0  # Eq. 24
+    temperature: Positive = 0.1  # Eq. 23
+    calibrate_from: Share = 0.5  # of the rounds, after which batch norm is calibrated and gradients clipped; 1: never
+    calibrate_bn: bool = True  # and the clipping that belongs to it: Tables 3 and 4
+    calibrate_prototypes: bool = True  # false leaves L_PC out: Tables 3 and 4
+    aggregation: Literal["fair", "mean"] = "fair"  # Eqs. 25-26, or the mean of Eq. 5: Table 3
+    clip: Literal["adaptive", "fixed", "none"] = "adaptive"  # Table 6
+    alpha: Positive = 1.5  # Eq. 10
+    beta: Share = 0.99  # Eq. 10
+    clip_norm: Positive = 10.0  # of "fixed"
+    history_from: Literal["start", "calibration"] = "start"  # of the norms: the text's, or Algorithm 1's, lines 18-23
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.calibrate_prototypes:
+            self.lambda_pc = 0.0
 
     def prepare(self, model: nn.Module) -> None:
         if self.calibrate_bn and not any(norm.running_mean is not None for norm in batch_norms(model).values()):
@@ -94,7 +80,7 @@ class FedCoda(Method):
 
     def before_training(self, server: Server) -> None:
         if self.calibrate_bn:
-            refuse_without_global_statistics(self.name, server)
+            needs.global_statistics(self.name, server)
 
     # -- on the client ---------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:

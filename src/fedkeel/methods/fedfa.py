@@ -17,41 +17,32 @@ clients would differ by how many steps they made.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedkeel.core.client import LocalClient
-from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors
-from fedkeel.errors import FedkeelError, nearest
-from fedkeel.methods import register
+from fedkeel.methods import Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
 from fedkeel.nn.draws import new_key
 from fedkeel.nn.feature_augmentation import FeatureAugmentation, augment_features
-
-VARIANCES = ("channel", "scalar")
+from fedkeel.options import Share
 
 
 @register("fedfa")
+@dataclass
 class FedFA(Method):
     """Draws the channel statistics of feature maps anew in training, wider where clients differ."""
 
     paper = "Zhou and Konukoglu 2023 (FedFA)"
+    # last: the others may still replace the modules that it hooks into
     traits = Traits(capturable=True, surgery_order=2)
 
-    def __init__(self, p: float = 0.5, momentum: float = 0.99, variance: str = "channel") -> None:
-        """`p`: probability that a layer acts in a step. `momentum`: share of the old in the moving averages.
-        `variance`: over the clients for each "channel", or one "scalar" over all of a layer's, as in the released code.
-        """
-        if variance not in VARIANCES:
-            raise FedkeelError(f"The 'variance' of fedfa is '{variance}': {nearest(str(variance), VARIANCES)}")
-        for option, share in (("p", p), ("momentum", momentum)):
-            if not 0 <= share <= 1:
-                raise FedkeelError(f"The '{option}' of fedfa is {share}: give a number from 0 to 1.")
-        self.p, self.momentum, self.variance = p, momentum, variance
-        self._channels: list[int] = []
+    p: Share = 0.5  # probability that a layer acts in a step
+    momentum: Share = 0.99  # share of the old in the moving averages
+    variance: Literal["channel", "scalar"] = "channel"  # "scalar": one over all of a layer's, as in the released code
+
+    _channels: list[int] = field(default_factory=list, init=False)
 
     def prepare(self, model: nn.Module) -> None:
         self._channels = [layer.channels for layer in layers_of(augment_features(model, self.p, self.momentum))]

@@ -18,63 +18,44 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
 from math import floor
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from fedkeel.config import from_one
-from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors
-from fedkeel.core.types import Output
-from fedkeel.errors import FedkeelError, nearest
+from fedkeel.errors import FedkeelError
 from fedkeel.formulas.losses import direction_distance, feature_alignment
 from fedkeel.formulas.prototypes import counted_prototypes
-from fedkeel.methods import register
+from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.options import NotNegative, Positive, Range
 
 log = logging.getLogger("fedkeel")
-MATCHINGS = ("contrastive", "l2")
-ANCHORS = ("asked", "update")
 MOST_SAMPLES = 2.0**40  # of a class: no client has more
 
 
 @register("fedfm")
+@dataclass
 class FedFM(Method):
     """Matches features to anchors, the class means of all clients' features under the global model."""
 
     paper = "Ye et al. 2023 (FedFM)"
     traits = Traits(capturable=True)
 
-    def __init__(
-        self,
-        lambda_: float = 50.0,
-        temperature: float = 0.1,
-        from_round: float = 20,
-        matching: str = "contrastive",
-        momentum: float = 0.0,
-        anchors: str = "asked",
-    ) -> None:
-        """`lambda_`: weight of the matching. `temperature`: tau. `from_round`: the first round that matches, from 0;
-        below 1, the share of the rounds before it. `matching`: "contrastive" or "l2". `momentum`: share of the old
-        anchors in the new. `anchors`: "asked" in an exchange of their own, or sent with the "update".
-        """
-        for option, given, choices in (("matching", matching, MATCHINGS), ("anchors", anchors, ANCHORS)):
-            if given not in choices:
-                raise FedkeelError(f"The '{option}' of fedfm is '{given}': {nearest(str(given), choices)}")
-        for option, number in (("lambda_", lambda_), ("from_round", from_round)):
-            if number < 0:
-                raise FedkeelError(f"The '{option}' of fedfm is {number}: give at least 0.")
-        if from_round >= 1 and from_round % 1:
-            raise FedkeelError(f"The 'from_round' of fedfm is {from_round}: give a round, or a share of them below 1.")
-        if temperature <= 0:
-            raise FedkeelError(f"The 'temperature' of fedfm is {temperature}: give a number above 0.")
-        if not 0 <= momentum < 1:
-            raise FedkeelError(f"The 'momentum' of fedfm is {momentum}: give a number from 0 to below 1.")
-        self.lambda_, self.temperature, self.from_round = lambda_, temperature, from_round
-        self.matching, self.momentum, self.anchors = matching, momentum, anchors
+    lambda_: NotNegative = 50.0  # weight of the matching
+    temperature: Positive = 0.1  # tau
+    from_round: NotNegative = 20  # the first round that matches, from 0; below 1, the share of the rounds before it
+    matching: Literal["contrastive", "l2"] = "contrastive"
+    momentum: Annotated[float, Range(0, below=1)] = 0.0  # share of the old anchors in the new
+    anchors: Literal["asked", "update"] = "asked"  # in an exchange of their own, or sent with the update
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.from_round >= 1 and self.from_round % 1:
+            given = f"The 'from_round' of fedfm is {self.from_round}"
+            raise FedkeelError(f"{given}: give a round, or a share of them below 1.")
 
     def begins(self, rounds: int) -> int:
         """The first round that matches."""

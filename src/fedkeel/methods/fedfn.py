@@ -11,20 +11,17 @@ HBN's experiments (Table 7) put it before the first fully connected layer: `befo
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from math import sqrt
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.types import Classifier
-from fedkeel.errors import FedkeelError, MethodError, nearest
-from fedkeel.methods import register
+from fedkeel.methods import Method, Traits, needs, register
 from fedkeel.models.wrapped import Wrapped
 from fedkeel.nn.surgery import remove_normalisation
 
-PLACES = ("head", "fully-connected")
 _SHORTEST = 1e-8
 """A feature vector shorter than this has no direction and becomes zero, with zero gradient."""
 
@@ -40,29 +37,25 @@ def normalise_features(features: Tensor) -> Tensor:
 
 
 @register("fedfn")
+@dataclass
 class FedFN(Method):
     """No normalisation layers; the features before the head are scaled to the same length."""
 
     paper = "Kim et al. 2023"
     traits = Traits(private=True)
 
-    def __init__(self, before: str = "head") -> None:
-        """`before`: "head" as in the paper, or "fully-connected", the first such layer of the network (HBN)."""
-        if before not in PLACES:
-            raise FedkeelError(f"The 'before' of fedfn is '{before}': {nearest(str(before), PLACES)}")
-        self.before = before
+    before: Literal["head", "fully-connected"] = "head"  # as in the paper, or the first such layer of the network (HBN)
 
     def prepare(self, model: nn.Module) -> None:
-        if not isinstance(model, Classifier):
-            raise MethodError(f"'fedfn' needs to know the head of {type(model).__name__}: wrap it by `models.wrap`.")
+        network = needs.classifier(self.name, model)
         remove_normalisation(model)
         linear = next((layer for layer in model.modules() if isinstance(layer, nn.Linear)), None)
-        if self.before == "fully-connected" and linear is not None and linear not in set(model.head.modules()):
+        if self.before == "fully-connected" and linear is not None and linear not in set(network.head.modules()):
             linear.register_forward_pre_hook(_normalise_input)
-        elif isinstance(model, Wrapped):
-            model.head.register_forward_pre_hook(_normalise_input)
+        elif isinstance(network, Wrapped):
+            network.head.register_forward_pre_hook(_normalise_input)
         else:
-            model.encoder.register_forward_hook(_normalise_output)
+            network.encoder.register_forward_hook(_normalise_output)
 
 
 # Hooks and not modules: the names in `state_dict()` stay those of the network.

@@ -14,16 +14,13 @@ one, make of the updates; statistics keep their own rule.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedkeel.core.messages import Update
-from fedkeel.core.method import Method
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors
-from fedkeel.errors import FedkeelError
-from fedkeel.methods import register
+from fedkeel.methods import Method, Server, Tensors, Update, register
+from fedkeel.options import Positive, Share
 
 
 def agreement_mask(differences: Tensor, threshold: float) -> Tensor:
@@ -33,18 +30,14 @@ def agreement_mask(differences: Tensor, threshold: float) -> Tensor:
 
 
 @register("fedgma")
+@dataclass
 class FedGMA(Method):
     """Takes whole the steps on whose sign the clients agree, and damps the others."""
 
     paper = "Tenison et al. 2023"
 
-    def __init__(self, tau: float = 0.4, server_lr: float = 1.0) -> None:
-        """`tau`: agreement from which a step is taken whole. `server_lr`: eta."""
-        if not 0 <= tau <= 1:
-            raise FedkeelError(f"The 'tau' of fedgma is {tau}: give a number from 0 to 1.")
-        if server_lr <= 0:
-            raise FedkeelError(f"The 'server_lr' of fedgma is {server_lr}: give a number above 0.")
-        self.tau, self.server_lr = tau, server_lr
+    tau: Share = 0.4  # agreement from which a step is taken whole
+    server_lr: Positive = 1.0  # eta
 
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         new: Tensors = {}

@@ -21,32 +21,26 @@ from round to round, a client that comes for the first time in a later one begin
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedkeel.core.client import LocalClient
-from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors, select
-from fedkeel.errors import FedkeelError
-from fedkeel.methods import register
+from fedkeel.core.state import select
+from fedkeel.methods import Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
+from fedkeel.options import Share
 
 
 @register("fedheal")
+@dataclass
 class FedHEAL(Method):
     """Counts an entry only where a client moves it consistently, and distant clients for more."""
 
     paper = "Chen et al. 2024 (FedHEAL)"
     traits = Traits(needs_memory=True, replaces={"shares", "weights"})
 
-    def __init__(self, tau: float = 0.3, beta: float = 0.4) -> None:
-        """`tau`: share of earlier rounds above which a direction is consistent. `beta`: momentum of the weights."""
-        for option, number in (("tau", tau), ("beta", beta)):
-            if not 0 <= number <= 1:
-                raise FedkeelError(f"The '{option}' of fedheal is {number}: give a number from 0 to 1.")
-        self.tau, self.beta = tau, beta
+    tau: Share = 0.3  # share of earlier rounds above which a direction is consistent
+    beta: Share = 0.4  # momentum of the weights
 
     # -- on the client ---------------------------------------------------------------------------------------
     @torch.no_grad()

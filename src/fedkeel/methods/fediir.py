@@ -16,43 +16,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.messages import Expected
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors
-from fedkeel.core.types import Classifier, Output
-from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.methods import register
+from fedkeel.errors import MethodError
+from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, needs, register
 from fedkeel.nn.surgery import frozen_statistics
+from fedkeel.options import NotNegative, Range
 
 MOST_BATCHES = 2.0**40  # of a client: none has more
 
 
 @register("fediir")
+@dataclass
 class FedIIR(Method):
     """Keeps the gradient of each client's classifier near the mean over the clients."""
 
     paper = "Guo et al. 2023"
-    traits = Traits(capturable=True, surgery_order=1)
+    traits = Traits(capturable=True, surgery_order=1)  # last: to see what head the other parts have left
 
-    def __init__(self, gamma: float = 1e-3, ema: float = 0.95) -> None:
-        """`gamma`: weight of the penalty. `ema`: share of the old in the server's mean gradient."""
-        if gamma < 0:
-            raise FedkeelError(f"The 'gamma' of fediir is {gamma}: give at least 0.")
-        if not 0 <= ema < 1:
-            raise FedkeelError(f"The 'ema' of fediir is {ema}: give at least 0 and less than 1.")
-        self.gamma, self.ema = gamma, ema
+    gamma: NotNegative = 1e-3  # weight of the penalty
+    ema: Annotated[float, Range(0, below=1)] = 0.95  # share of the old in the server's mean gradient
 
     def prepare(self, model: nn.Module) -> None:
-        if not isinstance(model, Classifier):
-            raise MethodError(f"'fediir' needs to know the head of {type(model).__name__}: wrap it by `models.wrap`.")
-        if not trained(model):
+        if not trained(needs.classifier(self.name, model)):
             raise MethodError("'fediir' acts on the gradient of the classifier, and none of its parameters trains.")
 
     # -- before training -------------------------------------------------------------------------------------

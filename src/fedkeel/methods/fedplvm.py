@@ -19,38 +19,29 @@ A negative cosine has no such power, and the released code fails on it: here it 
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors
-from fedkeel.core.types import Output
-from fedkeel.errors import FedkeelError
 from fedkeel.formulas.losses import cosine_pull, prototype_contrast
 from fedkeel.formulas.prototypes import class_means, clustered, regrouped
-from fedkeel.methods import register
+from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.options import NotNegative, Positive, Range
 
 
 @register("fedplvm")
+@dataclass
 class FedPLVM(Method):
     """Draws features to their class's prototypes, which are clusters of the clients' clusters of features."""
 
     paper = "Wang et al. 2024 (FedPLVM)"
     traits = Traits(capturable=True)
 
-    def __init__(self, lambda_: float = 100.0, alpha: float = 0.25, temperature: float = 0.07) -> None:
-        """`lambda_`: weight of both terms. `alpha`: power of the similarities in L_alpha. `temperature`: tau."""
-        if lambda_ < 0:
-            raise FedkeelError(f"The 'lambda_' of fedplvm is {lambda_}: give at least 0.")
-        if not 0 < alpha <= 1:
-            raise FedkeelError(f"The 'alpha' of fedplvm is {alpha}: give a number above 0 and at most 1.")
-        if temperature <= 0:
-            raise FedkeelError(f"The 'temperature' of fedplvm is {temperature}: give a number above 0.")
-        self.lambda_, self.alpha, self.temperature = lambda_, alpha, temperature
+    lambda_: NotNegative = 100.0  # weight of both terms
+    alpha: Annotated[float, Range(above=0, most=1)] = 0.25  # power of the similarities in L_alpha
+    temperature: Positive = 0.07  # tau
 
     # -- on the client ---------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:

@@ -9,11 +9,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.types import Output
 from fedkeel.formulas.losses import proximal
-from fedkeel.methods import register
+from fedkeel.methods import Batch, LocalClient, Method, Output, Traits, register
 from fedkeel.options import NotNegative
 
 

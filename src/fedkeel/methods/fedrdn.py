@@ -21,37 +21,30 @@ batch of the evaluation: its pixels are there, its labels are not needed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedkeel.core.client import LocalClient
-from fedkeel.core.messages import Expected
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors
-from fedkeel.errors import FedkeelError, MethodError, TrainingError, nearest
-from fedkeel.methods import register
+from fedkeel.errors import MethodError, TrainingError
+from fedkeel.methods import Expected, LocalClient, Method, Server, Tensors, Traits, register
 from fedkeel.nn.draws import new_key, uniform
 
-DRAWS = ("image", "batch")
 _LEAST_STD = 1e-3  # of images of one colour
 
 
 @register("fedrdn")
+@dataclass
 class FedRDN(Method):
     """Normalises each training image with the colour statistics of a client drawn at random, at test with its own."""
 
     paper = "Yan et al. 2025 (FedRDN)"
     traits = Traits(personal=True, capturable=True)
 
-    def __init__(self, draw: str = "image") -> None:
-        """`draw`: a pair for each "image", or, as in the released code, a mean and a deviation for each "batch"."""
-        if draw not in DRAWS:
-            raise FedkeelError(f"The 'draw' of fedrdn is '{draw}': {nearest(str(draw), DRAWS)}")
-        self.draw = draw
-        self._channels = 0
+    draw: Literal["image", "batch"] = "image"  # a pair for each, or, as released, a mean and a deviation for each batch
+
+    _channels: int = field(default=0, init=False)
 
     def prepare(self, model: nn.Module) -> None:
         convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)

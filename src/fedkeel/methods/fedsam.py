@@ -14,28 +14,24 @@ are no model that anyone uses.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedkeel.core.client import LocalClient
-from fedkeel.core.method import Method, Traits
-from fedkeel.errors import FedkeelError
-from fedkeel.methods import register
+from fedkeel.methods import LocalClient, Method, Traits, register
+from fedkeel.options import Positive
 
 
 @register("fedsam")
+@dataclass
 class FedSAM(Method):
     """Steps along the gradient at the worst point nearby, so that clients end in wide minima."""
 
     paper = "Qu et al. 2022, Caldarola et al. 2022"
     traits = Traits(capturable=True, replaces={"gradients"})
 
-    def __init__(self, rho: float = 0.1) -> None:
-        """`rho`: how far away the worst point is looked for."""
-        if rho <= 0:
-            raise FedkeelError(f"The 'rho' of fedsam is {rho}: give a number above 0.")
-        self.rho = rho
+    rho: Positive = 0.1  # how far away the worst point is looked for
 
     @torch.no_grad()
     def gradients(self, client: LocalClient, recompute: Callable[[], Tensor]) -> None:

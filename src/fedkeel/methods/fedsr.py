@@ -16,26 +16,70 @@ depend on chance or on what else is in the batch. In training the noise is that 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel import seeds
-from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.types import Classifier, Output
-from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.methods import register
+from fedkeel.methods import Batch, LocalClient, Method, Output, Traits, needs, register
 from fedkeel.nn.draws import new_key, normal
 from fedkeel.nn.surgery import replace_modules
+from fedkeel.options import Count, NotNegative
 
 _LEAST = 1e-6
 """A standard deviation is at least this: softplus reaches 0 in single precision, and its logarithm enters the loss."""
 
 
+@register("fedsr")
+@dataclass
+class FedSR(Method):
+    """Features become a distribution, kept short and free of what the label does not need."""
+
+    paper = "Nguyen et al. 2022"
+    traits = Traits(needs_memory=True, capturable=True, surgery_order=-2)  # first: the others see the head that trains
+
+    lambda_l2r: NotNegative = 0.01  # weight of the length
+    lambda_cmi: NotNegative = 0.001  # weight of the divergence
+    z_dim: Count = 512  # dimensions of z
+    samples: Count = 20  # draws averaged in testing
+
+    _local: set[str] = field(default_factory=set, init=False)
+
+    def prepare(self, model: nn.Module) -> None:
+        network = needs.classifier(self.name, model)
+        head, place = network.head, next(model.parameters()).device
+        stochastic = StochasticHead(network.feature_dim, self.z_dim, network.num_classes, self.samples).to(place)
+        names = replace_modules(model, lambda _, module: module is head, lambda *_: stochastic)
+        self._local = {f"{name}.{entry}" for name in names for entry in ("r_mean", "r_spread", "scale")}
+
+    def is_local(self, name: str) -> bool:
+        return name in self._local
+
+    def start(self, client: LocalClient) -> None:
+        head = stochastic_head(client)
+        head.key.copy_(new_key(client.generator("fedsr")))
+        head.step.zero_()
+
+    def inputs(self, client: LocalClient, x: Tensor) -> Tensor:
+        stochastic_head(client).step.add_(1)
+        return x
+
+    def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor:
+        head = stochastic_head(client)
+        mean, deviation = head.distribution(output.features)
+        length: Tensor = torch.linalg.vector_norm(head.sample(mean, deviation), dim=1).mean()
+        return self.lambda_l2r * length + self.lambda_cmi * head.divergence(mean, deviation, batch.y)
+
+
 class StochasticHead(nn.Module):
     """Features (N, d) -> a normal distribution over z -> logits of a sample, or in evaluation of several."""
+
+    # On the device and in the model: a captured step finds them where they were, and draws anew at every replay.
+    key: Tensor
+    step: Tensor
+    draws: Tensor
 
     def __init__(self, feature_dim: int, z_dim: int, num_classes: int, samples: int) -> None:
         super().__init__()
@@ -44,13 +88,9 @@ class StochasticHead(nn.Module):
         self.r_mean = nn.Parameter(torch.zeros(num_classes, z_dim))
         self.r_spread = nn.Parameter(torch.ones(num_classes, z_dim))
         self.scale = nn.Parameter(torch.ones(()))
-        # On the device and in the model: a captured step finds them where they were, and draws anew at every replay.
-        self.key: Tensor
-        self.step: Tensor
-        self.draws: Tensor
-        self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
-        self.register_buffer("step", torch.zeros((), dtype=torch.int64), persistent=False)
         draws = torch.randn(samples, 1, z_dim, generator=seeds.generator(0, "fedsr", samples, z_dim))
+        for name in ("key", "step"):
+            self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
         self.register_buffer("draws", draws, persistent=False)
 
     def distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,55 +118,6 @@ class StochasticHead(nn.Module):
         squares = deviation.square() + (mean - r_mean).square()
         each = r_deviation.log() - deviation.log() + squares / (2 * r_deviation.square()) - 0.5
         return each.sum(dim=1).mean()
-
-
-@register("fedsr")
-class FedSR(Method):
-    """Features become a distribution, kept short and free of what the label does not need."""
-
-    paper = "Nguyen et al. 2022"
-    traits = Traits(needs_memory=True, capturable=True, surgery_order=-2)
-
-    def __init__(
-        self, lambda_l2r: float = 0.01, lambda_cmi: float = 0.001, z_dim: int = 512, samples: int = 20
-    ) -> None:
-        """`lambda_l2r`, `lambda_cmi`: weights of the two terms. `z_dim`: dimensions of z. `samples`: draws averaged in
-        testing.
-        """
-        for option, weight in (("lambda_l2r", lambda_l2r), ("lambda_cmi", lambda_cmi)):
-            if weight < 0:
-                raise FedkeelError(f"The '{option}' of fedsr is {weight}: give at least 0.")
-        for option, number in (("z_dim", z_dim), ("samples", samples)):
-            if number < 1:
-                raise FedkeelError(f"The '{option}' of fedsr is {number}: give at least 1.")
-        self.lambda_l2r, self.lambda_cmi, self.z_dim, self.samples = lambda_l2r, lambda_cmi, z_dim, samples
-        self._local: set[str] = set()
-
-    def prepare(self, model: nn.Module) -> None:
-        if not isinstance(model, Classifier):
-            raise MethodError(f"'fedsr' needs to know the head of {type(model).__name__}: wrap it by `models.wrap`.")
-        head, place = model.head, next(model.parameters()).device
-        stochastic = StochasticHead(model.feature_dim, self.z_dim, model.num_classes, self.samples).to(place)
-        names = replace_modules(model, lambda _, module: module is head, lambda *_: stochastic)
-        self._local = {f"{name}.{entry}" for name in names for entry in ("r_mean", "r_spread", "scale")}
-
-    def is_local(self, name: str) -> bool:
-        return name in self._local
-
-    def start(self, client: LocalClient) -> None:
-        head = stochastic_head(client)
-        head.key.copy_(new_key(client.generator("fedsr")))
-        head.step.zero_()
-
-    def inputs(self, client: LocalClient, x: Tensor) -> Tensor:
-        stochastic_head(client).step.add_(1)
-        return x
-
-    def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor:
-        head = stochastic_head(client)
-        mean, deviation = head.distribution(output.features)
-        length: Tensor = torch.linalg.vector_norm(head.sample(mean, deviation), dim=1).mean()
-        return self.lambda_l2r * length + self.lambda_cmi * head.divergence(mean, deviation, batch.y)
 
 
 def stochastic_head(client: LocalClient) -> StochasticHead:

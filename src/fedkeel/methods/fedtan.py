@@ -30,14 +30,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel.core import state
-from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors, batch_norms
-from fedkeel.core.types import Output
+from fedkeel.core.state import batch_norms
 from fedkeel.errors import MethodError
-from fedkeel.methods import register
+from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
 
 log = logging.getLogger("fedkeel")
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -48,10 +43,9 @@ class FedTAN(Method):
     """In the first step of a round, batch norm uses the moments of all clients' batches together, layer by layer."""
 
     paper = "Wang et al. 2023 (FedTAN)"
-    traits = Traits(needs_batch_norm=True, surgery_order=1)
+    traits = Traits(needs_batch_norm=True, surgery_order=1)  # after the others: to see what batch norm they have left
 
-    def __init__(self) -> None:
-        self._layers = 0
+    _layers = 0
 
     def prepare(self, model: nn.Module) -> None:
         norms = batch_norms(model)

@@ -8,60 +8,41 @@ clipping with it. After training, `fedkeel.nn.fold` turns the network into plain
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor, nn
 
-from fedkeel.core.client import LocalClient
-from fedkeel.core.method import Method, Traits
-from fedkeel.errors import FedkeelError
-from fedkeel.methods import register
+from fedkeel.data.source import names
+from fedkeel.methods import LocalClient, Method, Traits, register
 from fedkeel.nn.clipping import agc_
 from fedkeel.nn.scaled_ws_conv import to_scaled_ws
 from fedkeel.nn.surgery import remove_normalisation
+from fedkeel.options import Count, Positive
 
 
 @register("fedwon")
+@dataclass
 class FedWon(Method):
     """No normalisation layers; convolutions standardise their weights, and large batches clip their gradients."""
 
     paper = "Zhuang & Lyu 2024"
     traits = Traits(private=True, capturable=True)
 
-    def __init__(
-        self,
-        clipping: float = 1.28,
-        agc: bool | str = "auto",
-        agc_from_batch: int = 32,
-        clip_head: bool = True,
-        skip: str | Sequence[str] = (),
-        init: str = "xavier",
-        gain: float = 1.0,
-        standardise: bool = True,
-    ) -> None:
-        """`clipping`: lambda of Eq. 4, 1.28 for Office-Caltech-10 and DomainNet; Digits-Five has 0.64.
-        `agc`: true, false, or "auto": for batch sizes of `agc_from_batch` and more. `clip_head`: the classifier too.
-        `skip`: names of convolutions that stay plain. `init`: "xavier" (Listing 1) or "keep", for pretrained weights.
-        `gain`: where gamma of Eq. 3 starts, 1 in Listing 1; 1.71 keeps the signal's size behind a ReLU in deep nets.
-        `standardise`: false leaves every convolution as it is (Tables 5 and 12).
-        """
-        if clipping <= 0:
-            raise FedkeelError(f"The 'clipping' of fedwon is {clipping}: give a number above 0.")
-        if agc not in (True, False, "auto"):
-            raise FedkeelError(f"The 'agc' of fedwon is '{agc}': give true, false or auto.")
-        if agc_from_batch < 1:
-            raise FedkeelError(f"The 'agc_from_batch' of fedwon is {agc_from_batch}: give at least 1.")
-        if not 0 < gain < math.inf:
-            raise FedkeelError(f"The 'gain' of fedwon is {gain}: give a number above 0.")
-        self.clipping, self.agc, self.agc_from_batch, self.clip_head = clipping, agc, agc_from_batch, clip_head
-        self.skip, self.init, self.gain = (skip,) if isinstance(skip, str) else tuple(skip), init, gain
-        self.standardise = standardise
+    clipping: Positive = 1.28  # lambda of Eq. 4 for Office-Caltech-10 and DomainNet; Digits-Five has 0.64
+    agc: bool | Literal["auto"] = "auto"  # adaptive gradient clipping; "auto": for large batches
+    agc_from_batch: Count = 32  # the batch size from which "auto" clips
+    clip_head: bool = True  # the classifier too
+    skip: str | Sequence[str] = ()  # names of convolutions that stay plain
+    init: Literal["xavier", "keep"] = "xavier"  # Listing 1; "keep" for pretrained weights
+    gain: Positive = 1.0  # where gamma of Eq. 3 starts (Listing 1); 1.71 keeps the signal's size behind many ReLUs
+    standardise: bool = True  # false leaves every convolution as it is (Tables 5 and 12)
 
     def prepare(self, model: nn.Module) -> None:
         if self.standardise:
             # First: it refuses a model without convolutions.
-            to_scaled_ws(model, skip=self.skip, init=self.init, gain=self.gain)
+            to_scaled_ws(model, skip=names(self.skip), init=self.init, gain=self.gain)
         remove_normalisation(model)
 
     def start(self, client: LocalClient) -> None:

@@ -17,39 +17,29 @@ itself saw in its last epoch (`prototypes="seen"`), which costs no pass over the
 from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors
-from fedkeel.core.types import Classifier, Output
-from fedkeel.errors import FedkeelError, nearest
+from fedkeel.core.types import Classifier
 from fedkeel.formulas.losses import prototype_contrast
 from fedkeel.formulas.prototypes import class_means, local_prototypes, regrouped
-from fedkeel.methods import register
-
-PROTOTYPES = ("pass", "seen")
+from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.options import Positive
 
 
 @register("fpl")
+@dataclass
 class FPL(Method):
     """Draws features to their class's prototypes, one for each cluster of clients, and to the mean of these."""
 
     paper = "Huang et al. 2023 (FPL)"
     traits = Traits(capturable=True)
 
-    def __init__(self, temperature: float = 0.02, prototypes: str = "pass") -> None:
-        """`temperature`: tau of L_CPCL. `prototypes`: from a "pass" over the local data after training, or of the
-        features "seen" in the last epoch."""
-        if temperature <= 0:
-            raise FedkeelError(f"The 'temperature' of fpl is {temperature}: give a number above 0.")
-        if prototypes not in PROTOTYPES:
-            raise FedkeelError(f"The 'prototypes' of fpl is '{prototypes}': {nearest(str(prototypes), PROTOTYPES)}")
-        self.temperature, self.prototypes = temperature, prototypes
+    temperature: Positive = 0.02  # tau of L_CPCL
+    prototypes: Literal["pass", "seen"] = "pass"  # over the local data after training, or of the last epoch's features
 
     # -- on the client ---------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:

@@ -12,33 +12,27 @@ goes back, because there the switch that freezes it never fires.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import nn
 
-from fedkeel.core.messages import Update
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors
 from fedkeel.core.types import Classifier
-from fedkeel.errors import FedkeelError, MethodError, nearest
-from fedkeel.methods import register
-
-HEADS = ("fixed", "local")
+from fedkeel.errors import MethodError
+from fedkeel.methods import Method, Server, Tensors, Traits, Update, register
 
 
 @register("freeze")
+@dataclass
 class Freeze(Method):
     """The global head stays as it was initialised; only the body below it is trained and averaged."""
 
     paper = "Oh et al. 2022 (FedBABU)"
-    traits = Traits(private=True, only_mean=True, surgery_order=2)
+    traits = Traits(private=True, only_mean=True, surgery_order=2)  # last: another part may put in a new head
 
-    def __init__(self, head: str = "fixed") -> None:
-        """`head`: "fixed", never trained, or "local", trained on each client and left out of the mean."""
-        if head not in HEADS:
-            raise FedkeelError(f"The 'head' of freeze is '{head}': {nearest(str(head), HEADS)}")
-        self.head = head
-        self._names: list[str] = []
+    head: Literal["fixed", "local"] = "fixed"  # never trained, or trained on each client and left out of the mean
+
+    _names: list[str] = field(default_factory=list, init=False)
 
     def prepare(self, model: nn.Module) -> None:
         if not isinstance(model, Classifier) or not any(True for _ in model.head.parameters()):

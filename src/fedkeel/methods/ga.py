@@ -20,38 +20,29 @@ averaged with the same weights.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors, prefixed, select
-from fedkeel.errors import FedkeelError, nearest
-from fedkeel.methods import register
-
-MEASURES = ("accuracy", "loss")
+from fedkeel.core.state import prefixed, select
+from fedkeel.methods import Batch, Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
+from fedkeel.options import Share
 
 
 @register("ga")
+@dataclass
 class GA(Method):
     """Raises the weight of clients on whose data the global model is worse than their own."""
 
     paper = "Zhang et al. 2023"
     traits = Traits(replaces={"shares"})
 
-    def __init__(self, step_size: float = 0.2, measure: str = "accuracy", centred: bool = False) -> None:
-        """`step_size`: d. `measure`: "accuracy" or "loss". `centred`: take the mean of the gaps off each, as in the
-        paper's formula and not in its code.
-        """
-        if not 0 <= step_size <= 1:
-            raise FedkeelError(f"The 'step_size' of ga is {step_size}: give a number from 0 to 1.")
-        if measure not in MEASURES:
-            raise FedkeelError(f"The 'measure' of ga is '{measure}': {nearest(str(measure), MEASURES)}")
-        self.step_size, self.measure, self.centred = step_size, measure, centred
+    step_size: Share = 0.2  # d
+    measure: Literal["accuracy", "loss"] = "accuracy"
+    centred: bool = False  # take the mean of the gaps off each, as in the paper's formula and not in its code
 
     # -- on the client ---------------------------------------------------------------------------------------
     def finish(self, client: LocalClient) -> Tensors:

@@ -22,61 +22,41 @@ wherever the network allows it (`nn.paired_batch_norm`), else as two passes with
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from fedkeel.config import Config
-from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.messages import Update
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors, batch_norms, lerp, untouched
-from fedkeel.core.types import Output
-from fedkeel.errors import FedkeelError, nearest
+from fedkeel.core.state import batch_norms, lerp, untouched
 from fedkeel.formulas.losses import consistency_kl
-from fedkeel.methods import register
-from fedkeel.methods.fixbn import refuse_without_global_statistics
-from fedkeel.nn.mixed_batch_norm import MIXTURES, add_shares, mixed_statistics
+from fedkeel.methods import Batch, LocalClient, Method, Output, Server, Tensors, Traits, Update, needs, register
+from fedkeel.nn.mixed_batch_norm import add_shares, mixed_statistics
 from fedkeel.nn.paired_batch_norm import Pairing, Pairings, naive
+from fedkeel.options import NotNegative, Share
 
-MODES = ("consistency", *MIXTURES)
+WarmStart = Literal["auto"] | bool
 LACKING = "lacking"  # in a broadcast whose statistics are still those of a new network, though it is not the first
+DUE = "due"  # in the server's memory until a round counts: the warm start that was asked for is still to come
 
 
 @register("greg")
+@dataclass
 class GReg(Method):
     """Keeps predictions the same under batch and under global statistics."""
 
     paper = "GReg (under review), Eqs. 5-6"
+    # after the others: to see what batch norm they have left
     traits = Traits(needs_batch_norm=True, capturable=True, surgery_order=1)
 
-    def __init__(
-        self,
-        alpha: float = 1.0,
-        momentum: float = 0.1,
-        mode: str = "consistency",
-        lambda_: float = 0.5,
-        warm_start: bool | str = "auto",
-    ) -> None:
-        """`alpha`: weight of Eq. 5. `momentum`: share of the new in the server's moving average of the statistics.
-        `mode`: "consistency", or one of Table 9: "global", "mix" with `lambda_`, "mix-learned" (one lambda per layer,
-        from 1/2; a weight like any other, so it travels and is averaged), "ensemble".
-        `warm_start`: take the mean of the first round whole, because the initial statistics mean nothing; "auto":
-        unless the run starts from given weights.
-        """
-        refuse_other_warm_starts("greg", warm_start)
-        if mode not in MODES:
-            raise FedkeelError(f"The 'mode' of greg is '{mode}': {nearest(str(mode), MODES)}")
-        if alpha < 0:
-            raise FedkeelError(f"The 'alpha' of greg is {alpha}: give at least 0.")
-        for option, share in (("momentum", momentum), ("lambda_", lambda_)):
-            if not 0 <= share <= 1:
-                raise FedkeelError(f"The '{option}' of greg is {share}: give a number from 0 to 1.")
-        self.alpha, self.momentum, self.mode, self.lambda_ = alpha, momentum, mode, lambda_
-        self.warm_start = warm_start
-        self._statistics: set[str] = set()
-        self._pairings = Pairings()
+    alpha: NotNegative = 1.0  # weight of Eq. 5
+    momentum: Share = 0.1  # share of the new in the server's moving average (Alg. 2)
+    mode: Literal["consistency", "global", "mix", "mix-learned", "ensemble"] = "consistency"  # the others: Table 9
+    lambda_: Share = 0.5  # of "mix"; "mix-learned" has one for each layer, a weight like any other, from 1/2
+    warm_start: WarmStart = "auto"  # take the first round's mean whole; "auto": unless weights are given
+
+    _statistics: set[str] = field(default_factory=set, init=False)
+    _pairings: Pairings = field(default_factory=Pairings, init=False)
 
     def prepare(self, model: nn.Module) -> None:
         norms = batch_norms(model)
@@ -85,7 +65,9 @@ class GReg(Method):
             add_shares(norms)
 
     def before_training(self, server: Server) -> None:
-        refuse_without_global_statistics(self.name, server)
+        needs.global_statistics(self.name, server)
+        if server.round == 0 and self.warm_start is True:
+            server.memory = {DUE: torch.ones(())}
         # A later round has no aggregated statistics either, if none before it had enough clients to count.
         own = {name: tensor for name, tensor in server.statistics.items() if name in self._statistics}
         lacks = server.round > 0 and untouched(own)
@@ -124,9 +106,9 @@ class GReg(Method):
         """Alg. 2, line 726."""
         new = {name: mean[name] for name in mean if name in self._statistics}
         old = {name: server.statistics[name] for name in new}
-        if starts_warm(self.warm_start, server.round, server.config, old):
-            return mean
-        return mean | lerp(old, new, self.momentum)
+        warm = starts_warm(self.warm_start, server, old)
+        server.memory = {}
+        return mean if warm else mean | lerp(old, new, self.momentum)
 
 
 def _acts(client: LocalClient) -> bool:
@@ -134,14 +116,9 @@ def _acts(client: LocalClient) -> bool:
     return client.round > 0 and LACKING not in client.extras
 
 
-def starts_warm(choice: bool | str, round: int, config: Config, statistics: Tensors) -> bool:
-    """Whether the moving average of these statistics begins with the new ones. "auto": where they are still (0, 1), and
-    no file was given to start from."""
+def starts_warm(choice: WarmStart, party: LocalClient | Server, statistics: Tensors) -> bool:
+    """Whether the moving average of these statistics begins with the new ones. True: in the first round that counts.
+    "auto": where they are still (0, 1), and no file was given to start from."""
     if choice == "auto":
-        return not config.weights and untouched(statistics)
-    return bool(choice) and round == 0
-
-
-def refuse_other_warm_starts(method: str, given: object) -> None:
-    if not isinstance(given, bool) and given != "auto":
-        raise FedkeelError(f"The 'warm_start' of {method} is '{given}': give auto, true or false.")
+        return not party.config.weights and untouched(statistics)
+    return choice and (party.round == 0 or DUE in party.memory)

@@ -8,39 +8,31 @@ proportion each client learns for each channel and keeps (Eqs. 9-10, `nn.HybridB
 
 What a client collects is, in the paper's proof (A.2), the moments of a layer's inputs, and in the authors' code those
 that the layer normalised with, the mixture of Eq. 9: `record`. Their code differs in more than that, and the paper's
-tables are of it: `variant="released"`.
+tables are of it: `variant="released"` has the moments of the first 64 samples in the order of their classes, augmented,
+which count as at most 64, and factors that are averaged for clients that have none yet. Its clipping and its schedule
+are options of the run: clip_norm=10, schedule=exponential, decay=0.998.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
+from typing import Annotated, Literal
 
 import torch
 from torch import nn
 
-from fedkeel.config import Config
 from fedkeel.core import state
-from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors
-from fedkeel.errors import FedkeelError, nearest
+from fedkeel.errors import FedkeelError
 from fedkeel.formulas.aggregation import moving_average, pooled_moments
-from fedkeel.methods import register
-from fedkeel.methods.greg import LACKING, refuse_other_warm_starts, starts_warm
-from fedkeel.nn.hybrid_batch_norm import MIXES, RECORDS, hybrid_norms, recorded_moments, to_hybrid
+from fedkeel.methods import Batch, Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
+from fedkeel.methods.greg import DUE, LACKING, WarmStart, starts_warm
+from fedkeel.nn.hybrid_batch_norm import hybrid_norms, recorded_moments, to_hybrid
+from fedkeel.options import Count, Range, checked, hints_of
 
-CHOICES = {
-    "record": RECORDS,
-    "mix": MIXES,
-    "statistics": ("pass", "moving-average"),
-    "pooling": ("pooled", "mean"),
-    "variant": ("paper", "released"),
-}
 RELEASED_SAMPLES = 64
 SEEN = "seen"  # in the memory of a client that has factors of its own
+Momentum = Annotated[float, Range(above=0, most=1)]
 
 
 @register("hbn")
@@ -49,55 +41,43 @@ class HBN(Method):
 
     paper = "Chen et al. 2025 (HBN)"
     traits = Traits(
-        needs_memory=True, needs_batch_norm=True, capturable=True, replaces={"statistics"}, surgery_order=-1
+        needs_memory=True,
+        needs_batch_norm=True,
+        capturable=True,
+        replaces={"statistics"},
+        surgery_order=-1,  # before `fedwon` removes what normalisation is left
     )
 
-    def __init__(
+    def __init__(  # and no dataclass: the option `statistics` has the name of a hook
         self,
-        momentum: float | None = None,
-        stats_samples: int | None = None,
-        stats_batch: int = 64,
-        record: str = "mixture",
-        mix: str = "learned",
-        statistics: str = "pass",
-        pooling: str = "pooled",
-        local_momentum: float = 0.1,
-        warm_start: bool | str = "auto",
-        variant: str = "paper",
+        momentum: Momentum | None = None,  # Eq. 11, the share of the new; None: 0.01, in the released variant 0.002
+        stats_samples: Count | None = None,  # of the pass of Eq. 7, drawn at random; None for all
+        stats_batch: Count = RELEASED_SAMPLES,  # of the pass
+        record: Literal[
+            "mixture", "batch"
+        ] = "mixture",  # by the pass: what a layer normalised with, or raw moments
+        mix: Literal["learned", "fixed", "global", "batch"] = "learned",  # Eq. 9: Table 6
+        statistics: Literal["pass", "moving-average"] = "pass",  # Table 6
+        pooling: Literal["pooled", "mean"] = "pooled",  # Eq. 8: Table 6
+        local_momentum: Momentum = 0.1,  # of "moving-average"
+        warm_start: WarmStart = "auto",  # with the first round's moments: few rounds from scratch do
+        variant: Literal["paper", "released"] = "paper",
     ) -> None:
-        """`momentum`: of Eq. 11, the share of the new; None for 0.01, in the released variant for 0.002.
-        `stats_samples`: of the statistics pass, drawn at random; None for all. `stats_batch`: its batch size.
-        `record`: what the pass collects, the "mixture" that a layer normalised with, or "batch" moments.
-        Table 6: `statistics`, `pooling`, `mix`; `local_momentum` is that of "moving-average". With `mix` "global" the
-        mixture is the old global statistics, which would then never move: there it is always the "batch" moments.
-        `warm_start`: take the first round's batch moments whole, so that few rounds from scratch do; "auto": in the
-        paper's variant, unless the run starts from given weights.
-        `variant`: "released" for the authors' code: moments of the first 64 samples in the order of their classes,
-        augmented, which count as at most 64; and factors that are averaged for clients that have none yet. Its
-        clipping and its schedule are options of the run: clip_norm=10, schedule=exponential, decay=0.998.
-        """
-        given = {"record": record, "mix": mix, "statistics": statistics, "pooling": pooling, "variant": variant}
-        for option, choice in given.items():
-            if choice not in CHOICES[option]:
-                raise FedkeelError(f"The '{option}' of hbn is '{choice}': {nearest(str(choice), CHOICES[option])}")
-        self.momentum = momentum if momentum is not None else {"paper": 0.01, "released": 0.002}[variant]
-        for option, share in (("momentum", self.momentum), ("local_momentum", local_momentum)):
-            if not 0 < share <= 1:
-                raise FedkeelError(f"The '{option}' of hbn is {share}: give a number above 0 and at most 1.")
-        for option, number in (("stats_samples", stats_samples), ("stats_batch", stats_batch)):
-            if number is not None and number < 1:
-                raise FedkeelError(f"The '{option}' of hbn is {number}: give at least 1.")
-        if variant == "released" and (stats_samples is not None or stats_batch != RELEASED_SAMPLES):
+        given = dict(locals())
+        for option, hint in hints_of(HBN).items():
+            checked(given[option], hint, f"The '{option}' of hbn")
+        released = variant == "released"
+        if released and (stats_samples is not None or stats_batch != RELEASED_SAMPLES):
             raise FedkeelError(
                 f"The 'variant' of hbn is 'released', whose pass is one batch of the first {RELEASED_SAMPLES} samples: "
                 "leave 'stats_samples' and 'stats_batch' out."
             )
-        refuse_other_warm_starts("hbn", warm_start)
+        self.momentum = momentum if momentum is not None else 0.002 if released else 0.01
         self.stats_samples, self.stats_batch = stats_samples, stats_batch
+        # With "global" the mixture is the old global statistics, which would then never move.
         self.record, self.mix = "batch" if mix == "global" else record, mix
-        self.statistics_from, self.pooling = statistics, pooling
-        self.local_momentum, self.variant = local_momentum, variant
-        self.warm_start = False if variant == "released" and warm_start == "auto" else warm_start
+        self.statistics_from, self.pooling, self.local_momentum = statistics, pooling, local_momentum
+        self.variant, self.warm_start = variant, False if released and warm_start == "auto" else warm_start
         self._moments: list[tuple[str, str]] = []  # names of each layer's mean and variance
         self._factors: list[str] = []
 
@@ -118,7 +98,7 @@ class HBN(Method):
         self._take_factors(client)
         if self.statistics_from == "pass":
             # After the first round the server says it: a look at the statistics would make every client wait for a GPU.
-            first = client.round == 0 and self._starts_warm(0, client.config, client.broadcast.statistics)
+            first = client.round == 0 and self._starts_warm(client, client.broadcast.statistics)
             warm = first or LACKING in client.extras
             client.scratch["moments"] = self._pass(client, "batch" if warm else self.record)
         else:
@@ -169,8 +149,10 @@ class HBN(Method):
     # -- on the server ---------------------------------------------------------------------------------------
     def before_training(self, server: Server) -> None:
         """The factors are there from the first broadcast on, so that it keeps its shape."""
+        if server.round == 0 and self.warm_start is True:
+            server.memory = {DUE: torch.ones(())}
         if not self._averages_factors:
-            late = server.round > 0 and self._starts_warm(server.round, server.config, server.statistics)
+            late = server.round > 0 and self._starts_warm(server, server.statistics)
             server.extras = {LACKING: torch.ones(())} if late else {}
         elif not server.extras:
             server.extras = {name: torch.zeros_like(t) for name, t in self._like_factors(server).items()}
@@ -195,12 +177,13 @@ class HBN(Method):
         """Eq. 8, then Eq. 11."""
         new = self._pool([update.statistics for update in updates], [update.samples for update in updates])
         old = server.statistics
-        momentum = 1.0 if self._starts_warm(server.round, server.config, old) else self.momentum
+        momentum = 1.0 if self._starts_warm(server, old) else self.momentum
+        server.memory = {}
         return mean | {name: moving_average(old[name], moment, momentum) for name, moment in new.items()}
 
-    def _starts_warm(self, round: int, config: Config, statistics: Tensors) -> bool:
+    def _starts_warm(self, party: LocalClient | Server, statistics: Tensors) -> bool:
         own = {name: statistics[name] for pair in self._moments for name in pair}
-        return starts_warm(self.warm_start, round, config, own)
+        return starts_warm(self.warm_start, party, own)
 
     def before_evaluation(self, server: Server) -> None:
         """Statistics lag the weights by a round: those of the weights to be tested, from the clients of this round.

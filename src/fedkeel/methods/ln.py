@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedkeel.core.method import Method, Traits
-from fedkeel.methods import register
+from fedkeel.methods import Method, Traits, register
 from fedkeel.nn.surgery import to_layer_norm
 
 

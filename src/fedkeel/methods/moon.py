@@ -18,40 +18,35 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Hashable, Mapping
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
 
 from fedkeel.core import state
-from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.messages import Expected
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors
-from fedkeel.core.types import Classifier, Output
-from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.core.types import Classifier
+from fedkeel.errors import MethodError
 from fedkeel.formulas.losses import model_contrast
-from fedkeel.methods import register
+from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, register
 from fedkeel.models.encoder import Encoder
+from fedkeel.options import Count, NotNegative, Positive
 
 
 @register("moon")
+@dataclass
 class Moon(Method):
     """Draws features to those of the global model and away from those of the client's own last one."""
 
     paper = "Li et al. 2021 (MOON)"
     traits = Traits(needs_memory=True, capturable=True)
 
-    def __init__(self, mu: float = 1.0, temperature: float = 0.5, projector: int | None = None) -> None:
-        """`mu`: weight of Eq. 3. `temperature`: tau. `projector`: width of the paper's projector, None for none."""
-        if mu < 0:
-            raise FedkeelError(f"The 'mu' of moon is {mu}: give at least 0.")
-        if temperature <= 0:
-            raise FedkeelError(f"The 'temperature' of moon is {temperature}: give a number above 0.")
-        if projector is not None and projector < 1:
-            raise FedkeelError(f"The 'projector' of moon is {projector}: give its width, e.g. 256, or leave it out.")
-        self.mu, self.temperature, self.projector = mu, temperature, projector
+    mu: NotNegative = 1.0  # weight of Eq. 3
+    temperature: Positive = 0.5  # tau
+    projector: Count | None = None  # width of the paper's projector, e.g. 256; None for none
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         # Two frozen networks beside each resident model, at addresses that stay: a captured step refers to them.
         self._others: WeakKeyDictionary[nn.Module, tuple[Classifier, Classifier]] = WeakKeyDictionary()
 

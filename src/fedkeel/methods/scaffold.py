@@ -18,39 +18,32 @@ lr sum_k b_k with b_k = m b_{k-1} + 1, and then c_i+ is again a (weighted) mean 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.core import state
-from fedkeel.core.client import LocalClient
-from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors
-from fedkeel.errors import FedkeelError, MethodError, nearest
-from fedkeel.methods import register
+from fedkeel.errors import MethodError
+from fedkeel.methods import Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
 from fedkeel.nn.surgery import frozen_statistics
+from fedkeel.options import Positive
 
-OPTIONS = ("I", "II")
 SUM, SHARE = "sum/", "share/"  # in the server's memory: of all clients' control variates, and each one's weight in it
 
 
 @register("scaffold")
+@dataclass
 class Scaffold(Method):
     """Corrects every local step by the difference between the mean gradient of all clients and the client's own."""
 
     paper = "Karimireddy et al. 2020"
     traits = Traits(only_mean=True, needs_memory=True, capturable=True)
 
-    def __init__(self, option: str = "II", server_lr: float = 1.0) -> None:
-        """`option`: of Eq. 4; "II" is free, "I" costs one more pass over the data. `server_lr`: lr_g of Eq. 5."""
-        if option not in OPTIONS:
-            raise FedkeelError(f"The 'option' of scaffold is '{option}': {nearest(str(option), OPTIONS)}")
-        if server_lr <= 0:
-            raise FedkeelError(f"The 'server_lr' of scaffold is {server_lr}: give a number above 0.")
-        self.option, self.server_lr = option, server_lr
+    option: Literal["I", "II"] = "II"  # of Eq. 4; "II" is free, "I" costs one more pass over the data
+    server_lr: Positive = 1.0  # lr_g of Eq. 5
 
     def before_training(self, server: Server) -> None:
         if self.option == "II" and server.config.optimizer != "sgd":

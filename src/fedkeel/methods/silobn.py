@@ -8,26 +8,16 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedkeel.core.method import Method, Traits
 from fedkeel.methods import register
-from fedkeel.methods.fedbn import Unseen, batch_norm_entries, check_unseen
+from fedkeel.methods.fedbn import FedBN
 
 
 @register("silobn")
-class SiloBN(Method):
+class SiloBN(FedBN):
     """Each client keeps its batch-norm statistics to itself; scale and shift are averaged with the rest."""
 
     paper = "Andreux et al. 2020"
-    traits = Traits(needs_memory=True, needs_batch_norm=True, personal=True)
-
-    def __init__(self, unseen: Unseen = "batch") -> None:
-        check_unseen(unseen)
-        self.unseen = unseen
-        self._local: set[str] = set()
 
     def prepare(self, model: nn.Module) -> None:
-        parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-        self._local = batch_norm_entries(model) - parameters
-
-    def is_local(self, name: str) -> bool:
-        return name in self._local
+        super().prepare(model)
+        self._local -= {name for name, _ in model.named_parameters(remove_duplicate=False)}

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from fedkeel.core.method import Method, Traits
-from fedkeel.methods import register
+from fedkeel.methods import Method, Traits, register
 
 
 @register("standalone")

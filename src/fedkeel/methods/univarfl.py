@@ -14,33 +14,26 @@ The paper's networks have a projector before the head, whose output the features
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
-from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.method import Method, Traits
-from fedkeel.core.types import Output
-from fedkeel.errors import FedkeelError
 from fedkeel.formulas.losses import classifier_variance, hyperspherical_energy
-from fedkeel.methods import register
+from fedkeel.methods import Batch, LocalClient, Method, Output, Traits, register
+from fedkeel.options import NotNegative, Positive
 
 
 @register("univarfl")
+@dataclass
 class UniVarFL(Method):
     """Keeps the predictions of a batch varied over the classes and its features spread over the sphere."""
 
     paper = "Gupta et al. 2025"
     traits = Traits(capturable=True)
 
-    def __init__(self, lambda_: float | None = None, mu: float = 0.5, eps: float = 1e-2) -> None:
-        """`lambda_`: weight of the variance term, None for a quarter of the number of classes (D/4).
-        `mu`: weight of the energy. `eps`: of Eq. 3, which the paper gives no value for.
-        """
-        for option, weight in (("lambda_", lambda_), ("mu", mu)):
-            if weight is not None and weight < 0:
-                raise FedkeelError(f"The '{option}' of univarfl is {weight}: give at least 0.")
-        if eps <= 0:
-            raise FedkeelError(f"The 'eps' of univarfl is {eps}: give a number above 0.")
-        self.lambda_, self.mu, self.eps = lambda_, mu, eps
+    lambda_: NotNegative | None = None  # weight of the variance term; None: a quarter of the number of classes, D/4
+    mu: NotNegative = 0.5  # weight of the energy
+    eps: Positive = 1e-2  # of Eq. 3; the paper gives no value
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor:
         lambda_ = client.num_classes / 4 if self.lambda_ is None else self.lambda_
