@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from fedkeel.core.state import batch_norms
 from fedkeel.formulas.aggregation import moving_average, pooled_moments
-from fedkeel.methods import LocalClient, Method, Output, Server, Tensors, Traits, Update, needs, register
+from fedkeel.methods import LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.methods.needs import need_global_statistics
 from fedkeel.nn.mixed_batch_norm import averaged_statistics
 from fedkeel.options import Range
 
@@ -52,7 +53,7 @@ class FBN(Method):
             norm.register_buffer(STEPS, norm.running_mean.new_zeros(()), persistent=False)
 
     def before_training(self, server: Server) -> None:
-        needs.global_statistics(self.name, server)
+        need_global_statistics(self.name, server)
 
     # -- on the client: the running statistics become the means over this round's steps ------------------------
     def start(self, client: LocalClient) -> None:

@@ -21,19 +21,8 @@ from fedkeel.errors import MethodError
 from fedkeel.formulas.aggregation import fair_prototype, mean_prototype
 from fedkeel.formulas.losses import feature_alignment, prototype_calibration
 from fedkeel.formulas.prototypes import global_prototypes, local_prototypes
-from fedkeel.methods import (
-    Batch,
-    Expected,
-    LocalClient,
-    Method,
-    Output,
-    Server,
-    Tensors,
-    Traits,
-    Update,
-    needs,
-    register,
-)
+from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.methods.needs import need_global_statistics
 from fedkeel.nn.clipping import HistoryClip
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.options import NotNegative, Positive, Share
@@ -80,7 +69,7 @@ class FedCoda(Method):
 
     def before_training(self, server: Server) -> None:
         if self.calibrate_bn:
-            needs.global_statistics(self.name, server)
+            need_global_statistics(self.name, server)
 
     # -- on the client ---------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:

@@ -18,7 +18,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedkeel.methods import Method, Traits, needs, register
+from fedkeel.methods import Method, Traits, register
+from fedkeel.methods.needs import need_head
 from fedkeel.models.wrapped import Wrapped
 from fedkeel.nn.surgery import remove_normalisation
 
@@ -47,7 +48,7 @@ class FedFN(Method):
     before: Literal["head", "fully-connected"] = "head"  # as in the paper, or the first such layer of the network (HBN)
 
     def prepare(self, model: nn.Module) -> None:
-        network = needs.classifier(self.name, model)
+        network = need_head(self.name, model)
         remove_normalisation(model)
         linear = next((layer for layer in model.modules() if isinstance(layer, nn.Linear)), None)
         if self.before == "fully-connected" and linear is not None and linear not in set(network.head.modules()):

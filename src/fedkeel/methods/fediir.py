@@ -24,7 +24,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.errors import MethodError
-from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, needs, register
+from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, register
+from fedkeel.methods.needs import need_head
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.options import NotNegative, Range
 
@@ -43,7 +44,7 @@ class FedIIR(Method):
     ema: Annotated[float, Range(0, below=1)] = 0.95  # share of the old in the server's mean gradient
 
     def prepare(self, model: nn.Module) -> None:
-        if not trained(needs.classifier(self.name, model)):
+        if not trained(need_head(self.name, model)):
             raise MethodError("'fediir' acts on the gradient of the classifier, and none of its parameters trains.")
 
     # -- before training -------------------------------------------------------------------------------------

@@ -28,12 +28,13 @@ from torch import Tensor
 from fedkeel.formulas.losses import cosine_pull, prototype_contrast
 from fedkeel.formulas.prototypes import class_means, clustered, regrouped
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.methods.fpl import ClusterPrototypes
 from fedkeel.options import NotNegative, Positive, Range
 
 
 @register("fedplvm")
 @dataclass
-class FedPLVM(Method):
+class FedPLVM(ClusterPrototypes):
     """Draws features to their class's prototypes, which are clusters of the clients' clusters of features."""
 
     paper = "Wang et al. 2024 (FedPLVM)"
@@ -42,16 +43,6 @@ class FedPLVM(Method):
     lambda_: NotNegative = 100.0  # weight of both terms
     alpha: Annotated[float, Range(above=0, most=1)] = 0.25  # power of the similarities in L_alpha
     temperature: Positive = 0.07  # tau
-
-    # -- on the client ---------------------------------------------------------------------------------------
-    def start(self, client: LocalClient) -> None:
-        if "prototypes" in client.extras:
-            client.scratch["means"], client.scratch["known"] = class_means(
-                client.extras["prototypes"], client.extras["classes"], client.num_classes
-            )
-
-    def step_variant(self, client: LocalClient) -> Hashable:
-        return "prototypes" in client.extras
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
         if "prototypes" not in client.extras:
@@ -71,16 +62,10 @@ class FedPLVM(Method):
         points, classes = clustered(torch.cat(features), torch.cat(labels))
         return {"prototypes": points.to(client.device), "classes": classes.to(client.device)}
 
-    # -- on the server ---------------------------------------------------------------------------------------
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         assert server.network is not None
         classes = Expected(("P",), torch.int64, least=0, most=server.network.num_classes - 1)
         return {"prototypes": Expected(("P", server.network.feature_dim)), "classes": classes}
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
-        last = server.extras
-        points, classes = regrouped(
-            [(update.extras["prototypes"], update.extras["classes"]) for update in updates],
-            (last["prototypes"], last["classes"]) if "prototypes" in last else None,
-        )
-        return {"prototypes": points, "classes": classes}
+        return self.regroup(server, [(update.extras["prototypes"], update.extras["classes"]) for update in updates])

@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel import seeds
-from fedkeel.methods import Batch, LocalClient, Method, Output, Traits, needs, register
+from fedkeel.methods import Batch, LocalClient, Method, Output, Traits, register
+from fedkeel.methods.needs import need_head
 from fedkeel.nn.draws import new_key, normal
 from fedkeel.nn.surgery import replace_modules
 from fedkeel.options import Count, NotNegative
@@ -48,7 +49,7 @@ class FedSR(Method):
     _local: set[str] = field(default_factory=set, init=False)
 
     def prepare(self, model: nn.Module) -> None:
-        network = needs.classifier(self.name, model)
+        network = need_head(self.name, model)
         head, place = network.head, next(model.parameters()).device
         stochastic = StochasticHead(network.feature_dim, self.z_dim, network.num_classes, self.samples).to(place)
         names = replace_modules(model, lambda _, module: module is head, lambda *_: stochastic)

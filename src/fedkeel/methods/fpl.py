@@ -30,9 +30,28 @@ from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server
 from fedkeel.options import Positive
 
 
+class ClusterPrototypes(Method):
+    """What FPL and FedPLVM share: prototypes of the server that are clusters of the clients', from the second round."""
+
+    def start(self, client: LocalClient) -> None:
+        if "prototypes" in client.extras:
+            client.scratch["means"], client.scratch["known"] = class_means(
+                client.extras["prototypes"], client.extras["classes"], client.num_classes
+            )
+
+    def step_variant(self, client: LocalClient) -> Hashable:
+        return "prototypes" in client.extras
+
+    @staticmethod
+    def regroup(server: Server, sent: Sequence[tuple[Tensor, Tensor]]) -> Tensors:
+        """The next broadcast's, from each client's prototypes and their classes."""
+        last = (server.extras["prototypes"], server.extras["classes"]) if server.extras else None
+        return dict(zip(("prototypes", "classes"), regrouped(sent, last), strict=True))
+
+
 @register("fpl")
 @dataclass
-class FPL(Method):
+class FPL(ClusterPrototypes):
     """Draws features to their class's prototypes, one for each cluster of clients, and to the mean of these."""
 
     paper = "Huang et al. 2023 (FPL)"
@@ -43,15 +62,9 @@ class FPL(Method):
 
     # -- on the client ---------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:
-        if "prototypes" in client.extras:
-            client.scratch["means"], client.scratch["known"] = class_means(
-                client.extras["prototypes"], client.extras["classes"], client.num_classes
-            )
+        super().start(client)
         if self.prototypes == "seen":
             client.scratch["seen"] = seen_features(client)
-
-    def step_variant(self, client: LocalClient) -> Hashable:
-        return "prototypes" in client.extras
 
     def inputs(self, client: LocalClient, x: Tensor) -> Tensor:
         if self.prototypes == "seen":
@@ -83,14 +96,9 @@ class FPL(Method):
         return {"prototypes": Expected((classes, width)), "present": Expected((classes,), torch.bool)}
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
-        sent = [update.extras for update in updates]
-        classes = [torch.arange(len(e["present"]), device=e["present"].device).where(e["present"], -1) for e in sent]
-        last = server.extras
-        points, of_class = regrouped(
-            [(extras["prototypes"], c) for extras, c in zip(sent, classes, strict=True)],
-            (last["prototypes"], last["classes"]) if "prototypes" in last else None,
-        )
-        return {"prototypes": points, "classes": of_class}
+        sent = [(update.extras["prototypes"], update.extras["present"]) for update in updates]
+        classes = [torch.arange(len(present), device=present.device).where(present, -1) for _, present in sent]
+        return self.regroup(server, [(points, c) for (points, _), c in zip(sent, classes, strict=True)])
 
 
 def mean_distance(features: Tensor, labels: Tensor, means: Tensor, known: Tensor) -> Tensor:

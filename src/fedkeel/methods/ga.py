@@ -56,29 +56,21 @@ class GA(Method):
     @torch.no_grad()
     def _score(self, client: LocalClient) -> Tensor:
         """The higher the better, over the client's validation data, or its training data where it has none."""
-        training = client.model.training
+        training, size = client.model.training, client.config.evaluation_batch
         client.model.eval()
         total, samples = torch.zeros((), dtype=torch.float64, device=client.device), 0
-        for batch in self._batches(client):
-            logits = client.model(batch.x).logits.float()
-            if self.measure == "accuracy":
-                total += (logits.argmax(1) == batch.y).sum()
-            else:
-                total -= F.cross_entropy(logits, batch.y, reduction="sum")
-            samples += len(batch.y)
+        for batches in (client.data.validation(size), client.data.passes(size)):
+            for batch in batches:
+                logits = client.model(batch.x).logits.float()
+                if self.measure == "accuracy":
+                    total += (logits.argmax(1) == batch.y).sum()
+                else:
+                    total -= F.cross_entropy(logits, batch.y, reduction="sum")
+                samples += len(batch.y)
+            if samples:
+                break
         client.model.train(training)
         return total / samples
-
-    @staticmethod
-    def _batches(client: LocalClient) -> Iterator[Batch]:
-        size = client.config.evaluation_batch
-        held_out = client.data.validation(size)
-        first = next(held_out, None)
-        if first is None:
-            yield from client.data.passes(size)
-        else:
-            yield first
-            yield from held_out
 
     # -- on the server ---------------------------------------------------------------------------------------
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
@@ -92,10 +84,7 @@ class GA(Method):
         kept = {name: tensor for name, tensor in server.memory.items() if not name.startswith("local/")}
         if local:
             answers = server.ask(list(local), "score")
-            scores = {name: answer.tensors.get("score") for name, answer in answers.items()}
-            gaps = {
-                name: float(local[name]) - float(s) for name, s in scores.items() if s is not None and s.shape == ()
-            }
+            gaps = {name: float(local[name]) - float(answer.tensors["score"]) for name, answer in answers.items()}
             step = self.step_size * (1 - (server.round - 1) / server.rounds) / server.num_clients
             weights = adjusted({name: self._weight(server, name) for name in gaps}, gaps, step, self.centred)
             kept |= prefixed({name: torch.tensor(a, dtype=torch.float64) for name, a in weights.items()}, "weight")

@@ -30,7 +30,8 @@ from torch import Tensor, nn
 
 from fedkeel.core.state import batch_norms, lerp, untouched
 from fedkeel.formulas.losses import consistency_kl
-from fedkeel.methods import Batch, LocalClient, Method, Output, Server, Tensors, Traits, Update, needs, register
+from fedkeel.methods import Batch, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.methods.needs import need_global_statistics
 from fedkeel.nn.mixed_batch_norm import add_shares, mixed_statistics
 from fedkeel.nn.paired_batch_norm import Pairing, Pairings, naive
 from fedkeel.options import NotNegative, Share
@@ -65,7 +66,7 @@ class GReg(Method):
             add_shares(norms)
 
     def before_training(self, server: Server) -> None:
-        needs.global_statistics(self.name, server)
+        need_global_statistics(self.name, server)
         if server.round == 0 and self.warm_start is True:
             server.memory = {DUE: torch.ones(())}
         # A later round has no aggregated statistics either, if none before it had enough clients to count.

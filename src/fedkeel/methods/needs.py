@@ -9,14 +9,14 @@ from fedkeel.errors import MethodError
 from fedkeel.methods import Server
 
 
-def classifier(method: str, model: nn.Module) -> Classifier:
+def need_head(method: str, model: nn.Module) -> Classifier:
     """The model, if it says what its head is."""
     if not isinstance(model, Classifier):
         raise MethodError(f"'{method}' needs to know the head of {type(model).__name__}: wrap it by `models.wrap`.")
     return model
 
 
-def global_statistics(method: str, server: Server) -> None:
+def need_global_statistics(method: str, server: Server) -> None:
     """For methods that train with the server's statistics: another part may keep all of them on the clients."""
     if not any(name.endswith("running_mean") for name in server.layout.statistics):
         raise MethodError(
