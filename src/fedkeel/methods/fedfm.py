@@ -27,8 +27,8 @@ from torch import Tensor
 
 from fedkeel.config import from_one
 from fedkeel.errors import FedkeelError
-from fedkeel.formulas.losses import direction_distance, feature_alignment
-from fedkeel.formulas.prototypes import counted_prototypes
+from fedkeel.formulas.losses import feature_alignment
+from fedkeel.formulas.prototypes import counted_prototypes, direction_distance
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
 from fedkeel.options import NotNegative, Positive, Range
 

@@ -15,26 +15,19 @@ from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Literal
 
-import torch
 from torch import Tensor, nn
 
+from fedkeel.formulas.similarity import directions
 from fedkeel.methods import Method, Traits, register
 from fedkeel.methods.needs import need_head
 from fedkeel.models.wrapped import Wrapped
 from fedkeel.nn.surgery import remove_normalisation
 
-_SHORTEST = 1e-8
-"""A feature vector shorter than this has no direction and becomes zero, with zero gradient."""
-
 
 def normalise_features(features: Tensor) -> Tensor:
     """sqrt(d) f / ||f||_2 for each sample: (N, ...) -> (N, ...) with d values in a sample."""
-    rows = features.flatten(1)
-    rows = rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows
-    squared = rows.square().sum(dim=1, keepdim=True)
-    has_one = squared > _SHORTEST**2
-    rows = rows.where(has_one, 0) * squared.where(has_one, 1).rsqrt() * sqrt(rows.shape[1])
-    return rows.to(features.dtype).view_as(features)
+    rows = directions(features.flatten(1))
+    return (rows * sqrt(rows.shape[1])).to(features.dtype).view_as(features)
 
 
 @register("fedfn")

@@ -18,16 +18,15 @@ A negative cosine has no such power, and the released code fails on it: here it 
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedkeel.formulas.losses import cosine_pull, prototype_contrast
-from fedkeel.formulas.prototypes import class_means, clustered, regrouped
-from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.formulas.prototypes import clustered, cosine_pull, prototype_contrast
+from fedkeel.methods import Batch, Expected, LocalClient, Output, Server, Tensors, Traits, Update, register
 from fedkeel.methods.fpl import ClusterPrototypes
 from fedkeel.options import NotNegative, Positive, Range
 

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.types import Classifier
-from fedkeel.formulas.losses import prototype_contrast
-from fedkeel.formulas.prototypes import class_means, local_prototypes, regrouped
+from fedkeel.formulas.prototypes import class_means, local_prototypes, prototype_contrast, regrouped
+from fedkeel.formulas.similarity import precise
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
 from fedkeel.options import Positive
 
@@ -103,8 +103,7 @@ class FPL(ClusterPrototypes):
 
 def mean_distance(features: Tensor, labels: Tensor, means: Tensor, known: Tensor) -> Tensor:
     """L_UPCR: 1/d ||z - u_y||^2, mean over the samples whose class is known. (B, d), (B,), (C, d), (C,) -> scalar."""
-    features = features.float() if features.dtype in (torch.float16, torch.bfloat16) else features
-    distance = (features - means.index_select(0, labels)).square().mean(dim=1)
+    distance = (precise(features) - means.index_select(0, labels)).square().mean(dim=1)
     counts = known.index_select(0, labels)
     return distance.where(counts, 0).sum() / counts.sum().clamp_min(1)
 

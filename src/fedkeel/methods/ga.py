@@ -19,7 +19,7 @@ averaged with the same weights.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedkeel.core.state import prefixed, select
-from fedkeel.methods import Batch, Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
+from fedkeel.methods import Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
 from fedkeel.options import Share
 
 

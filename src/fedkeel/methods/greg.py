@@ -28,7 +28,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedkeel.core.state import batch_norms, lerp, untouched
+from fedkeel.core.state import batch_norms, untouched
+from fedkeel.formulas.aggregation import moving_average
 from fedkeel.formulas.losses import consistency_kl
 from fedkeel.methods import Batch, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
 from fedkeel.methods.needs import need_global_statistics
@@ -109,7 +110,7 @@ class GReg(Method):
         old = {name: server.statistics[name] for name in new}
         warm = starts_warm(self.warm_start, server, old)
         server.memory = {}
-        return mean if warm else mean | lerp(old, new, self.momentum)
+        return mean if warm else mean | moving_average(old, new, self.momentum)
 
 
 def _acts(client: LocalClient) -> bool:

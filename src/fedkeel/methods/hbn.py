@@ -24,7 +24,7 @@ from torch import nn
 
 from fedkeel.core import state
 from fedkeel.errors import FedkeelError
-from fedkeel.formulas.aggregation import moving_average, pooled_moments
+from fedkeel.formulas.aggregation import moving_average, pooled_moments, weighted_mean
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
 from fedkeel.methods.greg import DUE, LACKING, WarmStart, starts_warm
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms, recorded_moments, to_hybrid
@@ -53,9 +53,7 @@ class HBN(Method):
         momentum: Momentum | None = None,  # Eq. 11, the share of the new; None: 0.01, in the released variant 0.002
         stats_samples: Count | None = None,  # of the pass of Eq. 7, drawn at random; None for all
         stats_batch: Count = RELEASED_SAMPLES,  # of the pass
-        record: Literal[
-            "mixture", "batch"
-        ] = "mixture",  # by the pass: what a layer normalised with, or raw moments
+        record: Literal["mixture", "batch"] = "mixture",  # by the pass: what a layer normalised with, or raw moments
         mix: Literal["learned", "fixed", "global", "batch"] = "learned",  # Eq. 9: Table 6
         statistics: Literal["pass", "moving-average"] = "pass",  # Table 6
         pooling: Literal["pooled", "mean"] = "pooled",  # Eq. 8: Table 6
@@ -165,7 +163,7 @@ class HBN(Method):
         """In the authors' code the factors are averaged as the weights are, over the clients of the round."""
         if not self._averages_factors:
             return {}
-        return state.mean([update.extras for update in updates], [server.share(update) for update in updates])
+        return weighted_mean([update.extras for update in updates], [server.share(update) for update in updates])
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         if question != "statistics":
@@ -179,7 +177,7 @@ class HBN(Method):
         old = server.statistics
         momentum = 1.0 if self._starts_warm(server, old) else self.momentum
         server.memory = {}
-        return mean | {name: moving_average(old[name], moment, momentum) for name, moment in new.items()}
+        return mean | moving_average(old, new, momentum)
 
     def _starts_warm(self, party: LocalClient | Server, statistics: Tensors) -> bool:
         own = {name: statistics[name] for pair in self._moments for name in pair}
@@ -203,7 +201,7 @@ class HBN(Method):
         if self.variant == "released" and self.statistics_from == "pass":
             counts = [min(n, RELEASED_SAMPLES) for n in samples]
         if self.pooling == "mean":
-            return state.mean([{name: m[name] for pair in self._moments for name in pair} for m in moments], counts)
+            return weighted_mean([{name: m[name] for pair in self._moments for name in pair} for m in moments], counts)
         pooled: Tensors = {}
         for mean, var in self._moments:
             pooled[mean], pooled[var] = pooled_moments([m[mean] for m in moments], [m[var] for m in moments], counts)
