@@ -7,9 +7,8 @@ variances; with n_k its samples and N their sum, the server makes
     mu = sum_k n_k mu_k / N,    v = sum_k n_k (v_k + (mu_k - mu)^2) / (N - 1)
     S_{t+1} = (1 - momentum) S_t + momentum (mu, v)
 
-The code released with HBN's comparison takes the spread around the new moving average m of the mean, a slip, and so
-counts its lag as spread: v = sum_k n_k (v_k + (mu_k - m)^2) / (N - 1). That is `variant="released"`; by default it is
-around mu, as the law of total variance has it. A batch of one sample has no statistics and is not counted.
+`variant="released"` takes the spread around the new moving average of the mean, a slip of the code released with HBN's
+comparison, and so counts its lag as spread. A batch of one sample has no statistics and is not counted.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ from torch import Tensor
 from fedkeel.core import state
 from fedkeel.formulas.losses import proximal
 from fedkeel.methods import Batch, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.methods.fedprox import weights_and_anchors
 from fedkeel.options import NotNegative, Range
 
 
@@ -41,13 +42,10 @@ class FedACG(Method):
         return state.add(weights, server.memory, self.lambda_) if server.memory else weights
 
     def start(self, client: LocalClient) -> None:
-        parameters = dict(client.model.named_parameters())
-        shared = [name for name in client.broadcast.weights if name in parameters]
-        client.scratch["weights"] = [parameters[name] for name in shared]
-        client.scratch["anchors"] = [client.broadcast.weights[name] for name in shared]
+        client.scratch["pairs"] = weights_and_anchors(client)
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor:
-        return 2 * self.beta * proximal(client.scratch["weights"], client.scratch["anchors"])
+        return 2 * self.beta * proximal(*client.scratch["pairs"])
 
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         """m <- lambda m + mean - (w + lambda m), which is mean - w: the terms with lambda cancel."""

@@ -1,17 +1,13 @@
 """FedFA: Zhou and Konukoglu, "FedFA: Federated Feature Augmentation", ICLR 2023.
 
-What a site's images look like shows in the statistics of its feature maps: the mean and deviation of each channel. So
-training draws them anew around their own values, wider in the channels in which the sites differ, and the network meets
-looks that are not in its own data (`nn.feature_augmentation` has the formulas). Each client keeps moving averages of
-its statistics and sends them with its update; the server sends back their variance over the clients,
+What a site's images look like shows in the mean and deviation of each channel of its feature maps. So training draws
+them anew around their own values, wider in the channels in which the sites differ (`nn.feature_augmentation` has the
+formulas). Each client sends moving averages of its statistics; the server sends back their variance over the clients,
 
     s_c = 1/K sum_k (m_kc - 1/K sum_i m_ic)^2        for each channel, of the means and of the deviations.
 
-The released code takes one variance over clients and channels together; then gamma is 1 in every channel, whatever the
-clients say (`variance="scalar"`). It also averages the moving averages themselves: here they stay the client's own, and
-only one without starts from the mean of the others' (in a stateless federation: everyone, in every round). They are
-updated in every step, not only in those that augment, and begin with the first batch instead of 0 and 1: otherwise
-clients would differ by how many steps they made.
+The averages stay the client's own; one without starts from the mean of the others'. They are updated in every step, and
+begin with the first batch instead of 0 and 1: otherwise clients would differ by how many steps they made.
 """
 
 from __future__ import annotations

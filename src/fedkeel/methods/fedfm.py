@@ -2,11 +2,10 @@
 Transactions on Signal Processing 71, 2023.
 
 Clients that train apart put the same class in different places of feature space. So every class has an anchor a_c that
-all clients share: the mean feature of the class over all data, under the global model. Each client computes the class
-means of its own data under the broadcast model, and the server weighs them by the number of samples. Local training
-then matches features z to the anchors, from round `from_round` on, when features have come to mean something:
+all clients share: the mean feature of the class over all data, under the global model. The server makes it of the
+clients' class means, and local training matches features z to the anchors, when features have come to mean something:
 
-    L = CE + lambda L_match
+    L = CE + lambda L_match                                                     from round `from_round` on
     L_match = -log( exp(cos(z, a_y) / tau) / sum_c exp(cos(z, a_c) / tau) )     contrastive guiding ("contrastive")
     L_match = 1/d || z/||z|| - a_y/||a_y|| ||^2                                 ("l2")
 

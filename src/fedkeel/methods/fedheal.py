@@ -1,9 +1,9 @@
 """FedHEAL: Chen, Huang and Ye, "Fair Federated Learning under Domain Skew with Local Consistency and Domain Diversity",
 CVPR 2024.
 
-Two rules for a mean in which no domain drowns. Entries of the weights that a client moves to and fro from round to
-round are noise of that client: an entry counts only if the client has moved it that way often enough before. And a
-client that is still far from the global model counts for more. With u_k = w - w_k of client k in its round t:
+Two rules for a mean in which no domain drowns. An entry of the weights that a client moves to and fro is its noise: it
+counts only if the client has moved it that way often enough before. And a client that is still far from the global
+model counts for more. With u_k = w - w_k of client k in its round t:
 
     h_k = share of its earlier rounds with u_k >= 0                                  entry by entry
     M_k = 1 where (h_k if u_k >= 0 else 1 - h_k) > tau, else 0; all 1 in its first round
@@ -11,11 +11,8 @@ client that is still far from the global model counts for more. With u_k = w - w
     delta_k <- (1 - beta) delta_k + beta d_k / sum_j d_j,    p_k <- p_k + delta_k    at first p_k = 1/K, delta_k = 0
     w <- w - sum_k p_k M_k u_k / sum_k p_k M_k                                       unchanged where no client counts
 
-A history says which way a client's own training went in every round, so it stays there: a client keeps its counts and
-sends the mask, one byte for each weight. The server keeps p_k and delta_k, two numbers for each client. The public code
-simulates all of it in one place; it also masks batch-norm statistics, takes a client's absence for a round of its
-history, and divides by the last distances of absent clients. Here statistics keep their own rule. Since all p_k grow
-from round to round, a client that comes for the first time in a later one begins with the mean of theirs, not with 1/K.
+A history says which way a client's own training went, so it stays there, and the mask is sent. All p_k grow, so that a
+client that comes for the first time in a later round begins with the mean of theirs, not with 1/K.
 """
 
 from __future__ import annotations

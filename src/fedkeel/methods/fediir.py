@@ -15,7 +15,6 @@ normalises as training does and draws the training's augmentation.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from fedkeel.errors import MethodError
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, register
 from fedkeel.methods.needs import need_head
-from fedkeel.nn.surgery import frozen_statistics
+from fedkeel.methods.scaffold import summed_gradients
 from fedkeel.options import NotNegative, Range
 
 MOST_BATCHES = 2.0**40  # of a client: none has more
@@ -47,7 +46,6 @@ class FedIIR(Method):
         if not trained(need_head(self.name, model)):
             raise MethodError("'fediir' acts on the gradient of the classifier, and none of its parameters trains.")
 
-    # -- before training -------------------------------------------------------------------------------------
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         if question != "gradient":
             return {}
@@ -72,18 +70,11 @@ class FedIIR(Method):
         if question != "gradient":
             return super().answer(client, question, tensors)
         model, parameters = client.model.train(), trained(client.model)
-        total = {name: torch.zeros_like(parameter) for name, parameter in parameters.items()}
-        batches = torch.zeros((), dtype=torch.float64, device=client.device)
-        for batch in client.data.passes(client.config.batch_size, augment=True, shuffle=True):
-            with frozen_statistics(model) if len(batch.y) == 1 else nullcontext():
-                loss = F.cross_entropy(model(batch.x).logits, batch.y)
-            gradients = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
-            for name, gradient in zip(total, gradients, strict=True):
-                total[name] += gradient
-            batches += 1
-        return total | {"batches": batches}
+        batches = client.data.passes(client.config.batch_size, augment=True, shuffle=True)
+        total, count = summed_gradients(model, list(parameters.values()), batches, F.cross_entropy)
+        number = torch.tensor(count, dtype=torch.float64, device=client.device)
+        return dict(zip(parameters, total, strict=True)) | {"batches": number}
 
-    # -- training --------------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:
         parameters = trained(client.model)
         client.scratch["parameters"] = list(parameters.values())
@@ -91,10 +82,9 @@ class FedIIR(Method):
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor:
         entropy = F.cross_entropy(output.logits, batch.y)
-        gradients = torch.autograd.grad(
-            entropy, client.scratch["parameters"], create_graph=True, materialize_grads=True
-        )
-        differences = zip(gradients, client.scratch["mean"], strict=True)
+        parameters, means = client.scratch["parameters"], client.scratch["mean"]
+        gradients = torch.autograd.grad(entropy, parameters, create_graph=True, materialize_grads=True)
+        differences = zip(gradients, means, strict=True)
         return self.gamma * torch.stack([(own - mean).square().sum() for own, mean in differences]).sum()
 
 

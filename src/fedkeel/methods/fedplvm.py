@@ -5,15 +5,12 @@ One mean feature for a class says nothing of how widely the class spreads, and i
 client clusters its features of each class (FINCH) and sends the clusters' means; the server clusters those of all
 clients into global prototypes p in G_c. With z the feature of a sample of class y and g_c the plain mean of G_c,
 
-    L = CE + lambda (L_alpha + L_c)
+    L = CE + lambda (L_alpha + L_c)                                                     from the second round on
     L_alpha = -log( sum_{p in G_y} exp(cos(z, p)^alpha / tau) / sum_{p in all} exp(cos(z, p)^alpha / tau) )
     L_c = 2 (1 - cos(z, g_y))^2
 
-from the second round on. A power alpha below 1 lifts small similarities: it keeps classes apart, and L_c makes up for
-the pull within a class that it weakens. Features are those of the trained local model in evaluation mode.
-
-A negative cosine has no such power, and the released code fails on it: here it counts as 0 (`prototype_contrast`).
-`lambda_` is that of the released code; GReg's experiments use 1.
+A power alpha below 1 lifts small similarities: it keeps classes apart, and L_c makes up for the pull within a class
+that it weakens. A negative cosine, on which the released code fails, counts as 0 (`prototype_contrast`).
 """
 
 from __future__ import annotations

@@ -25,10 +25,14 @@ class FedProx(Method):
     mu: NotNegative = 0.01  # Eq. 2
 
     def start(self, client: LocalClient) -> None:
-        parameters = dict(client.model.named_parameters())
-        shared = [name for name in client.broadcast.weights if name in parameters]
-        client.scratch["weights"] = [parameters[name] for name in shared]
-        client.scratch["anchors"] = [client.broadcast.weights[name] for name in shared]
+        client.scratch["pairs"] = weights_and_anchors(client)
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor:
-        return self.mu * proximal(client.scratch["weights"], client.scratch["anchors"])
+        return self.mu * proximal(*client.scratch["pairs"])
+
+
+def weights_and_anchors(client: LocalClient) -> tuple[list[Tensor], list[Tensor]]:
+    """The parameters that travel, and their values in the broadcast."""
+    parameters = dict(client.model.named_parameters())
+    shared = [name for name in client.broadcast.weights if name in parameters]
+    return [parameters[name] for name in shared], [client.broadcast.weights[name] for name in shared]

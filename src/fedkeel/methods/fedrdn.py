@@ -1,21 +1,14 @@
 """FedRDN: Yan et al., "A Simple Data Augmentation for Feature Distribution Skewed Federated Learning", CVPR 2025.
 
 Images of one site have its look: their mean colour and contrast. Each client k sends them once, before it first trains:
-the mean mu^k over its images of the mean of each channel, and sigma^k likewise of the standard deviation. In training
-an image is normalised with the pair of a client j drawn at random, so that the network sees it in every site's terms;
-in testing, with its own client's:
+the mean mu^k over its images of the mean of each channel, and sigma^k likewise of the standard deviation. Training
+normalises an image with the pair of a client drawn at random, so that the network sees it in every site's terms:
 
     training   x <- (x - mu^j) / sigma^j,   j uniform over the clients, for each image anew
-    testing    x <- (x - mu^k) / sigma^k
-
-The released code draws one mean and one standard deviation for a whole batch, and each from a client of its own:
-`draw="batch"`.
+    testing    x <- (x - mu^k) / sigma^k    its own client's; without one, that of the images themselves, by batches
 
 This takes the place of the data set's own normalisation, x' = (x - m) / s, without undoing it: in its terms the pair of
 a client is ((mu - m) / s, sigma / s), and normalising x' with that is normalising x with (mu, sigma).
-
-A client without a pair, because it has not trained yet or never will, is tested with that of its own images, batch by
-batch of the evaluation: its pixels are there, its labels are not needed.
 """
 
 from __future__ import annotations

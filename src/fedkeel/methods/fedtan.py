@@ -33,6 +33,7 @@ from fedkeel.core.state import batch_norms
 from fedkeel.errors import MethodError
 from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.nn.mixed_batch_norm import replaced_forward, update_momentum
 
 log = logging.getLogger("fedkeel")
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -152,42 +153,27 @@ def layerwise(
     `until`: stop the forward with `Reached` at that batch norm. `update`: move running statistics to the moments.
     """
     inputs: list[Tensor] = []
-    called: set[int] = set()
+    called: set[str] = set()
 
-    def normalise(norm: _BatchNorm, x: Tensor) -> Tensor:
+    def normalise(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
         k = len(inputs)
-        if id(norm) in called:
+        if name in called:
             raise MethodError("'fedtan' goes through batch norms one by one, and this model calls one of them twice.")
-        called.add(id(norm))
+        called.add(name)
         inputs.append(x)
         if k == until:
             raise Reached
         mean, var = moments[f"mean {k}"], moments[f"var {k}"]
-        if update:
-            _move(norm, mean, var, x.numel() // x.shape[1])
+        if update and norm.running_mean is not None and norm.running_var is not None:
+            share, count = update_momentum(norm), x.numel() // x.shape[1]
+            norm.running_mean.lerp_(mean, share)
+            norm.running_var.lerp_(var * count / max(count - 1, 1), share)  # without bias, as batch norm does
         scale = torch.rsqrt(var + norm.eps) * (1 if norm.weight is None else norm.weight)
         y = (x - per_channel(mean, x)) * per_channel(scale, x)
         return y if norm.bias is None else y + per_channel(norm.bias, x)
 
-    norms = [norm for norm in batch_norms(model).values() if isinstance(norm, _BatchNorm)]
-    try:
-        for norm in norms:
-            norm.forward = lambda x, norm=norm: normalise(norm, x)  # type: ignore[method-assign, misc]
+    with replaced_forward(batch_norms(model), normalise):
         yield inputs
-    finally:
-        for norm in norms:
-            vars(norm).pop("forward", None)
-
-
-@torch.no_grad()
-def _move(norm: _BatchNorm, mean: Tensor, var: Tensor, count: int) -> None:
-    """What batch norm does with the moments of a batch, the variance without bias."""
-    if norm.running_mean is None or norm.running_var is None or norm.num_batches_tracked is None:
-        return
-    norm.num_batches_tracked.add_(1)
-    share = norm.momentum if norm.momentum is not None else 1 / float(norm.num_batches_tracked)
-    norm.running_mean.lerp_(mean, share)
-    norm.running_var.lerp_(var * count / max(count - 1, 1), share)
 
 
 def through_moments(inputs: Sequence[Tensor], known: Tensors, first: int = 0) -> Tensor:

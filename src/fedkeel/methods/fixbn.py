@@ -2,11 +2,8 @@
 
 The mean of models that were each trained under their own batch statistics is no minimum under shared ones. So training
 has two stages: the rounds before `freeze_from` (half of all) are FedAvg; from then on batch norm uses the aggregated
-statistics in training as in testing, and neither clients nor server change them any more. Scale and shift still train.
-
-Only batch norm switches: the code that HBN compares with puts the whole network into evaluation, dropout included. The
-paper's momentum that outlives a round is not part of this. At the switch gradients jump, and FedCoda's comparison
-(Table 6) converges only with their norm clipped, at 10.
+statistics in training as in testing, and neither clients nor server change them any more. Scale and shift still train,
+and only batch norm switches, not dropout. The paper's momentum that outlives a round is not part of this.
 """
 
 from __future__ import annotations

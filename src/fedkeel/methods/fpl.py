@@ -4,14 +4,12 @@ The mean of the clients' prototypes of a class lies with the domain that has mos
 (FINCH) and keeps one prototype for each cluster, p in P_c, in which a rare domain has its own; and as the target that
 does not move with the clusters' number, their plain mean u_c. With z the feature of a sample of class y,
 
-    L = CE + L_CPCL + L_UPCR
+    L = CE + L_CPCL + L_UPCR                                                            from the second round on
     L_CPCL = -log( sum_{p in P_y} exp(cos(z, p) / tau) / sum_{p in all} exp(cos(z, p) / tau) )
-    L_UPCR = 1/d ||z - u_y||^2
+    L_UPCR = 1/d ||z - u_y||^2                        with the mean over d of the released code, not the paper's sum
 
-from the second round on. The sum over dimensions of L_UPCR in the paper is a mean in the released code, which is what
-its results are of, so it is here. A client's prototype is the mean feature of its samples of a class: of the trained
-local model in evaluation mode, as the paper's definition has it, or, as the code does, of the features that training
-itself saw in its last epoch (`prototypes="seen"`), which costs no pass over the data.
+A client's prototype is the mean feature of its samples of a class: of the trained local model in evaluation mode, or,
+as released, of the features that training itself saw in its last epoch, which costs no pass (`prototypes="seen"`).
 """
 
 from __future__ import annotations

@@ -2,11 +2,8 @@
 ICLR 2022, without its personalisation, as UniVarFL compares with.
 
 The last layer is what leans most towards a client's own classes. So the global one stays as it was initialised, the
-same on every client at the start of every round, and only the body below it is learnt together.
-
-`head="fixed"`: it is frozen for real and gets no gradient, no momentum and no weight decay. `head="local"`: clients
-train it, and what they made of it is left out of the mean. That is what the code does to which UniVarFL's comparison
-goes back, because there the switch that freezes it never fires.
+same on every client at the start of every round, and only the body below it is learnt together. In the code to which
+UniVarFL's comparison goes back the switch that freezes it never fires: that is `head="local"`.
 """
 
 from __future__ import annotations

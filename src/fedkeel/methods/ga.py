@@ -2,19 +2,14 @@
 
 A client on whose data the global model is worse than the client's own counts for too little. So its weight in the mean
 grows, and that of clients which the mean helps shrinks. With s the accuracy on client k's validation data (or minus the
-loss), after each round:
+loss; on training data where it has none), after each round t of T, with step size d and K clients:
 
     g_k = s_k(local model after training) - s_k(global model after aggregation)         the generalisation gap
     a_k <- clip(a_k + d (1 - t/T) / K * g_k / max_j |g_j|, 0, 1),  then normalised      a_k = 1/K in the first round
 
-with step size d, round t of T, K clients. That is the authors' released code; the paper's formula takes the mean of the
-gaps off each first (`centred`). A public port has the sign reversed and measures on test data; nothing of that here. A
-client without validation data measures on its training data.
-
-Under partial participation a_k of the others stays as it is, and so does the sum over those that took part. When a
-federation grows from K to K' clients, a newcomer has 1/K' and the others K/K' of what they had. The gaps
-of a round are asked for at the start of the next, when the aggregated model is what the server has. Statistics are
-averaged with the same weights.
+The gaps of a round are asked for at the start of the next, when the aggregated model is what the server has. Under
+partial participation a_k of the others stays, and so does the sum over those that took part. When a federation grows
+from K to K' clients, a newcomer has 1/K' and the others K/K' of what they had.
 """
 
 from __future__ import annotations

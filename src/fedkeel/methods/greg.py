@@ -6,14 +6,10 @@ images look different the two disagree. So each step runs the batch under both a
 with batch statistics, q_g with the broadcast global ones,
 
     L = CE(q_b, y) + alpha (KL(q_b || q_g) + KL(q_g || q_b)) / 2        from the second round on        (Eqs. 5-6)
+    S_{t+1} = (1 - momentum) S_t + momentum * mean_k S^k                on the server, in every round   (Alg. 2)
 
-and the server's statistics are a moving average, so that those of the next round are near (Alg. 2):
-
-    S_{t+1} = (1 - momentum) S_t + momentum * mean_k S^k                in every round
-
-which presumes a network whose statistics mean something, as the paper's pretrained ones do. From scratch they start at
-(0, 1), and what is left of that grows from layer to layer under q_g, up to a loss that is not finite: so there the
-first round's mean is taken whole.
+so that the statistics of the next round are near. That presumes a network whose statistics mean something. From scratch
+they start at (0, 1), and what is left of that grows from layer to layer under q_g: there the first mean is taken whole.
 
 Gradients flow through both branches; running statistics are updated by the first one only. Both run as one batch
 wherever the network allows it (`nn.paired_batch_norm`), else as two passes with the same result.

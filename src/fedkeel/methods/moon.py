@@ -6,12 +6,9 @@ are drawn to those of the global model and away from those of this client's own 
     l_con = -log( exp(sim(z, z_glob) / tau) / (exp(sim(z, z_glob) / tau) + exp(sim(z, z_prev) / tau)) )     (Eq. 3)
     L = CE + mu l_con                                                                                       (Eq. 4)
 
-Both other models are frozen and in evaluation mode. A client that has not trained before has no last model; there the
-authors' code takes the global one for it, which has no gradient, and here the term is left out.
-
-The paper's networks have a projector of two layers before the head, whose output z then is. Compared methods should
-have it too, so it belongs to the model: `simple_cnn(projector=256)` puts UniVarFL's there. The option `projector` of
-this method puts the paper's own (linear, ReLU, linear).
+Both other models are frozen and in evaluation mode; a client without a last model leaves the term out. The paper's
+networks have a projector of two layers before the head, whose output z then is: the option `projector` (linear, ReLU,
+linear). Compared methods should have it too, so better in the model: `simple_cnn(projector=256)`.
 """
 
 from __future__ import annotations

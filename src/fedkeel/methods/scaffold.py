@@ -17,7 +17,7 @@ lr sum_k b_k with b_k = m b_{k-1} + 1, and then c_i+ is again a (weighted) mean 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from fedkeel.core import state
 from fedkeel.errors import MethodError
-from fedkeel.methods import Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
+from fedkeel.methods import Batch, Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.options import Positive
 
@@ -121,21 +121,30 @@ def mean_of_all(server: Server) -> Tensors:
     return {name[len(SUM) :]: t / total for name, t in server.memory.items() if name.startswith(SUM)}
 
 
-def full_gradient(client: LocalClient, weights: Sequence[nn.Parameter]) -> list[Tensor]:
-    """The gradient of the mean cross-entropy over all local samples at the present weights, in batches as in training.
-
-    It leaves no trace: running statistics are put back.
-    """
+def full_gradient(client: LocalClient, weights: Sequence[Tensor]) -> list[Tensor]:
+    """The gradient of the mean cross-entropy over all local samples at the present weights; running statistics are put
+    back."""
     buffers = list(client.model.buffers())
     before = [buffer.clone() for buffer in buffers]
-    gradient = [torch.zeros_like(weight, requires_grad=False) for weight in weights]
-    for batch in client.data.passes(shuffle=True):
-        with frozen_statistics({} if len(batch.y) > 1 else client.model):
-            loss = F.cross_entropy(client.model(batch.x).logits, batch.y, reduction="sum") / client.samples
-        parts = torch.autograd.grad(loss, list(weights), allow_unused=True)
-        for total, part in zip(gradient, parts, strict=True):
-            if part is not None:
-                total.add_(part)
+    gradient, _ = summed_gradients(
+        client.model,
+        weights,
+        client.data.passes(shuffle=True),
+        lambda logits, y: F.cross_entropy(logits, y, reduction="sum") / client.samples,
+    )
     for buffer, value in zip(buffers, before, strict=True):
         buffer.copy_(value)
     return gradient
+
+
+def summed_gradients(
+    model: nn.Module, weights: Sequence[Tensor], batches: Iterable[Batch], loss: Callable[[Tensor, Tensor], Tensor]
+) -> tuple[list[Tensor], int]:
+    """The sum over the batches of their losses' gradients by these weights, and the number of batches."""
+    total, count = [torch.zeros_like(weight, requires_grad=False) for weight in weights], 0
+    for batch in batches:
+        with frozen_statistics({} if len(batch.y) > 1 else model):  # a single sample has no batch statistics
+            value = loss(model(batch.x).logits, batch.y)
+        torch._foreach_add_(total, torch.autograd.grad(value, weights, materialize_grads=True))
+        count += 1
+    return total, count
