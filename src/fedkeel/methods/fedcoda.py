@@ -73,9 +73,8 @@ class FedCoda(Method):
 
     # -- on the client ---------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:
-        calibrates = self.calibrates(client.round, client.rounds)
+        calibrates = client.scratch["calibrates"] = self.calibrates(client.round, client.rounds)
         client.scratch["frozen"] = batch_norms(client.model) if calibrates else {}
-        client.scratch["calibrates"] = calibrates
         if self._keeps_history(client):
             trained = [(name, p) for name, p in client.model.named_parameters() if p.requires_grad]
             clip = client.scratch["clip"] = HistoryClip(trained, self.alpha, self.beta)

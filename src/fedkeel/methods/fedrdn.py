@@ -56,9 +56,7 @@ class FedRDN(Method):
 
     # -- on the client ---------------------------------------------------------------------------------------
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
-        if question != "pair":
-            return super().answer(client, question, tensors)
-        return {"pair": own_pair(client)}
+        return {"pair": own_pair(client)} if question == "pair" else super().answer(client, question, tensors)
 
     def start(self, client: LocalClient) -> None:
         """Its own pair is put where testing finds it; key and counter of this round's draws are made."""

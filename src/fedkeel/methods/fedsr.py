@@ -59,16 +59,17 @@ class FedSR(Method):
         return name in self._local
 
     def start(self, client: LocalClient) -> None:
-        head = stochastic_head(client)
+        head = client.scratch["head"] = client.model.get_submodule("head")
+        assert isinstance(head, StochasticHead)
         head.key.copy_(new_key(client.generator("fedsr")))
         head.step.zero_()
 
     def inputs(self, client: LocalClient, x: Tensor) -> Tensor:
-        stochastic_head(client).step.add_(1)
+        client.scratch["head"].step.add_(1)
         return x
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor:
-        head = stochastic_head(client)
+        head: StochasticHead = client.scratch["head"]
         mean, deviation = head.distribution(output.features)
         length: Tensor = torch.linalg.vector_norm(head.sample(mean, deviation), dim=1).mean()
         return self.lambda_l2r * length + self.lambda_cmi * head.divergence(mean, deviation, batch.y)
@@ -119,9 +120,3 @@ class StochasticHead(nn.Module):
         squares = deviation.square() + (mean - r_mean).square()
         each = r_deviation.log() - deviation.log() + squares / (2 * r_deviation.square()) - 0.5
         return each.sum(dim=1).mean()
-
-
-def stochastic_head(client: LocalClient) -> StochasticHead:
-    head = client.model.head
-    assert isinstance(head, StochasticHead)
-    return head

@@ -44,9 +44,7 @@ class GA(Method):
         return {"score": self._score(client)}
 
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
-        if question != "score":
-            return super().answer(client, question, tensors)
-        return {"score": self._score(client)}
+        return self.finish(client) if question == "score" else super().answer(client, question, tensors)
 
     @torch.no_grad()
     def _score(self, client: LocalClient) -> Tensor:

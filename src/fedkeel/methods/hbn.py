@@ -40,12 +40,9 @@ class HBN(Method):
     """Unbiased global statistics, mixed with those of the batch in a proportion that each client learns and keeps."""
 
     paper = "Chen et al. 2025 (HBN)"
+    # before `fedwon` removes what normalisation is left
     traits = Traits(
-        needs_memory=True,
-        needs_batch_norm=True,
-        capturable=True,
-        replaces={"statistics"},
-        surgery_order=-1,  # before `fedwon` removes what normalisation is left
+        needs_memory=True, needs_batch_norm=True, capturable=True, replaces={"statistics"}, surgery_order=-1
     )
 
     def __init__(  # and no dataclass: the option `statistics` has the name of a hook
@@ -76,6 +73,7 @@ class HBN(Method):
         self.record, self.mix = "batch" if mix == "global" else record, mix
         self.statistics_from, self.pooling, self.local_momentum = statistics, pooling, local_momentum
         self.variant, self.warm_start = variant, False if released and warm_start == "auto" else warm_start
+        self._averages_factors = released and mix == "learned"
         self._moments: list[tuple[str, str]] = []  # names of each layer's mean and variance
         self._factors: list[str] = []
 
@@ -86,10 +84,6 @@ class HBN(Method):
 
     def is_local(self, name: str) -> bool:
         return name in self._factors
-
-    @property
-    def _averages_factors(self) -> bool:
-        return self.variant == "released" and self.mix == "learned"
 
     # -- on the client ---------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:

@@ -45,7 +45,7 @@ class Moon(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         # Two frozen networks beside each resident model, at addresses that stay: a captured step refers to them.
-        self._others: WeakKeyDictionary[nn.Module, tuple[Classifier, Classifier]] = WeakKeyDictionary()
+        self._others: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
 
     def prepare(self, model: nn.Module) -> None:
         if self.projector is None:
@@ -63,7 +63,8 @@ class Moon(Method):
         if not client.memory or self.mu == 0:
             return
         if client.model not in self._others:
-            self._others[client.model] = (frozen_copy(client.model), frozen_copy(client.model))
+            copies = [copy.deepcopy(client.model).eval().requires_grad_(False) for _ in range(2)]
+            self._others[client.model] = copies
         with_global, with_previous = client.scratch["others"] = self._others[client.model]
         # The model as it was just loaded, with what this client keeps of it.
         state.load(with_global, client.model.state_dict())
@@ -88,9 +89,3 @@ class Moon(Method):
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         return {}
-
-
-def frozen_copy(model: nn.Module) -> Classifier:
-    """Another network of the same kind, in evaluation mode."""
-    twin: Classifier = copy.deepcopy(model).eval().requires_grad_(False)  # type: ignore[assignment]
-    return twin
