@@ -3,8 +3,6 @@
 What a method's file is written with is here too: `from fedkeel.methods import Batch, LocalClient, Method, ...`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -31,7 +29,6 @@ M = TypeVar("M", bound=type[Method])
 
 def register(name: str) -> Callable[[M], M]:
     """Class decorator: make a `Method` known under `name`, to the command line too."""
-
     if not isinstance(name, str):
         raise FedkeelError(f"'register' is given {described(name)}: write @register('name') above the class.")
 
@@ -64,16 +61,14 @@ def build(text: str, **options: Any) -> Method:
         elif len(owners) == 1:
             merged[owners[0]][name] = value
         elif owners:
-            named_parts = " and ".join(f"'{specs[i].name}'" for i in owners)
-            raise FedkeelError(
-                f"The option '{name}' belongs to {named_parts}: "
-                f"write it in brackets, '{specs[owners[0]].name}({name}=...)'."
-            )
+            parts = [specs[i].name for i in owners]
+            of = " and ".join(f"'{part}'" for part in parts)
+            raise FedkeelError(f"The option '{name}' belongs to {of}: write it in brackets, '{parts[0]}({name}=...)'.")
         else:
             choices = [option for entry in entries for option in entry.options()]
             raise FedkeelError(f"'{text}' has no option '{name}': {nearest(name, choices)}")
-    parts = [METHODS.make(spec.name, **given) for spec, given in zip(specs, merged, strict=True)]
-    return parts[0] if len(parts) == 1 else Composition(parts)
+    methods = [METHODS.make(spec.name, **given) for spec, given in zip(specs, merged, strict=True)]
+    return methods[0] if len(methods) == 1 else Composition(methods)
 
 
 discover(__name__)

@@ -1,8 +1,6 @@
 """Central: the data of all clients in one place, as many epochs as the federation has rounds times local
 epochs. Not a federated method: the upper bound that the papers compare with."""
 
-from __future__ import annotations
-
 from fedkeel.methods import Method, Traits, register
 
 

@@ -11,8 +11,6 @@ variances; with n_k its samples and N their sum, the server makes
 comparison, and so counts its lag as spread. A batch of one sample has no statistics and is not counted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -54,8 +52,8 @@ class FBN(Method):
     def before_training(self, server: Server) -> None:
         need_global_statistics(self.name, server)
 
-    # -- on the client: the running statistics become the means over this round's steps ------------------------
     def start(self, client: LocalClient) -> None:
+        """In training the running statistics become the means over this round's steps."""
         norms = batch_norms(client.model)
         client.scratch["norms"] = norms
         client.scratch["steps"] = {name: getattr(norms[name], STEPS).zero_() for name in self._layers}
@@ -65,7 +63,6 @@ class FBN(Method):
         with averaged_statistics(scratch["norms"], client.broadcast.statistics, scratch["steps"]):
             return super().forward(client, x)
 
-    # -- on the server ---------------------------------------------------------------------------------------
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         shares = [server.share(update) for update in updates]
         samples = sum(update.samples for update in updates)

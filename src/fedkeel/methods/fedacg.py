@@ -12,8 +12,6 @@ so that w moves by m. The term has no 1/2, as in the authors' code. Only weights
 broadcast as ever. The model that is tested is w.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated

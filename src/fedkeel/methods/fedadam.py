@@ -11,8 +11,6 @@ m starts at 0 and v at tau^2, as in the paper; neither is corrected for its star
 statistics, which HBN's Table 4 reports as the crash of FedAdam with batch norm, such a step means nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated

@@ -3,8 +3,6 @@ AISTATS 2017. Batch-norm statistics are averaged like the weights, which is the 
 objective is GReg, Eq. 4; HBN, Eq. 2; FedWon, Eq. 2; FedCoda, Eq. 1, and its rounds are those of GReg, Algorithm 1.
 """
 
-from __future__ import annotations
-
 from fedkeel.methods import Method, Traits, register
 
 

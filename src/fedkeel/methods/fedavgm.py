@@ -9,8 +9,6 @@ round as a gradient and takes it with momentum:
 Only weights have a momentum. Statistics of batch norm are averaged as ever: a variance that overshoots turns negative.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated

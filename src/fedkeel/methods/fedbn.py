@@ -8,8 +8,6 @@ A client that never trained has no such layers. It takes the initial ones, norma
 its own test batches (`unseen="batch"`), or as they are (`unseen="initial"`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Literal
 

@@ -6,8 +6,6 @@ normalise with the global statistics (with gradients clipped by the history of t
 are pushed apart, and the server puts a prototype equally far from all clients' instead of near the many.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -71,7 +69,6 @@ class FedCoda(Method):
         if self.calibrate_bn:
             need_global_statistics(self.name, server)
 
-    # -- on the client ---------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:
         calibrates = client.scratch["calibrates"] = self.calibrates(client.round, client.rounds)
         client.scratch["frozen"] = batch_norms(client.model) if calibrates else {}
@@ -120,7 +117,6 @@ class FedCoda(Method):
         begun = self.history_from == "start" or self.calibrates(party.round, party.rounds)
         return begun and self.calibrate_bn and self.clip == "adaptive"
 
-    # -- on the server ---------------------------------------------------------------------------------------
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         network, expected = server.network, {}
         assert network is not None

@@ -10,8 +10,6 @@ The averages stay the client's own; one without starts from the mean of the othe
 begin with the first batch instead of 0 and 1: otherwise clients would differ by how many steps they made.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -43,11 +41,9 @@ class FedFA(Method):
     def prepare(self, model: nn.Module) -> None:
         self._channels = [layer.channels for layer in layers_of(augment_features(model, self.p, self.momentum))]
 
-    # -- on the client ---------------------------------------------------------------------------------------
     @torch.no_grad()
     def start(self, client: LocalClient) -> None:
-        layers = layers_of(client.model.get_submodule("feature_augmentation"))
-        client.scratch["layers"] = layers
+        layers = client.scratch["layers"] = layers_of(client.model.get_submodule("feature_augmentation"))
         generator = client.generator("fedfa")
         for layer in layers:
             layer.key.copy_(new_key(generator))
@@ -77,7 +73,6 @@ class FedFA(Method):
     def _fill(self, buffers: list[Tensor], values: Tensor) -> None:
         torch._foreach_copy_(buffers, list(torch.split_with_sizes(values, self._channels)))
 
-    # -- on the server ---------------------------------------------------------------------------------------
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         channels = sum(self._channels)
         return {"mean": Expected((channels,)), "std": Expected((channels,), least=0)}

@@ -13,8 +13,6 @@ The anchors are of the aggregated model, so they need one more exchange in each 
 clients are asked. `anchors="update"` saves it: the class means under the locally trained model come with the update.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,7 +58,6 @@ class FedFM(Method):
         """The first round that matches."""
         return floor(rounds * self.from_round + 1e-9) if self.from_round < 1 else int(self.from_round)
 
-    # -- on the client ---------------------------------------------------------------------------------------
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
         return local_anchors(client) if question == "anchors" else super().answer(client, question, tensors)
 
@@ -84,7 +81,6 @@ class FedFM(Method):
     def _uploads(self, round: int, rounds: int) -> bool:
         return self.anchors == "update" and round + 1 >= self.begins(rounds)
 
-    # -- on the server ---------------------------------------------------------------------------------------
     def before_training(self, server: Server) -> None:
         if server.round == 0 and server.rounds <= self.begins(server.rounds):
             log.warning(

@@ -9,8 +9,6 @@ layer in the network, and one of the features f of d dimensions before the head:
 HBN's experiments (Table 7) put it before the first fully connected layer: `before="fully-connected"`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import sqrt
 from typing import Any, Literal

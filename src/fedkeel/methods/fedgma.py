@@ -11,8 +11,6 @@ Signs count alike, whatever a client's number of samples. The mean is what the r
 one, make of the updates; statistics keep their own rule.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

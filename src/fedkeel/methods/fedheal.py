@@ -15,8 +15,6 @@ A history says which way a client's own training went, so it stays there, and th
 client that comes for the first time in a later round begins with the mean of theirs, not with 1/K.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -39,7 +37,6 @@ class FedHEAL(Method):
     tau: Share = 0.3  # share of earlier rounds above which a direction is consistent
     beta: Share = 0.4  # momentum of the weights
 
-    # -- on the client ---------------------------------------------------------------------------------------
     @torch.no_grad()
     def finish(self, client: LocalClient) -> Tensors:
         trained, memory = client.model.state_dict(), client.memory
@@ -55,7 +52,6 @@ class FedHEAL(Method):
         client.memory = kept
         return masks
 
-    # -- on the server ---------------------------------------------------------------------------------------
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         return {name: Expected(tuple(weight.shape), torch.bool) for name, weight in server.weights.items()}
 

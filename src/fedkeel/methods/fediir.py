@@ -12,8 +12,6 @@ The penalty is differentiated through grad_phi CE, so it reaches the encoder too
 normalises as training does and draws the training's augmentation.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated

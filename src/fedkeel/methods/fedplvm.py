@@ -13,8 +13,6 @@ A power alpha below 1 lifts small similarities: it keeps classes apart, and L_c 
 that it weakens. A negative cosine, on which the released code fails, counts as 0 (`prototype_contrast`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated

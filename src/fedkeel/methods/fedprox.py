@@ -3,8 +3,6 @@
 The proximal term keeps local weights near the global ones, so that clients drift apart less.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor

@@ -11,8 +11,6 @@ This takes the place of the data set's own normalisation, x' = (x - m) / s, with
 a client is ((mu - m) / s, sigma / s), and normalising x' with that is normalising x with (mu, sigma).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -54,7 +52,6 @@ class FedRDN(Method):
     def is_local(self, name: str) -> bool:
         return name.startswith("own_normalisation.")
 
-    # -- on the client ---------------------------------------------------------------------------------------
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
         return {"pair": own_pair(client)} if question == "pair" else super().answer(client, question, tensors)
 
@@ -76,7 +73,6 @@ class FedRDN(Method):
         mean, std = (drawn[:, 0], drawn[:, 1]) if self.draw == "image" else (drawn[:1, 0], drawn[1:, 1])
         return normalised(x, mean, std)
 
-    # -- on the server ---------------------------------------------------------------------------------------
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         return {"pair": Expected((2, self._channels))} if question == "pair" else {}
 

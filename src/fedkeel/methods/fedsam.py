@@ -11,8 +11,6 @@ Every step costs two passes forward and backward. Running statistics are those o
 are no model that anyone uses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

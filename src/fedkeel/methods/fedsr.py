@@ -13,8 +13,6 @@ probabilities of `samples` draws are averaged, always the same draws for every i
 depend on chance or on what else is in the batch. In training the noise is that of (seed, client, round, step).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field
 

@@ -17,8 +17,6 @@ So a round has 3 exchanges for each batch norm, before the one that trains. Clie
 questions: each carries the model, and a client computes its first batch anew as far as the layer that is asked for.
 """
 
-from __future__ import annotations
-
 import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +56,6 @@ class FedTAN(Method):
                 )
         self._layers = len(norms)
 
-    # -- the exchanges ---------------------------------------------------------------------------------------
     def before_training(self, server: Server) -> None:
         """Moments from the first layer to the last, their derivatives from the last to the first."""
         known: Tensors = {}
@@ -75,8 +72,7 @@ class FedTAN(Method):
         answers = list(server.ask(server.participants, question, known).values())
         if not answers:
             raise MethodError(f"No client answered '{question}' of 'fedtan', which cannot go on without.")
-        # In which order a network calls its batch norms only its forward knows: a layer has as many channels as most
-        # say.
+        # In which order batch norms are called only a forward pass knows: a layer has as many channels as most say.
         sizes = [max(tensor.numel() for tensor in answer.tensors.values()) for answer in answers]
         usual = Counter(sizes).most_common(1)[0][0]
         for answer, size in zip(answers, sizes, strict=True):
@@ -117,7 +113,6 @@ class FedTAN(Method):
             by_mean, by_var = torch.autograd.grad(loss, leaves)
         return {f"dmean {layer}": by_mean, f"dvar {layer}": by_var}
 
-    # -- training --------------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:
         client.scratch["first"] = True
 

@@ -6,8 +6,6 @@ convolutions with scaled weight standardisation keep the activations in range. L
 clipping with it. After training, `fedkeel.nn.fold` turns the network into plain convolutions with the same outputs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal

@@ -3,10 +3,9 @@
 The mean of models that were each trained under their own batch statistics is no minimum under shared ones. So training
 has two stages: the rounds before `freeze_from` (half of all) are FedAvg; from then on batch norm uses the aggregated
 statistics in training as in testing, and neither clients nor server change them any more. Scale and shift still train,
-and only batch norm switches, not dropout. The paper's momentum that outlives a round is not part of this.
+and only batch norm switches, not dropout. At the switch gradients jump: FedCoda, Table 6, clips their norm at 10. The
+paper's momentum that outlives a round is not part of this.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass

@@ -12,8 +12,6 @@ A client's prototype is the mean feature of its samples of a class: of the train
 as released, of the features that training itself saw in its last epoch, which costs no pass (`prototypes="seen"`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -58,7 +56,6 @@ class FPL(ClusterPrototypes):
     temperature: Positive = 0.02  # tau of L_CPCL
     prototypes: Literal["pass", "seen"] = "pass"  # over the local data after training, or of the last epoch's features
 
-    # -- on the client ---------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:
         super().start(client)
         if self.prototypes == "seen":
@@ -87,7 +84,6 @@ class FPL(ClusterPrototypes):
             means, present = local_prototypes(client.model, batches, client.num_classes)
         return {"prototypes": means, "present": present}
 
-    # -- on the server ---------------------------------------------------------------------------------------
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         assert server.network is not None
         classes, width = server.network.num_classes, server.network.feature_dim

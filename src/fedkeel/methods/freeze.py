@@ -6,8 +6,6 @@ same on every client at the start of every round, and only the body below it is 
 UniVarFL's comparison goes back the switch that freezes it never fires: that is `head="local"`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal

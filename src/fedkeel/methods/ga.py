@@ -12,8 +12,6 @@ partial participation a_k of the others stays, and so does the sum over those th
 from K to K' clients, a newcomer has 1/K' and the others K/K' of what they had.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -39,7 +37,6 @@ class GA(Method):
     measure: Literal["accuracy", "loss"] = "accuracy"
     centred: bool = False  # take the mean of the gaps off each, as in the paper's formula and not in its code
 
-    # -- on the client ---------------------------------------------------------------------------------------
     def finish(self, client: LocalClient) -> Tensors:
         return {"score": self._score(client)}
 
@@ -65,7 +62,6 @@ class GA(Method):
         client.model.train(training)
         return total / samples
 
-    # -- on the server ---------------------------------------------------------------------------------------
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         least, most = (0.0, 1.0) if self.measure == "accuracy" else (None, 0.0)
         return {"score": Expected((), torch.float64, least, most)}

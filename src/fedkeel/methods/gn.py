@@ -6,8 +6,6 @@ HBN's experiments use two groups everywhere; FedWon's use 32, or 8 below 32 chan
 layers of its own networks (Tables 6 and 7).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

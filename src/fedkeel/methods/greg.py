@@ -15,8 +15,6 @@ Gradients flow through both branches; running statistics are updated by the firs
 wherever the network allows it (`nn.paired_batch_norm`), else as two passes with the same result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -71,7 +69,6 @@ class GReg(Method):
         lacks = server.round > 0 and untouched(own)
         server.extras = {LACKING: torch.ones(())} if lacks else {}
 
-    # -- on the client ---------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:
         client.scratch["norms"] = batch_norms(client.model)
         if _acts(client) and self.mode == "consistency":
@@ -99,7 +96,6 @@ class GReg(Method):
         under_global: Tensor | None = client.scratch.pop("under_global", None)
         return 0.0 if under_global is None else self.alpha * consistency_kl(output.logits, under_global)
 
-    # -- on the server ---------------------------------------------------------------------------------------
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         """Alg. 2, line 726."""
         new = {name: mean[name] for name in mean if name in self._statistics}

@@ -13,8 +13,6 @@ which count as at most 64, and factors that are averaged for clients that have n
 are options of the run: clip_norm=10, schedule=exponential, decay=0.998.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Literal
@@ -85,7 +83,6 @@ class HBN(Method):
     def is_local(self, name: str) -> bool:
         return name in self._factors
 
-    # -- on the client ---------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:
         self._take_factors(client)
         if self.statistics_from == "pass":
@@ -138,7 +135,6 @@ class HBN(Method):
             self.stats_batch, samples=self.stats_samples, shuffle=True, least=(self.stats_batch + 1) // 2
         )
 
-    # -- on the server ---------------------------------------------------------------------------------------
     def before_training(self, server: Server) -> None:
         """The factors are there from the first broadcast on, so that it keeps its shape."""
         if server.round == 0 and self.warm_start is True:

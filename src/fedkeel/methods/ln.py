@@ -4,8 +4,6 @@ Du et al., "Rethinking Normalization Methods in Federated Learning", 2022.
 As both papers that compare with it do, a group norm of a single group over all channels.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 from fedkeel.methods import Method, Traits, register

@@ -11,8 +11,6 @@ networks have a projector of two layers before the head, whose output z then is:
 linear). Compared methods should have it too, so better in the model: `simple_cnn(projector=256)`.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What several methods need of the model beyond their `traits`, and refuse to go without before anything trains."""
 
-from __future__ import annotations
-
 from torch import nn
 
 from fedkeel.core.types import Classifier

@@ -15,8 +15,6 @@ Option II divides by how far K steps of a constant gradient would have gone. Wit
 lr sum_k b_k with b_k = m b_{k-1} + 1, and then c_i+ is again a (weighted) mean of the gradients.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -54,7 +52,6 @@ class Scaffold(Method):
         if server.memory:
             server.extras = mean_of_all(server)  # N may have grown since the last round
 
-    # -- on the client ---------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:
         parameters = dict(client.model.named_parameters())
         names = [name for name in client.broadcast.weights if name in parameters and parameters[name].requires_grad]
@@ -90,7 +87,6 @@ class Scaffold(Method):
         old, client.memory = client.memory, dict(zip(names, new, strict=True))
         return {name: tensor - old[name] if name in old else tensor for name, tensor in client.memory.items()}
 
-    # -- on the server ---------------------------------------------------------------------------------------
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         assert server.network is not None
         trained = {name for name, parameter in server.network.named_parameters() if parameter.requires_grad}

@@ -4,8 +4,6 @@ The statistics of batch norm describe one site's images, its scale and shift ser
 stay local, scale and shift are averaged. Clients that never trained: as in FedBN.
 """
 
-from __future__ import annotations
-
 from torch import nn
 
 from fedkeel.methods import register

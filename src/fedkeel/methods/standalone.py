@@ -1,7 +1,5 @@
 """Standalone: every client trains alone. What federation must beat on each client's own domain."""
 
-from __future__ import annotations
-
 from fedkeel.methods import Method, Traits, register
 
 

@@ -12,8 +12,6 @@ classes as much as perfect ones do, and the features z shall spread over the sph
 The paper's networks have a projector before the head, whose output the features then are: `resnet18(projector=512)`.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from torch import Tensor
