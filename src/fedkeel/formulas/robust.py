@@ -1,4 +1,4 @@
-"""Means of clients' tensors that a share of wrong ones does not move, as pure functions; the rules are `trust.robust`."""
+"""Means of clients' tensors that a share of wrong ones does not move: pure functions; the rules are in `trust.robust`."""
 
 from __future__ import annotations
 
