@@ -1,4 +1,4 @@
-"""Means of clients' tensors that a share of wrong ones does not move: pure functions; the rules are in `trust.robust`."""
+"""Means of tensors that a share of wrong clients does not move: pure functions; the rules are in `trust.robust`."""
 
 from __future__ import annotations
 
