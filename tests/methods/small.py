@@ -86,9 +86,9 @@ def started(
     return Federated(setup, setup.executor(), store, Observer())
 
 
-def without_its_first_round(method: str, directory: Path) -> Federated:
+def without_its_first_round(method: str, directory: Path, **options: Any) -> Federated:
     """A run after its first round, which had too few updates to count."""
-    run = started(method, directory, min_clients=3)
+    run = started(method, directory, min_clients=3, **options)
     train = run.executor.train
     run.executor.train = lambda *given: [
         Missing(u.client, "gone") if u.client == "client2" else u for u in train(*given)

@@ -347,6 +347,25 @@ def test_a_first_round_that_does_not_count_leaves_the_warm_start_to_the_next(tmp
         torch.testing.assert_close(run.server.statistics[name], tensor)
 
 
+def test_a_warm_start_that_was_asked_for_is_not_lost_with_a_first_round_that_does_not_count(tmp_path):
+    safetensors.torch.save_file(small_model().state_dict(), tmp_path / "model.safetensors")
+    options = {"weights": str(tmp_path / "model.safetensors")}
+    run = without_its_first_round("greg(warm_start=true)", tmp_path / "run", **options)
+    for name, tensor in run.server.statistics.items():  # as of a network that has been trained
+        run.server.statistics[name] = tensor + 1
+    run.server.round = 1
+    run.method.before_training(run.server)
+    mean = weighted_mean([u.statistics for u in run.executor.train(CLIENTS, broadcast(run, 1))], [24, 16, 32])
+    run.round(1)
+    first = run.server.statistics
+    for name, tensor in mean.items():
+        torch.testing.assert_close(first[name], tensor)
+    new = weighted_mean([u.statistics for u in run.executor.train(CLIENTS, broadcast(run, 2))], [24, 16, 32])
+    run.round(2)
+    name = "encoder.1.running_mean"
+    torch.testing.assert_close(run.server.statistics[name], 0.9 * first[name] + 0.1 * new[name])
+
+
 @pytest.mark.parametrize("method", ["greg", "greg(warm_start=false)", "greg(mode=global)", "fedprox(mu=0)+greg"])
 def test_after_a_first_round_that_does_not_count_the_next_is_as_without_it_and_then_it_acts(tmp_path, method):
     runs = [without_its_first_round(m, tmp_path / m) for m in (method, "fedavg")]

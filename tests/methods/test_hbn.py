@@ -171,6 +171,19 @@ def test_a_first_round_that_does_not_count_leaves_the_warm_start_to_the_next(tmp
         torch.testing.assert_close(run.server.statistics[name], moment)
 
 
+def test_a_warm_start_that_was_asked_for_is_not_lost_with_a_first_round_that_does_not_count(tmp_path):
+    model = small_model()
+    model.encoder[1].running_mean.fill_(5.0)  # as of a network that has been trained
+    run = without_its_first_round("hbn(warm_start=true)", tmp_path, model=model)
+    sent = run.server.weights
+    run.round(1)
+    for name, moment in zip((MEAN, VAR), union_moments(run, sent), strict=True):
+        torch.testing.assert_close(run.server.statistics[name], moment)
+    before = run.server.statistics[MEAN]
+    run.round(2)
+    assert 0 < (run.server.statistics[MEAN] - before).abs().max() < 0.02 * before.abs().max()
+
+
 @pytest.mark.parametrize("given", ["a file", "statistics", "warm_start=false", "variant=released"])
 def test_there_is_no_warm_start_where_the_run_starts_from_something(tmp_path, given):
     model, options = small_model(), {}
@@ -448,6 +461,14 @@ def test_without_batch_norm_there_is_nothing_to_act_on():
         method.prepare(small_model(norm=nn.Identity))
     with pytest.raises(MethodError):
         Composition([methods.build("hbn"), methods.build("fedbn")]).prepare(small_model())
+
+
+@pytest.mark.parametrize("others", ["greg", "greg+fedprox"])
+def test_with_another_that_acts_on_batch_norm_the_advice_is_to_keep_one(others):
+    with pytest.raises(MethodError, match="'hbn' would discard what 'greg' made: keep one of them"):
+        methods.build(f"{others}+hbn")
+    with pytest.raises(MethodError, match="none to act on"):  # the other order fails too
+        methods.build(f"hbn+{others}").prepare(small_model())
 
 
 @pytest.mark.parametrize(

@@ -78,11 +78,10 @@ class Composition(Method):
                         "keep one of them."
                     )
                 if rule in later.traits.replaces:
-                    advice = (
-                        "keep one of them."
-                        if rule in earlier.traits.replaces
-                        else f"write '{later.name}' before '{earlier.name}'."
-                    )
+                    # Of two that act on batch norm, the other order fails too: one takes it from the other.
+                    both = earlier.traits.needs_batch_norm and later.traits.needs_batch_norm
+                    keep_one = both or rule in earlier.traits.replaces
+                    advice = "keep one of them." if keep_one else f"write '{later.name}' before '{earlier.name}'."
                     others = {"gradients": "change the gradients", "shares": "make the clients' shares"}
                     made = others.get(rule, f"make the global {rule}")
                     raise MethodError(
