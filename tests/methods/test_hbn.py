@@ -173,7 +173,7 @@ def test_a_first_round_that_does_not_count_leaves_the_warm_start_to_the_next(tmp
 
 def test_a_warm_start_that_was_asked_for_is_not_lost_with_a_first_round_that_does_not_count(tmp_path):
     model = small_model()
-    model.encoder[1].running_mean.fill_(5.0)  # as of a network that has been trained
+    model.encoder[1].running_mean.fill_(0.5)  # as of a network that has been trained
     run = without_its_first_round("hbn(warm_start=true)", tmp_path, model=model)
     sent = run.server.weights
     run.round(1)
