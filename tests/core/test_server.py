@@ -11,7 +11,7 @@ from tests import tiny
 
 def server(**options: object) -> Server:
     prepared = tiny.setup(**options)  # type: ignore[arg-type]
-    return Server(0, 1, {}, {}, [], 3, prepared.worker.layout, prepared.config)
+    return Server(0, 1, {}, {}, [], 3, prepared.worker.layout, prepared.config, prepared.worker.model)
 
 
 def test_a_part_sees_its_own_tensors_under_their_own_names() -> None:

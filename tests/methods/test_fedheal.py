@@ -235,7 +235,7 @@ def test_wrong_options_are_refused_by_name(option):
 
 def fake_server(weights: Tensors) -> Server:
     setup = tiny.setup("fedheal")
-    return Server(0, 1, weights, {}, [], 2, setup.worker.layout, setup.config)
+    return Server(0, 1, weights, {}, [], 2, setup.worker.layout, setup.config, setup.worker.model)
 
 
 def fake_update(client: str, weights: list[float], mask: list[bool] | None = None) -> Update:

@@ -25,9 +25,9 @@ class Server:
         num_clients: of the whole federation.
         layout: roles of the model's tensors.
         config: the run's options.
+        network: the prepared network, to know its shape; its weights are whatever it was last used for.
         memory: the part's own tensors on the server, kept between rounds and in checkpoints.
         extras: the part's own tensors in the latest broadcast.
-        network: the prepared network, to know its shape; its weights are whatever it was last used for.
     """
 
     round: int
@@ -38,11 +38,11 @@ class Server:
     num_clients: int
     layout: Layout
     config: Config
+    network: Classifier
     memory: Tensors = field(default_factory=dict)
     extras: Tensors = field(default_factory=dict)
     part: str = ""
     asker: Ask | None = None
-    network: Classifier | None = None
 
     def ask(self, clients: Sequence[str], question: str, tensors: Tensors | None = None) -> dict[str, Answer]:
         """One more exchange inside a round: what `Method.answer` returns on each of these clients.

@@ -119,7 +119,6 @@ class FedCoda(Method):
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         network, expected = server.network, {}
-        assert network is not None
         if self._keeps_history(server):
             trained = sum(parameter.requires_grad for parameter in network.parameters())
             expected["history"] = Expected((trained,), least=0)

@@ -76,32 +76,30 @@ class FedFM(Method):
         return self.lambda_ * feature_alignment(output.features, batch.y, anchors, self.temperature, present)
 
     def finish(self, client: LocalClient) -> Tensors:
-        return local_anchors(client) if self._uploads(client.round, client.rounds) else {}
+        return local_anchors(client) if self._uploads(client) else {}
 
-    def _uploads(self, round: int, rounds: int) -> bool:
-        return self.anchors == "update" and round + 1 >= self.begins(rounds)
+    def _uploads(self, party: LocalClient | Server) -> bool:
+        return self.anchors == "update" and party.round + 1 >= self.begins(party.rounds)
 
     def before_training(self, server: Server) -> None:
-        if server.round == 0 and server.rounds <= self.begins(server.rounds):
+        begins = self.begins(server.rounds)
+        if server.round == 0 and server.rounds <= begins:
             log.warning(
-                "'fedfm' matches features from round %d on, and the run has %d rounds, so it never will: "
-                "write 'fedfm(from_round=...)'.", from_one(self.begins(server.rounds)), server.rounds,
-            )  # fmt: skip
-        if self.anchors == "asked" and server.round >= self.begins(server.rounds):
+                f"'fedfm' matches features from round {from_one(begins)} on, and the run has {server.rounds} rounds, "
+                "so it never will: write 'fedfm(from_round=...)'."
+            )
+        if self.anchors == "asked" and server.round >= begins:
             answers = server.ask(server.participants, "anchors").values()
             server.extras = self._global_anchors([answer.tensors for answer in answers], server.extras)
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
-        assert server.network is not None
+        if not question and not self._uploads(server):
+            return {}
         classes, width = server.network.num_classes, server.network.feature_dim
-        anchors = {"means": Expected((classes, width)), "counts": Expected((classes,), least=0, most=MOST_SAMPLES)}
-        if question:
-            return anchors
-        return anchors if self._uploads(server.round, server.rounds) else {}
+        return {"means": Expected((classes, width)), "counts": Expected((classes,), least=0, most=MOST_SAMPLES)}
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
-        sent = [update.extras for update in updates if update.extras]
-        return self._global_anchors(sent, server.extras)
+        return self._global_anchors([update.extras for update in updates if update.extras], server.extras)
 
     def _global_anchors(self, sent: Sequence[Tensors], last: Tensors) -> Tensors:
         """Class means weighted by class counts; a class that none of these clients has keeps its last anchor."""

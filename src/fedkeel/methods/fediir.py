@@ -47,7 +47,6 @@ class FedIIR(Method):
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         if question != "gradient":
             return {}
-        assert server.network is not None
         gradients = {name: Expected.like("", parameter) for name, parameter in trained(server.network).items()}
         return gradients | {"batches": Expected((), torch.float64, least=0, most=MOST_BATCHES)}
 

@@ -57,7 +57,6 @@ class FedPLVM(ClusterPrototypes):
         return {"prototypes": points.to(client.device), "classes": classes.to(client.device)}
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
-        assert server.network is not None
         classes = Expected(("P",), torch.int64, least=0, most=server.network.num_classes - 1)
         return {"prototypes": Expected(("P", server.network.feature_dim)), "classes": classes}
 

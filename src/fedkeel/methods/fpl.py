@@ -85,7 +85,6 @@ class FPL(ClusterPrototypes):
         return {"prototypes": means, "present": present}
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
-        assert server.network is not None
         classes, width = server.network.num_classes, server.network.feature_dim
         return {"prototypes": Expected((classes, width)), "present": Expected((classes,), torch.bool)}
 

@@ -88,7 +88,6 @@ class Scaffold(Method):
         return {name: tensor - old[name] if name in old else tensor for name, tensor in client.memory.items()}
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
-        assert server.network is not None
         trained = {name for name, parameter in server.network.named_parameters() if parameter.requires_grad}
         return {name: Expected.like("", weight) for name, weight in server.weights.items() if name in trained}
 
