@@ -12,7 +12,7 @@ from torch import Tensor
 
 import fedkeel
 from fedkeel.methods import LocalClient
-from fedkeel.options import Positive
+from fedkeel.options import NotNegative
 
 
 @fedkeel.register("cautious")
@@ -22,7 +22,7 @@ class Cautious(fedkeel.Method):
 
     paper = "an example"
 
-    half: Positive = 100.0
+    half: NotNegative = 100.0  # samples at which a gradient counts half
 
     def gradients(self, client: LocalClient, recompute: Callable[[], Tensor]) -> None:
         share = client.samples / (client.samples + self.half)
