@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from fedkeel.models.catalogue import network
 from fedkeel.models.encoder import Encoder, ImageSize, feature_map_size
-from fedkeel.nn.norm_relu import norm_relu, norm_relu_pool
 
 _WINDOWS = [(11, 4, 2), (3, 2, 0), (5, 1, 2), (3, 2, 0), (3, 1, 1), (3, 1, 1), (3, 1, 1), (3, 2, 0)]
 
@@ -39,11 +38,11 @@ class AlexNet(Encoder):
         self.fc2 = nn.Linear(4096, 4096)
 
     def extract(self, x: Tensor) -> Tensor:
-        x = norm_relu_pool(self.bn1, self.conv1(x), 3, 2)
-        x = norm_relu_pool(self.bn2, self.conv2(x), 3, 2)
-        x = norm_relu(self.bn3, self.conv3(x))
-        x = norm_relu(self.bn4, self.conv4(x))
-        x = norm_relu_pool(self.bn5, self.conv5(x), 3, 2)
+        x = F.relu_(F.max_pool2d(self.bn1(self.conv1(x)), 3, 2))
+        x = F.relu_(F.max_pool2d(self.bn2(self.conv2(x)), 3, 2))
+        x = F.relu(self.bn3(self.conv3(x)))
+        x = F.relu(self.bn4(self.conv4(x)))
+        x = F.relu_(F.max_pool2d(self.bn5(self.conv5(x)), 3, 2))
         x = self.avgpool(x).flatten(1)
         x = F.relu(self.fc1(self.dropout(x)))
         return F.relu(self.fc2(self.dropout(x)))

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from fedkeel.models.catalogue import network
 from fedkeel.models.encoder import Encoder, ImageSize, check_image_shape, feature_map_size, height_width
-from fedkeel.nn.norm_relu import norm_relu, norm_relu_pool
 
 
 @network("digits_cnn", paper="FedWon, Table 6")
@@ -33,8 +32,8 @@ class DigitsCNN(Encoder):
 
     def extract(self, x: Tensor) -> Tensor:
         check_image_shape("digits_cnn", x, self.image_size)
-        x = norm_relu_pool(self.bn1, self.conv1(x))
-        x = norm_relu_pool(self.bn2, self.conv2(x))
-        x = norm_relu(self.bn3, self.conv3(x)).flatten(1)
+        x = F.relu_(F.max_pool2d(self.bn1(self.conv1(x)), 2))
+        x = F.relu_(F.max_pool2d(self.bn2(self.conv2(x)), 2))
+        x = F.relu(self.bn3(self.conv3(x))).flatten(1)
         x = F.relu(self.fc1(self.dropout(x)))
         return F.relu(self.fc2(self.dropout(x)))

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from fedkeel.models.catalogue import network
 from fedkeel.models.encoder import Encoder, ImageSize, check_image_shape, feature_map_size, height_width
-from fedkeel.nn.norm_relu import norm_relu_pool
 
 
 @network("simple_cnn", paper="HBN, Table 7")
@@ -34,7 +33,8 @@ class SimpleCNN(Encoder):
 
     def extract(self, x: Tensor) -> Tensor:
         check_image_shape("simple_cnn", x, self.image_size)
-        x = norm_relu_pool(self.bn1, self.conv1(x))
-        x = norm_relu_pool(self.bn2, self.conv2(x))
-        x = norm_relu_pool(self.bn3, self.conv3(x))
+        # ReLU and max-pooling commute, to the last bit; behind the pooling it has a quarter of the work.
+        x = F.relu_(F.max_pool2d(self.bn1(self.conv1(x)), 2))
+        x = F.relu_(F.max_pool2d(self.bn2(self.conv2(x)), 2))
+        x = F.relu_(F.max_pool2d(self.bn3(self.conv3(x)), 2))
         return F.relu(self.fc1(x.flatten(1)))

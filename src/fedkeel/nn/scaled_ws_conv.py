@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fedkeel.errors import FedkeelError, MethodError, nearest
-from fedkeel.nn.kernels import fused
+from fedkeel.nn.kernels.weights import can_standardise, standardise
 from fedkeel.nn.surgery import replace_modules
 
 EPS = 1e-4
@@ -43,8 +43,8 @@ class _ScaledWS(_ConvNd):
 
     def _standardised(self, dtype: torch.dtype) -> Tensor:
         """In `dtype` if a single kernel does it, which saves the conversion; otherwise in the type of the weight."""
-        if fused.can_standardise(self.weight, self.gain):
-            return fused.standardise(self.weight, self.gain, EPS, dtype)
+        if can_standardise(self.weight, self.gain):
+            return standardise(self.weight, self.gain, EPS, dtype)
         fan_in = self.weight[0].numel()
         if fan_in == 1:
             return self.weight * self.gain
