@@ -148,9 +148,10 @@ class HybridBatchNorm(nn.Module):
         )
         if self.record is not None:
             with torch.no_grad():
+                mean, var = batch
                 if self.record == "mixture":
-                    batch = [torch.lerp(*pair, share) for pair in zip(batch, statistics, strict=True)]
-                self._remember(*batch, x.shape[0])
+                    mean, var = torch.lerp(mean, self.running_mean, share), torch.lerp(var, self.running_var, share)
+                self._remember(mean, var, x.shape[0])
         return y
 
     def share(self) -> Tensor:
