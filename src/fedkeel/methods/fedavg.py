@@ -1,9 +1,11 @@
 """FedAvg: McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data",
-AISTATS 2017. Batch-norm statistics are averaged like the weights, which is the baseline of all five papers."""
+AISTATS 2017. Batch-norm statistics are averaged like the weights, which is the baseline of all five papers: its
+objective is GReg, Eq. 4; HBN, Eq. 2; FedWon, Eq. 2; FedCoda, Eq. 1, and its rounds are those of GReg, Algorithm 1.
+"""
 
 from __future__ import annotations
 
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.methods import register
 
 
@@ -12,4 +14,4 @@ class FedAvg(Method):
     """The sample-weighted mean of what the clients trained: the method that does nothing else."""
 
     paper = "McMahan et al. 2017"
-    private = True
+    traits = Traits(private=True)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from fedkeel.core.client import LocalClient
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import register
 from fedkeel.nn.clipping import agc_
@@ -27,8 +27,7 @@ class FedWon(Method):
     """No normalisation layers; convolutions standardise their weights, and large batches clip their gradients."""
 
     paper = "Zhuang & Lyu 2024"
-    private = True
-    capturable = True
+    traits = Traits(private=True, capturable=True)
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class FedWon(Method):
         remove_normalisation(model)
 
     def start(self, client: LocalClient) -> None:
-        """Which parameters are clipped: all that travel. HBN's factor starts at 0, and Eq. 4 would hold it there."""
+        """Which parameters are clipped: all that travel. A factor of HBN starts at 0; clipped (Eq. 4), it would stay."""
         acts = client.config.batch_size >= self.agc_from_batch if self.agc == "auto" else bool(self.agc)
         client.scratch["clipped"] = [
             parameter
