@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fedkeel.core.types import Classifier, Output
-from fedkeel.errors import FedkeelError, nearest
+from fedkeel.errors import FedkeelError, first_line, nearest
 from fedkeel.options import described
 
 
@@ -28,7 +28,7 @@ class Wrapped(Classifier):
         self.feature_dim = feature_dim
         self.num_classes = num_classes
 
-    # `encoder` and `head` are views into `network`: as members they would appear twice in `state_dict()`.
+    # Views into `network`: as members they would appear twice in `state_dict()`.
     @property
     def head(self) -> nn.Module:  # type: ignore[override]
         return self.network.get_submodule(self.head_name)
@@ -179,10 +179,9 @@ def _try(module: nn.Module, head: str, example: tuple[int, ...] | Tensor) -> tup
     except FedkeelError:
         raise
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise FedkeelError(
-            f"{type(module).__name__} does not run on an example of shape {tuple(example.shape)} ({reason})."
-        ) from error
+        shape = tuple(example.shape)
+        message = f"{type(module).__name__} does not run on an example of shape {shape} ({first_line(error)})."
+        raise FedkeelError(message) from error
     finally:
         for part, training in modes:
             part.training = training

@@ -27,6 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel.core.state import batch_norms
 from fedkeel.core.types import Output
+from fedkeel.errors import first_line
 from fedkeel.nn import kernels
 from fedkeel.nn.dropout import number_of_draws
 from fedkeel.nn.kernels import norms as norm_kernels
@@ -102,8 +103,7 @@ def find_pairing(model: nn.Module, x: Tensor) -> Pairing | str:
         with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             return _try_pairing(copy.deepcopy(model).double().train(), x.double())
     except Exception as error:  # whatever a network does with a batch that doubles on its way
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        return f"the doubled batch does not pass: {reason}"
+        return f"the doubled batch does not pass: {first_line(error)}"
 
 
 def _try_pairing(model: nn.Module, x: Tensor) -> Pairing | str:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedkeel.errors import FedkeelError, nearest
+from fedkeel.errors import FedkeelError, first_line, nearest
 
 log = logging.getLogger("fedkeel")
 NAMES = ("standardise", "hybrid", "paired", "paired-relu")
@@ -79,6 +79,5 @@ def _try(device: torch.device) -> bool:
         kernel[(1,)](weight, gain, out, moments, 1, 2, 1e-4, BLOCK=32)
         return abs(float(out[0, 1]) - 0.5) < 1e-5
     except Exception as error:
-        reason = str(error).partition("\n")[0]
-        log.info("Triton kernels are not used (%s: %s).", type(error).__name__, reason)
+        log.info("Triton kernels are not used (%s: %s).", type(error).__name__, first_line(error))
         return False
