@@ -153,16 +153,9 @@ def fold(model: nn.Module) -> nn.Module:
 
 
 def _arguments(convolution: _ConvNd) -> dict[str, Any]:
-    return {
-        "in_channels": convolution.in_channels,
-        "out_channels": convolution.out_channels,
-        "kernel_size": convolution.kernel_size,
-        "stride": convolution.stride,
-        "padding": convolution.padding,
-        "dilation": convolution.dilation,
-        "groups": convolution.groups,
+    same = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+    return {name: getattr(convolution, name) for name in same} | {
         "bias": convolution.bias is not None,
-        "padding_mode": convolution.padding_mode,
         "device": convolution.weight.device,
         "dtype": convolution.weight.dtype,
     }

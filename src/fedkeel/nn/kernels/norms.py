@@ -65,6 +65,10 @@ class Tiling(NamedTuple):
         return (-(-self.channels // COLUMNS_COMBINED),)
 
     @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        return self.splits, self.per_split, self.rows, self.channels
+
+    @property
     def tile(self) -> dict[str, int]:
         return {"ROWS": self.tile_rows, "COLUMNS": self.tile_columns}
 
@@ -139,10 +143,7 @@ class _Paired(torch.autograd.Function):
             norm.running_mean,
             norm.running_var,
             saved if batches is None else batches,
-            cut.splits,
-            cut.per_split,
-            cut.rows,
-            cut.channels,
+            *cut.sizes,
             norm.momentum,
             norm.eps,
             COUNT=batches is not None,
@@ -218,10 +219,7 @@ def _mixed_moments(x: Tensor, alpha: Tensor, mixture: Mixture) -> tuple[Tensor, 
         mixture.var,
         samples,
         *recorded,
-        cut.splits,
-        cut.per_split,
-        cut.rows,
-        cut.channels,
+        *cut.sizes,
         len(x),
         mixture.momentum or 0.0,
         mixture.eps,
