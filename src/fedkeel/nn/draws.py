@@ -57,7 +57,8 @@ def uniform(key: Tensor, counter: Tensor, count: int) -> Tensor:
 def normal(key: Tensor, counter: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Standard normal numbers by Box and Muller's formula: float32, equal on all devices up to rounding."""
     first, second = uniform(key, counter, 2 * math.prod(shape)).view(2, *shape)
-    return (-2 * first.log()).sqrt() * (2 * math.pi * second).cos()
+    numbers: Tensor = (-2 * first.log()).sqrt() * (2 * math.pi * second).cos()
+    return numbers
 
 
 def _mixed(x: Tensor) -> Tensor:

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from fedkeel.nn.draws import HOLDER, Draws, dropped
 from fedkeel.nn.redirected import FUNCTIONS, Function, Redirected, draws_by_itself
 
-
 _MASKS_AND_WEIGHTS = ("key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
 
 

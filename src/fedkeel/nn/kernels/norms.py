@@ -137,18 +137,11 @@ class _Paired(torch.autograd.Function):
         saved = _channels(x, 4)
         batches = norm.num_batches_tracked
         _kernels().combine_paired_moments[cut.combination](
-            _partial_moments(x, cut),
-            saved,
-            *given,
-            norm.running_mean,
-            norm.running_var,
+            _partial_moments(x, cut), saved, *given, norm.running_mean, norm.running_var,
             saved if batches is None else batches,
-            *cut.sizes,
-            norm.momentum,
-            norm.eps,
-            COUNT=batches is not None,
-            **cut.combined,
-        )
+            *cut.sizes, norm.momentum, norm.eps,
+            COUNT=batches is not None, **cut.combined,
+        )  # fmt: skip
         kind = {"DOUBLED": doubled, "AFFINE": weight is not None, "RELU": relu}
         affine = (saved, saved) if weight is None else (weight, bias)
         _kernels().paired_normalise[cut.tiles](x, y, saved, *affine, cut.rows, cut.channels, **kind, **cut.tile)
@@ -209,25 +202,13 @@ def _mixed_moments(x: Tensor, alpha: Tensor, mixture: Mixture) -> tuple[Tensor, 
     samples, *recorded = mixture.recorded or (count, saved, saved)  # not looked at
     if mixture.record:
         samples.add_(len(x))
-    triton_kernels("triton_hybrid").combine_hybrid_moments[cut.combination](
-        _partial_moments(x, cut),
-        saved,
-        count,
-        alpha,
-        mixture.share or 0.0,
-        mixture.mean,
-        mixture.var,
-        samples,
-        *recorded,
-        *cut.sizes,
-        len(x),
-        mixture.momentum or 0.0,
-        mixture.eps,
-        LEARNED=mixture.share is None,
-        RECORD={None: 0, "batch": 1, "mixture": 2}[mixture.record],
-        MOVING=mixture.momentum is not None,
-        **cut.combined,
-    )
+    _kernels().combine_hybrid_moments[cut.combination](
+        _partial_moments(x, cut), saved, count, alpha, mixture.share or 0.0, mixture.mean, mixture.var,
+        samples, *recorded,
+        *cut.sizes, len(x), mixture.momentum or 0.0, mixture.eps,
+        LEARNED=mixture.share is None, RECORD={None: 0, "batch": 1, "mixture": 2}[mixture.record],
+        MOVING=mixture.momentum is not None, **cut.combined,
+    )  # fmt: skip
     return saved, count
 
 
@@ -252,21 +233,11 @@ class _Hybrid(torch.autograd.Function):
             dy, x, mean, mean, mean, partial, cut.rows, cut.channels, cut.per_split,
             PAIRED=False, DOUBLED=False, AFFINE=False, RELU=False, **cut.tile,
         )  # fmt: skip
-        triton_kernels("triton_hybrid").combine_hybrid_products[cut.combination](
-            partial,
-            saved,
-            alpha,
-            ctx.share or 0.0,
-            global_mean,
-            global_var,
-            saved if weight is None else weight,
-            gradients,
-            cut.splits,
-            cut.channels,
-            LEARNED=ctx.share is None,
-            AFFINE=weight is not None,
-            **cut.combined,
-        )
+        _kernels().combine_hybrid_products[cut.combination](
+            partial, saved, alpha, ctx.share or 0.0, global_mean, global_var, saved if weight is None else weight,
+            gradients, cut.splits, cut.channels,
+            LEARNED=ctx.share is None, AFFINE=weight is not None, **cut.combined,
+        )  # fmt: skip
         d_alpha, d_weight, d_bias, rest_dy, rest_dy_centred = gradients
         # With the batch's mean and what the mixture leaves of the sums, synchronised batch norm's gradient is dx.
         dx = torch.batch_norm_backward_elemt(dy, x, batch_mean, inverse, weight, rest_dy, rest_dy_centred, count)

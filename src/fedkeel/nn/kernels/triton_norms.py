@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The Triton kernels of `nn.kernels.norms`: sums over an activation, and GReg's pair. Imported only where Triton is.
+"""The Triton kernels of `nn.kernels.norms`. Imported only where Triton is.
 
 An activation is a matrix here: a row for each sample and place, a column for each channel. Sums over the rows are made
 in two steps, `splits` partial ones and then their combination, in a fixed order: so they are the same every time.
@@ -37,7 +37,7 @@ def partial_moments(x, partial, rows, channels, per_split, ROWS: tl.constexpr, C
 
 
 @triton.jit
-def combined_moments(partial, splits, per_split, rows, channels, column, SPLITS: tl.constexpr):
+def _combined(partial, splits, per_split, rows, channels, column, SPLITS: tl.constexpr):
     """Mean and biased variance over all rows from those of the splits."""
     split = tl.arange(0, SPLITS)
     inside = (split[:, None] < splits) & (column[None, :] < channels)
@@ -53,28 +53,15 @@ def combined_moments(partial, splits, per_split, rows, channels, column, SPLITS:
 
 @triton.jit(do_not_specialize=["splits", "rows", "per_split"])
 def combine_paired_moments(
-    partial,
-    saved,
-    given_mean,
-    given_var,
-    running_mean,
-    running_var,
-    batches,
-    splits,
-    per_split,
-    rows,
-    channels,
-    momentum,
-    eps,
-    COUNT: tl.constexpr,
-    SPLITS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    partial, saved, given_mean, given_var, running_mean, running_var, batches,
+    splits, per_split, rows, channels, momentum, eps,
+    COUNT: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """`saved` (4, channels): mean and inverse deviation of the batch, then of the given statistics. Updates the running
     statistics as batch norm does, with the unbiased variance, and counts the batch."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < channels
-    mean, var = combined_moments(partial, splits, per_split, rows, channels, column, SPLITS)
+    mean, var = _combined(partial, splits, per_split, rows, channels, column, SPLITS)
     other = tl.load(given_mean + column, mask=inside, other=0.0)
     other_var = tl.load(given_var + column, mask=inside, other=1.0)
     old_mean = tl.load(running_mean + column, mask=inside, other=0.0)
@@ -93,19 +80,10 @@ def combine_paired_moments(
 
 @triton.jit(do_not_specialize=["rows"])
 def paired_normalise(
-    x,
-    y,
-    saved,
-    weight,
-    bias,
-    rows,
-    channels,
-    DOUBLED: tl.constexpr,
-    AFFINE: tl.constexpr,
-    RELU: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    x, y, saved, weight, bias,
+    rows, channels,
+    DOUBLED: tl.constexpr, AFFINE: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """`y` has 2 x rows; `x` as many if DOUBLED, else `rows`, which both halves are made of."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -134,22 +112,11 @@ def paired_normalise(
 
 @triton.jit(do_not_specialize=["rows", "per_split"])
 def partial_products(
-    dy,
-    x,
-    saved,
-    weight,
-    bias,
-    partial,
-    rows,
-    channels,
-    per_split,
-    PAIRED: tl.constexpr,
-    DOUBLED: tl.constexpr,
-    AFFINE: tl.constexpr,
-    RELU: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    dy, x, saved, weight, bias, partial,
+    rows, channels, per_split,
+    PAIRED: tl.constexpr, DOUBLED: tl.constexpr, AFFINE: tl.constexpr, RELU: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Sums of dy and of dy (x - mean) of each split; if PAIRED, also those of the second half with its own mean.
 
     `partial` is (2 or 4, splits, channels), `saved` as `combine_paired_moments` makes it, or just the mean."""
@@ -202,7 +169,7 @@ def partial_products(
 
 
 @triton.jit
-def total_of(partial, splits, channels, column, SPLITS: tl.constexpr):
+def _total(partial, splits, channels, column, SPLITS: tl.constexpr):
     split = tl.arange(0, SPLITS)
     inside = (split[:, None] < splits) & (column[None, :] < channels)
     return tl.sum(tl.load(partial + split[:, None] * channels + column[None, :], mask=inside, other=0.0), axis=0)
@@ -217,10 +184,10 @@ def combine_paired_products(
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     inside = column < channels
     size = splits * channels
-    one_sum = total_of(partial, splits, channels, column, SPLITS)
-    one_product = total_of(partial + size, splits, channels, column, SPLITS)
-    two_sum = total_of(partial + 2 * size, splits, channels, column, SPLITS)
-    two_product = total_of(partial + 3 * size, splits, channels, column, SPLITS)
+    one_sum = _total(partial, splits, channels, column, SPLITS)
+    one_product = _total(partial + size, splits, channels, column, SPLITS)
+    two_sum = _total(partial + 2 * size, splits, channels, column, SPLITS)
+    two_product = _total(partial + 3 * size, splits, channels, column, SPLITS)
     one_inverse = tl.load(saved + channels + column, mask=inside, other=1.0)
     two_inverse = tl.load(saved + 3 * channels + column, mask=inside, other=1.0)
     tl.store(slopes + column, one_sum / rows, mask=inside)
@@ -231,21 +198,10 @@ def combine_paired_products(
 
 @triton.jit(do_not_specialize=["rows"])
 def paired_backward(
-    dy,
-    x,
-    dx,
-    saved,
-    slopes,
-    weight,
-    bias,
-    rows,
-    channels,
-    DOUBLED: tl.constexpr,
-    AFFINE: tl.constexpr,
-    RELU: tl.constexpr,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-):
+    dy, x, dx, saved, slopes, weight, bias,
+    rows, channels,
+    DOUBLED: tl.constexpr, AFFINE: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """dx = weight / deviation (dy - mean(dy) - (x - mean) mean(dy (x - mean)) / var) in the first half, whose moments
     depend on x; weight / deviation dy in the second, whose do not. Where both are made of one x, the sum of the two.
     With RELU, dy counts only where the normalised value is positive."""
@@ -280,3 +236,80 @@ def paired_backward(
         tl.store(dx + half + place, two, mask=inside)
     else:
         tl.store(dx + place, one + two, mask=inside)
+
+
+# -- hybrid batch normalisation ----------------------------------------------------------------------------------------
+@triton.jit
+def _lerp(start, end, weight):
+    """As torch.lerp: exact at both ends."""
+    return tl.where(weight < 0.5, start + weight * (end - start), end - (end - start) * (1.0 - weight))
+
+
+@triton.jit(do_not_specialize=["splits", "rows", "per_split", "samples"])
+def combine_hybrid_moments(
+    partial, saved, count, alpha, constant, global_mean, global_var, recorded_count, recorded_mean, recorded_var,
+    splits, per_split, rows, channels, samples, momentum, eps,
+    LEARNED: tl.constexpr, RECORD: tl.constexpr, MOVING: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """`saved` (4, channels): mean and variance of the batch, mean and inverse deviation of HBN's Eq. 9.
+
+    RECORD: 0 nothing, 1 the batch's moments, 2 those of the mixture."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < channels
+    batch_mean, batch_var = _combined(partial, splits, per_split, rows, channels, column, SPLITS)
+    if LEARNED:
+        share = tl.sigmoid(tl.load(alpha + column, mask=inside, other=0.0))
+    else:
+        share = tl.zeros([COLUMNS], dtype=tl.float32) + constant
+    mean = _lerp(batch_mean, tl.load(global_mean + column, mask=inside, other=0.0), share)
+    var = _lerp(batch_var, tl.load(global_var + column, mask=inside, other=1.0), share)
+    tl.store(saved + column, batch_mean, mask=inside)
+    tl.store(saved + channels + column, batch_var, mask=inside)
+    tl.store(saved + 2 * channels + column, mean, mask=inside)
+    tl.store(saved + 3 * channels + column, 1.0 / tl.sqrt(var + eps), mask=inside)
+    if tl.program_id(0) == 0:
+        tl.store(count, rows)
+    if RECORD:
+        new_mean = mean if RECORD == 2 else batch_mean
+        new_var = var if RECORD == 2 else batch_var
+        old_mean = tl.load(recorded_mean + column, mask=inside, other=0.0)
+        old_var = tl.load(recorded_var + column, mask=inside, other=0.0)
+        if MOVING:
+            tl.store(recorded_mean + column, _lerp(old_mean, new_mean, momentum), mask=inside)
+            tl.store(recorded_var + column, _lerp(old_var, new_var, momentum), mask=inside)
+        else:
+            part = samples.to(tl.float32) / tl.load(recorded_count).to(tl.float32)
+            delta = new_mean - old_mean
+            pooled = _lerp(old_var, new_var, part) + part * (1.0 - part) * delta * delta
+            tl.store(recorded_var + column, pooled, mask=inside)
+            tl.store(recorded_mean + column, old_mean + part * delta, mask=inside)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def combine_hybrid_products(
+    partial, saved, alpha, constant, global_mean, global_var, weight, gradients,
+    splits, channels,
+    LEARNED: tl.constexpr, AFFINE: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """`gradients` (5, channels): of alpha, weight and bias, then what the share of the batch leaves of the sums of dy
+    and of dy (x - mean)."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < channels
+    total = _total(partial, splits, channels, column, SPLITS)
+    product = _total(partial + splits * channels, splits, channels, column, SPLITS)
+    inverse = tl.load(saved + 3 * channels + column, mask=inside, other=1.0)
+    if LEARNED:
+        share = tl.sigmoid(tl.load(alpha + column, mask=inside, other=0.0))
+        scale = inverse * tl.load(weight + column, mask=inside, other=1.0) if AFFINE else inverse
+        batch_mean = tl.load(saved + column, mask=inside, other=0.0)
+        batch_var = tl.load(saved + channels + column, mask=inside, other=0.0)
+        apart = tl.load(global_mean + column, mask=inside, other=0.0) - batch_mean
+        wider = tl.load(global_var + column, mask=inside, other=0.0) - batch_var
+        d_share = -scale * total * apart - 0.5 * scale * inverse * inverse * product * wider
+        tl.store(gradients + column, d_share * share * (1.0 - share), mask=inside)
+    else:
+        share = tl.zeros([COLUMNS], dtype=tl.float32) + constant
+    tl.store(gradients + channels + column, product * inverse, mask=inside)
+    tl.store(gradients + 2 * channels + column, total, mask=inside)
+    tl.store(gradients + 3 * channels + column, (1.0 - share) * total, mask=inside)
+    tl.store(gradients + 4 * channels + column, (1.0 - share) * product, mask=inside)
