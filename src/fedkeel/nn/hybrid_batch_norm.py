@@ -60,7 +60,7 @@ class _Normalise(torch.autograd.Function):
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, share, global_mean, global_var, weight, batch_mean, batch_var, mean, inverse, var = ctx.saved_tensors
         wide, dy = x.to(mean.dtype), dy.to(mean.dtype)
-        if x.is_cuda:  # whose kernel wants both in one layout
+        if x.is_cuda and dy.stride() != wide.stride():  # its kernel wants both in one layout
             dy = torch.empty_like(wide).copy_(dy)
         # Both sums, r T and S, in one pass: they are the gradients of a batch norm in evaluation. The weight is not
         # looked at.

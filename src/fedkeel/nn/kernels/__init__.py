@@ -50,7 +50,7 @@ def is_on(name: str) -> bool:
 
 def usable(name: str, first: Tensor, *others: Tensor | None) -> bool:
     """Whether this kernel can be launched for these tensors: all float32, on the current GPU."""
-    if not first.is_cuda or name in _off or torch.compiler.is_compiling():
+    if not first.is_cuda or torch.compiler.is_compiling() or name in _off:
         return False
     here = first.device.index == torch.cuda.current_device()
     alike = all(t is None or (t.dtype == torch.float32 and t.device == first.device) for t in (first, *others))
