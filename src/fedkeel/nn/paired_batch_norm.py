@@ -17,7 +17,6 @@ import copy
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,7 +35,6 @@ from fedkeel.nn.mixed_batch_norm import (
     plain_forward,
     replaced_forward,
     running_moments,
-    update_momentum,
 )
 from fedkeel.nn.surgery import Norms, only_batch_norms, using_statistics
 
@@ -194,74 +192,18 @@ def _generator_state(model: nn.Module, device: torch.device) -> Tensor:
 def _paired(
     name: str, norm: _BatchNorm, x: Tensor, statistics: Mapping[str, Tensor], doubled: bool, relu: bool = False
 ) -> Tensor:
-    """Both branches of a layer, and of the ReLU behind it where asked for."""
-    y: Tensor
+    """[x1 under batch statistics; x2 under the given ones], where x is [x1; x2] if `doubled` and else both."""
+    first, second = x.chunk(2) if doubled else (x, x)
     if norm.running_mean is None:  # no global statistics to use: batch statistics in both branches
-        y = torch.cat([plain_forward(norm, half) for half in x.chunk(2)]) if doubled else plain_forward(norm, x)
-        return F.relu(y) if relu else y
-    given = global_moments(name, norm, statistics)
-    if norm.training and norm.momentum is not None and _by_kernels(norm, x, given):
-        return norm_kernels.paired(x, norm, given, doubled, relu)
-    momentum = update_momentum(norm) if norm.training else 0.0
-    y = _Paired.apply(x, norm.weight, norm.bias, norm, *given, momentum, doubled)  # type: ignore[no-untyped-call]
+        y = torch.cat([plain_forward(norm, first), plain_forward(norm, second)]) if doubled else plain_forward(norm, x)
+    else:
+        given = global_moments(name, norm, statistics)
+        if norm.training and norm.momentum is not None and _by_kernels(norm, x, given):
+            return norm_kernels.paired(x, norm, given, doubled, relu)
+        under_given = F.batch_norm(second, *given, norm.weight, norm.bias, False, 0.0, norm.eps)
+        y = torch.cat([plain_forward(norm, first), under_given])
     return F.relu(y) if relu else y
 
 
 def _by_kernels(norm: _BatchNorm, x: Tensor, given: tuple[Tensor, Tensor]) -> bool:
     return norm_kernels.takes("paired", x, *given, *running_moments(norm), norm.weight, norm.bias)
-
-
-class _Paired(torch.autograd.Function):
-    """Batch norm of two halves, each with its own statistics, written into one tensor.
-
-    `torch.cat` of two batch norms would be the same, at the price of copying every activation once more.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        norm: _BatchNorm,
-        mean: Tensor,
-        var: Tensor,
-        momentum: float,
-        doubled: bool,
-    ) -> Tensor:
-        # Halves of a tensor that is dense in memory are dense too, channels first or last.
-        dense = x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
-        x = x if dense else x.contiguous()
-        n = len(x) // 2 if doubled else len(x)
-        y = torch.empty_strided((2 * n, *x.shape[1:]), x.stride(), dtype=x.dtype, device=x.device)
-        first, second = (x[:n], x[n:]) if doubled else (x, x)
-        wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-        saved = [x.new_empty(0, dtype=wide) for _ in range(4)]
-        normalise = torch.ops.aten.native_batch_norm.out
-        normalise(
-            first, weight, bias, norm.running_mean, norm.running_var, norm.training, momentum, norm.eps,
-            out=y[:n], save_mean=saved[0], save_invstd=saved[1],
-        )  # fmt: skip
-        normalise(
-            second, weight, bias, mean, var, False, 0.0, norm.eps,
-            out=y[n:], save_mean=saved[2], save_invstd=saved[3],
-        )  # fmt: skip
-        own = (None, None) if norm.training else (norm.running_mean, norm.running_var)
-        ctx.save_for_backward(x, weight, *own, mean, var, *saved)
-        ctx.training, ctx.eps, ctx.doubled = norm.training, norm.eps, doubled
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, own_mean, own_var, mean, var, *saved = ctx.saved_tensors
-        n = len(dy) // 2
-        first, second = (x[:n], x[n:]) if ctx.doubled else (x, x)
-        wanted = [ctx.needs_input_grad[0], weight is not None, weight is not None]
-        back = torch.ops.aten.native_batch_norm_backward
-        one = back(dy[:n], first, weight, own_mean, own_var, saved[0], saved[1], ctx.training, ctx.eps, wanted)
-        two = back(dy[n:], second, weight, mean, var, saved[2], saved[3], False, ctx.eps, wanted)
-        dx = None
-        if wanted[0]:
-            dx = torch.cat([one[0], two[0]]) if ctx.doubled else one[0] + two[0]
-        d_weight, d_bias = (one[1] + two[1], one[2] + two[2]) if weight is not None else (None, None)
-        return dx, d_weight, d_bias, None, None, None, None, None
