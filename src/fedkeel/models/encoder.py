@@ -60,6 +60,14 @@ class Encoder(nn.Module):
         height, width = feature_map_size(name, image_size, windows)
         return height * width
 
+    def initialise_convolutions(self) -> None:
+        """As torchvision does: He et al.'s normal distribution, by the fan-out, and biases of zero."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
     def project(self, width: int) -> None:
         """Put UniVarFL's projector after the network; its output becomes the features."""
         self.projector = Projector(self.feature_dim, width)

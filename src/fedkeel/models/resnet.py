@@ -71,14 +71,11 @@ class ResNet(Encoder):
         self.bn1 = nn.BatchNorm2d(64)
         self.relu = nn.ReLU()
         self.maxpool = nn.MaxPool2d(3, 2, padding=1) if stem == "imagenet" else nn.Identity()
-        channels = [64, 64 * block.expansion, 128 * block.expansion, 256 * block.expansion]
-        self.layer1 = _stage(block, channels[0], 64, depths[0], stride=1)
-        self.layer2 = _stage(block, channels[1], 128, depths[1], stride=2)
-        self.layer3 = _stage(block, channels[2], 256, depths[2], stride=2)
-        self.layer4 = _stage(block, channels[3], 512, depths[3], stride=2)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        self.layer1 = _stage(block, 64, 64, depths[0], stride=1)
+        self.layer2 = _stage(block, 64 * block.expansion, 128, depths[1], stride=2)
+        self.layer3 = _stage(block, 128 * block.expansion, 256, depths[2], stride=2)
+        self.layer4 = _stage(block, 256 * block.expansion, 512, depths[3], stride=2)
+        self.initialise_convolutions()
 
     def extract(self, x: Tensor) -> Tensor:
         x = self.maxpool(self.relu(self.bn1(self.conv1(x))))

@@ -73,17 +73,15 @@ def wrap(
     is found at the first forward.
     """
     if not isinstance(module, nn.Module):
-        raise FedkeelError(
-            f"What is to be wrapped is {described(module)}: give a network, an object of torch.nn.Module."
-        )
+        given = described(module)
+        raise FedkeelError(f"What is to be wrapped is {given}: give a network, an object of torch.nn.Module.")
     if not isinstance(head, str):
         raise FedkeelError(f"'head' is {described(head)}: give the dotted name of the last layer, as text.")
     refuse_lazy(module)
     modules = dict(module.named_modules())
     if not head or head not in modules:
-        raise FedkeelError(
-            f"{type(module).__name__} has no module named '{head}': {nearest(head, [name for name in modules if name])}"
-        )
+        ending = nearest(head, filter(None, modules))
+        raise FedkeelError(f"{type(module).__name__} has no module named '{head}': {ending}")
     inputs, outputs = _widths(modules[head])
     if example is not None:
         tried_inputs, tried_outputs = _try(module, head, example)
@@ -98,11 +96,10 @@ def wrap(
     feature_dim = feature_dim or inputs
     if feature_dim is None:
         raise FedkeelError(f"How many features the head '{head}' receives is not known: give feature_dim or example.")
-    if num_classes is None:
-        num_classes = outputs
+    num_classes = outputs if num_classes is None else num_classes
     if num_classes is None:
         raise FedkeelError(f"How many classes the head '{head}' separates is not known: give num_classes or example.")
-    if outputs is not None and outputs != num_classes:
+    if outputs not in (None, num_classes):
         raise FedkeelError(
             f"num_classes is {num_classes} but the head '{head}' has {outputs} outputs: replace it before wrapping."
         )
@@ -187,7 +184,6 @@ def _try(module: nn.Module, head: str, example: tuple[int, ...] | Tensor) -> tup
             part.training = training
     logits = _logits(result)
     if logits.ndim != 2:
-        raise FedkeelError(
-            f"The wrapped network returns logits of shape {tuple(logits.shape)}: (N, classes) is needed."
-        )
+        shape = tuple(logits.shape)
+        raise FedkeelError(f"The wrapped network returns logits of shape {shape}: (N, classes) is needed.")
     return features.shape[1], logits.shape[1]

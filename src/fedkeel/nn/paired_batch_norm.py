@@ -30,12 +30,7 @@ from fedkeel.errors import first_line
 from fedkeel.nn import kernels
 from fedkeel.nn.dropout import number_of_draws
 from fedkeel.nn.kernels import norms as norm_kernels
-from fedkeel.nn.mixed_batch_norm import (
-    global_moments,
-    plain_forward,
-    replaced_forward,
-    running_moments,
-)
+from fedkeel.nn.mixed_batch_norm import global_moments, plain_forward, replaced_forward, running_moments
 from fedkeel.nn.surgery import Norms, only_batch_norms, using_statistics
 
 log = logging.getLogger("fedkeel")
