@@ -73,8 +73,9 @@ def wrap(
     is found at the first forward.
     """
     if not isinstance(module, nn.Module):
-        given = described(module)
-        raise FedkeelError(f"What is to be wrapped is {given}: give a network, an object of torch.nn.Module.")
+        raise FedkeelError(
+            f"What is to be wrapped is {described(module)}: give a network, an object of torch.nn.Module."
+        )
     if not isinstance(head, str):
         raise FedkeelError(f"'head' is {described(head)}: give the dotted name of the last layer, as text.")
     refuse_lazy(module)
