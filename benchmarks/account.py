@@ -75,7 +75,7 @@ CLASSES = [
     (NORMALISATION, r"batch_?norm|bn_fw|bn_bw|welford|layer_?norm|group_?norm|rowwisemoments"),
     (
         NORMALISATION,
-        r"hybrid_(for|back)ward|standardise_|paired_|(partial|combine)_(moments|products)",
+        r"hybrid_|standardise_|paired_|partial_(moments|products)",
     ),  # of Fedkeel's own Triton kernels
     (POOLING, r"pool"),
     (ELEMENTWISE, r"triton_poi"),

@@ -61,6 +61,15 @@ def unknown(kind: str, given: str, choices: Iterable[str]) -> str:
     return f"There is no {kind} named '{given}': {nearest(given, choices)}"
 
 
+def first_line(error: Exception) -> str:
+    """What somebody else's error says, for a sentence of ours.
+
+    >>> first_line(ValueError("no such layer\\nTraceback ...")), first_line(KeyError())
+    ('no such layer', 'KeyError')
+    """
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
 # -- too little memory: what ran out, and what needs less of it --------------------------------------------------
 IN_MEMORY = (
     "The memory of this machine does not suffice{amount}: give fewer --workers or --jobs, a smaller --batch-size or "

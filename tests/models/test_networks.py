@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import nn
 
 from fedkeel import models
@@ -171,3 +172,19 @@ def test_dropout_can_be_chosen() -> None:
     model = models.build("digits_cnn", num_classes=2, dropout=0.0)
     x = torch.randn(2, 3, 28, 28)
     assert torch.equal(model(x).logits, model(x).logits)
+
+
+@pytest.mark.parametrize(("size", "stride"), [(2, None), (3, 2)])
+def test_relu_behind_the_pooling_changes_no_bit(size: int, stride: int | None) -> None:
+    """Which is why the small networks have it there. On a coarse grid: many equal maxima, many windows below 0."""
+    grid = torch.randint(-4, 3, (5, 6, 13, 13), generator=torch.Generator().manual_seed(3)).float()
+    results = []
+    for pooled in (lambda x: F.relu_(F.max_pool2d(x, size, stride)), lambda x: F.max_pool2d(F.relu(x), size, stride)):
+        x = grid.clone().requires_grad_()
+        y = pooled(x)
+        weights = torch.linspace(-1, 1, y.numel()).view_as(y)
+        (gradient,) = torch.autograd.grad((y * weights).sum(), x)
+        results.append((y.detach(), gradient))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    assert (results[0][0] == 0).any()
+    assert (results[0][0] > 0).any()

@@ -15,8 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from fedkeel import models
 from fedkeel.errors import FedkeelError
 from fedkeel.models import MODELS
+from fedkeel.nn.draws import Draws
 from fedkeel.nn.dropout import draw_dropout
-from fedkeel.nn.masks import Draws
 from fedkeel.trust.privacy import sample_gradients
 from tests import tiny
 

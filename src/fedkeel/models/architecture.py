@@ -6,7 +6,6 @@ address, nor ask for more than a machine holds; so options are those of a list o
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -53,17 +52,16 @@ def strange(value: object, largest: float = LARGEST_NUMBER) -> str:
     if value is None or isinstance(value, bool):
         return ""
     if isinstance(value, int | float):
-        sound = math.isfinite(value) if isinstance(value, float) else True
-        shown = (
-            f"{value}" if abs(value) < 2**63 else "beyond all measure"
-        )  # Python itself refuses to write some numbers
-        return "" if sound and abs(value) <= largest else f"is {shown}: give a number of at most {largest:g}"
+        if abs(value) <= largest:  # a NaN is not
+            return ""
+        shown = f"{value}" if abs(value) < 2**63 else "beyond all measure"  # Python refuses to write some numbers
+        return f"is {shown}: give a number of at most {largest:g}"
     if isinstance(value, str):
         return "" if WORD.fullmatch(value) else f"is {value[:80]!r}: give a word of at most 40 letters, digits and _+-"
     if isinstance(value, list | tuple):
         if len(value) > MOST_VALUES:
             return f"is a list of {len(value)} values: give at most {MOST_VALUES}"
-        return next((problem for problem in (strange(entry, largest) for entry in value) if problem), "")
+        return next(filter(None, (strange(entry, largest) for entry in value)), "")
     return f"is a {type(value).__name__}: give a number, a word, true or false, or a list of these"
 
 

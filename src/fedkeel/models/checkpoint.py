@@ -22,7 +22,7 @@ from torch import Tensor
 from fedkeel.core import state
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Classifier
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, first_line
 
 WRAPPERS = ("state_dict", "model_state_dict", "model_state", "model", "net", "network", "weights")
 PREFIXES = ("module.", "model.", "state_dict.", "_orig_mod.", "net.", "backbone.")
@@ -52,7 +52,7 @@ class Loaded:
 def load_weights(model: Classifier, path: str | Path) -> Loaded:
     """Copy the file's tensors into the model where names and shapes fit, and say what did not."""
     entries = dict(model.state_dict(keep_vars=True))
-    head = _head_prefix(model)
+    head = next(f"{name}." for name, module in model.named_modules() if module is model.head)
     given, body = _best_fit(read(path), entries)
     places = {name: f"{body}{name}" for name in given if f"{body}{name}" in entries}
     if not any(place.startswith(head) for place in places.values()):
@@ -92,31 +92,25 @@ def read(path: str | Path) -> Tensors:
             return safetensors.torch.load_file(path)
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        reason = first_line(error).rstrip(".")
         raise FedkeelError(
             f"The weights in '{path}' cannot be read ({reason}): give a file of tensors, saved from a state_dict()."
         ) from error
-    while isinstance(content, Mapping):
-        inner = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
-        if inner is None:
-            break
+    inner = content
+    while isinstance(inner, Mapping):
         content = inner
+        inner = next((content[key] for key in WRAPPERS if isinstance(content.get(key), Mapping)), None)
     tensors = {str(k): v for k, v in content.items() if isinstance(v, Tensor)} if isinstance(content, Mapping) else {}
     if not tensors:
         raise FedkeelError(f"'{path}' holds no named tensors: give a file saved from a state_dict().")
     return tensors
 
 
-# -- names -------------------------------------------------------------------------------------------------------
 def _best_fit(given: Tensors, entries: Mapping[str, Tensor]) -> tuple[Tensors, str]:
     """The file's tensors under the names, and the place in the model, that match most."""
     candidates = [(names, body) for names in _namings(given, entries) for body in BODIES]
-
-    def fit(candidate: tuple[Tensors, str]) -> int:
-        names, body = candidate
-        return sum(f"{body}{name}" in entries for name in names)
-
-    return max(candidates, key=fit)
+    fits = [sum(f"{body}{name}" in entries for name in names) for names, body in candidates]
+    return candidates[fits.index(max(fits))]
 
 
 def _namings(given: Tensors, entries: Mapping[str, Tensor]) -> Iterator[Tensors]:
@@ -179,12 +173,6 @@ def _from_efficientnet_pytorch(given: Tensors, entries: Mapping[str, Tensor]) ->
         else:
             result[name] = tensor
     return result
-
-
-# -- the classifier ----------------------------------------------------------------------------------------------
-def _head_prefix(model: Classifier) -> str:
-    head = model.head
-    return next(f"{name}." for name, module in model.named_modules() if module is head)
 
 
 def _last_layer(given: Tensors, places: Mapping[str, str], entries: Mapping[str, Tensor], head: str) -> dict[str, str]:

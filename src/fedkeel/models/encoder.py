@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 
 from fedkeel.errors import FedkeelError
@@ -23,14 +22,9 @@ class Projector(nn.Sequential):
     """
 
     def __init__(self, feature_dim: int, width: int) -> None:
-        super().__init__(
-            nn.Linear(feature_dim, width),
-            nn.BatchNorm1d(width),
-            nn.ReLU(),
-            nn.Linear(width, width),
-            nn.BatchNorm1d(width),
-            nn.ReLU(),
-        )
+        super().__init__()
+        for inputs in (feature_dim, width):
+            self.extend([nn.Linear(inputs, width), nn.BatchNorm1d(width), nn.ReLU()])
 
 
 class Encoder(nn.Module):
@@ -44,13 +38,35 @@ class Encoder(nn.Module):
         super().__init__()
         self.feature_dim = feature_dim
         self.projector = None
+        self.name = ""
+        self.image_size: tuple[int, int] | None = None  # the only one that it takes, if it flattens its feature map
 
     def extract(self, x: Tensor) -> Tensor:
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.image_size is not None and x.shape[-2:] != self.image_size:
+            (high, wide), (height, width) = self.image_size, x.shape[-2:]
+            raise FedkeelError(
+                f"This '{self.name}' was built for images of {high} x {wide} px and got {height} x {width}: build it "
+                f"with image_size=({height}, {width})."
+            )
         features = self.extract(x)
         return features if self.projector is None else self.projector(features)
+
+    def flattens(self, name: str, image_size: ImageSize, windows: Sequence[Window]) -> int:
+        """The places of the feature map that the first fully connected layer is made for; other images are refused."""
+        self.name, self.image_size = name, height_width(image_size)
+        height, width = feature_map_size(name, image_size, windows)
+        return height * width
+
+    def initialise_convolutions(self) -> None:
+        """As torchvision does: He et al.'s normal distribution, by the fan-out, and biases of zero."""
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d):
+                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
 
     def project(self, width: int) -> None:
         """Put UniVarFL's projector after the network; its output becomes the features."""
@@ -69,23 +85,14 @@ def height_width(image_size: ImageSize) -> tuple[int, int]:
 def feature_map_size(network: str, image_size: ImageSize, windows: Sequence[Window]) -> tuple[int, int]:
     """Height and width after a chain of convolutions and poolings; an image that does not survive it is refused."""
     height, width = height_width(image_size)
-    sides = [_through(side, windows) for side in (height, width)]
+    sides = _through(height, windows), _through(width, windows)
     if min(sides) < 1:
         smallest = next(side for side in range(1, 4096) if _through(side, windows) >= 1)
         raise FedkeelError(
             f"The model '{network}' needs images of at least {smallest} x {smallest} px and these have "
             f"{height} x {width}: enlarge the images or choose a model with a smaller stem."
         )
-    return sides[0], sides[1]
-
-
-def check_image_shape(network: str, x: Tensor, expected: tuple[int, int]) -> None:
-    """Refuse images of another size than the one that the first fully connected layer was made for."""
-    if x.shape[-2:] != torch.Size(expected):
-        raise FedkeelError(
-            f"This '{network}' was built for images of {expected[0]} x {expected[1]} px and got "
-            f"{x.shape[-2]} x {x.shape[-1]}: build it with image_size=({x.shape[-2]}, {x.shape[-1]})."
-        )
+    return sides
 
 
 def _through(side: int, windows: Sequence[Window]) -> int:

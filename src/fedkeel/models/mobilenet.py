@@ -11,15 +11,7 @@ from fedkeel.models.encoder import Encoder
 STEMS = ("imagenet", "small")
 
 # Table 2 of the paper: expansion, channels, blocks, stride
-_STAGES = [
-    (1, 16, 1, 1),
-    (6, 24, 2, 2),
-    (6, 32, 3, 2),
-    (6, 64, 4, 2),
-    (6, 96, 3, 1),
-    (6, 160, 3, 2),
-    (6, 320, 1, 1),
-]
+_STAGES = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
 
 
 class _ConvBNReLU6(nn.Sequential):
@@ -73,9 +65,7 @@ class MobileNetV2(Encoder):
                 channels = out_channels
         self.features.append(_ConvBNReLU6(channels, self.feature_dim, 1))
         self.dropout = nn.Dropout(dropout)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out")
+        self.initialise_convolutions()
 
     def extract(self, x: Tensor) -> Tensor:
         features: Tensor = self.features(x)

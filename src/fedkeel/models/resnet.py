@@ -8,8 +8,6 @@ from torch import Tensor, nn
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.models.catalogue import network
 from fedkeel.models.encoder import Encoder
-from fedkeel.nn.norm_relu import norm_relu
-from fedkeel.nn.pooling import MaxPool2d
 
 STEMS = ("imagenet", "nopool", "small")
 
@@ -25,11 +23,12 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
+        self.relu = nn.ReLU()
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
         identity = x if self.downsample is None else self.downsample(x)
-        x = norm_relu(self.bn1, self.conv1(x))
+        x = self.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(x)) + identity)
 
 
@@ -46,12 +45,13 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(channels)
         self.conv3 = nn.Conv2d(channels, channels * self.expansion, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(channels * self.expansion)
+        self.relu1, self.relu2 = nn.ReLU(), nn.ReLU()
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
         identity = x if self.downsample is None else self.downsample(x)
-        x = norm_relu(self.bn1, self.conv1(x))
-        x = norm_relu(self.bn2, self.conv2(x))
+        x = self.relu1(self.bn1(self.conv1(x)))
+        x = self.relu2(self.bn2(self.conv2(x)))
         return F.relu(self.bn3(self.conv3(x)) + identity)
 
 
@@ -69,18 +69,16 @@ class ResNet(Encoder):
         small = stem == "small"
         self.conv1 = nn.Conv2d(in_channels, 64, *((3, 1, 1) if small else (7, 2, 3)), bias=False)
         self.bn1 = nn.BatchNorm2d(64)
-        self.maxpool = MaxPool2d(3, 2, padding=1) if stem == "imagenet" else nn.Identity()
-        channels = [64, 64 * block.expansion, 128 * block.expansion, 256 * block.expansion]
-        self.layer1 = _stage(block, channels[0], 64, depths[0], stride=1)
-        self.layer2 = _stage(block, channels[1], 128, depths[1], stride=2)
-        self.layer3 = _stage(block, channels[2], 256, depths[2], stride=2)
-        self.layer4 = _stage(block, channels[3], 512, depths[3], stride=2)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        self.relu = nn.ReLU()
+        self.maxpool = nn.MaxPool2d(3, 2, padding=1) if stem == "imagenet" else nn.Identity()
+        self.layer1 = _stage(block, 64, 64, depths[0], stride=1)
+        self.layer2 = _stage(block, 64 * block.expansion, 128, depths[1], stride=2)
+        self.layer3 = _stage(block, 128 * block.expansion, 256, depths[2], stride=2)
+        self.layer4 = _stage(block, 256 * block.expansion, 512, depths[3], stride=2)
+        self.initialise_convolutions()
 
     def extract(self, x: Tensor) -> Tensor:
-        x = self.maxpool(norm_relu(self.bn1, self.conv1(x)))
+        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return x.mean(dim=(2, 3))
 

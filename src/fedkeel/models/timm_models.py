@@ -6,7 +6,6 @@ GReg's Table 4 uses MobileNetV2, EfficientNet-B0, DenseNet-121, LeViT-128s and M
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import re
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -15,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeel.errors import FedkeelError, nearest, unknown
+from fedkeel.errors import FedkeelError, first_line, nearest, unknown
 from fedkeel.models import architecture
 from fedkeel.models.encoder import Encoder
 
@@ -59,8 +58,9 @@ def find(name: str, options: Mapping[str, Any], list_of_own: Iterable[str] = ())
     """timm, and the network's name there; refused if there is no such network, or its options are not of that kind."""
     asked_for_timm, timm_name = name.startswith(PREFIX), name.removeprefix(PREFIX)
     own = list(list_of_own)
+    nearly_own = not asked_for_timm and bool(get_close_matches(name, own, n=1, cutoff=0.5))
     if not NAME.fullmatch(timm_name):
-        if not asked_for_timm and get_close_matches(name, own, n=1, cutoff=0.5):
+        if nearly_own:
             raise FedkeelError(unknown("model", name, own))
         # timm would take it for a folder to read or an address to fetch from.
         raise FedkeelError(f"'{name[:200]}' is not the name of a network: give one of timm's own, such as 'resnet18'.")
@@ -72,27 +72,30 @@ def find(name: str, options: Mapping[str, Any], list_of_own: Iterable[str] = ())
         if not asked_for_timm:
             raise FedkeelError(f"{str(error).rstrip('.')}, or {nearest(name, own)}") from error
         raise
-    if not timm.is_model(timm_name.partition(".")[0]):
-        choices = timm.list_models()
-        if asked_for_timm:
-            close = get_close_matches(timm_name, choices, n=1, cutoff=0.5)
-            ending = f"did you mean '{PREFIX}{close[0]}'?" if close else "timm.list_models() shows what there is."
-            raise FedkeelError(f"timm has no model named '{timm_name}': {ending}")
-        # A near miss of a name of ours is more likely meant than one of timm's thousand.
-        raise FedkeelError(unknown("model", name, own if get_close_matches(name, own, n=1, cutoff=0.5) else choices))
-    return timm, timm_name
+    if timm.is_model(timm_name.partition(".")[0]):
+        return timm, timm_name
+    if asked_for_timm:
+        close = get_close_matches(timm_name, timm.list_models(), n=1, cutoff=0.5)
+        ending = f"did you mean '{PREFIX}{close[0]}'?" if close else "timm.list_models() shows what there is."
+        raise FedkeelError(f"timm has no model named '{timm_name}': {ending}")
+    # A near miss of a name of ours is more likely meant than one of timm's thousand.
+    raise FedkeelError(unknown("model", name, own if nearly_own else timm.list_models()))
 
 
 def _import_timm(name: str) -> Any:
+    if name.startswith(PREFIX):
+        which = f"The model '{name}' comes from timm, which"
+    else:
+        which = f"There is no model named '{name}' here, and timm, which may have it,"
     try:
         timm = importlib.import_module("timm")
-    except ModuleNotFoundError as error:
-        if error.name == "timm":
-            message = f"{_where(name)} is not installed: pip install 'fedkeel[timm]'."
-            raise FedkeelError(message) from error
-        raise FedkeelError(_broken(name, error)) from error
     except Exception as error:
-        raise FedkeelError(_broken(name, error)) from error
+        if isinstance(error, ModuleNotFoundError) and error.name == "timm":
+            raise FedkeelError(f"{which} is not installed: pip install 'fedkeel[timm]'.") from error
+        raise FedkeelError(
+            f"{which} is installed but cannot be imported ({first_line(error)}): "
+            f"install a torchvision that matches torch {torch.__version__}."
+        ) from error
     version = str(getattr(timm, "__version__", "0"))
     if tuple(map(int, re.findall(r"\d+", version)[:3])) < OLDEST:
         wanted = ".".join(map(str, OLDEST))
@@ -103,35 +106,19 @@ def _import_timm(name: str) -> Any:
     return timm
 
 
-def _where(name: str) -> str:
-    if name.startswith(PREFIX):
-        return f"The model '{name}' comes from timm, which"
-    return f"There is no model named '{name}' here, and timm, which may have it,"
-
-
-def _broken(name: str, error: Exception) -> str:
-    reason = str(error).strip().partition("\n")[0] or type(error).__name__
-    return (
-        f"{_where(name)} is installed but cannot be imported ({reason}): "
-        f"install a torchvision that matches torch {torch.__version__}."
-    )
-
-
 def _create(timm: Any, name: str, image_size: tuple[int, int] | None, arguments: dict[str, Any]) -> nn.Module:
     """Networks with positions (LeViT, ViT) must know the image size; the others do not take it."""
     try:
         if image_size is not None and "img_size" not in arguments:
             try:
-                created: nn.Module = timm.create_model(name, img_size=image_size, **arguments)
-                return created
+                return timm.create_model(name, img_size=image_size, **arguments)  # type: ignore[no-any-return]
             except TypeError as error:
                 if "img_size" not in str(error):
                     raise
-        created = timm.create_model(name, **arguments)
+        return timm.create_model(name, **arguments)  # type: ignore[no-any-return]
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise FedkeelError(f"timm could not build '{name}' with these options ({reason}): check them.") from error
-    return created
+        message = f"timm could not build '{name}' with these options ({first_line(error)}): check them."
+        raise FedkeelError(message) from error
 
 
 def _feature_dim(name: str, network: nn.Module, in_channels: int, image_size: tuple[int, int] | None) -> int:
@@ -144,9 +131,9 @@ def _feature_dim(name: str, network: nn.Module, in_channels: int, image_size: tu
         with torch.no_grad():
             features = network(torch.zeros(1, in_channels, height, width))
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
         raise FedkeelError(
-            f"timm's '{name}' does not work on images of {height} x {width} px ({reason}): choose another size."
+            f"timm's '{name}' does not work on images of {height} x {width} px ({first_line(error)}): "
+            "choose another size."
         ) from error
     finally:
         network.train(was_training)

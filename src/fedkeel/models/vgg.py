@@ -44,11 +44,7 @@ class VGG(Encoder):
         if hidden:
             self.classifier.extend([nn.Linear(512 * 7 * 7, hidden), nn.ReLU(), nn.Dropout(dropout)])
             self.classifier.extend([nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(dropout)])
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+        self.initialise_convolutions()
 
     def extract(self, x: Tensor) -> Tensor:
         x = self.avgpool(self.features(x)).flatten(1)

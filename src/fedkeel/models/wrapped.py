@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fedkeel.core.types import Classifier, Output
-from fedkeel.errors import FedkeelError, nearest
+from fedkeel.errors import FedkeelError, first_line, nearest
 from fedkeel.options import described
 
 
@@ -28,7 +28,7 @@ class Wrapped(Classifier):
         self.feature_dim = feature_dim
         self.num_classes = num_classes
 
-    # `encoder` and `head` are views into `network`: as members they would appear twice in `state_dict()`.
+    # Views into `network`: as members they would appear twice in `state_dict()`.
     @property
     def head(self) -> nn.Module:  # type: ignore[override]
         return self.network.get_submodule(self.head_name)
@@ -81,9 +81,8 @@ def wrap(
     refuse_lazy(module)
     modules = dict(module.named_modules())
     if not head or head not in modules:
-        raise FedkeelError(
-            f"{type(module).__name__} has no module named '{head}': {nearest(head, [name for name in modules if name])}"
-        )
+        ending = nearest(head, filter(None, modules))
+        raise FedkeelError(f"{type(module).__name__} has no module named '{head}': {ending}")
     inputs, outputs = _widths(modules[head])
     if example is not None:
         tried_inputs, tried_outputs = _try(module, head, example)
@@ -98,11 +97,10 @@ def wrap(
     feature_dim = feature_dim or inputs
     if feature_dim is None:
         raise FedkeelError(f"How many features the head '{head}' receives is not known: give feature_dim or example.")
-    if num_classes is None:
-        num_classes = outputs
+    num_classes = outputs if num_classes is None else num_classes
     if num_classes is None:
         raise FedkeelError(f"How many classes the head '{head}' separates is not known: give num_classes or example.")
-    if outputs is not None and outputs != num_classes:
+    if outputs not in (None, num_classes):
         raise FedkeelError(
             f"num_classes is {num_classes} but the head '{head}' has {outputs} outputs: replace it before wrapping."
         )
@@ -179,16 +177,14 @@ def _try(module: nn.Module, head: str, example: tuple[int, ...] | Tensor) -> tup
     except FedkeelError:
         raise
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise FedkeelError(
-            f"{type(module).__name__} does not run on an example of shape {tuple(example.shape)} ({reason})."
-        ) from error
+        shape = tuple(example.shape)
+        message = f"{type(module).__name__} does not run on an example of shape {shape} ({first_line(error)})."
+        raise FedkeelError(message) from error
     finally:
         for part, training in modes:
             part.training = training
     logits = _logits(result)
     if logits.ndim != 2:
-        raise FedkeelError(
-            f"The wrapped network returns logits of shape {tuple(logits.shape)}: (N, classes) is needed."
-        )
+        shape = tuple(logits.shape)
+        raise FedkeelError(f"The wrapped network returns logits of shape {shape}: (N, classes) is needed.")
     return features.shape[1], logits.shape[1]

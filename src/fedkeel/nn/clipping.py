@@ -6,7 +6,7 @@ FedCoda (Eq. 10).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -23,17 +23,13 @@ def agc_(parameters: Iterable[Tensor] | Tensor, clipping: float, eps: float = 1e
     if clipping <= 0:
         raise FedkeelError(f"The clipping threshold is {clipping}: it must be above 0.")
     parameters = [parameters] if isinstance(parameters, Tensor) else parameters
-    weights: list[Tensor] = []
-    gradients: list[Tensor] = []
-    for parameter in parameters:
-        if parameter.grad is not None:
-            weights.append(parameter.detach())
-            gradients.append(parameter.grad)
-    if not weights:
+    pairs = [(p.detach(), p.grad) for p in parameters if p.grad is not None]
+    if not pairs:
         return
-    limits = [_unit_norm(weight) for weight in weights]
+    limits = [_unit_norm(weight) for weight, _ in pairs]
     torch._foreach_clamp_min_(limits, eps)
     torch._foreach_mul_(limits, clipping)
+    gradients = [gradient for _, gradient in pairs]
     lengths = [_unit_norm(gradient) for gradient in gradients]
     # limit / max(length, limit) is 1 up to the limit, and never divides by zero
     torch._foreach_maximum_(lengths, limits)
@@ -65,12 +61,7 @@ class HistoryClip:
             raise FedkeelError(f"alpha of the gradient clipping is {alpha}: it must be above 0.")
         if not 0 <= beta <= 1:
             raise FedkeelError(f"beta of the gradient clipping is {beta}: it must be between 0 and 1.")
-        self.names: list[str] = []
-        self.parameters: list[Tensor] = []
-        for position, item in enumerate(parameters):
-            name, parameter = (str(position), item) if isinstance(item, Tensor) else item
-            self.names.append(name)
-            self.parameters.append(parameter)
+        self.parameters = [item if isinstance(item, Tensor) else item[1] for item in parameters]
         if not self.parameters:
             raise FedkeelError("There are no parameters whose gradients could be clipped.")
         self.alpha = alpha
@@ -97,15 +88,3 @@ class HistoryClip:
             torch._foreach_mul_(gradients, [factors[i].to(g.dtype) for i, g in zip(present, gradients, strict=True)])
         norms = torch.where(norms.isfinite(), norms, self.history)
         self.history.copy_(torch.where(known, torch.lerp(norms, self.history, self.beta), norms))
-
-    def state(self) -> dict[str, Tensor]:
-        """The history by parameter name (by position where no names were given); 0 where there is none."""
-        return dict(zip(self.names, self.history.clone().unbind(), strict=True))
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take over a history, e.g. of the round before; a parameter that is not in it has none."""
-        if foreign := sorted(state.keys() - set(self.names)):
-            raise FedkeelError(f"The history has '{foreign[0]}', which is none of the parameters that are clipped.")
-        nothing = self.history.new_zeros(())
-        values = [state.get(name, nothing).to(self.history).reshape(()) for name in self.names]
-        self.history.copy_(torch.stack(values))

@@ -1,4 +1,4 @@
-"""Give every layer of a model that drops something the masks of `nn.masks` in place of torch's, by surgery.
+"""Give every layer of a model that drops something the masks of `nn.draws` in place of torch's, by surgery.
 
 The layers stay the same objects with the same names, hooks and options; only their class changes. A layer that is used
 twice in a forward drops other values each time, and so does every further forward of a step (GReg's second one, that of
@@ -14,8 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkeel.nn.masks import HOLDER, Draws, dropped
+from fedkeel.nn.draws import HOLDER, Draws, dropped
 from fedkeel.nn.redirected import FUNCTIONS, Function, Redirected, draws_by_itself
+
+_MASKS_AND_WEIGHTS = ("key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
 
 
 class _Drawing(nn.Module):
@@ -50,27 +52,18 @@ class _Attention(_Drawing):
     """torch's, whose dropout of the attention weights is no layer: dropped here, between its softmax and its values."""
 
     def forward(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        key_padding_mask: Tensor | None = None,
-        need_weights: bool = True,
-        attn_mask: Tensor | None = None,
-        average_attn_weights: bool = True,
-        is_causal: bool = False,
+        self, query: Tensor, key: Tensor, value: Tensor, *others: Any, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
         layer: Any = self
         p: float = layer.dropout
         plain: Callable[..., tuple[Tensor, Tensor | None]] = super().forward
-        masks: dict[str, Any] = {"key_padding_mask": key_padding_mask, "attn_mask": attn_mask, "is_causal": is_causal}
         if not self.training or p == 0:
-            return plain(
-                query, key, value, need_weights=need_weights, average_attn_weights=average_attn_weights, **masks
-            )
+            return plain(query, key, value, *others, **options)
+        given = dict(zip(_MASKS_AND_WEIGHTS, others, strict=False)) | options
+        need_weights, average = given.pop("need_weights", True), given.pop("average_attn_weights", True)
         layer.dropout = 0.0
         try:
-            _, weights = plain(query, key, value, need_weights=True, average_attn_weights=False, **masks)
+            _, weights = plain(query, key, value, need_weights=True, average_attn_weights=False, **given)
         finally:
             layer.dropout = p
         assert weights is not None  # (N, heads, L, S), or (heads, L, S) without a batch
@@ -79,7 +72,7 @@ class _Attention(_Drawing):
         out: Tensor = layer.out_proj(mixed)
         if query.ndim == 3 and not layer.batch_first:
             out = out.transpose(0, 1)
-        shown = weights.mean(dim=-3) if average_attn_weights else weights
+        shown = weights.mean(dim=-3) if average else weights
         return out, shown if need_weights else None
 
 

@@ -48,13 +48,11 @@ class FeatureAugmentation(nn.Module):
     def __init__(self, channels: int, p: float = 0.5, momentum: float = 0.99, eps: float = 1e-6) -> None:
         super().__init__()
         self.channels, self.p, self.momentum, self.eps = channels, p, momentum, eps
-        for name in ("running_mean", "running_std", "mean_variance", "std_variance"):
-            initial = torch.zeros if name == "running_mean" else torch.ones
-            self.register_buffer(name, initial(channels), persistent=False)
-        for name in ("keep", "due"):
-            self.register_buffer(name, torch.zeros(()), persistent=False)
-        for name in ("key", "counter"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
+        buffers = {name: torch.ones(channels) for name in ("running_std", "mean_variance", "std_variance")}
+        buffers |= {"running_mean": torch.zeros(channels), "keep": torch.zeros(()), "due": torch.zeros(())}
+        buffers |= {name: torch.zeros((), dtype=torch.int64) for name in ("key", "counter")}
+        for name, initial in buffers.items():
+            self.register_buffer(name, initial, persistent=False)
 
     def extra_repr(self) -> str:
         return f"{self.channels}, p={self.p}"
@@ -90,11 +88,11 @@ class FeatureAugmentation(nn.Module):
         """mu^ - mu and sigma^ - sigma, or zeros in the steps in which the layer is off: (N, C) each."""
         on = uniform(self.key, 2 * self.counter, 1) < self.p
         noise = normal(self.key, 2 * self.counter + 1, (2, *mean.shape)).to(mean.dtype).where(on, 0)
-        scopes = [
+        of_mean, of_std = (
             ((1 + emphasis(over_clients, self.eps)) * (own.var(dim=0, correction=0) + self.eps)).sqrt()
             for own, over_clients in ((mean, self.mean_variance), (std, self.std_variance))
-        ]
-        return scopes[0] * noise[0], scopes[1] * noise[1]
+        )
+        return of_mean * noise[0], of_std * noise[1]
 
     @torch.no_grad()
     def _record(self, mean: Tensor, std: Tensor) -> None:

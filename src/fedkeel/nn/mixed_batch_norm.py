@@ -8,8 +8,8 @@ the moments of the batch, whatever was used to normalise it. A layer that is not
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.nn.norm_relu import FUSED
+from fedkeel.nn.surgery import Change, Norms, changed, only_batch_norms
 
 MIXTURES = ("global", "mix", "mix-learned", "ensemble")
 SHARE = "share"
@@ -27,12 +27,9 @@ SHARE = "share"
 Forward = Callable[[str, _BatchNorm, Tensor], Tensor]
 
 
-@contextmanager
-def replaced_forward(norms: Mapping[str, nn.Module], forward: Forward, relu: Forward | None = None) -> Iterator[None]:
-    """Inside, each batch norm computes `forward(name, norm, x)`, then the submodules that timm puts into its norms.
-
-    `relu`, where given, computes layer and ReLU at once (`nn.norm_relu`).
-    """
+def replaced_forward(norms: Norms, forward: Forward, skipped: Iterable[nn.Module] = ()) -> AbstractContextManager[None]:
+    """Inside, each batch norm computes `forward(name, norm, x)`, then the submodules that timm puts into its norms; the
+    `skipped` modules hand on what they get."""
 
     def call(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
         y = forward(name, norm, x)
@@ -40,29 +37,28 @@ def replaced_forward(norms: Mapping[str, nn.Module], forward: Forward, relu: For
             y = child(y)
         return y
 
-    layers = {name: norm for name, norm in norms.items() if isinstance(norm, _BatchNorm)}
-    before = {name: dict(norm.__dict__) for name, norm in layers.items()}
-    try:
-        for name, norm in layers.items():
-            norm.__dict__["forward"] = partial(call, name, norm)
-            if relu is not None and not any(norm.children()):
-                norm.__dict__[FUSED] = partial(relu, name, norm)
-        yield
-    finally:
-        for name, norm in layers.items():
-            for attribute in ("forward", FUSED):
-                norm.__dict__.pop(attribute, None)
-                if attribute in before[name]:
-                    norm.__dict__[attribute] = before[name][attribute]
+    changes: list[Change] = [
+        (vars(norm), "forward", partial(call, name, norm)) for name, norm in only_batch_norms(norms).items()
+    ]
+    return changed(changes + [(vars(module), "forward", _handed_on) for module in skipped])
+
+
+def _handed_on(x: Tensor) -> Tensor:
+    return x
 
 
 def global_moments(name: str, norm: _BatchNorm, statistics: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The given mean and variance of a layer; its own running ones where none are given."""
+    mean, var = running_moments(norm)
+    prefix = f"{name}." if name else ""
+    return statistics.get(f"{prefix}running_mean", mean), statistics.get(f"{prefix}running_var", var)
+
+
+def running_moments(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+    """Of a layer that has them."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
-    prefix = f"{name}." if name else ""
-    mean = statistics.get(f"{prefix}running_mean", norm.running_mean)
-    return mean, statistics.get(f"{prefix}running_var", norm.running_var)
+    return norm.running_mean, norm.running_var
 
 
 def update_momentum(norm: _BatchNorm) -> float:
@@ -79,22 +75,35 @@ def plain_forward(norm: _BatchNorm, x: Tensor) -> Tensor:
     if norm.running_mean is None:
         return F.batch_norm(x, None, None, norm.weight, norm.bias, True, 0.0, norm.eps)
     momentum = update_momentum(norm) if norm.training else 0.0
-    return F.batch_norm(
-        x, norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.training, momentum, norm.eps
-    )
+    return F.batch_norm(x, *running_moments(norm), norm.weight, norm.bias, norm.training, momentum, norm.eps)
 
 
-def add_shares(norms: Mapping[str, nn.Module]) -> None:
+def moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel, in float32 for half precision."""
+    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    if wide.device.type == "cpu" and not (wide.requires_grad and torch.is_grad_enabled()):
+        # With nothing to update, batch norm only measures: several times as fast as torch.var_mean, without gradients.
+        measured: tuple[Tensor, Tensor] = torch.batch_norm_update_stats(wide, None, None, 0.0)
+        return measured
+    var, mean = torch.var_mean(wide, [0, *range(2, x.ndim)], correction=0)
+    return mean, var
+
+
+def per_channel(x: Tensor) -> list[int]:
+    """The shape in which a tensor of one number per channel meets `x`."""
+    return [1, -1] + [1] * (x.ndim - 2)
+
+
+def add_shares(norms: Norms) -> None:
     """One learnable lambda for each layer, from 1/2: the `share` of "mix-learned"."""
-    for norm in norms.values():
-        if isinstance(norm, _BatchNorm) and norm.running_mean is not None:
+    for norm in only_batch_norms(norms).values():
+        if norm.running_mean is not None:
             norm.register_parameter(SHARE, nn.Parameter(norm.running_mean.new_zeros(())))
 
 
-@contextmanager
 def mixed_statistics(
-    norms: Mapping[str, nn.Module], statistics: Mapping[str, Tensor], mode: str, share: float = 0.5
-) -> Iterator[None]:
+    norms: Norms, statistics: Mapping[str, Tensor], mode: str, share: float = 0.5
+) -> AbstractContextManager[None]:
     """Inside, batch norms in training use batch and global statistics as a row of GReg's Table 9 does.
 
     - "global": (x - mu_g) / sqrt(var_g + eps)
@@ -116,17 +125,15 @@ def mixed_statistics(
         under_global = F.batch_norm(x, mean, var, norm.weight, norm.bias, False, 0.0, norm.eps)
         if mode == "ensemble":
             return (plain_forward(norm, x) + under_global) / 2
-        _update(norm, *_moments(x.detach()), x.numel() // x.shape[1])
+        _update(norm, *moments(x.detach()), x.numel() // x.shape[1])
         return under_global
 
-    with replaced_forward(norms, forward):
-        yield
+    return replaced_forward(norms, forward)
 
 
-@contextmanager
 def averaged_statistics(
-    norms: Mapping[str, nn.Module], statistics: Mapping[str, Tensor], steps: Mapping[str, Tensor]
-) -> Iterator[None]:
+    norms: Norms, statistics: Mapping[str, Tensor], steps: Mapping[str, Tensor]
+) -> AbstractContextManager[None]:
     """Inside, batch norms use the given statistics, and their running ones become the plain mean over batches (FBN).
 
     `steps` holds the number of batches so far for each layer, as a tensor on its device; it is counted on here.
@@ -138,52 +145,29 @@ def averaged_statistics(
         mean, var = global_moments(name, norm, statistics)
         if norm.training:
             with torch.no_grad():
-                batch_mean, batch_var = _moments(x)
                 steps[name].add_(1)
-                assert norm.running_var is not None
-                norm.running_mean.lerp_(batch_mean.to(norm.running_mean.dtype), 1 / steps[name])
-                norm.running_var.lerp_(batch_var.to(norm.running_var.dtype), 1 / steps[name])
+                for running, measured in zip(running_moments(norm), moments(x), strict=True):
+                    running.lerp_(measured.to(running.dtype), 1 / steps[name])
                 update_momentum(norm)
         return F.batch_norm(x, mean, var, norm.weight, norm.bias, False, 0.0, norm.eps)
 
-    with replaced_forward(norms, forward):
-        yield
-
-
-def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of each channel, in float32 for half precision."""
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-    if wide.device.type == "cpu" and not (wide.requires_grad and torch.is_grad_enabled()):
-        return measured(wide)
-    var, mean = torch.var_mean(wide, [0, *range(2, x.ndim)], correction=0)
-    return mean, var
-
-
-def measured(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same on a CPU and without gradients: with nothing to update, batch norm only measures.
-
-    Several times as fast as torch.var_mean.
-    """
-    moments: tuple[Tensor, Tensor] = torch.batch_norm_update_stats(x, None, None, 0.0)
-    return moments
+    return replaced_forward(norms, forward)
 
 
 def _mixed(norm: _BatchNorm, x: Tensor, mean: Tensor, var: Tensor, share: Tensor | float) -> Tensor:
-    batch_mean, batch_var = _moments(x)
+    batch_mean, batch_var = moments(x)
     _update(norm, batch_mean.detach(), batch_var.detach(), x.numel() // x.shape[1])
     mean = batch_mean + share * (mean - batch_mean)
     scale = torch.rsqrt(batch_var + share * (var - batch_var) + norm.eps)
     scale = scale if norm.weight is None else scale * norm.weight
     shift = -mean * scale if norm.bias is None else norm.bias - mean * scale
-    shape = [1, -1] + [1] * (x.ndim - 2)
-    return (x * scale.view(shape) + shift.view(shape)).to(x.dtype)
+    return (x * scale.view(per_channel(x)) + shift.view(per_channel(x))).to(x.dtype)
 
 
 @torch.no_grad()
 def _update(norm: _BatchNorm, mean: Tensor, var: Tensor, count: int) -> None:
     """Eqs. 2-3 of GReg: the moving average of the batch's mean and unbiased variance over `count` values."""
     momentum = update_momentum(norm)
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), momentum)
-    norm.running_var.lerp_((var * (count / max(count - 1, 1))).to(norm.running_var.dtype), momentum)
+    running_mean, running_var = running_moments(norm)
+    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+    running_var.lerp_((var * (count / max(count - 1, 1))).to(running_var.dtype), momentum)

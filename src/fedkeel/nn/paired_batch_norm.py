@@ -7,32 +7,31 @@ samples, and the result is that of two passes.
 
 That holds for networks that treat samples one by one after their first batch norm, and in which nothing goes around it.
 `find_pairing` tries it: a skip that starts before the first batch norm, attention over the batch, or layers that draw
-random numbers are found there, before any training.
+random numbers are found there, before any training. It also finds the batch norms whose output only an `nn.ReLU` reads:
+the norm then computes both, which on a GPU saves a pass over memory each way, and the ReLU hands on what it gets.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel.core.state import batch_norms
 from fedkeel.core.types import Output
+from fedkeel.errors import first_line
+from fedkeel.nn import kernels
 from fedkeel.nn.dropout import number_of_draws
-from fedkeel.nn.kernels import channel_rows, fused
-from fedkeel.nn.mixed_batch_norm import global_moments, plain_forward, replaced_forward, update_momentum
-from fedkeel.nn.surgery import using_statistics
+from fedkeel.nn.kernels import norms as norm_kernels
+from fedkeel.nn.mixed_batch_norm import global_moments, plain_forward, replaced_forward, running_moments
+from fedkeel.nn.surgery import Norms, only_batch_norms, using_statistics
 
 log = logging.getLogger("fedkeel")
 _TOLERANCE = 1e-6
@@ -43,23 +42,25 @@ _TOLERANCE = 1e-6
 class Pairing:
     """How the branches of one network run as one batch.
 
-    `doubled`: for each call of a batch norm, in order, whether its input already holds both branches.
+    `doubled`: for each call of a batch norm, in order, whether its input already holds both branches. `relus`: the
+    names of the ReLUs that batch norms compute, by the names of these.
     """
 
     doubled: tuple[bool, ...]
+    relus: Mapping[str, str] = field(default_factory=dict)
 
-    def run(
-        self, model: nn.Module, norms: Mapping[str, nn.Module], statistics: Mapping[str, Tensor], x: Tensor
-    ) -> tuple[Output, Output]:
+    def run(self, model: nn.Module, norms: Norms, statistics: Mapping[str, Tensor], x: Tensor) -> tuple[Output, Output]:
         """The outputs under batch statistics, which update the running ones, and under the given statistics."""
         calls = iter(self.doubled)
+        relus = self.relus if kernels.is_on("paired-relu") else {}
 
-        def forward(name: str, norm: _BatchNorm, x: Tensor, relu: bool = False) -> Tensor:
-            return _paired(name, norm, x, statistics, next(calls), relu)
+        def forward(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
+            return _paired(name, norm, x, statistics, next(calls), relu=name in relus)
 
-        with replaced_forward(norms, forward, relu=partial(forward, relu=True)):
+        with replaced_forward(norms, forward, skipped=map(model.get_submodule, relus.values())):
             both: Output = model(x)
-        return _halves(both)
+        n = len(both.logits) // 2
+        return Output(both.features[:n], both.logits[:n]), Output(both.features[n:], both.logits[n:])
 
 
 class Pairings:
@@ -75,17 +76,12 @@ class Pairings:
                 return "there is a single sample"
             self._found[model] = found = find_pairing(model, x)
             if isinstance(found, str) and len(self._found) == 1:
-                log.info("%s runs twice in each step, once for each kind of statistics: %s.", _name(model), found)
+                name = type(getattr(model, "encoder", model)).__name__
+                log.info("%s runs twice in each step, once for each kind of statistics: %s.", name, found)
         return self._found[model]
 
 
-def _name(model: nn.Module) -> str:
-    return type(getattr(model, "encoder", model)).__name__
-
-
-def naive(
-    model: nn.Module, norms: Mapping[str, nn.Module], statistics: Mapping[str, Tensor], x: Tensor
-) -> tuple[Output, Output]:
+def naive(model: nn.Module, norms: Norms, statistics: Mapping[str, Tensor], x: Tensor) -> tuple[Output, Output]:
     """The same by two passes, for any network."""
     first: Output = model(x)
     with using_statistics(norms, statistics):
@@ -97,25 +93,17 @@ def naive(
 def find_pairing(model: nn.Module, x: Tensor) -> Pairing | str:
     """A pairing that gives what two passes give, tried on a copy with at least two samples; or why there is none."""
     try:
-        with _undisturbed_generators(x.device):
+        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
             return _try_pairing(copy.deepcopy(model).double().train(), x.double())
     except Exception as error:  # whatever a network does with a batch that doubles on its way
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        return f"the doubled batch does not pass: {reason}"
+        return f"the doubled batch does not pass: {first_line(error)}"
 
 
 def _try_pairing(model: nn.Module, x: Tensor) -> Pairing | str:
     norms = batch_norms(model)
     statistics = _some_statistics(norms)
-    rows: list[int] = []
-
-    def count(_: str, norm: _BatchNorm, x: Tensor) -> Tensor:
-        rows.append(len(x))
-        return plain_forward(norm, x)
-
     state = _generator_state(model, x.device)
-    with replaced_forward(norms, count):
-        model(x)
+    rows, relus = _trace(model, norms, x)
     expected = naive(model, norms, statistics, x)
     if not torch.equal(state, _generator_state(model, x.device)):
         return "it draws random numbers, which two passes draw apart"
@@ -133,38 +121,61 @@ def _try_pairing(model: nn.Module, x: Tensor) -> Pairing | str:
         both: Output = model(x)
     if len(both.logits) != 2 * len(x):
         return "its logits do not follow from its batch norms alone"
-    for branch, one in zip(_halves(both), expected, strict=True):
-        for given, wanted in zip(branch, one, strict=True):
-            if given.shape != wanted.shape or not _close(given, wanted):
-                return "its samples depend on each other beyond batch norm"
-    return Pairing(tuple(doubled))
+    for pairing in (Pairing(tuple(doubled), relus), Pairing(tuple(doubled))):
+        if _agree(pairing.run(model, norms, statistics, x), expected):
+            return pairing
+    return "its samples depend on each other beyond batch norm"
 
 
-def _some_statistics(norms: Mapping[str, nn.Module]) -> dict[str, Tensor]:
+def _trace(model: nn.Module, norms: Norms, x: Tensor) -> tuple[list[int], dict[str, str]]:
+    """The samples that each call of a batch norm sees, and the ReLUs that see nothing but one batch norm's output, by
+    the names of both. Whether others read that output too is not seen here."""
+    rows: list[int] = []
+    outputs: list[tuple[str, Tensor]] = []  # kept, so that none gets the identity of another
+    readers: dict[str, set[str]] = {}
+
+    def forward(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
+        rows.append(len(x))
+        outputs.append((name, plain_forward(norm, x)))
+        return outputs[-1][1]
+
+    def reads(relu: str, x: Tensor) -> None:
+        readers.setdefault(relu, set()).add(next((name for name, output in outputs if output is x), ""))
+
+    hooks = [
+        module.register_forward_pre_hook(lambda _, args, name=name: reads(name, args[0]))
+        for name, module in model.named_modules()
+        if type(module) is nn.ReLU
+    ]
+    try:
+        with replaced_forward(norms, forward):
+            model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return rows, {norm: relu for relu, (norm, *others) in readers.items() if norm and not others}
+
+
+def _some_statistics(norms: Norms) -> dict[str, Tensor]:
     """Statistics that no batch has, so that the branches differ and a mistake shows."""
     statistics: dict[str, Tensor] = {}
-    for name, norm in norms.items():
-        if isinstance(norm, _BatchNorm) and norm.running_mean is not None and norm.running_var is not None:
+    for name, norm in only_batch_norms(norms).items():
+        if norm.running_mean is not None:
+            mean, var = running_moments(norm)
             prefix = f"{name}." if name else ""
-            statistics[f"{prefix}running_mean"] = norm.running_mean + norm.running_var.sqrt() / 2
-            statistics[f"{prefix}running_var"] = 2 * norm.running_var + 0.1
+            statistics[f"{prefix}running_mean"] = mean + var.sqrt() / 2
+            statistics[f"{prefix}running_var"] = 2 * var + 0.1
     return statistics
+
+
+def _agree(given: tuple[Output, Output], expected: tuple[Output, Output]) -> bool:
+    pairs = zip((*given[0], *given[1]), (*expected[0], *expected[1]), strict=True)
+    return all(one.shape == other.shape and _close(one, other) for one, other in pairs)
 
 
 def _close(given: Tensor, wanted: Tensor) -> bool:
     scale = wanted.abs().max().clamp_min(torch.finfo(wanted.dtype).tiny)
     return bool((given - wanted).abs().max() <= _TOLERANCE * scale)
-
-
-def _halves(both: Output) -> tuple[Output, Output]:
-    n = len(both.logits) // 2
-    return Output(both.features[:n], both.logits[:n]), Output(both.features[n:], both.logits[n:])
-
-
-@contextmanager
-def _undisturbed_generators(device: torch.device) -> Iterator[None]:
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
 
 
 def _generator_state(model: nn.Module, device: torch.device) -> Tensor:
@@ -176,111 +187,18 @@ def _generator_state(model: nn.Module, device: torch.device) -> Tensor:
 def _paired(
     name: str, norm: _BatchNorm, x: Tensor, statistics: Mapping[str, Tensor], doubled: bool, relu: bool = False
 ) -> Tensor:
-    """Both branches of a layer, and of the ReLU behind it where asked for."""
-    y: Tensor
+    """[x1 under batch statistics; x2 under the given ones], where x is [x1; x2] if `doubled` and else both."""
+    first, second = x.chunk(2) if doubled else (x, x)
     if norm.running_mean is None:  # no global statistics to use: batch statistics in both branches
-        y = torch.cat([plain_forward(norm, half) for half in x.chunk(2)]) if doubled else plain_forward(norm, x)
-        return F.relu(y) if relu else y
-    mean, var = global_moments(name, norm, statistics)
-    if norm.training and norm.momentum is not None and _on_rows(norm, x, mean, var):
-        y = _PairedRows.apply(x, norm.weight, norm.bias, norm, mean, var, doubled, relu)  # type: ignore[no-untyped-call]
-        return y
-    momentum = update_momentum(norm) if norm.training else 0.0
-    y = _Paired.apply(x, norm.weight, norm.bias, norm, mean, var, momentum, doubled)  # type: ignore[no-untyped-call]
+        y = torch.cat([plain_forward(norm, first), plain_forward(norm, second)]) if doubled else plain_forward(norm, x)
+    else:
+        given = global_moments(name, norm, statistics)
+        if norm.training and norm.momentum is not None and _by_kernels(norm, x, given):
+            return norm_kernels.paired(x, norm, given, doubled, relu)
+        under_given = F.batch_norm(second, *given, norm.weight, norm.bias, False, 0.0, norm.eps)
+        y = torch.cat([plain_forward(norm, first), under_given])
     return F.relu(y) if relu else y
 
 
-def _on_rows(norm: _BatchNorm, x: Tensor, mean: Tensor, var: Tensor) -> bool:
-    own = (norm.weight, norm.bias, norm.running_mean, norm.running_var)
-    return x.is_cuda and channel_rows.can_run(x, mean, var, *own) and fused.runs_on(mean)
-
-
-class _PairedRows(torch.autograd.Function):
-    """The same in three kernels each way, where channels lie last: values are read and written as seldom as can be."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        norm: _BatchNorm,
-        mean: Tensor,
-        var: Tensor,
-        doubled: bool,
-        relu: bool,
-    ) -> Tensor:
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        assert norm.momentum is not None
-        running = (norm.running_mean, norm.running_var, norm.num_batches_tracked)
-        y, saved = channel_rows.paired_forward(
-            x, weight, bias, running, (mean, var), norm.momentum, norm.eps, doubled, relu
-        )
-        ctx.save_for_backward(x, weight, bias, saved)
-        ctx.doubled, ctx.relu = doubled, relu
-        return y
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, saved = ctx.saved_tensors
-        dx, d_weight, d_bias = channel_rows.paired_backward(dy, x, weight, bias, saved, ctx.doubled, ctx.relu)
-        affine = (d_weight, d_bias) if weight is not None else (None, None)
-        return dx, *affine, None, None, None, None, None
-
-
-class _Paired(torch.autograd.Function):
-    """Batch norm of two halves, each with its own statistics, written into one tensor.
-
-    `torch.cat` of two batch norms would be the same, at the price of copying every activation once more.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        norm: _BatchNorm,
-        mean: Tensor,
-        var: Tensor,
-        momentum: float,
-        doubled: bool,
-    ) -> Tensor:
-        # Halves of a tensor that is dense in memory are dense too, channels first or last.
-        dense = x.is_contiguous() or (x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last))
-        x = x if dense else x.contiguous()
-        n = len(x) // 2 if doubled else len(x)
-        y = torch.empty_strided((2 * n, *x.shape[1:]), x.stride(), dtype=x.dtype, device=x.device)
-        first, second = (x[:n], x[n:]) if doubled else (x, x)
-        wide = torch.float32 if x.dtype in (torch.float16, torch.bfloat16) else x.dtype
-        saved = [x.new_empty(0, dtype=wide) for _ in range(4)]
-        normalise = torch.ops.aten.native_batch_norm.out
-        normalise(
-            first, weight, bias, norm.running_mean, norm.running_var, norm.training, momentum, norm.eps,
-            out=y[:n], save_mean=saved[0], save_invstd=saved[1],
-        )  # fmt: skip
-        normalise(
-            second, weight, bias, mean, var, False, 0.0, norm.eps,
-            out=y[n:], save_mean=saved[2], save_invstd=saved[3],
-        )  # fmt: skip
-        own = (None, None) if norm.training else (norm.running_mean, norm.running_var)
-        ctx.save_for_backward(x, weight, *own, mean, var, *saved)
-        ctx.training, ctx.eps, ctx.doubled = norm.training, norm.eps, doubled
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, own_mean, own_var, mean, var, *saved = ctx.saved_tensors
-        n = len(dy) // 2
-        first, second = (x[:n], x[n:]) if ctx.doubled else (x, x)
-        wanted = [ctx.needs_input_grad[0], weight is not None, weight is not None]
-        back = torch.ops.aten.native_batch_norm_backward
-        one = back(dy[:n], first, weight, own_mean, own_var, saved[0], saved[1], ctx.training, ctx.eps, wanted)
-        two = back(dy[n:], second, weight, mean, var, saved[2], saved[3], False, ctx.eps, wanted)
-        dx = None
-        if wanted[0]:
-            dx = torch.cat([one[0], two[0]]) if ctx.doubled else one[0] + two[0]
-        d_weight, d_bias = (one[1] + two[1], one[2] + two[2]) if weight is not None else (None, None)
-        return dx, d_weight, d_bias, None, None, None, None, None
+def _by_kernels(norm: _BatchNorm, x: Tensor, given: tuple[Tensor, Tensor]) -> bool:
+    return norm_kernels.takes("paired", x, *given, *running_moments(norm), norm.weight, norm.bias)

@@ -17,9 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from fedkeel.nn.masks import Draws, alpha_dropped, dropped, whole_channels
+from fedkeel.nn.draws import Draws, dropped
 
 Function = Callable[..., Any]
+_ALPHA = 1.7580993408473766  # minus the limit of SELU at minus infinity
 _PLAIN = {"dtype", "device", "layout"}  # what a call may say and still be drawn here; a generator of its own it keeps
 
 
@@ -44,62 +45,54 @@ def dropping(first: int | None = None, unbatched: int = -1, alpha: bool = False)
     def drop(draws: Draws, input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
         if not training or p == 0:
             return input
-        shape = whole_channels(input, input.ndim if first is None else first - (input.ndim == unbatched))
-        keep = draws.keep(shape, p)
+        drawn = input.ndim if first is None else first - (input.ndim == unbatched)
+        keep = draws.keep((*input.shape[:drawn], *[1] * (input.ndim - drawn)), p)
         if not alpha:
             return dropped(input, keep, p, inplace)
-        return input.copy_(alpha_dropped(input, keep, p)) if inplace else alpha_dropped(input, keep, p)
+        return input.copy_(_alpha_dropped(input, keep, p)) if inplace else _alpha_dropped(input, keep, p)
 
     return drop
 
 
-def _attention(
-    draws: Draws,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    if dropout_p == 0:
-        options: dict[str, Any] = {"scale": scale, "enable_gqa": enable_gqa}
-        return F.scaled_dot_product_attention(query, key, value, attn_mask, 0.0, is_causal, **options)
-    if enable_gqa:
+def _alpha_dropped(x: Tensor, keep: Tensor, p: float) -> Tensor:
+    """Entries that go take SELU's limit, and all are moved so that mean and variance stay (Klambauer et al. 2017)."""
+    if p == 1:
+        return x * keep
+    scale = 1 / math.sqrt((_ALPHA**2 * p + 1) * (1 - p))
+    return x * keep * scale + (p - (~keep).to(x.dtype)) * (_ALPHA * scale)
+
+
+def _attention(draws: Draws, query: Tensor, key: Tensor, value: Tensor, *others: Any, **options: Any) -> Tensor:
+    given = dict(zip(("attn_mask", "dropout_p", "is_causal"), others, strict=False)) | options
+    p = given.pop("dropout_p", 0.0)
+    if p == 0:
+        return F.scaled_dot_product_attention(query, key, value, **given)
+    attn_mask, scale = given.get("attn_mask"), given.get("scale")
+    if given.get("enable_gqa"):
         key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], dim=-3) for t in (key, value))
     scores = query @ key.transpose(-2, -1) * (1 / math.sqrt(query.shape[-1]) if scale is None else scale)
-    if is_causal:
+    if given.get("is_causal"):
         later = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(later, -math.inf)
     if attn_mask is not None:
         hidden = attn_mask.dtype == torch.bool
         scores = scores.masked_fill(~attn_mask, -math.inf) if hidden else scores + attn_mask
     weights = scores.softmax(dim=-1)
-    return dropped(weights, draws.keep(tuple(weights.shape), dropout_p), dropout_p) @ value
+    return dropped(weights, draws.keep(tuple(weights.shape), p), p) @ value
 
 
-def _new(plain: Function, numbers: Callable[[Draws, tuple[int, ...]], Tensor]) -> Function:
-    """`torch.rand` and its like."""
+def _drawing(plain: Function, numbers: Callable[[Draws, tuple[int, ...]], Tensor]) -> Function:
+    """`torch.rand(2, 3)`, `torch.rand((2, 3))`, `torch.rand_like(x)`."""
 
     def draw(draws: Draws, *size: Any, **options: Any) -> Any:
         if options.keys() - _PLAIN:
             return plain(*size, **options)
-        shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
-        place = options.get("device") or torch.get_default_device()
-        return numbers(draws, shape).to(place, options.get("dtype") or torch.get_default_dtype())
-
-    return draw
-
-
-def _like(plain: Function, numbers: Callable[[Draws, tuple[int, ...]], Tensor]) -> Function:
-    def draw(draws: Draws, like: Tensor, **options: Any) -> Any:
-        if options.keys() - _PLAIN:
-            return plain(like, **options)
-        return numbers(draws, tuple(like.shape)).to(
-            options.get("device") or like.device, options.get("dtype") or like.dtype
-        )
+        shape, device, dtype = size, torch.get_default_device(), torch.get_default_dtype()
+        if size and isinstance(size[0], Tensor):
+            shape, device, dtype = size[0].shape, size[0].device, size[0].dtype
+        elif len(size) == 1 and not isinstance(size[0], int):
+            shape = size[0]
+        return numbers(draws, tuple(shape)).to(options.get("device") or device, options.get("dtype") or dtype)
 
     return draw
 
@@ -123,10 +116,10 @@ FUNCTIONS: dict[Function, Function] = {
     F.feature_alpha_dropout: dropping(2, alpha=True),
     torch.dropout: dropping(),
     F.scaled_dot_product_attention: _attention,
-    torch.rand: _new(torch.rand, Draws.uniform),
-    torch.randn: _new(torch.randn, Draws.normal),
-    torch.rand_like: _like(torch.rand_like, Draws.uniform),
-    torch.randn_like: _like(torch.randn_like, Draws.normal),
+    torch.rand: _drawing(torch.rand, Draws.uniform),
+    torch.randn: _drawing(torch.randn, Draws.normal),
+    torch.rand_like: _drawing(torch.rand_like, Draws.uniform),
+    torch.randn_like: _drawing(torch.randn_like, Draws.normal),
     torch.bernoulli: _bernoulli,
     Tensor.bernoulli_: _bernoulli_,
 }

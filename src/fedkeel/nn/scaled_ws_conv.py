@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from fedkeel.errors import FedkeelError, MethodError, nearest
-from fedkeel.nn.kernels import fused
+from fedkeel.nn.kernels.weights import can_standardise, standardise
 from fedkeel.nn.surgery import replace_modules
 
 EPS = 1e-4
@@ -43,8 +43,8 @@ class _ScaledWS(_ConvNd):
 
     def _standardised(self, dtype: torch.dtype) -> Tensor:
         """In `dtype` if a single kernel does it, which saves the conversion; otherwise in the type of the weight."""
-        if fused.can_standardise(self.weight, self.gain):
-            return fused.standardise(self.weight, self.gain, EPS, dtype)
+        if can_standardise(self.weight, self.gain):
+            return standardise(self.weight, self.gain, EPS, dtype)
         fan_in = self.weight[0].numel()
         if fan_in == 1:
             return self.weight * self.gain
@@ -153,16 +153,9 @@ def fold(model: nn.Module) -> nn.Module:
 
 
 def _arguments(convolution: _ConvNd) -> dict[str, Any]:
-    return {
-        "in_channels": convolution.in_channels,
-        "out_channels": convolution.out_channels,
-        "kernel_size": convolution.kernel_size,
-        "stride": convolution.stride,
-        "padding": convolution.padding,
-        "dilation": convolution.dilation,
-        "groups": convolution.groups,
+    same = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
+    return {name: getattr(convolution, name) for name in same} | {
         "bias": convolution.bias is not None,
-        "padding_mode": convolution.padding_mode,
         "device": convolution.weight.device,
         "dtype": convolution.weight.dtype,
     }

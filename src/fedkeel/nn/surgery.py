@@ -14,7 +14,7 @@ between such a forward and its backward.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -82,21 +82,15 @@ def to_group_norm(model: nn.Module, groups: int | Callable[[str, int], int] = 32
     if isinstance(groups, int) and groups < 1:
         raise FedkeelError(f"groups is {groups}: a group norm has at least 1.")
 
-    def build(name: str, norm: nn.Module) -> nn.Module:
-        assert isinstance(norm, _BatchNorm)
+    def build(name: str, norm: _BatchNorm) -> nn.Module:
         channels = norm.num_features
-        asked = groups(name, channels) if callable(groups) else groups
-        count = group_count(channels, asked)
+        count = group_count(channels, groups(name, channels) if callable(groups) else groups)
         if isinstance(norm, nn.BatchNorm1d) and count == channels > 1:
             # On vectors (N, C), a group of one channel is one number, and normalised it is zero whatever it was.
             count = group_count(channels, channels // 2)
-        weight = norm.weight if norm.affine else norm.running_mean
-        place: dict[str, Any] = {} if weight is None else {"device": weight.device, "dtype": weight.dtype}
-        new = nn.GroupNorm(count, channels, eps=norm.eps, affine=norm.affine, **place)
-        copy_affine(norm, new)
-        return with_tail(norm, new)
+        return nn.GroupNorm(count, channels, eps=norm.eps, affine=norm.affine, **place_of(norm))
 
-    return _replace_batch_norms(model, build, "group norm")
+    return replace_batch_norms(model, build, "group norm")
 
 
 def to_layer_norm(model: nn.Module) -> list[str]:
@@ -113,7 +107,7 @@ def remove_normalisation(model: nn.Module, *, add_bias: bool = True) -> list[str
     names = replace_modules(
         model,
         lambda _, module: isinstance(module, NORMALISATIONS),
-        lambda _, norm: with_tail(norm, nn.Identity()),
+        lambda _, norm: _with_tail(norm, nn.Identity()),
     )
     if names and add_bias:
         for module in model.modules():
@@ -122,102 +116,102 @@ def remove_normalisation(model: nn.Module, *, add_bias: bool = True) -> list[str
     return names
 
 
-def copy_affine(old: nn.Module, new: nn.Module) -> None:
-    """Copy scale and shift where both have them, and whether they are trained."""
-    for name in ("weight", "bias"):
-        source, target = getattr(old, name, None), getattr(new, name, None)
-        if isinstance(source, nn.Parameter) and isinstance(target, nn.Parameter):
-            with torch.no_grad():
-                target.copy_(source)
-            target.requires_grad_(source.requires_grad)
-
-
-def with_tail(old: nn.Module, new: nn.Module) -> nn.Module:
+def _with_tail(old: nn.Module, new: nn.Module) -> nn.Module:
     """The new layer followed by the old one's own submodules: timm's norms carry their activation inside them."""
     tail = [child for child in old.children() if not isinstance(child, nn.Identity)]
     return nn.Sequential(new, *tail) if tail else new
 
 
-def _replace_batch_norms(model: nn.Module, build: Callable[[str, nn.Module], nn.Module], by: str) -> list[str]:
-    names = replace_modules(model, lambda _, module: isinstance(module, _BatchNorm), build)
+def replace_batch_norms(model: nn.Module, build: Callable[[str, _BatchNorm], nn.Module], by: str) -> list[str]:
+    """Replace every batch norm by what `build` makes of it, with the same scale and shift; returns the names."""
+
+    def build_alike(name: str, norm: nn.Module) -> nn.Module:
+        assert isinstance(norm, _BatchNorm)
+        new = build(name, norm)
+        for source, target in ((norm.weight, new.weight), (norm.bias, new.bias)):
+            if isinstance(source, nn.Parameter) and isinstance(target, nn.Parameter):
+                with torch.no_grad():
+                    target.copy_(source)
+                target.requires_grad_(source.requires_grad)
+        return _with_tail(norm, new)
+
+    names = replace_modules(model, lambda _, module: isinstance(module, _BatchNorm), build_alike)
     if not names:
         raise MethodError(f"{type(model).__name__} has no batch norm that {by} could replace: choose another model.")
     return names
 
 
+def place_of(norm: _BatchNorm) -> dict[str, Any]:
+    """Device and type of a batch norm's tensors, as arguments of a new layer."""
+    tensor = norm.weight if norm.affine else norm.running_mean
+    return {} if tensor is None else {"device": tensor.device, "dtype": tensor.dtype}
+
+
+# -- for the length of a block -----------------------------------------------------------------------------------------
+Norms = Mapping[str, nn.Module]
+Change = tuple[dict[str, Any], str, Any]
+_ABSENT = object()
+
+
 @contextmanager
-def using_statistics(model: nn.Module | Mapping[str, nn.Module], statistics: Mapping[str, Tensor]) -> Iterator[None]:
+def changed(changes: list[Change]) -> Iterator[None]:
+    """Inside, `place[name]` is `value` for each (place, name, value); afterwards what it was before."""
+    before: list[Change] = []
+    try:
+        for place, name, value in changes:
+            before.append((place, name, place.get(name, _ABSENT)))
+            place[name] = value
+        yield
+    finally:
+        for place, name, value in reversed(before):
+            place[name] = value
+            if value is _ABSENT:
+                del place[name]
+
+
+def using_statistics(model: nn.Module | Norms, statistics: Mapping[str, Tensor]) -> AbstractContextManager[None]:
     """Inside, every batch norm normalises with the given means and variances, in training too (GReg Eq. 5).
 
     `statistics` has the names of `state_dict()`, e.g. "encoder.bn1.running_mean"; a layer that is not in it uses its
     own running ones. Running statistics are not updated.
     """
-    norms = _norms(model)
-    chosen: list[tuple[_BatchNorm, str, Tensor]] = []
+    norms = only_batch_norms(model)
+    given: list[Change] = []
     for name, norm in norms.items():
         for buffer in ("running_mean", "running_var"):
-            given = statistics.get(f"{name}.{buffer}" if name else buffer)
-            if given is not None:
-                chosen.append((norm, buffer, given))
-    if statistics and norms and not chosen:
+            tensor = statistics.get(f"{name}.{buffer}" if name else buffer)
+            if tensor is not None:
+                given += [(norm._buffers, buffer, tensor), (vars(norm), "training", False)]
+    if statistics and norms and not given:
         raise MethodError(
             f"None of the given statistics belongs to a batch norm of this model (e.g. '{next(iter(statistics))}'): "
             "give them under the names of its state_dict()."
         )
-    with frozen_statistics(norms):
-        before = [(norm, buffer, norm._buffers[buffer], norm.training) for norm, buffer, _ in chosen]
-        try:
-            for norm, buffer, given in chosen:
-                norm._buffers[buffer] = given
-                norm.training = False
-            yield
-        finally:
-            for norm, buffer, own, training in reversed(before):
-                norm._buffers[buffer] = own
-                norm.training = training
+    return changed(_frozen(norms) + given)
 
 
-@contextmanager
-def frozen_statistics(model: nn.Module | Mapping[str, nn.Module]) -> Iterator[None]:
+def frozen_statistics(model: nn.Module | Norms) -> AbstractContextManager[None]:
     """Inside, batch norms use their running statistics and do not update them; all else trains (FedCoda, FixBN)."""
-    norms = [norm for norm in _norms(model).values() if norm.running_mean is not None]
-    before = [norm.training for norm in norms]
-    try:
-        for norm in norms:
-            norm.training = False
-        yield
-    finally:
-        for norm, training in zip(norms, before, strict=True):
-            norm.training = training
+    return changed(_frozen(only_batch_norms(model)))
 
 
-@contextmanager
-def batch_statistics(model: nn.Module | Mapping[str, nn.Module]) -> Iterator[None]:
+def _frozen(norms: Mapping[str, _BatchNorm]) -> list[Change]:
+    return [(vars(norm), "training", False) for norm in norms.values() if norm.running_mean is not None]
+
+
+def batch_statistics(model: nn.Module | Norms) -> AbstractContextManager[None]:
     """Inside, batch norms use the statistics of the batch and do not update the running ones (GReg Table 1).
 
     The rest of the model stays in the mode it is in, e.g. evaluation; there a `HybridBatchNorm` uses the batch's
     alone too. As in training, a batch must have more than one value per channel.
     """
-    norms = list(_norms(model).values())
     modules = model.modules() if isinstance(model, nn.Module) else model.values()
-    hybrids: list[Any] = [module for module in modules if hasattr(module, "tested_by_batch")]
-    before = [(norm.training, norm.track_running_stats) for norm in norms]
-    before_hybrids = [hybrid.tested_by_batch for hybrid in hybrids]
-    try:
-        for norm in norms:
-            norm.training = True
-            norm.track_running_stats = False
-        for hybrid in hybrids:
-            hybrid.tested_by_batch = True
-        yield
-    finally:
-        for hybrid, by_batch in zip(hybrids, before_hybrids, strict=True):
-            hybrid.tested_by_batch = by_batch
-        for norm, (training, tracks) in zip(norms, before, strict=True):
-            norm.training = training
-            norm.track_running_stats = tracks
+    changes: list[Change] = [(vars(m), "tested_by_batch", True) for m in modules if hasattr(m, "tested_by_batch")]
+    for norm in only_batch_norms(model).values():
+        changes += [(vars(norm), "training", True), (vars(norm), "track_running_stats", False)]
+    return changed(changes)
 
 
-def _norms(model: nn.Module | Mapping[str, nn.Module]) -> dict[str, _BatchNorm]:
+def only_batch_norms(model: nn.Module | Norms) -> dict[str, _BatchNorm]:
     found = batch_norms(model) if isinstance(model, nn.Module) else model
     return {name: norm for name, norm in found.items() if isinstance(norm, _BatchNorm)}

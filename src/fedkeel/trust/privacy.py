@@ -42,7 +42,7 @@ from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Update
 from fedkeel.core.state import Layout, Tensors, batch_norms
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.nn.masks import HOLDER, Draws
+from fedkeel.nn.draws import HOLDER, Draws
 from fedkeel.seeds import Stream
 from fedkeel.trust.secrets import Randomness, fingerprint
 

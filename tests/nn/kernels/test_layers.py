@@ -1,9 +1,8 @@
-"""The single kernels against the PyTorch code they replace, on the same GPU, in values and in gradients."""
+"""Layers with their kernels against the same layers without, in values and in gradients."""
 
 from __future__ import annotations
 
 import copy
-import importlib.util
 from collections.abc import Callable
 from typing import Any
 
@@ -11,14 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedkeel.nn import HybridBatchNorm, ScaledWSConv1d, ScaledWSConv2d, ScaledWSConv3d
-from fedkeel.nn.kernels import fused
+from fedkeel.errors import FedkeelError
+from fedkeel.nn import HybridBatchNorm, ScaledWSConv1d, ScaledWSConv2d, ScaledWSConv3d, kernels
+from fedkeel.nn.kernels import norms, weights
+from tests.nn.kernels.conftest import GPU
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device"),
-    pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed"),
-]
+INTERPRETED = ("2d", "4d", "5d")  # where each program takes Python's time
 
 CONVOLUTIONS: dict[str, Callable[[], Any]] = {
     "1x1": lambda: ScaledWSConv2d(24, 40, 1),
@@ -34,8 +31,8 @@ CONVOLUTIONS: dict[str, Callable[[], Any]] = {
 }
 SHAPES = {
     "2d": (16, 10),
-    "3d": (6, 7, 33),
-    "4d": (16, 64, 14, 14),
+    "4d": (8, 36, 5, 7),
+    "4d large": (16, 64, 14, 14),
     "4d wide": (4, 515, 7, 7),
     "5d": (2, 6, 3, 4, 5),
 }
@@ -52,19 +49,6 @@ def close(one: Tensor | None, other: Tensor | None, tolerance: float = 1e-5, wha
     torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance * max(largest, 1e-30), msg=lambda m: what + m)
 
 
-@pytest.fixture
-def reference(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]], Any]:
-    """Calls a function with the kernels switched off, and makes sure that they run otherwise."""
-    assert fused.runs_on(torch.ones(1, device="cuda"))
-
-    def without(function: Callable[[], Any]) -> Any:
-        with monkeypatch.context() as patch:
-            patch.setattr(fused, "runs_on", lambda _: False)
-            return function()
-
-    return without
-
-
 def standardised(convolution: Any, dy: Tensor) -> list[Tensor]:
     convolution.zero_grad()
     weight = convolution.standardised_weight()
@@ -75,21 +59,21 @@ def standardised(convolution: Any, dy: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("name", list(CONVOLUTIONS))
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels-last"])
 @pytest.mark.parametrize("clamped", [False, True], ids=["free", "clamped"])
-def test_standardised_weights(name: str, last: bool, clamped: bool, reference: Any) -> None:
+def test_standardised_weights(device: torch.device, name: str, last: bool, clamped: bool, plainly: Any) -> None:
     torch.manual_seed(3)
-    convolution = CONVOLUTIONS[name]().cuda()
+    convolution = CONVOLUTIONS[name]().to(device)
     nn.init.normal_(convolution.gain)
     with torch.no_grad():
         if clamped:  # every second row has a variance far below the floor
             convolution.weight[::2] *= 1e-4
     if last:
-        if convolution.weight.ndim not in fused.FORMATS:
+        if convolution.weight.ndim not in norms.FORMATS:
             pytest.skip("there is no such layout")
-        convolution.to(memory_format=fused.FORMATS[convolution.weight.ndim])
-    assert fused.can_standardise(convolution.weight, convolution.gain)
+        convolution.to(memory_format=norms.FORMATS[convolution.weight.ndim])
+    assert weights.can_standardise(convolution.weight, convolution.gain)
     for layout in (torch.preserve_format, torch.contiguous_format):  # the gradient may come in another layout
         dy = torch.randn_like(convolution.weight, memory_format=layout)
-        expected = reference(lambda dy=dy: standardised(convolution, dy))
+        expected = plainly(lambda dy=dy: standardised(convolution, dy))
         expected = [tensor.clone() for tensor in expected]
         actual = standardised(convolution, dy)
         for one, other, what in zip(actual, expected, ("value", "weight", "gain"), strict=True):
@@ -99,9 +83,9 @@ def test_standardised_weights(name: str, last: bool, clamped: bool, reference: A
 
 
 @pytest.mark.parametrize("clamped", [False, True], ids=["free", "clamped"])
-def test_gradients_of_standardisation_against_float64(clamped: bool) -> None:
+def test_gradients_of_standardisation_against_float64(device: torch.device, clamped: bool) -> None:
     torch.manual_seed(4)
-    convolution = ScaledWSConv2d(8, 16, 3).cuda()
+    convolution = ScaledWSConv2d(8, 16, 3).to(device)
     nn.init.normal_(convolution.gain)
     if clamped:
         with torch.no_grad():
@@ -112,18 +96,19 @@ def test_gradients_of_standardisation_against_float64(clamped: bool) -> None:
         close(one, other.float())
 
 
-def test_a_fan_in_of_one_keeps_its_rule_and_float64_its_code() -> None:
-    convolution = ScaledWSConv2d(8, 8, 1, groups=8).cuda()
-    assert not fused.can_standardise(convolution.weight, convolution.gain)
+def test_a_fan_in_of_one_keeps_its_rule_and_float64_its_code(device: torch.device) -> None:
+    convolution = ScaledWSConv2d(8, 8, 1, groups=8).to(device)
+    assert not weights.can_standardise(convolution.weight, convolution.gain)
     torch.testing.assert_close(convolution.standardised_weight(), convolution.weight)
-    wide = ScaledWSConv2d(8, 8, 3).cuda().double()
-    assert not fused.can_standardise(wide.weight, wide.gain)
+    wide = ScaledWSConv2d(8, 8, 3).to(device).double()
+    assert not weights.can_standardise(wide.weight, wide.gain)
 
 
-def test_under_autocast_the_weight_is_rounded_once(reference: Any) -> None:
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)], indirect=True)
+def test_under_autocast_the_weight_is_rounded_once(device: torch.device, plainly: Any) -> None:
     torch.manual_seed(5)
-    convolution = ScaledWSConv2d(16, 32, 3).cuda().to(memory_format=torch.channels_last)
-    x = torch.randn(4, 16, 9, 9, device="cuda").to(memory_format=torch.channels_last)
+    convolution = ScaledWSConv2d(16, 32, 3).to(device).to(memory_format=torch.channels_last)
+    x = torch.randn(4, 16, 9, 9, device=device).to(memory_format=torch.channels_last)
 
     def run() -> list[Tensor]:
         convolution.zero_grad()
@@ -132,12 +117,12 @@ def test_under_autocast_the_weight_is_rounded_once(reference: Any) -> None:
         y.float().square().mean().backward()
         return [y.detach().float(), convolution.weight.grad.clone(), convolution.gain.grad.clone()]
 
-    for one, other in zip(run(), reference(run), strict=True):
+    for one, other in zip(run(), plainly(run), strict=True):
         close(one, other, 0.02)  # a rounding that falls the other way is a bfloat16 step
 
 
-def hybrid(shape: tuple[int, ...], **options: Any) -> HybridBatchNorm:
-    layer = HybridBatchNorm(shape[1], **options).cuda()
+def hybrid(shape: tuple[int, ...], device: torch.device, **options: Any) -> HybridBatchNorm:
+    layer = HybridBatchNorm(shape[1], **options).to(device)
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.copy_(torch.randn_like(parameter))
@@ -155,34 +140,44 @@ def normalised(layer: HybridBatchNorm, x: Tensor, dy: Tensor) -> dict[str, Tenso
 
 
 @pytest.mark.parametrize("shape", list(SHAPES))
-@pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels-last"])
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
 @pytest.mark.parametrize("mix", ["learned", "fixed", "global", "batch"])
-def test_hybrid_normalisation(shape: str, last: bool, affine: bool, mix: str, reference: Any) -> None:
+def test_hybrid_normalisation(device: torch.device, shape: str, affine: bool, mix: str, plainly: Any) -> None:
+    if device.type == "cpu" and shape not in INTERPRETED:
+        pytest.skip("for a GPU")
     torch.manual_seed(6)
     size = SHAPES[shape]
-    if last and len(size) != 4:
-        pytest.skip("there is no such layout")
-    layer = hybrid(size, affine=affine, mix=mix)
-    x, dy = torch.randn(size, device="cuda") * 2 + 1, torch.randn(size, device="cuda")
-    if last:
-        x = x.to(memory_format=torch.channels_last)
-    assert fused.can_mix(x, layer.alpha, (layer.weight, layer.bias))
+    layer = hybrid(size, device, affine=affine, mix=mix)
+    x, dy = torch.randn(size, device=device) * 2 + 1, torch.randn(size, device=device)
+    if len(size) in norms.FORMATS:
+        x = x.contiguous(memory_format=norms.FORMATS[len(size)])
+    assert norms.takes("hybrid", x, layer.alpha, layer.weight, layer.bias)
     fast = normalised(layer, x, dy)
-    slow = reference(lambda: normalised(layer, x, dy))
+    slow = plainly(lambda: normalised(layer, x, dy))
     assert fast.keys() == slow.keys()
     for name in slow:
         close(fast[name], slow[name], what=name)
     assert fast["y"].stride() == slow["y"].stride()  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("shape", [(6, 7, 33), (4, 5, 3, 3)], ids=str)
+def test_other_layouts_are_left_to_pytorch(device: torch.device, shape: tuple[int, ...]) -> None:
+    layer = hybrid(shape, device)
+    x = torch.randn(shape, device=device)
+    assert not norms.takes("hybrid", x, layer.alpha)
+    exact = normalised(copy.deepcopy(layer).double(), x.double(), torch.ones_like(x).double())
+    for name, tensor in normalised(layer, x, torch.ones_like(x)).items():
+        close(tensor, None if exact[name] is None else exact[name].float(), 1e-4, name)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)], indirect=True)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_hybrid_normalisation_of_half_precision(dtype: torch.dtype, reference: Any) -> None:
+def test_hybrid_normalisation_of_half_precision(device: torch.device, dtype: torch.dtype, plainly: Any) -> None:
     torch.manual_seed(7)
-    layer = hybrid((8, 48, 9, 9))
-    x = torch.randn(8, 48, 9, 9, device="cuda", dtype=dtype).to(memory_format=torch.channels_last)
+    layer = hybrid((8, 48, 9, 9), device)
+    x = torch.randn(8, 48, 9, 9, device=device, dtype=dtype).to(memory_format=torch.channels_last)
     dy = torch.randn_like(x)
-    fast, slow = normalised(layer, x, dy), reference(lambda: normalised(layer, x, dy))
+    fast, slow = normalised(layer, x, dy), plainly(lambda: normalised(layer, x, dy))
     for name in slow:
         close(fast[name], slow[name], 0.01 if name in ("x", "y") else 1e-5, name)
 
@@ -190,10 +185,10 @@ def test_hybrid_normalisation_of_half_precision(dtype: torch.dtype, reference: A
 @pytest.mark.parametrize("momentum", [None, 0.1])
 @pytest.mark.parametrize("what", ["mixture", "batch"])
 @pytest.mark.parametrize("mix", ["learned", "global"])
-def test_what_is_recorded(mix: str, what: str, momentum: float | None, reference: Any) -> None:
+def test_what_is_recorded(device: torch.device, mix: str, what: str, momentum: float | None, plainly: Any) -> None:
     torch.manual_seed(8)
-    layer = hybrid((8, 130), mix=mix)
-    batches = [torch.randn(n, 130, 5, device="cuda") * n for n in (1, 8, 5)]
+    layer = hybrid((8, 130), device, mix=mix)
+    batches = [torch.randn(n, 130, device=device) * n for n in (2, 8, 5)]
 
     def record() -> tuple[Tensor, ...]:
         layer.start_recording(what, momentum)
@@ -203,18 +198,19 @@ def test_what_is_recorded(mix: str, what: str, momentum: float | None, reference
         layer.stop_recording()
         return layer.recorded()
 
-    for one, other in zip(record(), reference(record), strict=True):
+    for one, other in zip(record(), plainly(record), strict=True):
         close(one, other)
-    assert int(layer.recorded()[2]) == 14
+    assert int(layer.recorded()[2]) == 15
 
 
-def test_under_capture(reference: Any) -> None:
+@pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)], indirect=True)
+def test_under_capture(device: torch.device, plainly: Any) -> None:
     torch.manual_seed(9)
     convolution = ScaledWSConv2d(3, 16, 3)
     first = nn.Sequential(convolution, HybridBatchNorm(16), nn.ReLU(inplace=True), ScaledWSConv2d(16, 4, 1))
-    first = first.cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    first = first.to(device).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     other = copy.deepcopy(first)
-    x = torch.randn(8, 3, 10, 10, device="cuda").to(memory_format=torch.channels_last)
+    x = torch.randn(8, 3, 10, 10, device=device).to(memory_format=torch.channels_last)
 
     def stepper(model: nn.Sequential) -> Callable[[], None]:
         model[1].start_recording("batch")
@@ -243,10 +239,22 @@ def test_under_capture(reference: Any) -> None:
         for _ in range(3):
             graph.replay()
         eager = stepper(other)
-        reference(lambda: [eager() for _ in range(4)])
+        plainly(lambda: [eager() for _ in range(4)])
     finally:
         torch.backends.cudnn.allow_tf32 = previous
     for (name, one), two in zip(first.named_parameters(), other.parameters(), strict=True):
         close(one.detach(), two.detach(), what=name)
     for one, two in zip(first[1].recorded(), other[1].recorded(), strict=True):
         close(one, two)
+
+
+def test_a_switch_takes_known_names_only() -> None:
+    with kernels.without("hybrid"):
+        assert not kernels.is_on("hybrid")
+        assert kernels.is_on("paired")
+        with kernels.without("hybrid", "paired"):
+            assert not kernels.is_on("paired")
+        assert not kernels.is_on("hybrid")
+    assert kernels.is_on("hybrid")
+    with pytest.raises(FedkeelError, match="no kernel 'hybird': did you mean 'hybrid'"), kernels.without("hybird"):
+        pass

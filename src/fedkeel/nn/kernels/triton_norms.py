@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The Triton kernels of `fedkeel.nn.kernels.channel_rows`. Imported only where Triton is.
+"""The Triton kernels of `nn.kernels.norms`. Imported only where Triton is.
 
 An activation is a matrix here: a row for each sample and place, a column for each channel. Sums over the rows are made
 in two steps, `splits` partial ones and then their combination, in a fixed order: so they are the same every time.
@@ -10,7 +10,7 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["rows", "per_split"])
-def partial_moments(x, partial, rows, channels, per_split, ROWS: tl.constexpr, COLUMNS: tl.constexpr):  # noqa: N803
+def partial_moments(x, partial, rows, channels, per_split, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
     """Mean and sum of squared deviations of each split of the rows: `partial` is (2, splits, channels)."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     split, splits = tl.program_id(1), tl.num_programs(1)
@@ -37,7 +37,7 @@ def partial_moments(x, partial, rows, channels, per_split, ROWS: tl.constexpr, C
 
 
 @triton.jit
-def _combined(partial, splits, per_split, rows, channels, column, SPLITS: tl.constexpr):  # noqa: N803
+def _combined(partial, splits, per_split, rows, channels, column, SPLITS: tl.constexpr):
     """Mean and biased variance over all rows from those of the splits."""
     split = tl.arange(0, SPLITS)
     inside = (split[:, None] < splits) & (column[None, :] < channels)
@@ -52,43 +52,11 @@ def _combined(partial, splits, per_split, rows, channels, column, SPLITS: tl.con
 
 
 @triton.jit(do_not_specialize=["splits", "rows", "per_split"])
-def combine_moments(
-    partial,
-    mean,
-    inverse,
-    splits,
-    per_split,
-    rows,
-    channels,
-    eps,
-    SPLITS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
-):
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    batch_mean, batch_var = _combined(partial, splits, per_split, rows, channels, column, SPLITS)
-    tl.store(mean + column, batch_mean, mask=column < channels)
-    tl.store(inverse + column, 1.0 / tl.sqrt(batch_var + eps), mask=column < channels)
-
-
-@triton.jit(do_not_specialize=["splits", "rows", "per_split"])
 def combine_paired_moments(
-    partial,
-    saved,
-    given_mean,
-    given_var,
-    running_mean,
-    running_var,
-    batches,
-    splits,
-    per_split,
-    rows,
-    channels,
-    momentum,
-    eps,
-    COUNT: tl.constexpr,  # noqa: N803
-    SPLITS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
-):
+    partial, saved, given_mean, given_var, running_mean, running_var, batches,
+    splits, per_split, rows, channels, momentum, eps,
+    COUNT: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """`saved` (4, channels): mean and inverse deviation of the batch, then of the given statistics. Updates the running
     statistics as batch norm does, with the unbiased variance, and counts the batch."""
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
@@ -112,19 +80,10 @@ def combine_paired_moments(
 
 @triton.jit(do_not_specialize=["rows"])
 def paired_normalise(
-    x,
-    y,
-    saved,
-    weight,
-    bias,
-    rows,
-    channels,
-    DOUBLED: tl.constexpr,  # noqa: N803
-    AFFINE: tl.constexpr,  # noqa: N803
-    RELU: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
-):
+    x, y, saved, weight, bias,
+    rows, channels,
+    DOUBLED: tl.constexpr, AFFINE: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """`y` has 2 x rows; `x` as many if DOUBLED, else `rows`, which both halves are made of."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
@@ -153,22 +112,11 @@ def paired_normalise(
 
 @triton.jit(do_not_specialize=["rows", "per_split"])
 def partial_products(
-    dy,
-    x,
-    saved,
-    weight,
-    bias,
-    partial,
-    rows,
-    channels,
-    per_split,
-    PAIRED: tl.constexpr,  # noqa: N803
-    DOUBLED: tl.constexpr,  # noqa: N803
-    AFFINE: tl.constexpr,  # noqa: N803
-    RELU: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
-):
+    dy, x, saved, weight, bias, partial,
+    rows, channels, per_split,
+    PAIRED: tl.constexpr, DOUBLED: tl.constexpr, AFFINE: tl.constexpr, RELU: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """Sums of dy and of dy (x - mean) of each split; if PAIRED, also those of the second half with its own mean.
 
     `partial` is (2 or 4, splits, channels), `saved` as `combine_paired_moments` makes it, or just the mean."""
@@ -221,44 +169,15 @@ def partial_products(
 
 
 @triton.jit
-def _total(partial, splits, channels, column, SPLITS: tl.constexpr):  # noqa: N803
+def _total(partial, splits, channels, column, SPLITS: tl.constexpr):
     split = tl.arange(0, SPLITS)
     inside = (split[:, None] < splits) & (column[None, :] < channels)
     return tl.sum(tl.load(partial + split[:, None] * channels + column[None, :], mask=inside, other=0.0), axis=0)
 
 
-@triton.jit(do_not_specialize=["splits"])
-def combine_products(
-    partial,
-    sums,
-    inverse,
-    d_weight,
-    splits,
-    channels,
-    SPLITS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
-):
-    """`sums` (2, channels): of dy, which is also d bias, and of dy (x - mean), times the inverse deviation d weight."""
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = column < channels
-    size = splits * channels
-    product = _total(partial + size, splits, channels, column, SPLITS)
-    tl.store(sums + column, _total(partial, splits, channels, column, SPLITS), mask=inside)
-    tl.store(sums + channels + column, product, mask=inside)
-    tl.store(d_weight + column, product * tl.load(inverse + column, mask=inside, other=1.0), mask=inside)
-
-
 @triton.jit(do_not_specialize=["splits", "rows"])
 def combine_paired_products(
-    partial,
-    saved,
-    slopes,
-    d_affine,
-    splits,
-    rows,
-    channels,
-    SPLITS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
+    partial, saved, slopes, d_affine, splits, rows, channels, SPLITS: tl.constexpr, COLUMNS: tl.constexpr
 ):
     """`slopes` (2, channels): what the batch's own moments take off dy in the first half, per unit and per (x - mean).
     `d_affine` (2, channels): the gradients of weight and bias, of both halves together."""
@@ -279,21 +198,10 @@ def combine_paired_products(
 
 @triton.jit(do_not_specialize=["rows"])
 def paired_backward(
-    dy,
-    x,
-    dx,
-    saved,
-    slopes,
-    weight,
-    bias,
-    rows,
-    channels,
-    DOUBLED: tl.constexpr,  # noqa: N803
-    AFFINE: tl.constexpr,  # noqa: N803
-    RELU: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
-):
+    dy, x, dx, saved, slopes, weight, bias,
+    rows, channels,
+    DOUBLED: tl.constexpr, AFFINE: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
     """dx = weight / deviation (dy - mean(dy) - (x - mean) mean(dy (x - mean)) / var) in the first half, whose moments
     depend on x; weight / deviation dy in the second, whose do not. Where both are made of one x, the sum of the two.
     With RELU, dy counts only where the normalised value is positive."""
@@ -330,76 +238,78 @@ def paired_backward(
         tl.store(dx + place, one + two, mask=inside)
 
 
-@triton.jit(do_not_specialize=["places"])
-def max_pool_forward(
-    x,
-    y,
-    chosen,
-    places,
-    channels,
-    height,
-    width,
-    out_height,
-    out_width,
-    KERNEL: tl.constexpr,  # noqa: N803
-    STRIDE: tl.constexpr,  # noqa: N803
-    PADDING: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
-):
-    """`chosen` says which value of its window each output is, as one byte."""
-    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (place[:, None] < places) & (column[None, :] < channels)
-    sample, rest = place // (out_height * out_width), place % (out_height * out_width)
-    top, left = rest // out_width * STRIDE - PADDING, rest % out_width * STRIDE - PADDING
-    best = tl.full([ROWS, COLUMNS], float("-inf"), dtype=tl.float32)
-    which = tl.zeros([ROWS, COLUMNS], dtype=tl.int8)
-    for k in tl.static_range(KERNEL * KERNEL):
-        h, w = top + k // KERNEL, left + k % KERNEL
-        there = (h >= 0) & (h < height) & (w >= 0) & (w < width)
-        at = ((sample * height + h) * width + w).to(tl.int64)[:, None] * channels + column[None, :]
-        value = tl.load(x + at, mask=inside & there[:, None], other=float("-inf")).to(tl.float32)
-        better = (value > best) | (value != value)
-        best = tl.where(better, value, best)
-        which = tl.where(better, k, which).to(tl.int8)
-    at = place[:, None].to(tl.int64) * channels + column[None, :]
-    tl.store(y + at, best, mask=inside)
-    tl.store(chosen + at, which, mask=inside)
+# -- hybrid batch normalisation ----------------------------------------------------------------------------------------
+@triton.jit
+def _lerp(start, end, weight):
+    """As torch.lerp: exact at both ends."""
+    return tl.where(weight < 0.5, start + weight * (end - start), end - (end - start) * (1.0 - weight))
 
 
-@triton.jit(do_not_specialize=["places"])
-def max_pool_backward(
-    dy,
-    chosen,
-    dx,
-    places,
-    channels,
-    height,
-    width,
-    out_height,
-    out_width,
-    KERNEL: tl.constexpr,  # noqa: N803
-    STRIDE: tl.constexpr,  # noqa: N803
-    PADDING: tl.constexpr,  # noqa: N803
-    ROWS: tl.constexpr,  # noqa: N803
-    COLUMNS: tl.constexpr,  # noqa: N803
-):
-    """Each input gathers from the windows that have chosen it: the sum has one order."""
-    place = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    inside = (place[:, None] < places) & (column[None, :] < channels)
-    sample, rest = place // (height * width), place % (height * width)
-    h, w = rest // width + PADDING, rest % width + PADDING
-    total = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
-    for k in tl.static_range(KERNEL * KERNEL):
-        down, across = h - k // KERNEL, w - k % KERNEL
-        top, left = down // STRIDE, across // STRIDE
-        there = (down >= 0) & (across >= 0) & (down % STRIDE == 0) & (across % STRIDE == 0)
-        there = there & (top < out_height) & (left < out_width)
-        at = ((sample * out_height + top) * out_width + left).to(tl.int64)[:, None] * channels + column[None, :]
-        mask = inside & there[:, None]
-        which = tl.load(chosen + at, mask=mask, other=-1)
-        gradient = tl.load(dy + at, mask=mask, other=0.0).to(tl.float32)
-        total += tl.where(which == k, gradient, 0.0)
-    tl.store(dx + place[:, None].to(tl.int64) * channels + column[None, :], total, mask=inside)
+@triton.jit(do_not_specialize=["splits", "rows", "per_split", "samples"])
+def combine_hybrid_moments(
+    partial, saved, count, alpha, constant, global_mean, global_var, recorded_count, recorded_mean, recorded_var,
+    splits, per_split, rows, channels, samples, momentum, eps,
+    LEARNED: tl.constexpr, RECORD: tl.constexpr, MOVING: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """`saved` (4, channels): mean and variance of the batch, mean and inverse deviation of HBN's Eq. 9.
+
+    RECORD: 0 nothing, 1 the batch's moments, 2 those of the mixture."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < channels
+    batch_mean, batch_var = _combined(partial, splits, per_split, rows, channels, column, SPLITS)
+    if LEARNED:
+        share = tl.sigmoid(tl.load(alpha + column, mask=inside, other=0.0))
+    else:
+        share = tl.zeros([COLUMNS], dtype=tl.float32) + constant
+    mean = _lerp(batch_mean, tl.load(global_mean + column, mask=inside, other=0.0), share)
+    var = _lerp(batch_var, tl.load(global_var + column, mask=inside, other=1.0), share)
+    tl.store(saved + column, batch_mean, mask=inside)
+    tl.store(saved + channels + column, batch_var, mask=inside)
+    tl.store(saved + 2 * channels + column, mean, mask=inside)
+    tl.store(saved + 3 * channels + column, 1.0 / tl.sqrt(var + eps), mask=inside)
+    if tl.program_id(0) == 0:
+        tl.store(count, rows)
+    if RECORD:
+        new_mean = mean if RECORD == 2 else batch_mean
+        new_var = var if RECORD == 2 else batch_var
+        old_mean = tl.load(recorded_mean + column, mask=inside, other=0.0)
+        old_var = tl.load(recorded_var + column, mask=inside, other=0.0)
+        if MOVING:
+            tl.store(recorded_mean + column, _lerp(old_mean, new_mean, momentum), mask=inside)
+            tl.store(recorded_var + column, _lerp(old_var, new_var, momentum), mask=inside)
+        else:
+            part = samples.to(tl.float32) / tl.load(recorded_count).to(tl.float32)
+            delta = new_mean - old_mean
+            pooled = _lerp(old_var, new_var, part) + part * (1.0 - part) * delta * delta
+            tl.store(recorded_var + column, pooled, mask=inside)
+            tl.store(recorded_mean + column, old_mean + part * delta, mask=inside)
+
+
+@triton.jit(do_not_specialize=["splits"])
+def combine_hybrid_products(
+    partial, saved, alpha, constant, global_mean, global_var, weight, gradients,
+    splits, channels,
+    LEARNED: tl.constexpr, AFFINE: tl.constexpr, SPLITS: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """`gradients` (5, channels): of alpha, weight and bias, then what the share of the batch leaves of the sums of dy
+    and of dy (x - mean)."""
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < channels
+    total = _total(partial, splits, channels, column, SPLITS)
+    product = _total(partial + splits * channels, splits, channels, column, SPLITS)
+    inverse = tl.load(saved + 3 * channels + column, mask=inside, other=1.0)
+    if LEARNED:
+        share = tl.sigmoid(tl.load(alpha + column, mask=inside, other=0.0))
+        scale = inverse * tl.load(weight + column, mask=inside, other=1.0) if AFFINE else inverse
+        batch_mean = tl.load(saved + column, mask=inside, other=0.0)
+        batch_var = tl.load(saved + channels + column, mask=inside, other=0.0)
+        apart = tl.load(global_mean + column, mask=inside, other=0.0) - batch_mean
+        wider = tl.load(global_var + column, mask=inside, other=0.0) - batch_var
+        d_share = -scale * total * apart - 0.5 * scale * inverse * inverse * product * wider
+        tl.store(gradients + column, d_share * share * (1.0 - share), mask=inside)
+    else:
+        share = tl.zeros([COLUMNS], dtype=tl.float32) + constant
+    tl.store(gradients + channels + column, product * inverse, mask=inside)
+    tl.store(gradients + 2 * channels + column, total, mask=inside)
+    tl.store(gradients + 3 * channels + column, (1.0 - share) * total, mask=inside)
+    tl.store(gradients + 4 * channels + column, (1.0 - share) * product, mask=inside)
