@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedkeel import seeds, spec
-from fedkeel.data.population import Numbered, Shares, Slices, UserSlices
-from fedkeel.data.source import IntArray, number, whole
+from fedkeel.data.population import IntArray, Shares, Slices, UserSlices
 from fedkeel.errors import DataError, unknown
 from fedkeel.registry import Registry
 
@@ -168,13 +167,14 @@ class Dirichlet(Partition):
                 f"least {max(self.minimum, 1)} images each: ask for fewer clients or a lower minimum, or give samples, "
                 "the number of images that each client draws and may share with others."
             )
-        members = [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+        members = shuffled_classes(labels, generator)
         best = 0
         for _ in range(self.redraws + 1):
             counts = self.draw([len(own) for own in members], generator)
             smallest = int(counts.sum(axis=0).min())
             if smallest >= self.minimum:
-                return deal(members, counts)
+                pieces = [np.split(own, np.cumsum(row)[:-1]) for own, row in zip(members, counts, strict=True)]
+                return [np.sort(np.concatenate(own)) for own in zip(*pieces, strict=True)]
             best = max(best, smallest)
         raise DataError(
             f"In {self.redraws} redraws of dirichlet(alpha={self.alpha}, clients={self.clients}) over the "
@@ -198,7 +198,7 @@ class Dirichlet(Partition):
         return counts
 
 
-class Draws(Numbered):
+class Draws(Shares):
     """Each client's own draw: proportions of the classes, and `samples` different images by them.
 
     The proportions are q_c = n_c g_c / sum_k n_k g_k, with g from a symmetric Dirichlet distribution and n_c the number
@@ -280,7 +280,7 @@ class Shards(Partition):
         whole("classes_per_client in shards", self.classes_per_client, 1)
 
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
-        members = [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+        members = shuffled_classes(labels, generator)
         shards = self.clients * self.classes_per_client
         if shards < len(members):
             raise DataError(
@@ -301,17 +301,22 @@ class Shards(Partition):
         return [np.sort(np.concatenate([pieces[i] for i in row])) for row in order]
 
 
+def shuffled_classes(labels: IntArray, generator: np.random.Generator) -> list[IntArray]:
+    """Where the samples of each class are, each class in a random order."""
+    return [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+
+
+def in_proportion(labels: IntArray, total: int, generator: np.random.Generator) -> IntArray:
+    """`total` positions, drawn so that each class keeps its share, sorted."""
+    classes = shuffled_classes(labels, generator)
+    counts = apportion(np.array([len(own) for own in classes], np.int64), total)
+    return np.sort(np.concatenate([np.empty(0, np.int64), *(own[:n] for own, n in zip(classes, counts, strict=True))]))
+
+
 def split_evenly(labels: IntArray, clients: int, generator: np.random.Generator) -> Positions:
     """Deal the samples class after class in turn: per class and in all, clients differ by one sample at most."""
-    order = [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-    dealt = np.concatenate([np.empty(0, np.int64), *order])
+    dealt = np.concatenate([np.empty(0, np.int64), *shuffled_classes(labels, generator)])
     return [np.sort(dealt[client::clients]) for client in range(clients)]
-
-
-def deal(members: Sequence[IntArray], counts: IntArray) -> Positions:
-    """Hand out each class's samples by `counts`, of shape (classes, clients)."""
-    pieces = [np.split(own, np.cumsum(row)[:-1]) for own, row in zip(members, counts, strict=True)]
-    return [np.sort(np.concatenate(own)) for own in zip(*pieces, strict=True)]
 
 
 def apportion(sizes: npt.NDArray[np.int64], total: int) -> IntArray:

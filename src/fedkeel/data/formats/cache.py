@@ -9,20 +9,17 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from fedkeel.core.naming import file_name
+from fedkeel.data.formats.npz import Arrays, write_arrays
 
 log = logging.getLogger("fedkeel")
 
-Arrays = dict[str, npt.NDArray[Any]]
 # Part of every key: a change of how images are decoded makes the old files stale.
 DECODING = 2
 
@@ -53,20 +50,8 @@ def cached(name: str, key: object, build: Callable[[], Arrays]) -> Arrays:
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile) as error:
         log.info("The cache file %s cannot be read (%s) and is made again.", file, error)
     arrays = build()
-    write(file, arrays)
-    return arrays
-
-
-def write(file: Path, arrays: Arrays) -> None:
-    """Write under a temporary name and rename, so that another process never sees half a file."""
-    temporary = ""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}-", suffix=".part")
-        with os.fdopen(handle, "wb") as stream:
-            np.savez(stream, **arrays)  # type: ignore[arg-type]  # a keyword could be `allow_pickle`, says mypy
-        os.replace(temporary, file)
+        write_arrays(file, arrays)
     except OSError as error:
         log.info("Decoded images are not kept: %s cannot be written (%s).", file, error)
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+    return arrays

@@ -1,0 +1,49 @@
+"""Files of NumPy arrays, .npz: plain arrays only, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedkeel.data import memory
+from fedkeel.errors import DataError
+
+Arrays = dict[str, npt.NDArray[Any]]
+SMALLER = "store smaller images, or fewer"
+
+
+def read_arrays(path: Path) -> Arrays:
+    """A file from anywhere: not a pickle, and not more than there is memory for."""
+    problem = "it is no .npz file"
+    try:
+        if zipfile.is_zipfile(path):  # what else NumPy reads are single arrays and pickles
+            with zipfile.ZipFile(path) as archive:
+                content = sum(entry.file_size for entry in archive.infolist())
+            what = f"The arrays of '{path}'"
+            memory.require(2 * content, what, SMALLER)  # as they are stored, and with channels first
+            with memory.needed_for(what, SMALLER), np.load(path, allow_pickle=False) as stored:
+                return {key: stored[key] for key in stored.files}
+    except DataError:  # a ValueError too
+        raise
+    except (OSError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        problem = str(error)
+    raise DataError(f"'{path}' cannot be read as an .npz pack of plain arrays ({problem}): write it with np.savez.")
+
+
+def write_arrays(file: Path, arrays: Arrays) -> None:
+    """Under a temporary name and renamed, so that another process never sees half a file."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}-", suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            np.savez(stream, **arrays)  # type: ignore[arg-type]  # a keyword could be `allow_pickle`, says mypy
+        os.replace(temporary, file)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
