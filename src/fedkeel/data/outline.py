@@ -22,7 +22,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedkeel.data.federation import Client, Federation, LazyClients, Splits, Transform
+from fedkeel.data.federation import Federation, Transform
+from fedkeel.data.population import Client, Population, Splits
 from fedkeel.data.transforms import Unknown, parse_transforms, transforms_text
 from fedkeel.errors import FedkeelError, StoreError
 
@@ -78,13 +79,14 @@ class Outline:
         _, *seen = transform(probe, torch.full((len(probe), transform.draws), 0.5)).shape
         few = len(federation.clients) <= MOST_CLIENTS
         clients = list(federation.clients if few else federation.one_of_each(unseen=False))
-        if isinstance(federation.clients, LazyClients):
-            unit, parts = "domain", federation.clients.whole_domains()
+        if isinstance(federation.clients, Population):
+            groups = federation.clients.groups
+            unit, parts = "domain", {group.domain: (group.train, group.validation, group.test) for group in groups}
         elif few:
-            unit, parts = "client", {client.name: splits(client) for client in clients}
+            unit, parts = "client", {client.name: client.splits for client in clients}
         else:
             unit, parts = "domain", by_domain(federation.clients)
-        parts |= {client.name: splits(client) for client in federation.unseen}
+        parts |= {client.name: client.splits for client in federation.unseen}
         return Outline(
             name=federation.name,
             classes=tuple(federation.classes),
@@ -140,12 +142,8 @@ class Outline:
             ) from error
 
 
-def splits(client: Client) -> Splits:
-    return client.train, client.validation, client.test
-
-
 def site(client: Client) -> Site:
-    return Site(client.name, client.domain, *map(len, splits(client)))
+    return Site(client.name, client.domain, *map(len, client.splits))
 
 
 def known_transform(text: str | None) -> Transform:
@@ -189,7 +187,7 @@ def by_domain(clients: Iterable[Client]) -> dict[str, Splits]:
     """The clients of each domain together, in their order."""
     domains: dict[str, list[Splits]] = {}
     for client in clients:
-        domains.setdefault(client.domain, []).append(splits(client))
+        domains.setdefault(client.domain, []).append(client.splits)
     return {
         name: (torch.cat(train), torch.cat(validation), torch.cat(test))
         for name, several in domains.items()
@@ -210,7 +208,7 @@ def changed(before: Outline, now: Outline, *, divided: bool = True) -> str:
         return f"images have the shape {now.shape} and had {before.shape} when the run began"
     for which in ("train_transform", "test_transform"):
         ours, theirs = getattr(now, which), getattr(before, which)
-        if ours != theirs:
+        if ours != theirs and (None in (ours, theirs) or known_transform(ours) != known_transform(theirs)):
             return f"the {which.replace('_', ' ')} is {ours!r} and was {theirs!r} when the run began"
     # Of numbers first: they say more than that something is another.
     for name in {**before.content, **now.content}:

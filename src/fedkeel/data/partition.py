@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from fedkeel import seeds, spec
 from fedkeel.data.population import IntArray, Shares, Slices, UserSlices
 from fedkeel.errors import DataError, unknown
+from fedkeel.options import Count, Range, checked
 from fedkeel.registry import Registry
 
 Positions = list[IntArray]
@@ -81,10 +82,7 @@ class Domains(Partition):
 class Even(Partition):
     """Each class of a domain split evenly over its clients."""
 
-    clients: int = 10
-
-    def __post_init__(self) -> None:
-        whole("clients in even", self.clients, 1)
+    clients: Count = 10
 
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
         return split_evenly(labels, self.clients, generator)
@@ -95,12 +93,6 @@ class ClientsPerDomain(Partition):
     """A given number of clients in each domain; a domain that is not named is one client."""
 
     counts: dict[str, int]
-
-    def __post_init__(self) -> None:
-        if not self.counts:
-            raise DataError("The partition 'clients' names no domain: write it like 'clients(photo=3, sketch=2)'.")
-        for domain, count in self.counts.items():
-            whole(f"{domain} in clients", count, 1)
 
     def check(self, domains: Sequence[str]) -> None:
         typed = [as_typed(domain) for domain in domains]
@@ -116,7 +108,9 @@ class ClientsPerDomain(Partition):
 @PARTITIONS.register("clients")
 def clients_per_domain(**counts: int) -> ClientsPerDomain:
     """A number of clients for each domain, such as clients(photo=3, sketch=2), each class split evenly."""
-    return ClientsPerDomain(counts)
+    if not counts:
+        raise DataError("The partition 'clients' names no domain: write it like 'clients(photo=3, sketch=2)'.")
+    return ClientsPerDomain({name: checked(count, Count, f"The '{name}' of clients") for name, count in counts.items()})
 
 
 @PARTITIONS.register(
@@ -133,22 +127,16 @@ class Dirichlet(Partition):
     many images by them, which others may have too (`Draws`). `minimum`, `redraws` and `balanced` are then not needed.
     """
 
-    alpha: float = 0.5
-    clients: int = 10
-    minimum: int = 10
-    redraws: int = 100
+    alpha: Annotated[float, Range(1e-6, 1e6)] = 0.5
+    clients: Count = 10
+    minimum: Annotated[int, Range(0)] = 10
+    redraws: Annotated[int, Range(0)] = 100
     balanced: bool = False
-    samples: int | None = None
+    samples: Count | None = None
 
     def __post_init__(self) -> None:
-        number("alpha in dirichlet", self.alpha, 1e-6, 1e6)
-        whole("clients in dirichlet", self.clients, 1)
-        whole("minimum in dirichlet", self.minimum, 0)
-        whole("redraws in dirichlet", self.redraws, 0)
-        if self.samples is not None:
-            whole("samples in dirichlet", self.samples, 1)
-            if self.balanced:
-                raise DataError("With samples in dirichlet every client has that many: leave balanced out.")
+        if self.samples is not None and self.balanced:
+            raise DataError("With samples in dirichlet every client has that many: leave balanced out.")
 
     def shares(self, pool: Pool) -> Shares:
         if self.samples is None:
@@ -245,10 +233,7 @@ class ByUser(Partition):
     """One client per user, where the data set says whose each image is; users with fewer images than `minimum` are
     left out."""
 
-    minimum: int = 1
-
-    def __post_init__(self) -> None:
-        whole("minimum in by-user", self.minimum, 1)
+    minimum: Count = 1
 
     def shares(self, pool: Pool) -> Shares:
         if pool.users is None:
@@ -272,12 +257,8 @@ class Shards(Partition):
     A class is cut into a number of shards that follows its size, so a client has at most `classes_per_client` classes.
     """
 
-    clients: int = 10
-    classes_per_client: int = 2
-
-    def __post_init__(self) -> None:
-        whole("clients in shards", self.clients, 1)
-        whole("classes_per_client in shards", self.classes_per_client, 1)
+    clients: Count = 10
+    classes_per_client: Count = 2
 
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
         members = shuffled_classes(labels, generator)

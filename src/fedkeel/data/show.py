@@ -6,14 +6,16 @@ import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from PIL import Image, ImageDraw
 
-from fedkeel.data.federation import Federation, each_once
+from fedkeel.data.federation import Federation
 from fedkeel.data.lettering import Lettering
-from fedkeel.data.population import Population
-from fedkeel.data.source import whole
+from fedkeel.data.population import Population, each_once
 from fedkeel.errors import DataError
+from fedkeel.options import Count, Range, checked
 
 WIDEST = 400  # pixels of a domain's name
 
@@ -56,10 +58,8 @@ def contact_sheet(federation: Federation, path: str | os.PathLike[str], *, per_c
 
     A block has `per_class` rows, the first images of each class in the domain; each image is `cell` pixels wide.
     """
-    from PIL import Image, ImageDraw
-
-    whole("per_class", per_class, 1)
-    whole("cell", cell, 16)
+    checked(per_class, Count, "per_class")
+    checked(cell, Annotated[int, Range(16)], "cell")
     target = Path(path)
     if target.suffix.lower() not in ("", ".png"):
         raise DataError(f"The picture is a PNG and '{target.name}' ends in another way: call it '{target.stem}.png'.")

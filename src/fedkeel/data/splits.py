@@ -39,20 +39,21 @@ def stratified_split(labels: IntArray, validation: float, test: float, seed: int
 
 
 def check_shares(validation: float, test: float) -> None:
-    """Refuse shares of validation and test images that leave nothing to train on."""
-    for what, value in (("validation", validation), ("test", test)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-            raise DataError(f"{what} is {value!r}: give the share of the images as a number from 0 to below 1.")
     if validation + test >= 1:
         raise DataError(
             f"validation={validation} and test={test} leave nothing to train on: their sum must be below 1."
         )
 
 
-def by_shares(domains: Domains, validation: float, test: float, seed: int) -> dict[str, Parts]:
-    """The data set's own split where it has one, else shares of each class of a domain."""
+def by_shares(
+    domains: Domains, seed: int, *, validation: float, test: float, official: bool = True
+) -> dict[str, Parts]:
+    """The data set's own split where it has one (and `official` is true), else shares of each class of a domain."""
     check_shares(validation, test)
-    return {name: shares_of(name, domain, validation, test, seed) for name, domain in domains.items()}
+    return {
+        name: shares_of(name, domain if official else replace(domain, official=None), validation, test, seed)
+        for name, domain in domains.items()
+    }
 
 
 def shares_of(name: str, domain: Domain, validation: float, test: float, seed: int) -> Parts:
@@ -71,7 +72,9 @@ def shares_of(name: str, domain: Domain, validation: float, test: float, seed: i
     return training, held, tested
 
 
-def equal_shares(domains: Domains, train: float, validation: float, test: float, seed: int) -> dict[str, Parts]:
+def equal_shares(
+    domains: Domains, seed: int, *, train: float, validation: float, test: float, official: bool = True
+) -> dict[str, Parts]:
     """Equally many training and validation images in every domain: shares of the smallest domain's training pool.
 
     FedBN takes them from the start and the end of its shuffled training lists. GReg does the same with other shares
@@ -79,7 +82,7 @@ def equal_shares(domains: Domains, train: float, validation: float, test: float,
     """
     pools, tests = {}, {}
     for name, domain in domains.items():
-        if domain.official is not None:
+        if official and domain.official is not None:
             training, held, tests[name] = domain.official
             pools[name] = np.concatenate([training, held])
         else:
@@ -97,7 +100,7 @@ def shuffled_split(name: str, labels: IntArray, test: float, seed: int) -> tuple
     return generator.permutation(np.setdiff1d(np.arange(len(labels)), tested)), tested
 
 
-def merged(domains: Domains, share: float) -> dict[str, Parts]:
+def merged(domains: Domains, _: int, *, share: float) -> dict[str, Parts]:
     """FedBN's split of the digits: training and test set merged, cut 80 / 20 by class, and of the training images the
     first `share` times as many as the smallest domain has (0.1 gives FedBN's 743, 1 gives FedWon's 7,438).
 
@@ -116,7 +119,7 @@ def merged(domains: Domains, share: float) -> dict[str, Parts]:
     return {name: (train[:taken], NOTHING, test) for name, (train, test) in cuts.items()}
 
 
-def same_per_class(domains: Domains, per_class: int, test: float, seed: int) -> dict[str, Parts]:
+def same_per_class(domains: Domains, seed: int, *, per_class: int, test: float) -> dict[str, Parts]:
     """`per_class` images of each class of a domain, or all where there are fewer, and of these the share `test`."""
     cuts = {}
     for name, domain in domains.items():
@@ -125,11 +128,6 @@ def same_per_class(domains: Domains, per_class: int, test: float, seed: int) -> 
         train, held, tested = stratified_split(domain.labels[members], 0, test, seed, name)
         cuts[name] = (members[train], members[held], members[tested])
     return cuts
-
-
-def without_lists(domains: Domains) -> dict[str, Domain]:
-    """The domains without the split that they came with."""
-    return {name: replace(domain, official=None) for name, domain in domains.items()}
 
 
 def warn_of_missing_lists(name: str, domains: Domains) -> None:

@@ -14,10 +14,10 @@ from torch import nn
 
 from fedkeel.core.method import Method, Traits
 from fedkeel.core.state import batch_norms
-from fedkeel.data.source import names
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.methods import register
 from fedkeel.nn.surgery import to_group_norm
+from fedkeel.spec import names
 
 
 @register("gn")

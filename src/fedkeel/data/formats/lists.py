@@ -51,8 +51,7 @@ def read_lines(file: Path) -> dict[str, str]:
 
 
 def positions_in(files: Mapping[str, Path], find: Callable[[str, str], int | None]) -> list[IntArray]:
-    """For each list the images that its lines name, in their order: `find(place, line)`, None for what is passed over.
-    """
+    """For each list the images that its lines name, in their order; `find(place, line)` is None to pass over one."""
     owner: dict[int, str] = {}
     for use, file in files.items():
         for place, line in read_lines(file).items() if file.is_file() else ():

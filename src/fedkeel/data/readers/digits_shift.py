@@ -16,9 +16,11 @@ import numpy as np
 import torch
 
 from fedkeel import seeds
+from fedkeel.data.dataset import Dataset, Split, indices
+from fedkeel.data.population import IntArray
+from fedkeel.data.reader import DATASETS
 from fedkeel.data.readers.digits_styles import STYLES, Draws
-from fedkeel.data.source import DATASETS, IntArray, Source, Split, indices
-from fedkeel.data.transforms import Normalise, Pipeline
+from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError
 
 TEST_PER_CLASS = 9
@@ -26,13 +28,13 @@ VALIDATION_PER_CLASS = 5
 
 
 @DATASETS.register("digits-shift", paper="Digits of Alpaydin and Kaynak (UCI, 1998); domains after Digits-Five")
-def read_digits_shift() -> Source:
+def read_digits_shift() -> Dataset:
     """Embedded: 1,797 real handwritten digits in five domains that look different (32 px, nothing to download)."""
     return draw_all()
 
 
 @cache
-def draw_all() -> Source:
+def draw_all() -> Dataset:
     glyphs, labels = read_glyphs()
     images = np.zeros((len(labels), 3, 32, 32), np.uint8)
     domains = {}
@@ -41,8 +43,8 @@ def draw_all() -> Source:
         members = np.flatnonzero(owners == number)
         images[members] = style(glyphs[members], Draws(seeds.numpy_generator(0, "digits-shift", name)))
         domains[name] = fixed_split(members, labels[members])
-    plain = Pipeline((Normalise(0.5, 0.5),))
-    return Source(
+    plain = parse_transforms("normalise")
+    return Dataset(
         name="digits-shift",
         images=torch.from_numpy(images),
         labels=torch.from_numpy(labels),

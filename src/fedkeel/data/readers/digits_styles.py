@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from fedkeel.data.source import IntArray
+from fedkeel.data.population import IntArray
 
 SIDE = 32
 Bytes = npt.NDArray[np.uint8]
