@@ -156,7 +156,7 @@ def test_a_tree_of_another_data_set_is_told_apart(tmp_path: Path) -> None:
         DATASETS.build("pacs", root=root, size=0)
     with pytest.raises(FedkeelError, match="The 'crossval' of pacs is 'tests'"):
         DATASETS.build("pacs", root=root, crossval="tests")
-    with pytest.raises(DataError, match=r"pacs has no subset 'fedcod': did you mean 'fedcoda'\?"):
+    with pytest.raises(FedkeelError, match=r"The 'subset' of pacs is 'fedcod': did you mean 'fedcoda'\?"):
         DATASETS.build("pacs", root=root, subset="fedcod")
 
 
