@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -53,6 +54,7 @@ def test_a_data_set_of_ones_own_is_read_listed_and_checked(tmp_path: Path, monke
 
 
 def test_a_function_that_gives_arrays_is_a_data_set(tmp_path: Path) -> None:
-    run = fedkeel.simulate(data="coin-tosses", rounds=1, batch_size=8, directory=tmp_path / "run")
-    assert run.federation.image_shape == (1, 32, 32)
-    assert [client.name for client in run.federation.clients] == ["table"]
+    assert [client.name for client in load("coin-tosses", images=40).clients] == ["table"]
+    fedkeel.simulate(data="coin-tosses", rounds=1, batch_size=8, directory=tmp_path / "run")
+    stored = json.loads((tmp_path / "run" / "federation.json").read_text())
+    assert (stored["name"], stored["shape"], stored["classes"]) == ("coin-tosses", [1, 32, 32], ["heads", "tails"])
