@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeel.data.formats.cache import cached, fingerprint
 from fedkeel.data.formats.images import Bytes, resize_all
+from fedkeel.data.formats.npz import cached, fingerprint
 from fedkeel.data.population import IntArray
 from fedkeel.errors import DataError
 

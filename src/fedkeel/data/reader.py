@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from fedkeel.data.dataset import Dataset
+from fedkeel.data.dataset import Dataset, assemble
 from fedkeel.data.formats.folders import class_files, visible_folders
 from fedkeel.data.formats.lists import read_lists
 from fedkeel.data.manifest import Domain, Findings, Manifest, Parts, image_files
 from fedkeel.data.splits import by_shares
-from fedkeel.data.store import assemble
 from fedkeel.errors import DataError, unknown
 from fedkeel.options import Count, Range
 from fedkeel.registry import Registry
@@ -25,51 +24,35 @@ from fedkeel.registry import Registry
 Root = str | os.PathLike[str] | None
 Fraction = Annotated[float, Range(0, below=1)]
 Sizes = Mapping[str, Mapping[str, int | tuple[int, ...]]]
+Rule = Callable[[Mapping[str, Domain], int], dict[str, Parts]]
 FEDBN = ("flip+rotation(degrees=30)", "")  # FedBN's transforms: nothing is normalised
 
 
 @dataclass(frozen=True)
 class Reader:
-    """A data set as its authors publish it.
+    """A data set as its authors publish it."""
 
-    Attributes:
-        root: where it lies; by default one of `folders` in $FEDKEEL_DATA.
-        size: pixels of a side.
-        validation: share of the images, or of the official training set where there is one.
-        split_seed: of every random choice.
-        name: as in `fedkeel.data.load(name)`.
-        what: one sentence.
-        home: the address of its home page.
-        licence: what its authors allow, as far as they say.
-        layout: how its folder must look, a line per file or folder.
-        folders: names under which it is looked for in $FEDKEEL_DATA.
-        class_names: in label order.
-        sizes: of each domain its number of images, or numbers by what they are for: `train` and `test`, and `images`
-            too where lists may or may not be there; several numbers where several versions are in use.
-        transforms: the usual ones in training and in testing.
-        subsets: what papers take of it: rules by the option `subset`.
-        scan_options: the options that change what a check counts.
-    """
-
-    root: Root = None
-    size: Count | None = None
-    validation: Fraction = 0.0
+    root: Root = None  # by default one of `folders` in $FEDKEEL_DATA
+    size: Count | None = None  # pixels of a side
+    validation: Fraction = 0.0  # share of the images, or of the official training set where there is one
     split_seed: int = 0
 
-    test = 0.0  # an option of those that have no test set of their own
+    test = 0.0  # share of the images; an option of those that have no test set of their own
 
     name: ClassVar[str]
     paper: ClassVar[str] = ""
-    what: ClassVar[str]
+    what: ClassVar[str]  # one sentence
     home: ClassVar[str]
-    licence: ClassVar[str]
-    layout: ClassVar[str]
-    folders: ClassVar[tuple[str, ...]]
-    class_names: ClassVar[tuple[str, ...]]
+    licence: ClassVar[str]  # what its authors allow, as far as they say
+    layout: ClassVar[str]  # how its folder must look, a line per file or folder
+    folders: ClassVar[tuple[str, ...]]  # names under which it is looked for
+    class_names: ClassVar[tuple[str, ...]]  # in label order
+    # Of each domain its number of images, or numbers by what they are for: `train` and `test`, and `images` too where
+    # lists may or may not be there; several numbers where several versions are in use.
     sizes: ClassVar[Mapping[str, int | Mapping[str, int | tuple[int, ...]]]]
-    transforms: ClassVar[tuple[str, str]] = ("normalise", "normalise")
-    subsets: ClassVar[Mapping[str, Callable[[Mapping[str, Domain], int], dict[str, Parts]]]] = {}
-    scan_options: ClassVar[tuple[str, ...]] = ()
+    transforms: ClassVar[tuple[str, str]] = ("normalise", "normalise")  # the usual ones in training and in testing
+    subsets: ClassVar[Mapping[str, Rule]] = {}  # what papers take of it, by the option `subset`
+    scan_options: ClassVar[tuple[str, ...]] = ()  # those that change what a check counts
 
     def scan(self, root: Path, findings: Findings) -> Manifest:
         """What is there, without decoding an image; what is missing is told to `findings`."""
@@ -119,22 +102,15 @@ class Reader:
 
 @dataclass(frozen=True)
 class TreeReader(Reader):
-    """Images in `root/<domain>/<class>/`; each domain's split is what its lists say, those of `splits/` as a rule.
-
-    Attributes:
-        domains: the folders of the domains.
-        aliases: other names for them.
-        beside: folders that may lie next to them.
-        more_classes: whether a domain may have classes that are not read.
-    """
+    """Images in `root/<domain>/<class>/`; each domain's split is what its lists say, those of `splits/` as a rule."""
 
     validation: Fraction = 0.1
     test: Fraction = 0.2
 
-    domains: ClassVar[tuple[str, ...]]
-    aliases: ClassVar[Mapping[str, str]] = {}
-    beside: ClassVar[tuple[str, ...]] = ()
-    more_classes: ClassVar[bool] = False
+    domains: ClassVar[tuple[str, ...]]  # their folders
+    aliases: ClassVar[Mapping[str, str]] = {}  # other names for these
+    beside: ClassVar[tuple[str, ...]] = ()  # folders that may lie next to them
+    more_classes: ClassVar[bool] = False  # a domain may have classes that are not read
 
     def lists(self, root: Path, domain: str, position: Mapping[str, int], labels: Sequence[int]) -> Parts | None:
         """The official split, if there is one; `position` has the images by their path below the root."""

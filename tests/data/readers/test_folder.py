@@ -14,7 +14,7 @@ from PIL import Image
 from fedkeel.data import load, load_spec
 from fedkeel.data import memory as room
 from fedkeel.data.formats import images
-from fedkeel.data.formats.cache import cache_folder
+from fedkeel.data.formats.npz import cache_folder
 from fedkeel.errors import DataError, FedkeelError
 
 

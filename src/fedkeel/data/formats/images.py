@@ -17,8 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from fedkeel.data.formats.cache import cached
-from fedkeel.data.formats.npz import Arrays
+from fedkeel.data.formats.npz import Arrays, cached
 from fedkeel.data.population import IntArray
 from fedkeel.errors import DataError
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from fedkeel.data.formats.cache import fingerprint
 from fedkeel.data.formats.images import Bytes, decode_all
+from fedkeel.data.formats.npz import fingerprint
 from fedkeel.data.manifest import Images
 from fedkeel.data.population import IntArray
 from fedkeel.errors import DataError
