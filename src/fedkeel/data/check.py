@@ -106,7 +106,6 @@ def compare(reader: Reader, manifest: Manifest) -> list[Count]:
 
 
 def empty_classes(manifest: Manifest) -> list[str]:
-    """A sentence for each class without an image in the whole data set."""
     present = {int(label) for domain in manifest.domains.values() for label in np.unique(domain.labels)}
     if not present:
         return ["No image of it was found."]
@@ -115,8 +114,6 @@ def empty_classes(manifest: Manifest) -> list[str]:
 
 
 def broken_images(manifest: Manifest) -> list[str]:
-    """A sentence for each image file that cannot be decoded."""
-
     def attempt(file: Path) -> str:
         try:
             decode(file, 8)
@@ -125,7 +122,7 @@ def broken_images(manifest: Manifest) -> list[str]:
         return ""
 
     files = [file for domain in manifest.domains.values() for run in domain.images for file in run.files]
-    return [sentence for sentence in in_threads(attempt, files) if sentence]
+    return list(filter(None, in_threads(attempt, files)))
 
 
 def standings(names: Sequence[str] = ()) -> list[Standing]:

@@ -6,7 +6,6 @@ It is made of a manifest: the images that a split uses are decoded, and only tho
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,7 +77,12 @@ def assemble(manifest: Manifest, parts: Mapping[str, Parts], size: int, *, train
     for name, positions in used.items():
         if len(positions) == 0:
             raise DataError(f"The domain '{name}' of '{manifest.name}' has no images in '{manifest.root}'.")
-    with enough_memory(manifest, used, size):
+    count = held = sum(map(len, used.values()))
+    if larger := [len(run.labels) for name in used for run in manifest.domains[name].images if run.load]:
+        # All images of a larger file are decoded for those that are used, and these are copied to the others.
+        held = 2 * count + max(larger)
+    what = f"The {count:,} images of '{manifest.name}' at {size} x {size} pixels"
+    with memory.holding(held * 3 * size * size, what, "give a smaller size, or fewer images"):
         images, kept = decode(manifest, used, size)
     labels: list[IntArray] = []
     splits, start = {}, 0
@@ -98,21 +102,6 @@ def assemble(manifest: Manifest, parts: Mapping[str, Parts], size: int, *, train
         train_transform=parse_transforms(train),
         test_transform=parse_transforms(test),
     )
-
-
-@contextmanager
-def enough_memory(manifest: Manifest, used: Mapping[str, IntArray], size: int) -> Iterator[None]:
-    """Refuse what does not fit into memory, before an image is decoded."""
-    count = sum(map(len, used.values()))
-    held, larger = count, [run for name in used for run in manifest.domains[name].images if run.load]
-    if larger:
-        # All images of a larger file are decoded for those that are used, and these are copied to the others.
-        held = 2 * count + max(len(run.labels) for run in larger)
-    what = f"The {count:,} images of '{manifest.name}' at {size} x {size} pixels"
-    advice = "give a smaller size, or fewer images"
-    memory.require(held * 3 * size * size, what, advice)
-    with memory.needed_for(what, advice):
-        yield
 
 
 def decode(manifest: Manifest, used: Mapping[str, IntArray], size: int) -> tuple[Bytes, dict[str, IntArray]]:

@@ -27,23 +27,14 @@ log = logging.getLogger("fedkeel")
 
 @dataclass(frozen=True)
 class Cut:
-    """How a data set becomes a federation: the options of `load` that go with every data set.
+    """How a data set becomes a federation: the options of `load` that go with every data set."""
 
-    Attributes:
-        partition: how each domain's training images become clients, e.g. "dirichlet(alpha=0.3, clients=10)".
-        unseen: a domain, or several, that are held out: evaluated, never trained on.
-        unseen_split: "all" tests on every image of an unseen domain, "test" on its test images only.
-        subsample: the number of training images that each client keeps, drawn class by class.
-        seed: of the partition and the subsample; the split into train, validation and test does not depend on it.
-        train_transform, test_transform: in place of the data set's own, e.g. "crop(padding=4)+flip+normalise".
-    """
-
-    partition: str | Partition = "domains"
-    unseen: str | Sequence[str] = ()
-    unseen_split: Literal["all", "test"] = "all"
-    subsample: Count | None = None
-    seed: int = 0
-    train_transform: str | None = None
+    partition: str | Partition = "domains"  # of each domain's training images, e.g. "dirichlet(alpha=0.3, clients=10)"
+    unseen: str | Sequence[str] = ()  # a domain, or several, that are held out: evaluated, never trained on
+    unseen_split: Literal["all", "test"] = "all"  # test on every image of an unseen domain, or on its test images only
+    subsample: Count | None = None  # training images that each client keeps, drawn class by class
+    seed: int = 0  # of the partition and the subsample; the split into train, validation and test does not depend on it
+    train_transform: str | None = None  # in place of the data set's own, e.g. "crop(padding=4)+flip+normalise"
     test_transform: str | None = None
 
     def __post_init__(self) -> None:

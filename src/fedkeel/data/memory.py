@@ -24,8 +24,9 @@ def require(needed: int, what: str, advice: str) -> None:
 
 
 @contextmanager
-def needed_for(what: str, advice: str) -> Iterator[None]:
-    """The same for memory that was refused all the same."""
+def holding(needed: int, what: str, advice: str) -> Iterator[None]:
+    """The same, before and while it is held: memory may be refused all the same."""
+    require(needed, what, advice)
     try:
         yield
     except MemoryError as error:

@@ -7,8 +7,8 @@ than there are images for, do they share some. It depends on the seed and the do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 import numpy as np
@@ -25,17 +25,11 @@ Positions = list[IntArray]
 
 @dataclass(frozen=True)
 class Pool:
-    """One domain's training samples, before they are cut.
-
-    Attributes:
-        labels: of each sample.
-        users: whose sample it is, whole numbers or text, where the data set says so.
-        seed: of the cut.
-    """
+    """One domain's training samples, before they are cut."""
 
     domain: str
     labels: IntArray
-    users: npt.NDArray[Any] | None
+    users: npt.NDArray[Any] | None  # whose sample it is, whole numbers or text, where the data set says so
     seed: int
 
 
@@ -68,31 +62,12 @@ def build(partition: str | Partition) -> Partition:
     return PARTITIONS.build(parsed.name, **parsed.options)
 
 
-@PARTITIONS.register("domains", paper="FedBN (Li et al., ICLR 2021)")
 @dataclass(frozen=True)
-class Domains(Partition):
-    """One client per domain: every client's images look different."""
+class Evenly(Partition):
+    """Each class of a domain split evenly over `clients` clients, or over as many as `counts` has for the domain."""
 
-    def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
-        return [np.arange(len(labels))]
-
-
-@PARTITIONS.register("even")
-@dataclass(frozen=True)
-class Even(Partition):
-    """Each class of a domain split evenly over its clients."""
-
-    clients: Count = 10
-
-    def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
-        return split_evenly(labels, self.clients, generator)
-
-
-@dataclass(frozen=True)
-class ClientsPerDomain(Partition):
-    """A given number of clients in each domain; a domain that is not named is one client."""
-
-    counts: dict[str, int]
+    clients: int = 1
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def check(self, domains: Sequence[str]) -> None:
         typed = [as_typed(domain) for domain in domains]
@@ -102,15 +77,30 @@ class ClientsPerDomain(Partition):
 
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
         counts = {as_typed(name): count for name, count in self.counts.items()}
-        return split_evenly(labels, counts.get(as_typed(domain), 1), generator)
+        clients = counts.get(as_typed(domain), self.clients)
+        # Dealt class after class in turn: per class and in all, clients differ by one sample at most.
+        dealt = np.concatenate([np.empty(0, np.int64), *shuffled_classes(labels, generator)])
+        return [np.sort(dealt[client::clients]) for client in range(clients)]
+
+
+@PARTITIONS.register("domains", paper="FedBN (Li et al., ICLR 2021)")
+def domains() -> Evenly:
+    """One client per domain: every client's images look different."""
+    return Evenly()
+
+
+@PARTITIONS.register("even")
+def even(clients: Count = 10) -> Evenly:
+    """Each class of a domain split evenly over its clients."""
+    return Evenly(clients)
 
 
 @PARTITIONS.register("clients")
-def clients_per_domain(**counts: int) -> ClientsPerDomain:
+def clients_per_domain(**counts: int) -> Evenly:
     """A number of clients for each domain, such as clients(photo=3, sketch=2), each class split evenly."""
     if not counts:
         raise DataError("The partition 'clients' names no domain: write it like 'clients(photo=3, sketch=2)'.")
-    return ClientsPerDomain({name: checked(count, Count, f"The '{name}' of clients") for name, count in counts.items()})
+    return Evenly(counts={name: checked(count, Count, f"The '{name}' of clients") for name, count in counts.items()})
 
 
 @PARTITIONS.register(
@@ -292,12 +282,6 @@ def in_proportion(labels: IntArray, total: int, generator: np.random.Generator) 
     classes = shuffled_classes(labels, generator)
     counts = apportion(np.array([len(own) for own in classes], np.int64), total)
     return np.sort(np.concatenate([np.empty(0, np.int64), *(own[:n] for own, n in zip(classes, counts, strict=True))]))
-
-
-def split_evenly(labels: IntArray, clients: int, generator: np.random.Generator) -> Positions:
-    """Deal the samples class after class in turn: per class and in all, clients differ by one sample at most."""
-    dealt = np.concatenate([np.empty(0, np.int64), *shuffled_classes(labels, generator)])
-    return [np.sort(dealt[client::clients]) for client in range(clients)]
 
 
 def apportion(sizes: npt.NDArray[np.int64], total: int) -> IntArray:

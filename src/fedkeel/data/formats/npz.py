@@ -27,7 +27,6 @@ from fedkeel.errors import DataError
 log = logging.getLogger("fedkeel")
 
 Arrays = dict[str, npt.NDArray[Any]]
-SMALLER = "store smaller images, or fewer"
 DECODING = 2  # part of every key of the cache: a change of how images are decoded makes the old files stale
 
 
@@ -38,9 +37,8 @@ def read_arrays(path: Path) -> Arrays:
         if zipfile.is_zipfile(path):  # what else NumPy reads are single arrays and pickles
             with zipfile.ZipFile(path) as archive:
                 content = sum(entry.file_size for entry in archive.infolist())
-            what = f"The arrays of '{path}'"
-            memory.require(2 * content, what, SMALLER)  # as they are stored, and with channels first
-            with memory.needed_for(what, SMALLER), np.load(path, allow_pickle=False) as stored:
+            enough = memory.holding(2 * content, f"The arrays of '{path}'", "store smaller images, or fewer")
+            with enough, np.load(path, allow_pickle=False) as stored:  # twice: as stored, and with channels first
                 return {key: stored[key] for key in stored.files}
     except DataError:  # a ValueError too
         raise
