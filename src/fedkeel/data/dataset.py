@@ -20,7 +20,6 @@ from fedkeel.data.formats.images import Bytes, decode_all
 from fedkeel.data.formats.npz import fingerprint
 from fedkeel.data.manifest import Manifest, Parts
 from fedkeel.data.population import IntArray, each_once
-from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError
 
 
@@ -49,8 +48,8 @@ class Dataset:
     labels: Tensor
     classes: tuple[str, ...]
     domains: Mapping[str, Split]
-    train_transform: Transform
-    test_transform: Transform
+    train_transform: Transform | str = "normalise"
+    test_transform: Transform | str = "normalise"
     users: npt.NDArray[Any] | None = None  # whose each image is, whole numbers or text; for the partition by-user
 
     def __post_init__(self) -> None:
@@ -99,8 +98,8 @@ def assemble(manifest: Manifest, parts: Mapping[str, Parts], size: int, *, train
         labels=torch.from_numpy(np.concatenate(labels)),
         classes=manifest.classes,
         domains=splits,
-        train_transform=parse_transforms(train),
-        test_transform=parse_transforms(test),
+        train_transform=train,
+        test_transform=test,
     )
 
 

@@ -14,7 +14,7 @@ import torch
 from fedkeel import seeds, spec
 from fedkeel.data import partition as partitions
 from fedkeel.data.dataset import Dataset, Split
-from fedkeel.data.federation import Federation
+from fedkeel.data.federation import Federation, Transform
 from fedkeel.data.partition import Partition, Pool, in_proportion
 from fedkeel.data.population import Client, Group, IntArray, Population, Slices, each_once, no_indices
 from fedkeel.data.reader import DATASETS
@@ -40,11 +40,8 @@ class Cut:
     def __post_init__(self) -> None:
         check_fields(self, "{}")
         object.__setattr__(self, "partition", partitions.build(self.partition))
-        self.transforms()
-
-    def transforms(self) -> dict[str, Any]:
-        given = {name: getattr(self, name) for name in ("train_transform", "test_transform")}
-        return {name: parse_transforms(text) for name, text in given.items() if text is not None}
+        for text in (self.train_transform, self.test_transform):
+            parse_transforms(text or "")
 
     def federation(self, dataset: Dataset) -> Federation:
         """Hold out the unseen domains of what was read and cut the others into clients."""
@@ -57,15 +54,14 @@ class Cut:
             raise DataError(f"Every domain of '{dataset.name}' is unseen: leave at least one to train on.")
         # A count for a domain that is held out is no mistake: the same partition serves every domain left out in turn.
         partitions.build(self.partition).check(list(dataset.domains))
-        dataset = replace(dataset, **self.transforms())
         federation = Federation(
             name=dataset.name,
             images=dataset.images,
             labels=dataset.labels,
             classes=dataset.classes,
             clients=Population([self.group(dataset, domain) for domain in seen]),
-            train_transform=dataset.train_transform,
-            test_transform=dataset.test_transform,
+            train_transform=given_or(self.train_transform, dataset.train_transform),
+            test_transform=given_or(self.test_transform, dataset.test_transform),
             unseen=tuple(unseen_client(domain, dataset.domains[domain], self.unseen_split) for domain in held_out),
         )
         warn_of_untrained_classes(federation)
@@ -117,6 +113,11 @@ def load_spec(
             raise DataError(f"The {option} is given twice, in '{text}' and as '{value}': keep one.")
         options |= {} if value is None else {option: value}
     return load(parsed.name, **options)
+
+
+def given_or(text: str | None, usual: Transform | str) -> Transform:
+    chosen = usual if text is None else text
+    return parse_transforms(chosen) if isinstance(chosen, str) else chosen
 
 
 def unseen_client(domain: str, split: Split, which: str) -> Client:

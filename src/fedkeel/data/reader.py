@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from fedkeel.data.dataset import Dataset, assemble
-from fedkeel.data.formats.folders import class_files, visible_folders
+from fedkeel.data.formats.folders import class_images, visible_folders
 from fedkeel.data.formats.lists import read_lists
-from fedkeel.data.manifest import Domain, Findings, Manifest, Parts, image_files
+from fedkeel.data.manifest import Domain, Findings, Manifest, Parts
+from fedkeel.data.population import IntArray
 from fedkeel.data.splits import by_shares
 from fedkeel.errors import DataError, unknown
 from fedkeel.options import Count, Range
@@ -112,7 +113,7 @@ class TreeReader(Reader):
     beside: ClassVar[tuple[str, ...]] = ()  # folders that may lie next to them
     more_classes: ClassVar[bool] = False  # a domain may have classes that are not read
 
-    def lists(self, root: Path, domain: str, position: Mapping[str, int], labels: Sequence[int]) -> Parts | None:
+    def lists(self, root: Path, domain: str, position: Mapping[str, int], labels: IntArray) -> Parts | None:
         """The official split, if there is one; `position` has the images by their path below the root."""
         return read_lists(root, domain, position)
 
@@ -141,12 +142,12 @@ class TreeReader(Reader):
                 )
                 continue
             others = [folder.name for folder in visible_folders(found[domain])] if self.more_classes else ()
-            files, labels = class_files(self.name, found[domain], classes, findings, ignored=others)
-            position = {file.relative_to(root).as_posix(): number for number, file in enumerate(files)}
+            images = class_images(self.name, found[domain], classes, findings, ignored=others)
+            position = {file.relative_to(root).as_posix(): number for number, file in enumerate(images.files)}
             official = None
             with findings.part():
-                official = self.lists(root, domain, position, labels)
-            listed[domain] = Domain([image_files(files, labels)], official)
+                official = self.lists(root, domain, position, images.labels)
+            listed[domain] = Domain([images], official)
         return Manifest(self.name, root, tuple(classes), listed)
 
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedkeel.data.manifest import Findings
+from fedkeel.data.manifest import Findings, Images, image_files
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 LITTER = {"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir", "$recycle.bin"}
@@ -74,7 +74,7 @@ def step_into(root: Path, *names: str) -> Path:
     return next((root / name for name in names if (root / name).is_dir()), root)
 
 
-def class_files(
+def class_images(
     name: str,
     folder: Path,
     classes: Sequence[str],
@@ -83,8 +83,8 @@ def class_files(
     ignored: Sequence[str] = (),
     below: str = "",
     needed: bool = True,
-) -> tuple[list[Path], list[int]]:
-    """The images of `folder/<class>/` and their labels, and findings: classes without images, folders too many.
+) -> Images:
+    """The images of `folder/<class>/`, and findings: classes without images, folders too many.
 
     `ignored` are folders that may be there and are not read; `below` is the folder inside a class's that has its
     images; `needed` says that every class must have some.
@@ -109,4 +109,4 @@ def class_files(
         findings.missing(
             f"The class '{classes[number]}' of {name} has no images in '{folder}': put them into a folder of that name."
         )
-    return files, labels
+    return image_files(files, labels)

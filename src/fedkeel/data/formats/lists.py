@@ -92,7 +92,7 @@ def read_lists(
 
 
 def read_kfold(
-    folders: Sequence[Path], domain: str, position: Mapping[str, int], labels: Sequence[int]
+    folders: Sequence[Path], domain: str, position: Mapping[str, int], labels: IntArray
 ) -> tuple[IntArray, IntArray] | None:
     """PACS's own lists, `<domain>_{train,crossval}_kfold.txt`: positions for training and cross-validation.
 

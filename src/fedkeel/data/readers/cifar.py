@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedkeel.data.formats.arrays import cifar_images
-from fedkeel.data.formats.folders import class_files, step_into
+from fedkeel.data.formats.folders import class_images, step_into
 from fedkeel.data.formats.parquet import parquet_domain, parquet_files
-from fedkeel.data.manifest import Domain, Findings, Images, Manifest, image_files, train_and_test
+from fedkeel.data.manifest import Domain, Findings, Images, Manifest, train_and_test
 from fedkeel.data.reader import Reader, published
 from fedkeel.errors import DataError
 from fedkeel.options import Count
@@ -65,9 +65,7 @@ class CIFAR(Reader):
             return train_and_test(**parts)
         lost = [root / use for use in ("train", "test") if not (root / use).is_dir()]
         if not lost:
-            trees = [
-                image_files(*class_files(name, root / use, self.class_names, findings)) for use in ("train", "test")
-            ]
+            trees = [class_images(name, root / use, self.class_names, findings) for use in ("train", "test")]
             return train_and_test(trees[:1], trees[1:])
         if len(lost) == 1:
             raise DataError(f"'{lost[0]}' is missing: {name} has the folders train/<class>/ and test/<class>/.")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedkeel.data.formats.arrays import first_file, idx_images, libsvm_images, mat_images, npz_images
-from fedkeel.data.formats.folders import class_files, images_in, visible_folders
+from fedkeel.data.formats.folders import class_images, images_in, visible_folders
 from fedkeel.data.formats.lists import read_lines
 from fedkeel.data.formats.parquet import parquet_domain, parquet_files
 from fedkeel.data.manifest import Domain, Findings, Images, Manifest, Parts, image_files, train_and_test
@@ -216,5 +216,5 @@ def tree(name: str, folder: Path, findings: Findings) -> Both | None:
     for child in visible_folders(folder):
         if child.name not in ("train", tested.name):
             findings.extra(f"The folder '{child}' is no part of {name} and is not used.")
-    train, test = (image_files(*class_files(name, place, DIGITS, findings)) for place in (folder / "train", tested))
+    train, test = (class_images(name, place, DIGITS, findings) for place in (folder / "train", tested))
     return train, test

@@ -23,7 +23,6 @@ from fedkeel.data.dataset import Dataset, Split, indices
 from fedkeel.data.formats.images import Bytes
 from fedkeel.data.population import IntArray
 from fedkeel.data.reader import DATASETS
-from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError
 
 SIDE = 32
@@ -43,15 +42,12 @@ def read_digits_shift() -> Dataset:
         members = np.flatnonzero(owners == number)
         images[members] = style(glyphs[members], Draws(seeds.numpy_generator(0, "digits-shift", name)))
         domains[name] = fixed_split(members, labels[members])
-    plain = parse_transforms("normalise")
     return Dataset(
         name="digits-shift",
         images=torch.from_numpy(images),
         labels=torch.from_numpy(labels),
         classes=tuple("0123456789"),
         domains=domains,
-        train_transform=plain,
-        test_transform=plain,
     )
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 from fedkeel.data.formats.folders import images_in, visible_folders
 from fedkeel.data.formats.lists import class_of, read_lines, read_lists
 from fedkeel.data.manifest import Domain, Parts
+from fedkeel.data.population import IntArray
 from fedkeel.data.reader import FEDBN, Sizes, TreeReader, published
 from fedkeel.data.splits import by_shares, equal_shares, warn_of_missing_lists
 from fedkeel.errors import DataError, nearest
@@ -98,7 +99,7 @@ class DomainNet(TreeReader):
                 )
         return names(self.classes)
 
-    def lists(self, root: Path, domain: str, position: Mapping[str, int], labels: Sequence[int]) -> Parts | None:
+    def lists(self, root: Path, domain: str, position: Mapping[str, int], labels: IntArray) -> Parts | None:
         # The authors' lists lie beside the domains or in splits/, and name all 345 classes.
         place = "splits" if (root / "splits" / f"{domain}_train.txt").is_file() else "."
         return read_lists(root, domain, position, folder=place, classes={class_of(path) for path in position})

@@ -19,7 +19,6 @@ from fedkeel.data.formats.npz import Arrays, read_arrays
 from fedkeel.data.population import IntArray
 from fedkeel.data.reader import DATASETS, Fraction, Root, find_root
 from fedkeel.data.splits import check_shares, stratified_split
-from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError
 
 USES = ("validation", "test")
@@ -67,8 +66,6 @@ def read_npz(root: Root = None, validation: Fraction = 0.15, test: Fraction = 0.
         labels=torch.from_numpy(every),
         classes=class_names(arrays, int(every.max()), root),
         domains=splits,
-        train_transform=parse_transforms("normalise"),
-        test_transform=parse_transforms("normalise"),
         users=all_users(domains, users),
     )
 

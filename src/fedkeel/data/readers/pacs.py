@@ -6,7 +6,7 @@ list is the whole domain, for the protocol that leaves one domain out: `unseen=s
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Literal
 from fedkeel.data.formats.folders import step_into
 from fedkeel.data.formats.lists import read_kfold, read_lists
 from fedkeel.data.manifest import Findings, Manifest, Parts
+from fedkeel.data.population import IntArray
 from fedkeel.data.reader import FEDBN, TreeReader, published
 from fedkeel.data.splits import NOTHING, by_shares, equal_shares
 from fedkeel.options import Count
@@ -64,7 +65,7 @@ class PACS(TreeReader):
     def scan(self, root: Path, findings: Findings) -> Manifest:
         return super().scan(step_into(root, "kfold", "images"), findings)
 
-    def lists(self, root: Path, domain: str, position: Mapping[str, int], labels: Sequence[int]) -> Parts | None:
+    def lists(self, root: Path, domain: str, position: Mapping[str, int], labels: IntArray) -> Parts | None:
         above = root.parent if root.name in ("kfold", "images") else root
         places = (root, above, above / "splits", above / LISTS)
         kfold = None if self.crossval == "unused" else read_kfold(places, domain, position, labels)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedkeel.data.formats.folders import class_files, images_in, step_into, visible_folders
+from fedkeel.data.formats.folders import class_images, images_in, step_into, visible_folders
 from fedkeel.data.formats.lists import read_lines
 from fedkeel.data.manifest import Findings, Images, Manifest, image_files, train_and_test
 from fedkeel.data.reader import Reader, published
@@ -47,7 +47,7 @@ class TinyImageNet(Reader):
         trained: list[Images] = []
         tested: list[Images] = []
         if train.is_dir():
-            trained.append(image_files(*class_files(self.name, train, classes, findings, below="images")))
+            trained.append(class_images(self.name, train, classes, findings, below="images"))
         else:
             findings.missing(f"'{train}' is missing: tiny-imagenet has a folder train/<wnid>/images there.")
         with findings.part():

@@ -13,8 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from fedkeel.data.formats.folders import class_files, visible_folders
-from fedkeel.data.manifest import Domain, Findings, Manifest, image_files
+from fedkeel.data.formats.folders import class_images, visible_folders
+from fedkeel.data.manifest import Domain, Findings, Manifest
 from fedkeel.data.reader import FEDBN, TreeReader, published
 from fedkeel.data.splits import equal_shares
 from fedkeel.options import Count
@@ -75,8 +75,7 @@ class VLCS(TreeReader):
                 )
                 continue
             # A class may be absent from the smallest part: only the training images must have all.
-            files, labels = class_files("vlcs", folder / use, tuple("01234"), findings, needed=use == "train")
-            images.append(image_files(files, labels))
-            parts.append(start + np.arange(len(files)))
-            start += len(files)
+            images.append(class_images("vlcs", folder / use, tuple("01234"), findings, needed=use == "train"))
+            parts.append(start + np.arange(len(images[-1].labels)))
+            start += len(parts[-1])
         return Domain(images, (parts[0], parts[1], parts[2]) if len(parts) == len(USES) else None)
