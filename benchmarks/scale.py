@@ -25,7 +25,7 @@ import fedkeel
 from fedkeel.config import Config
 from fedkeel.core.evaluation import Scores
 from fedkeel.data import DATASETS, load
-from fedkeel.data.source import Source, Split
+from fedkeel.data.dataset import Dataset, Split
 from fedkeel.data.transforms import parse_transforms
 
 SAMPLED = 100
@@ -64,12 +64,12 @@ class Clock(fedkeel.Observer):
         self.times.append(time.perf_counter())
 
 
-def made_up(row: Row) -> Source:
+def made_up(row: Row) -> Dataset:
     """Random images: memory and speed do not depend on what is in them."""
     generator = torch.Generator().manual_seed(0)
     total = row.images + TESTS
     shape = (total, 3, row.pixels, row.pixels)
-    return Source(
+    return Dataset(
         name="made-up",
         images=torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator),
         labels=torch.randint(0, 10, (total,), generator=generator),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -113,3 +114,15 @@ def _value(text: str) -> Any:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested beyond what Python reads
         return text
+
+
+def names(given: Any) -> list[str]:
+    """Names from a list, or from text as in `unseen=sketch` and `unseen=[art, sketch]`; each once.
+
+    >>> names("[art, sketch]"), names(3)
+    (['art', 'sketch'], ['3'])
+    """
+    if not isinstance(given, str | Iterable):
+        given = str(given)
+    parts = given.strip("[]() ").split(",") if isinstance(given, str) else [str(name) for name in given]
+    return list(dict.fromkeys(part.strip() for part in parts if part.strip()))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from fedkeel.cli import main
-from fedkeel.data.readers.pacs import CLASSES, DOMAINS
+from fedkeel.data.readers.pacs import PACS
 from tests.data.made_up import image, tree
 
 
@@ -32,7 +32,7 @@ def test_data_list_says_where_to_get_it_and_how_it_must_look(capsys: pytest.Capt
 
 
 def test_data_check_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = tree(tmp_path / "pacs", DOMAINS, CLASSES, 1)
+    root = tree(tmp_path / "pacs", PACS.domains, PACS.class_names, 1)
     (root / "sketch" / "dog" / "000.png").unlink()
     image(root / "photo" / "cat" / "1.png")
     assert main(["data", "check", "pacs", "--root", str(root)]) == 1
@@ -54,7 +54,7 @@ def complete(root: Path) -> Path:
 
 
 def test_data_pack_writes_what_it_says_to_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    root = tree(tmp_path / "pacs", DOMAINS, CLASSES, 3)
+    root = tree(tmp_path / "pacs", PACS.domains, PACS.class_names, 3)
     for out, spec in (("p.npz", "npz(root={}"), ("small", "folder(root={}, size=8")):
         target = tmp_path / out
         arguments = ["data", "pack", "pacs", "--root", str(root), "--size", "8", "--out", str(target)]

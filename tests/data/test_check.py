@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from fedkeel.core.naming import file_name
-from fedkeel.data import DATASETS, Source, load
+from fedkeel.data import DATASETS, Dataset, load
 from fedkeel.data.check import Count, check, standings
-from fedkeel.data.formats.packing import pack
-from fedkeel.data.published import PUBLISHED
-from fedkeel.data.readers.pacs import CLASSES, DOMAINS
+from fedkeel.data.formats.writing import write
+from fedkeel.data.reader import PUBLISHED
+from fedkeel.data.readers.pacs import PACS
 from fedkeel.errors import DataError
 from tests.data.made_up import image, noise, tree
 
@@ -28,7 +28,7 @@ TOTALS = {
 
 
 def test_every_published_data_set_has_a_reader_and_a_size() -> None:
-    assert {name: entry.total() for name, entry in PUBLISHED.items()} == TOTALS
+    assert {name: entry().total() for name, entry in PUBLISHED.items()} == TOTALS
     for name, entry in PUBLISHED.items():
         assert name in DATASETS
         assert urlparse(entry.home).scheme in ("http", "https")
@@ -50,7 +50,7 @@ def test_all_of_domainnet_has_586575_images(tmp_path: Path) -> None:
 
 def test_a_check_counts_and_compares(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FEDKEEL_DATA", str(tmp_path))
-    tree(tmp_path / "pacs", DOMAINS, CLASSES, 2)
+    tree(tmp_path / "pacs", PACS.domains, PACS.class_names, 2)
     found = check("pacs")
     assert found.root == str(tmp_path / "pacs")
     assert found.counts[0] == Count("art_painting", "images", 14, (2048,))
@@ -74,19 +74,19 @@ def test_a_check_that_cannot_be_made_says_why(tmp_path: Path) -> None:
 
 def test_the_list_says_what_was_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("FEDKEEL_DATA", raising=False)
-    assert [standing.entry.name for standing in standings()] == sorted(TOTALS)
+    assert [standing.reader.name for standing in standings()] == sorted(TOTALS)
     assert {standing.found for standing in standings()} == {"nothing (FEDKEEL_DATA is not set)"}
     monkeypatch.setenv("FEDKEEL_DATA", str(tmp_path))
     tree(tmp_path / "VLCS", ("Caltech101", "LabelMe", "SUN09", "VOC2007"), ("bird", "car", "chair", "dog", "person"), 1)
     (tmp_path / "stl10").write_text("a file, not a folder")
-    found = {standing.entry.name: standing.found for standing in standings()}
+    found = {standing.reader.name: standing.found for standing in standings()}
     assert found["vlcs"] == f"{tmp_path / 'VLCS'}: 20 images, 4 findings: 'fedkeel data check vlcs' tells"
     assert "is not a folder" in found["stl10"]
     assert found["pacs"] == f"nothing (pacs or PACS in '{tmp_path}')"
 
 
 # -- pack -----------------------------------------------------------------------------------------------------
-def splits(source: Source) -> dict[tuple[str, str], list[tuple[int, bytes]]]:
+def splits(source: Dataset) -> dict[tuple[str, str], list[tuple[int, bytes]]]:
     """The labels and pixels of every split of every domain, in a fixed order."""
     return {
         (domain, use): sorted(
@@ -99,14 +99,14 @@ def splits(source: Source) -> dict[tuple[str, str], list[tuple[int, bytes]]]:
 
 @pytest.mark.parametrize("out", ["pack.npz", "folder"])
 def test_a_pack_is_read_as_what_it_was_made_from(tmp_path: Path, out: str) -> None:
-    source = DATASETS.build("pacs", root=tree(tmp_path / "pacs", DOMAINS, CLASSES, 10), size=5)
-    target = pack(source, tmp_path / out)
+    source = DATASETS.build("pacs", root=tree(tmp_path / "pacs", PACS.domains, PACS.class_names, 10), size=5)
+    target = write(source, tmp_path / out)
     assert target == tmp_path / out
     again = DATASETS.build("npz", root=target) if out == "pack.npz" else DATASETS.build("folder", root=target, size=5)
     assert again.classes == source.classes
     assert splits(again) == splits(source)
     with pytest.raises(DataError, match="exists already"):
-        pack(source, target)
+        write(source, target)
 
 
 def test_a_grey_pack_without_validation_stays_grey(tmp_path: Path) -> None:
@@ -114,9 +114,9 @@ def test_a_grey_pack_without_validation_stays_grey(tmp_path: Path) -> None:
     x = noise(12, 6, 6)
     np.savez(file, x_a=x[:8], y_a=np.arange(8) % 2, x_a_test=x[8:], y_a_test=np.arange(4) % 2)
     source = DATASETS.build("npz", root=file, validation=0)
-    assert "x_a_validation" not in np.load(pack(source, tmp_path / "b.npz")).files
+    assert "x_a_validation" not in np.load(write(source, tmp_path / "b.npz")).files
     assert splits(DATASETS.build("npz", root=tmp_path / "b.npz", validation=0)) == splits(source)
-    pack(source, tmp_path / "tree")
+    write(source, tmp_path / "tree")
     grey = DATASETS.build("folder", root=tmp_path / "tree", size=6, validation=0)
     assert grey.images[:, 0].reshape(12, -1).sum(1).sort().values.tolist() == sorted(
         int(picture.sum()) for picture in x.astype(int)
@@ -139,12 +139,12 @@ def test_a_pack_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for out in ("file/pack.npz", "file/folder"):
         with pytest.raises(DataError, match="cannot be written"):
-            pack(source, tmp_path / out)
+            write(source, tmp_path / out)
 
 
 def test_the_sizes_of_a_pack_are_those_of_its_images(tmp_path: Path) -> None:
     source = DATASETS.build("digits-shift")
-    file = pack(source, tmp_path / "digits.npz")
+    file = write(source, tmp_path / "digits.npz")
     assert file.stat().st_size > math.prod(source.images.shape)
     assert load("npz", root=file).image_shape == (3, 32, 32)
 
@@ -161,7 +161,7 @@ def test_whatever_names_a_pack_has_it_is_written_where_it_should_be(tmp_path: Pa
     source = DATASETS.build("npz", root=tmp_path / "given.npz")
     assert source.classes == HOSTILE
     place = tmp_path / "place"
-    target = pack(source, place / out)
+    target = write(source, place / out)
     written = [path for path in tmp_path.rglob("*") if path.name != "given.npz" and path != place]
     assert all(path.is_relative_to(place / out.partition("/")[0]) for path in written)
     again = DATASETS.build(
@@ -180,7 +180,7 @@ def test_whatever_names_a_pack_has_it_is_written_where_it_should_be(tmp_path: Pa
 
 
 def test_names_that_a_pack_cannot_keep_apart_are_refused(tmp_path: Path) -> None:
-    def source(*domains: str) -> Source:
+    def source(*domains: str) -> Dataset:
         arrays = {
             f"{kind}_{name}": np.zeros((8, 2, 2)[: 3 if kind == "x" else 1], np.uint8)
             for name in domains
@@ -196,14 +196,14 @@ def test_names_that_a_pack_cannot_keep_apart_are_refused(tmp_path: Path) -> None
         (dataclasses.replace(part, domains={"a\0b": part.domains["a"]}), "array"),
     ):
         with pytest.raises(DataError, match=sentence):
-            pack(odd, tmp_path / "out.npz")
-        pack(odd, tmp_path / sentence)
+            write(odd, tmp_path / "out.npz")
+        write(odd, tmp_path / sentence)
     with pytest.raises(DataError, match="called 'splits'"):
-        pack(source("splits"), tmp_path / "out")
+        write(source("splits"), tmp_path / "out")
 
 
 def test_a_folder_of_another_name_than_its_class_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     np.savez(tmp_path / "g.npz", x_a=np.zeros((4, 2, 2), np.uint8), y_a=np.zeros(4, np.int64), classes=["a/b"])
     with caplog.at_level(logging.WARNING):
-        pack(DATASETS.build("npz", root=tmp_path / "g.npz"), tmp_path / "out")
+        write(DATASETS.build("npz", root=tmp_path / "g.npz"), tmp_path / "out")
     assert "'a/b' is no name of a folder: it is written, and will be read, as 'a%2Fb'." in caplog.text

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from fedkeel.data import DATASETS, Federation, describe, load, load_spec
-from fedkeel.data.source import Source, Split, indices
-from fedkeel.data.transforms import Crop, Normalise, Pipeline
+from fedkeel.data.dataset import Dataset, Split, indices
+from fedkeel.data.transforms import Pipeline
+from fedkeel.data.transforms.colour import Normalise
+from fedkeel.data.transforms.geometry import Crop
 from fedkeel.errors import DataError, FedkeelError
 
 PARTITIONS = ["domains", "even(clients=3)", "clients(paper=2)", "dirichlet(clients=4, minimum=1)", "shards(clients=5)"]
@@ -87,7 +89,7 @@ def test_transforms_can_be_replaced() -> None:
     [
         ({"unseen": "streat"}, "did you mean 'street'"),
         ({"unseen": ["scan", "paper", "texture", "stroke", "street"]}, "leave at least one"),
-        ({"unseen_split": "some"}, "choose 'all' or 'test'"),
+        ({"unseen_split": "some"}, "unseen_split is 'some': choose from all, test"),
         ({"subsample": 0}, "subsample is 0"),
         ({"partition": "clients(strret=2)"}, "no training domain named 'strret'"),
         ({"partition": "even(clients=500)"}, "The client 'scan-220' gets none of the 220 training images"),
@@ -116,12 +118,12 @@ def test_a_class_that_is_only_tested_is_named(caplog: pytest.LogCaptureFixture) 
     name = "untrained-class"
 
     @DATASETS.register(name)
-    def read() -> Source:
+    def read() -> Dataset:
         """Two classes, of which one is only tested."""
         splits = {"here": Split(indices([0, 1]), indices([]), indices([2]))}
         labels = torch.tensor([0, 0, 1])
         images = torch.zeros(3, 3, 4, 4, dtype=torch.uint8)
-        return Source(name, images, labels, ("cat", "dog"), splits, Pipeline(), Pipeline())
+        return Dataset(name, images, labels, ("cat", "dog"), splits, Pipeline(), Pipeline())
 
     try:
         with caplog.at_level(logging.WARNING, "fedkeel"):
@@ -134,7 +136,7 @@ def test_a_class_that_is_only_tested_is_named(caplog: pytest.LogCaptureFixture) 
 def test_an_image_in_two_parts_of_a_split_is_refused() -> None:
     splits = {"here": Split(indices([0, 1]), indices([]), indices([1]))}
     with pytest.raises(DataError, match="domain 'here' is in two of train, validation and test"):
-        Source("x", torch.zeros(2, 3, 4, 4).byte(), torch.zeros(2).long(), ("a",), splits, Pipeline(), Pipeline())
+        Dataset("x", torch.zeros(2, 3, 4, 4).byte(), torch.zeros(2).long(), ("a",), splits, Pipeline(), Pipeline())
 
 
 def test_the_table_counts_what_clients_have() -> None:

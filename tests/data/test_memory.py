@@ -11,7 +11,7 @@ import torch
 from fedkeel.data import load
 from fedkeel.data import memory as room
 from fedkeel.errors import DataError
-from tests.data.formats.test_packed import write_parquet
+from tests.data.readers.test_npz import write_parquet
 
 GB = 10**9
 

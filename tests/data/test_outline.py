@@ -182,3 +182,15 @@ def test_of_a_very_large_store_every_image_is_still_looked_at(monkeypatch: pytes
     images = federation.images.clone()
     images[federation.clients[0].train[5]] += 1
     assert "training images of 'ward'" in changed(before, Outline.of(replace(federation, images=images)))
+
+
+def test_a_run_that_wrote_a_whole_number_where_it_is_a_float_now_has_the_same_data() -> None:
+    now = Outline.of(data.load("digits-shift", train_transform="rotation(degrees=30)+flip(p=1)"))
+    assert now.train_transform == "rotation(degrees=30)+flip(p=1)"
+    before = replace(now, train_transform="rotation(degrees=30.0)+flip(p=1)")
+    assert changed(before, now) == ""
+    other = replace(now, train_transform="rotation(degrees=31)+flip(p=1)")
+    assert "the train transform is" in changed(other, now)
+    # Of transforms that are not known here nothing but the text can be compared.
+    mine, yours = (replace(now, train_transform=text) for text in ("my-own(a=1)", "my-own(a=2)"))
+    assert "the train transform is" in changed(mine, yours)

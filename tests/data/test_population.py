@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from fedkeel.data import DATASETS, Federation, Population, contact_sheet, describe, load
+from fedkeel.data.dataset import Dataset, Split, indices
 from fedkeel.data.federation import Client
 from fedkeel.data.partition import Draws, Pool
 from fedkeel.data.population import RECENT, UserSlices
-from fedkeel.data.source import Source, Split, indices
 from fedkeel.data.transforms import Pipeline
 from fedkeel.errors import DataError
 
@@ -25,7 +25,7 @@ MANY = "dirichlet(alpha=0.3, clients=50000, samples=20)"  # in each of two domai
 EVERY_KIND = [MANY, "by-user", "by-user(minimum=4)", "even(clients=300)", "dirichlet(clients=20, minimum=1)"]
 
 
-def read() -> Source:
+def read() -> Dataset:
     """Two domains of 5,000 training images, of a class and a user each, and 100 for testing."""
     generator = np.random.default_rng(0)
     total = 2 * (IMAGES + TESTS)
@@ -36,7 +36,7 @@ def read() -> Source:
         splits[domain] = Split(indices(range(start, stop)), indices([]), indices(range(stop, stop + TESTS)))
     images = torch.zeros(total, 1, 4, 4, dtype=torch.uint8)
     users = generator.integers(0, USERS, total)
-    return Source("crowd", images, labels, ("a", "b", "c", "d"), splits, Pipeline(), Pipeline(), users)
+    return Dataset("crowd", images, labels, ("a", "b", "c", "d"), splits, Pipeline(), Pipeline(), users)
 
 
 @pytest.fixture(autouse=True)
@@ -252,14 +252,14 @@ def test_users_must_be_as_many_as_images() -> None:
 
 
 def crowd_of(domains: list[str], partition: str, users: np.ndarray | None = None, unseen: str = "") -> Federation:
-    def two_images_each() -> Source:
+    def two_images_each() -> Dataset:
         """Two training images for each domain and a test image for all."""
         splits = {
             d: Split(indices([3 * i, 3 * i + 1]), indices([]), indices([3 * i + 2])) for i, d in enumerate(domains)
         }
         count = 3 * len(domains)
         images, labels = torch.zeros(count, 1, 4, 4).byte(), torch.zeros(count).long()
-        return Source("few", images, labels, ("a",), splits, Pipeline(), Pipeline(), users)
+        return Dataset("few", images, labels, ("a",), splits, Pipeline(), Pipeline(), users)
 
     DATASETS.register("few")(two_images_each)
     try:

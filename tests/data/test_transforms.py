@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 
 from fedkeel.data import TRANSFORMS, Pipeline, parse_transforms
-from fedkeel.data.colour import ColourJitter, Grayscale, from_hsv, to_hsv
 from fedkeel.data.readers import pacs
-from fedkeel.data.transforms import Crop, Flip, Normalise, Resize, ResizedCrop, Rotation
+from fedkeel.data.transforms.colour import ColourJitter, Grayscale, Normalise, from_hsv, to_hsv
+from fedkeel.data.transforms.geometry import Crop, Flip, Resize, ResizedCrop, Rotation
 from fedkeel.errors import FedkeelError
 
 
@@ -194,14 +194,14 @@ def test_no_transform_asks_the_host_for_a_value(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("crop(padding=-1)", "padding in crop is -1"),
-        ("flip(p=2)", "p in flip is 2"),
+        ("crop(padding=-1)", "The 'padding' of crop is -1"),
+        ("flip(p=2)", "The 'p' of flip is 2"),
         ("rotation(degrees=lots)", "The 'degrees' of rotation is 'lots'"),
         ("normalise(std=0)", "must be above 0"),
         ("normalise(mean=a)", "mean in normalise is 'a'"),
         ("normalise(like=mnist)", "no statistics of 'mnist'"),
         ("resized-crop(scale=0.5)", "give a range"),
-        ("jitter(hue=2)", "hue in jitter is 2"),
+        ("jitter(hue=2)", "The 'hue' of jitter is 2"),
         ("flipp", "did you mean 'flip'"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from fedkeel import methods, spec
 from fedkeel.core.composition import Composition
 from fedkeel.data import DATASETS
 from fedkeel.data import partition as partitions
-from fedkeel.data.load import load as load_data
+from fedkeel.data.load import Cut
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.recipes import Column, Published, Recipe, Row, chosen, names, parse
@@ -142,7 +143,7 @@ UNSEEN_READINGS = ("unseen", "nmi", "prototype-similarity")  # FedCoda's are all
 
 
 def refuse_unknown_options(registry: Registry[object], parsed: spec.Spec) -> None:
-    loading = set(load_data.__kwdefaults__)
+    loading = {field.name for field in fields(Cut)}
     for transform in ("train_transform", "test_transform"):
         if transform in parsed.options:
             parse_transforms(parsed.options[transform])

@@ -70,14 +70,14 @@ def list_data(arguments: argparse.Namespace) -> int:
     if arguments.json:
         document = [
             {
-                "name": standing.entry.name,
-                "what": standing.entry.what,
-                "home": standing.entry.home,
-                "licence": standing.entry.licence,
-                "layout": standing.entry.layout.splitlines(),
-                "classes": standing.entry.classes,
-                "images": standing.entry.total(),
-                "sizes": standing.entry.sizes,
+                "name": standing.reader.name,
+                "what": standing.reader.what,
+                "home": standing.reader.home,
+                "licence": standing.reader.licence,
+                "layout": standing.reader.layout.splitlines(),
+                "classes": standing.reader.num_classes,
+                "images": standing.reader.total(),
+                "sizes": standing.reader.published_sizes(),
                 "found": standing.check is not None,
                 "complete": standing.check is not None and standing.check.complete,
                 "root": standing.check.root if standing.check else None,
@@ -88,11 +88,11 @@ def list_data(arguments: argparse.Namespace) -> int:
         return 0
     out = console(sys.stdout)
     for standing in found:
-        entry = standing.entry
+        entry = standing.reader
         out.print(entry.name, style="bold")
         lines = [
             ("what", entry.what),
-            ("size", f"{entry.total():,} images, {entry.classes} classes, {len(entry.sizes)} domain(s)"),
+            ("size", f"{entry.total():,} images, {entry.num_classes} classes, {len(entry.sizes)} domain(s)"),
             ("get", f"{entry.home}   (licence: {entry.licence})"),
             *(("looks" if number == 0 else "", line) for number, line in enumerate(entry.layout.splitlines())),
             ("found", standing.found),
@@ -137,7 +137,7 @@ def check_data(arguments: argparse.Namespace) -> int:
 
 def pack_data(arguments: argparse.Namespace) -> int:
     from fedkeel.data import DATASETS
-    from fedkeel.data.formats.packing import pack
+    from fedkeel.data.formats.writing import write
 
     parsed = spec.parse(arguments.data)
     options = dict(parsed.options)
@@ -147,10 +147,10 @@ def pack_data(arguments: argparse.Namespace) -> int:
         if option in options:
             raise FedkeelError(f"The {option} is given twice, in '{arguments.data}' and as '{value}': keep one.")
         options[option] = value
-    source = DATASETS.build(parsed.name, **options)
-    target = pack(source, arguments.out)
-    size = "" if target.suffix == ".npz" else f", size={source.images.shape[-1]}"
-    held = "" if any(len(split.validation) for split in source.domains.values()) else ", validation=0"
+    dataset = DATASETS.build(parsed.name, **options)
+    target = write(dataset, arguments.out)
+    size = "" if target.suffix == ".npz" else f", size={dataset.images.shape[-1]}"
+    held = "" if any(len(split.validation) for split in dataset.domains.values()) else ", validation=0"
     kind = "npz" if target.suffix == ".npz" else "folder"
     print(target)
     print(f"Read it with --data '{kind}(root={target}{size}{held})'.", file=sys.stderr)

@@ -242,11 +242,11 @@ def describe_data(arguments: argparse.Namespace) -> int:
 
     from fedkeel import data
     from fedkeel.cli.console import console, plain_table
-    from fedkeel.data.source import whole
     from fedkeel.engine.setup import load_federation
+    from fedkeel.options import Count, checked
 
     if arguments.clients is not None:
-        whole("--clients", arguments.clients, 1)
+        checked(arguments.clients, Count, "--clients")
     federation = load_federation(config)
     most = arguments.clients or (None if arguments.json else MOST_ROWS)
     clients = [asdict(row) for row in data.describe(federation, most)]

@@ -1,14 +1,13 @@
 """Data: federations, the data sets they are read from, and the ways to cut them into clients."""
 
-# Importing these modules registers their data sets and transforms.
-from fedkeel.data import colour, readers  # noqa: F401
+from fedkeel.data import readers  # noqa: F401  (every file there registers itself)
+from fedkeel.data.dataset import Dataset, Split
 from fedkeel.data.federation import Client, Federation, Transform
-from fedkeel.data.formats import packed  # noqa: F401
 from fedkeel.data.load import load, load_spec
 from fedkeel.data.partition import PARTITIONS, Partition
 from fedkeel.data.population import Population
+from fedkeel.data.reader import DATASETS, Reader, TreeReader, published
 from fedkeel.data.show import ClientRow, contact_sheet, describe
-from fedkeel.data.source import DATASETS, Source, Split
 from fedkeel.data.transforms import TRANSFORMS, Pipeline, parse_transforms
 
 __all__ = [
@@ -17,16 +16,19 @@ __all__ = [
     "TRANSFORMS",
     "Client",
     "ClientRow",
+    "Dataset",
     "Federation",
     "Partition",
     "Pipeline",
     "Population",
-    "Source",
+    "Reader",
     "Split",
     "Transform",
+    "TreeReader",
     "contact_sheet",
     "describe",
     "load",
     "load_spec",
     "parse_transforms",
+    "published",
 ]

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fedkeel import spec
-from fedkeel.data.formats.images import decode, reason, without_warnings
-from fedkeel.data.listing import Findings, Listing
-from fedkeel.data.published import PUBLISHED, Published, published
-from fedkeel.data.readers.domainnet import ALL_SIZES
-from fedkeel.data.source import find_root
+from fedkeel.data.formats.images import decode, in_threads, reason
+from fedkeel.data.manifest import Findings, Manifest
+from fedkeel.data.reader import PUBLISHED, Reader, reader_of
 from fedkeel.errors import DataError
 
 
@@ -61,7 +57,7 @@ class Check:
 class Standing:
     """A published data set, and what was found of it."""
 
-    entry: Published
+    reader: Reader
     check: Check | None
     found: str
 
@@ -73,45 +69,32 @@ def check(text: str, root: str | os.PathLike[str] | None = None, *, decode_image
     """
     parsed = spec.parse(text)
     options = dict(parsed.options)
-    entry = as_asked(published(parsed.name), options)
-    if "root" in options:
-        if root is not None:
-            raise DataError(f"The root is given twice, in '{text}' and as '{root}': keep one.")
-        root = str(options.pop("root"))
-    folder = find_root(entry.name, root, entry.folders)
-    findings = Findings(collect=True)
-    if not folder.is_dir():
-        raise DataError(f"'{folder}' is not a folder: give the root of {entry.name}.")
-    taken = list(inspect.signature(entry.scan).parameters)[2:]
+    kind = reader_of(parsed.name)
+    if root is not None and "root" in options:
+        raise DataError(f"The root is given twice, in '{text}' and as '{root}': keep one.")
     for option in options:
-        if option not in taken:
-            raise DataError(f"A check of {entry.name} takes no option '{option}': give its name and its root.")
-    listing = entry.scan(folder, findings, **options)
-    counts = compare(entry, listing)
-    problems = list(dict.fromkeys([*findings.sentences, *empty_classes(listing)]))
+        if option not in ("root", *kind.scan_options):
+            raise DataError(f"A check of {kind.name} takes no option '{option}': give its name and its root.")
+    reader = kind(**{"root": root, **options})
+    findings = Findings(collect=True)
+    manifest = reader.scan(reader.folder(), findings)
+    counts = compare(reader, manifest)
+    problems = list(dict.fromkeys([*findings.sentences, *empty_classes(manifest)]))
     for count in counts:
-        if not count.agrees and count.domain in listing.domains:
+        if not count.agrees and count.domain in manifest.domains:
             wanted = " or ".join(f"{number:,}" for number in count.published)
             what = "images" if count.use == "images" else f"images to {count.use}"
             problems.append(f"The domain '{count.domain}' has {count.found:,} {what}, and {wanted} are published.")
     if decode_images:
-        problems += broken_images(listing)
-    return Check(entry.name, str(listing.root), counts, problems)
+        problems += broken_images(manifest)
+    return Check(reader.name, str(manifest.root), counts, problems)
 
 
-def as_asked(entry: Published, options: dict[str, object]) -> Published:
-    """The published sizes of the classes that are asked for."""
-    classes = options.get("classes", "fedbn")
-    if entry.name != "domainnet" or classes == "fedbn":
-        return entry
-    return replace(entry, sizes=ALL_SIZES if classes == "all" else {}, classes=345 if classes == "all" else 0)
-
-
-def compare(entry: Published, listing: Listing) -> list[Count]:
+def compare(reader: Reader, manifest: Manifest) -> list[Count]:
     counts = []
-    found = listing.counts()
-    for domain in dict.fromkeys([*entry.sizes, *found]):
-        sizes, own = entry.sizes.get(domain, {}), found.get(domain, {})
+    published, found = reader.published_sizes(), manifest.counts()
+    for domain in dict.fromkeys([*published, *found]):
+        sizes, own = published.get(domain, {}), found.get(domain, {})
         # Lists may be there that the authors' numbers are not about: then only the sum can be compared.
         split = "images" not in own and ("train" in sizes or not sizes)
         for use in ("train", "validation", "test") if split else ("images",):
@@ -122,19 +105,15 @@ def compare(entry: Published, listing: Listing) -> list[Count]:
     return counts
 
 
-def empty_classes(listing: Listing) -> list[str]:
-    """A sentence for each class without an image in the whole data set."""
-    labels = [domain.labels for domain in listing.domains.values()]
-    present = set(np.unique(np.concatenate(labels)).tolist()) if labels else set()
+def empty_classes(manifest: Manifest) -> list[str]:
+    present = {int(label) for domain in manifest.domains.values() for label in np.unique(domain.labels)}
     if not present:
         return ["No image of it was found."]
-    missing = [name for label, name in enumerate(listing.classes) if label not in present]
+    missing = [name for label, name in enumerate(manifest.classes) if label not in present]
     return [f"The class '{name}' has no image in any domain." for name in missing]
 
 
-def broken_images(listing: Listing) -> list[str]:
-    """A sentence for each image file that cannot be decoded."""
-
+def broken_images(manifest: Manifest) -> list[str]:
     def attempt(file: Path) -> str:
         try:
             decode(file, 8)
@@ -142,23 +121,21 @@ def broken_images(listing: Listing) -> list[str]:
             return f"The image '{file}' cannot be decoded: {reason(error)}."
         return ""
 
-    files = [file for domain in listing.domains.values() for items in domain.items for file in items.files]
-    with without_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-        return [sentence for sentence in pool.map(attempt, files) if sentence]
+    files = [file for domain in manifest.domains.values() for run in domain.images for file in run.files]
+    return list(filter(None, in_threads(attempt, files)))
 
 
 def standings(names: Sequence[str] = ()) -> list[Standing]:
     """Every published data set, or those named, and what $FEDKEEL_DATA has of it."""
-    chosen = [published(name) for name in names] if names else [PUBLISHED[name] for name in sorted(PUBLISHED)]
     result = []
-    for entry in chosen:
+    for reader in [reader_of(name)() for name in names or sorted(PUBLISHED)]:
         try:
-            done = check(entry.name)
-            more = "" if done.complete else f": 'fedkeel data check {entry.name}' tells"
-            result.append(Standing(entry, done, f"{done.root}: {done.summary()}{more}"))
+            done = check(reader.name)
+            more = "" if done.complete else f": 'fedkeel data check {reader.name}' tells"
+            result.append(Standing(reader, done, f"{done.root}: {done.summary()}{more}"))
         except DataError as error:
             base = os.environ.get("FEDKEEL_DATA", "")
-            place = f"{' or '.join(entry.folders[:2])} in '{base}'" if base else "FEDKEEL_DATA is not set"
-            known = any((Path(base).expanduser() / folder).exists() for folder in entry.folders) if base else False
-            result.append(Standing(entry, None, str(error) if known else f"nothing ({place})"))
+            place = f"{' or '.join(reader.folders[:2])} in '{base}'" if base else "FEDKEEL_DATA is not set"
+            there = base and any((Path(base).expanduser() / folder).exists() for folder in reader.folders)
+            result.append(Standing(reader, None, str(error) if there else f"nothing ({place})"))
     return result

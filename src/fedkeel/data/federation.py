@@ -8,9 +8,8 @@ only when a batch is drawn, by the federation's transforms.
 from __future__ import annotations
 
 import itertools
-from abc import abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Protocol
@@ -18,10 +17,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedkeel.data.population import Client, Population, each_once, no_indices
 from fedkeel.errors import DataError, unknown
 
+__all__ = ["Client", "Federation", "Transform", "no_indices"]
+
 MOST_NAMED = 100  # clients whose names an error goes through
-Splits = tuple[Tensor, Tensor, Tensor]  # indices for training, validation and testing
 
 
 class Transform(Protocol):
@@ -39,61 +40,6 @@ class Transform(Protocol):
 
 
 @dataclass(frozen=True)
-class Client:
-    """One site: its name, the domain its images come from, and the indices of its images in the store."""
-
-    name: str
-    domain: str
-    train: Tensor
-    validation: Tensor
-    test: Tensor
-
-    @property
-    def samples(self) -> int:
-        """Number of training samples: its weight in the mean."""
-        return len(self.train)
-
-
-def no_indices() -> Tensor:
-    return torch.empty(0, dtype=torch.int64)
-
-
-def each_once(parts: Sequence[Tensor]) -> Tensor:
-    """The numbers that are in any of the tensors, sorted, each once."""
-    distinct: Tensor = torch.unique(torch.cat(list(parts)))
-    return distinct
-
-
-class LazyClients(Sequence[Client]):
-    """Clients that are made when they are asked for, under names that differ, each with training samples.
-
-    It answers by itself what a look at every client would otherwise be needed for.
-    """
-
-    @abstractmethod
-    def number(self, name: str) -> int | None:
-        """The place of the client of this name; None if there is none."""
-
-    @abstractmethod
-    def one_of_each(self) -> Iterator[Client]:
-        """One client for each domain, validation set and test set: all that share them are like it."""
-
-    def whole_domains(self) -> dict[str, Splits]:
-        """Of each domain all images that its clients may train on, are validated and are tested with."""
-        everything = self.training_images()
-        return {client.domain: (everything, client.validation, client.test) for client in self.one_of_each()}
-
-    @property
-    @abstractmethod
-    def most_samples(self) -> int:
-        """The number of training samples of the largest client."""
-
-    @abstractmethod
-    def training_images(self) -> Tensor:
-        """The indices of all images that a client may train on, sorted."""
-
-
-@dataclass(frozen=True)
 class Federation:
     """Images, labels and the clients that hold them.
 
@@ -102,7 +48,7 @@ class Federation:
         images: uint8, (N, C, H, W): every image of every client and split, once.
         labels: int64, (N,).
         classes: names of the classes, in label order.
-        clients: those that train, in a fixed order; a list, or a sequence that makes them on demand.
+        clients: those that train, in a fixed order; a list, or a `Population` that makes them on demand.
         unseen: those that are only evaluated, never trained on.
         train_transform, test_transform: uint8 batch -> float batch.
     """
@@ -124,11 +70,9 @@ class Federation:
             )
         if self.labels.shape != (len(self.images),):
             raise DataError(f"'{self.name}' has {len(self.images)} images but {len(self.labels)} labels.")
-        counted = Counter(client.name for client in (self if self._lazy is None else self.unseen))
-        taken = (name for name in counted if self._lazy is not None and self._lazy.number(name) is not None)
-        twice = next(itertools.chain((name for name, count in counted.items() if count > 1), taken), None)
-        if twice is not None:
-            raise DataError(f"Two clients of '{self.name}' are called '{twice}': give each a name of its own.")
+        for name, count in Counter(client.name for client in self._in_memory).items():
+            if count > 1 or self._number(name) is not None:
+                raise DataError(f"Two clients of '{self.name}' are called '{name}': give each a name of its own.")
 
     @property
     def num_classes(self) -> int:
@@ -151,51 +95,50 @@ class Federation:
 
     def __getitem__(self, name: str) -> Client:
         client = self._find(name)
-        if client is None:
-            raise DataError(self._no_such(name))
-        return client
+        if client is not None:
+            return client
+        if len(self.clients) <= MOST_NAMED:
+            raise DataError(unknown("client", name, [client.name for client in self]))
+        raise DataError(
+            f"There is no client named '{name}' among the {len(self.clients):,} of '{self.name}': they are called "
+            f"'{self.clients[0].name}' to '{self.clients[-1].name}'."
+        )
 
     def one_of_each(self, *, unseen: bool = True) -> Iterator[Client]:
         """Clients enough to see every domain, validation set and test set; without `unseen`, of those that train.
 
         Of clients that are made on demand, one stands for all that share these three.
         """
-        yield from self.clients if self._lazy is None else self._lazy.one_of_each()
+        yield from self.clients.one_of_each() if isinstance(self.clients, Population) else self.clients
         yield from self.unseen if unseen else ()
 
     @property
     def most_samples(self) -> int:
         """The number of training samples of the largest client."""
-        if self._lazy is not None:
-            return self._lazy.most_samples
+        if isinstance(self.clients, Population):
+            return max(int(group.shares.sizes.max()) for group in self.clients.groups)
         return max(client.samples for client in self.clients)
 
     def training_images(self) -> Tensor:
         """The indices of all images that clients train on, sorted, each once."""
-        if self._lazy is not None:
-            return self._lazy.training_images()
+        if isinstance(self.clients, Population):
+            return each_once([group.used() for group in self.clients.groups])
         return each_once([client.train for client in self.clients])
 
     @property
-    def _lazy(self) -> LazyClients | None:
-        return self.clients if isinstance(self.clients, LazyClients) else None
+    def _in_memory(self) -> Iterable[Client]:
+        return self.unseen if isinstance(self.clients, Population) else self
+
+    def _number(self, name: str) -> int | None:
+        return self.clients.number(name) if isinstance(self.clients, Population) else None
 
     @cached_property
     def _by_name(self) -> dict[str, Client]:
-        return {client.name: client for client in (self if self._lazy is None else self.unseen)}
+        return {client.name: client for client in self._in_memory}
 
     def _find(self, name: str) -> Client | None:
-        number = None if self._lazy is None else self._lazy.number(name)
+        number = self._number(name)
         return self._by_name.get(name) if number is None else self.clients[number]
-
-    def _no_such(self, name: str) -> str:
-        if len(self.clients) <= MOST_NAMED:
-            return unknown("client", name, [client.name for client in self])
-        first, last = self.clients[0].name, self.clients[-1].name
-        return (
-            f"There is no client named '{name}' among the {len(self.clients):,} of '{self.name}': they are called "
-            f"'{first}' to '{last}'."
-        )
 
     def pooled(self) -> Federation:
         """The same data with all training samples on one client: centralised training, the upper bound.
@@ -204,11 +147,6 @@ class Federation:
         made on demand, one of each.
         """
         names = itertools.chain(["pooled"], (f"pooled-{i}" for i in itertools.count()))
-        everything = Client(
-            name=next(name for name in names if self._find(name) is None),
-            domain="pooled",
-            train=self.training_images(),
-            validation=no_indices(),
-            test=no_indices(),
-        )
+        name = next(name for name in names if self._find(name) is None)
+        everything = Client(name, "pooled", self.training_images(), no_indices(), no_indices())
         return replace(self, clients=(everything,), unseen=tuple(self.one_of_each()))

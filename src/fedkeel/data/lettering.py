@@ -7,17 +7,14 @@ import logging
 import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from PIL import ImageFont
 
 from fedkeel.core.naming import visible
 
-if TYPE_CHECKING:
-    from PIL.ImageFont import FreeTypeFont, ImageFont
-
-    Font = FreeTypeFont | ImageFont
-
 log = logging.getLogger("fedkeel")
 
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 FOLDERS = (
     *("/usr/share/fonts", "/usr/local/share/fonts", "~/.local/share/fonts", "~/.fonts"),
     *("/System/Library/Fonts", "/Library/Fonts", "C:/Windows/Fonts"),
@@ -30,8 +27,7 @@ class Lettering:
     """Draws the given names: `font` to draw with, and `text` makes of a name what that font can draw."""
 
     def __init__(self, names: Sequence[str], size: int) -> None:
-        self._letters = sorted(set("".join(map(composed, names))))
-        self.font, self._lacking = self._choose(size)
+        self.font, self._lacking = choose(sorted(set("".join(map(composed, names)))), size)
         if self._lacking:
             shown = " ".join(sorted(self._lacking)[:10])
             log.warning("No font here has the letters %s: install one that has them, such as Noto Sans.", shown)
@@ -39,30 +35,28 @@ class Lettering:
     def text(self, name: str) -> str:
         return "".join(self._instead(letter) if letter in self._lacking else letter for letter in composed(name))
 
-    def _choose(self, size: int) -> tuple[Font, set[str]]:
-        """Pillow's own font if it has every letter, else the first font that has, else the one that lacks fewest."""
-        from PIL import ImageFont
-
-        font: Font = ImageFont.load_default(size=size)
-        lacking = {letter for letter in self._letters if not has(font, letter)}
-        for file in font_files() if lacking else ():
-            try:
-                other = ImageFont.truetype(file, size)
-                missing = {letter for letter in self._letters if not has(other, letter)}
-            except OSError:  # not a font after all
-                continue
-            if drawn(other, "a") == drawn(other, "b"):
-                continue  # one of symbols, or one that has a sign for every alphabet and no letters
-            if len(missing) < len(lacking):
-                font, lacking = other, missing
-            if not lacking:
-                break
-        return font, lacking
-
     def _instead(self, letter: str) -> str:
         """The letter without its accents, or its number: names that differ still do."""
         plain = "".join(part for part in unicodedata.normalize("NFKD", letter) if not unicodedata.combining(part))
         return plain if plain and all(has(self.font, part) for part in plain) else f"U+{ord(letter):04X}"
+
+
+def choose(letters: Sequence[str], size: int) -> tuple[Font, set[str]]:
+    """Pillow's own font if it has every letter, else the first font that has, else the one that lacks fewest."""
+    font: Font = ImageFont.load_default(size=size)
+    lacking = {letter for letter in letters if not has(font, letter)}
+    for file in font_files() if lacking else ():
+        try:
+            other = ImageFont.truetype(file, size)
+            missing = {letter for letter in letters if not has(other, letter)}
+        except OSError:  # not a font after all
+            continue
+        # One of symbols, or one that has a sign for every alphabet and no letters, draws all alike.
+        if len(missing) < len(lacking) and drawn(other, "a") != drawn(other, "b"):
+            font, lacking = other, missing
+        if not lacking:
+            break
+    return font, lacking
 
 
 def composed(name: str) -> str:
@@ -81,14 +75,10 @@ def drawn(font: Font, letter: str) -> tuple[object, bytes]:
 
 def font_files() -> list[Path]:
     """The fonts of this machine, plain ones without serifs first, and matplotlib's where it is installed."""
-    files = [
-        file for folder in folders() for file in folder.rglob("*") if file.suffix.lower() in (".ttf", ".otf", ".ttc")
-    ]
-
-    def rank(file: Path) -> tuple[bool, int, str]:
-        return "sans" not in file.name.lower(), len(file.stem), str(file)  # styles such as bold make names longer
-
-    return sorted(files, key=rank)[:MOST_FILES]
+    every = [file for folder in folders() for file in folder.rglob("*")]
+    files = [file for file in every if file.suffix.lower() in (".ttf", ".otf", ".ttc")]
+    # Styles such as bold make names longer.
+    return sorted(files, key=lambda file: ("sans" not in file.name.lower(), len(file.stem), str(file)))[:MOST_FILES]
 
 
 def folders() -> Iterator[Path]:

@@ -24,8 +24,9 @@ def require(needed: int, what: str, advice: str) -> None:
 
 
 @contextmanager
-def needed_for(what: str, advice: str) -> Iterator[None]:
-    """The same for memory that was refused all the same."""
+def holding(needed: int, what: str, advice: str) -> Iterator[None]:
+    """The same, before and while it is held: memory may be refused all the same."""
+    require(needed, what, advice)
     try:
         yield
     except MemoryError as error:
@@ -33,11 +34,13 @@ def needed_for(what: str, advice: str) -> Iterator[None]:
 
 
 def available(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
-    """Bytes that this process can still take: of the machine's, and of its container's if it is in one.
-
-    None where nothing says so.
-    """
-    found = [left for left in (_of_machine(proc), *_of_groups(proc, cgroups)) if left is not None]
+    """Bytes that this process can still take, of the machine's and of its container's; None where nothing says so."""
+    found = list(_of_groups(proc, cgroups))
+    if kilobytes := _entry(proc / "meminfo", "MemAvailable:"):
+        found.append(1024 * kilobytes)
+    else:
+        with suppress(OSError, ValueError, AttributeError):  # other systems say at least how much there is in all
+            found.append(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return max(0, min(found)) if found else None
 
 
@@ -53,25 +56,13 @@ def size(count: float) -> str:
     return f"{count:,.1f} TB"
 
 
-def _of_machine(proc: Path) -> int | None:
-    with suppress(OSError):
-        for line in (proc / "meminfo").read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name == "MemAvailable":
-                return int(value.split()[0]) * 1024
-    with suppress(OSError, ValueError, AttributeError):  # other systems say at least how much there is in all
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return None
-
-
 def _of_groups(proc: Path, cgroups: Path) -> Iterator[int]:
     """What is left of each limit of the control groups that this process is in, version 2 or 1; each binds alone."""
     lines: list[str] = []
     with suppress(OSError):
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     for line in lines:
-        _, _, rest = line.partition(":")
-        kinds, _, own = rest.partition(":")
+        _, kinds, own = line.split(":", 2)
         if kinds and "memory" not in kinds.split(","):
             continue
         root = cgroups / "memory" if kinds else cgroups
@@ -81,14 +72,16 @@ def _of_groups(proc: Path, cgroups: Path) -> Iterator[int]:
         for folder in (group, *(parent for parent in group.parents if parent.is_relative_to(root))):
             with suppress(OSError, ValueError):  # no such file, or no limit: "max"
                 limit, used = (int((folder / file).read_text()) for file in files)
-                yield limit - used + _cached(folder)
+                # The kernel gives files that it keeps back as soon as somebody needs the memory.
+                kept = _entry(folder / "memory.stat", "inactive_file", "total_inactive_file")
+                yield limit - used + kept
 
 
-def _cached(group: Path) -> int:
-    """Bytes of files that the kernel keeps as long as nobody needs the memory."""
+def _entry(file: Path, *names: str) -> int:
+    """The number in the first line that begins with one of the names."""
     with suppress(OSError, ValueError):
-        for line in (group / "memory.stat").read_text().splitlines():
-            name, _, value = line.partition(" ")
-            if name in ("inactive_file", "total_inactive_file"):
+        for line in file.read_text().splitlines():
+            name, value, *_ = line.split()
+            if name in names:
                 return int(value)
     return 0

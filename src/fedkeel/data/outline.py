@@ -13,7 +13,7 @@ image.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -22,7 +22,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedkeel.data.federation import Client, Federation, LazyClients, Splits, Transform
+from fedkeel.data.federation import Federation, Transform
+from fedkeel.data.population import Client, Population, Splits
 from fedkeel.data.transforms import Unknown, parse_transforms, transforms_text
 from fedkeel.errors import FedkeelError, StoreError
 
@@ -46,30 +47,21 @@ class Site:
 
 @dataclass(frozen=True)
 class Outline:
-    """All that is known of a federation where its images are not.
-
-    Attributes:
-        shape: of an image as it is stored; `seen` as the network sees it.
-        train_transform, test_transform: as text; None where they cannot be written so.
-        clients, unseen: those that train and those that are only tested; of very many, one of each kind.
-        number: how many train.
-        content: the fingerprint: by client or domain, for each split [samples, digest of labels, digest of images].
-        unit: whether `content` is by "client" or by "domain".
-        division: a digest of which client has which images.
-    """
+    """All that is known of a federation where its images are not."""
 
     name: str
     classes: tuple[str, ...]
-    shape: tuple[int, int, int]
-    seen: tuple[int, int, int]
-    train_transform: str | None
+    shape: tuple[int, int, int]  # of an image as it is stored
+    seen: tuple[int, int, int]  # and as the network sees it
+    train_transform: str | None  # None for one that cannot be written as text
     test_transform: str | None
-    clients: tuple[Site, ...]
+    clients: tuple[Site, ...]  # those that train; of very many, one of each kind
     unseen: tuple[Site, ...] = ()
-    number: int = 0
+    number: int = 0  # how many train
+    # The fingerprint: by client or domain, for each split [samples, digest of labels, digest of images].
     content: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
-    unit: str = "client"
-    division: str = ""
+    unit: str = "client"  # or "domain": what `content` is by
+    division: str = ""  # a digest of which client has which images
 
     @staticmethod
     def of(federation: Federation) -> Outline:
@@ -78,13 +70,14 @@ class Outline:
         _, *seen = transform(probe, torch.full((len(probe), transform.draws), 0.5)).shape
         few = len(federation.clients) <= MOST_CLIENTS
         clients = list(federation.clients if few else federation.one_of_each(unseen=False))
-        if isinstance(federation.clients, LazyClients):
-            unit, parts = "domain", federation.clients.whole_domains()
+        if isinstance(federation.clients, Population):
+            groups = federation.clients.groups
+            unit, parts = "domain", {group.domain: (group.train, group.validation, group.test) for group in groups}
         elif few:
-            unit, parts = "client", {client.name: splits(client) for client in clients}
+            unit, parts = "client", {client.name: client.splits for client in clients}
         else:
             unit, parts = "domain", by_domain(federation.clients)
-        parts |= {client.name: splits(client) for client in federation.unseen}
+        parts |= {client.name: client.splits for client in federation.unseen}
         return Outline(
             name=federation.name,
             classes=tuple(federation.classes),
@@ -106,18 +99,16 @@ class Outline:
         shape = self.seen if isinstance(transform, Unknown) else self.shape
         blank = torch.zeros(1, dtype=torch.int64)
 
-        def clients(sites: Iterable[Site]) -> tuple[Client, ...]:
-            return tuple(
-                Client(s.name, s.domain, *(blank.expand(getattr(s, split)) for split in SPLITS)) for s in sites
-            )
+        def client(site: Site) -> Client:
+            return Client(site.name, site.domain, *(blank.expand(getattr(site, split)) for split in SPLITS))
 
         return Federation(
             name=self.name,
             images=torch.zeros((), dtype=torch.uint8).expand(2, *shape),
             labels=torch.zeros(2, dtype=torch.int64),
             classes=self.classes,
-            clients=clients(self.clients),
-            unseen=clients(self.unseen),
+            clients=tuple(map(client, self.clients)),
+            unseen=tuple(map(client, self.unseen)),
             train_transform=transform,
             test_transform=transform,
         )
@@ -140,12 +131,8 @@ class Outline:
             ) from error
 
 
-def splits(client: Client) -> Splits:
-    return client.train, client.validation, client.test
-
-
 def site(client: Client) -> Site:
-    return Site(client.name, client.domain, *map(len, splits(client)))
+    return Site(client.name, client.domain, *map(len, client.splits))
 
 
 def known_transform(text: str | None) -> Transform:
@@ -155,16 +142,22 @@ def known_transform(text: str | None) -> Transform:
         return Unknown()
 
 
+def same_transform(one: str | None, other: str | None) -> bool:
+    """Also where one text says 30 and the other 30.0."""
+    known = known_transform(one)
+    return one == other or (not isinstance(known, Unknown) and known == known_transform(other))
+
+
 # -- the fingerprint -------------------------------------------------------------------------------------------------
 def content(federation: Federation, parts: Mapping[str, Splits]) -> dict[str, dict[str, list[Any]]]:
     images, labels = image_digests(federation.images), federation.labels.cpu().numpy()
 
-    def of(indices: Tensor) -> list[Any]:
-        chosen = indices.cpu().numpy()
-        return [len(chosen), short(labels[chosen]), short(images[chosen])]
+    def of(positions: npt.NDArray[np.int64]) -> list[Any]:
+        return [len(positions), short(labels[positions]), short(images[positions])]
 
     return {
-        name: {split: of(indices) for split, indices in zip(SPLITS, part, strict=True)} for name, part in parts.items()
+        name: {split: of(indices.cpu().numpy()) for split, indices in zip(SPLITS, part, strict=True)}
+        for name, part in parts.items()
     }
 
 
@@ -185,16 +178,14 @@ def division(clients: Iterable[Client]) -> str:
     return found.hexdigest()[:32]
 
 
-def by_domain(clients: Iterable[Client]) -> dict[str, Splits]:
+def by_domain(clients: Sequence[Client]) -> dict[str, Splits]:
     """The clients of each domain together, in their order."""
-    domains: dict[str, list[Splits]] = {}
-    for client in clients:
-        domains.setdefault(client.domain, []).append(splits(client))
-    return {
-        name: (torch.cat(train), torch.cat(validation), torch.cat(test))
-        for name, several in domains.items()
-        for train, validation, test in [zip(*several, strict=True)]
-    }
+    domains: dict[str, Splits] = {}
+    for domain in dict.fromkeys(client.domain for client in clients):
+        own = [client.splits for client in clients if client.domain == domain]
+        train, validation, test = (torch.cat(part) for part in zip(*own, strict=True))
+        domains[domain] = (train, validation, test)
+    return domains
 
 
 def short(array: npt.NDArray[Any]) -> str:
@@ -210,25 +201,26 @@ def changed(before: Outline, now: Outline, *, divided: bool = True) -> str:
         return f"images have the shape {now.shape} and had {before.shape} when the run began"
     for which in ("train_transform", "test_transform"):
         ours, theirs = getattr(now, which), getattr(before, which)
-        if ours != theirs:
+        if not same_transform(ours, theirs):
             return f"the {which.replace('_', ' ')} is {ours!r} and was {theirs!r} when the run began"
-    # Of numbers first: they say more than that something is another.
+    unseen = {client.name for client in (*now.unseen, *before.unseen)}
     for name in {**before.content, **now.content}:
-        unit = "client" if name in {client.name for client in (*now.unseen, *before.unseen)} else before.unit
-        if (name in before.content) != (name in now.content):
-            was = "was" if name in before.content else "was not"
-            return f"the {unit} '{name}' {was} there when the run began and is {'not' if was == 'was' else 'now'}"
+        unit = "client" if name in unseen else before.unit
+        if name not in now.content:
+            return f"the {unit} '{name}' was there when the run began and is not"
+        if name not in before.content:
+            return f"the {unit} '{name}' was not there when the run began and is now"
+        # Of numbers first: they say more than that something is another.
         for split, (count, *_) in before.content[name].items():
             if now.content[name][split][0] != count:
                 images = f"{now.content[name][split][0]} {WORDS[split]} images"
                 return f"the {unit} '{name}' has {images}, and had {count} when the run began"
     for name, splits in before.content.items():
-        for split, (_, labels, images) in splits.items():
-            _, labels_now, images_now = now.content[name][split]
-            what = "images" if images != images_now else "labels" if labels != labels_now else ""
-            if what:
-                of_what = f"{WORDS[split]} images" if what == "images" else f"{WORDS[split]} images' labels"
-                return f"the {of_what} of '{name}' are not those that the run began with"
+        for split, (_, labels, digest) in splits.items():
+            _, labels_now, digest_now = now.content[name][split]
+            if (labels, digest) != (labels_now, digest_now):
+                what = "images" if digest != digest_now else "images' labels"
+                return f"the {WORDS[split]} {what} of '{name}' are not those that the run began with"
     if divided and (before.division, before.number) != (now.division, now.number):
         return "the images are divided among the clients in another way than when the run began"
     return ""

@@ -7,17 +7,17 @@ than there are images for, do they share some. It depends on the seed and the do
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fedkeel import seeds, spec
-from fedkeel.data.population import Numbered, Shares, Slices, UserSlices
-from fedkeel.data.source import IntArray, number, whole
+from fedkeel.data.population import IntArray, Shares, Slices, UserSlices
 from fedkeel.errors import DataError, unknown
+from fedkeel.options import Count, Range, checked
 from fedkeel.registry import Registry
 
 Positions = list[IntArray]
@@ -25,17 +25,11 @@ Positions = list[IntArray]
 
 @dataclass(frozen=True)
 class Pool:
-    """One domain's training samples, before they are cut.
-
-    Attributes:
-        labels: of each sample.
-        users: whose sample it is, whole numbers or text, where the data set says so.
-        seed: of the cut.
-    """
+    """One domain's training samples, before they are cut."""
 
     domain: str
     labels: IntArray
-    users: npt.NDArray[Any] | None
+    users: npt.NDArray[Any] | None  # whose sample it is, whole numbers or text, where the data set says so
     seed: int
 
 
@@ -68,40 +62,12 @@ def build(partition: str | Partition) -> Partition:
     return PARTITIONS.build(parsed.name, **parsed.options)
 
 
-@PARTITIONS.register("domains", paper="FedBN (Li et al., ICLR 2021)")
 @dataclass(frozen=True)
-class Domains(Partition):
-    """One client per domain: every client's images look different."""
+class Evenly(Partition):
+    """Each class of a domain split evenly over `clients` clients, or over as many as `counts` has for the domain."""
 
-    def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
-        return [np.arange(len(labels))]
-
-
-@PARTITIONS.register("even")
-@dataclass(frozen=True)
-class Even(Partition):
-    """Each class of a domain split evenly over its clients."""
-
-    clients: int = 10
-
-    def __post_init__(self) -> None:
-        whole("clients in even", self.clients, 1)
-
-    def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
-        return split_evenly(labels, self.clients, generator)
-
-
-@dataclass(frozen=True)
-class ClientsPerDomain(Partition):
-    """A given number of clients in each domain; a domain that is not named is one client."""
-
-    counts: dict[str, int]
-
-    def __post_init__(self) -> None:
-        if not self.counts:
-            raise DataError("The partition 'clients' names no domain: write it like 'clients(photo=3, sketch=2)'.")
-        for domain, count in self.counts.items():
-            whole(f"{domain} in clients", count, 1)
+    clients: int = 1
+    counts: Mapping[str, int] = field(default_factory=dict)
 
     def check(self, domains: Sequence[str]) -> None:
         typed = [as_typed(domain) for domain in domains]
@@ -111,13 +77,30 @@ class ClientsPerDomain(Partition):
 
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
         counts = {as_typed(name): count for name, count in self.counts.items()}
-        return split_evenly(labels, counts.get(as_typed(domain), 1), generator)
+        clients = counts.get(as_typed(domain), self.clients)
+        # Dealt class after class in turn: per class and in all, clients differ by one sample at most.
+        dealt = np.concatenate([np.empty(0, np.int64), *shuffled_classes(labels, generator)])
+        return [np.sort(dealt[client::clients]) for client in range(clients)]
+
+
+@PARTITIONS.register("domains", paper="FedBN (Li et al., ICLR 2021)")
+def domains() -> Evenly:
+    """One client per domain: every client's images look different."""
+    return Evenly()
+
+
+@PARTITIONS.register("even")
+def even(clients: Count = 10) -> Evenly:
+    """Each class of a domain split evenly over its clients."""
+    return Evenly(clients)
 
 
 @PARTITIONS.register("clients")
-def clients_per_domain(**counts: int) -> ClientsPerDomain:
+def clients_per_domain(**counts: int) -> Evenly:
     """A number of clients for each domain, such as clients(photo=3, sketch=2), each class split evenly."""
-    return ClientsPerDomain(counts)
+    if not counts:
+        raise DataError("The partition 'clients' names no domain: write it like 'clients(photo=3, sketch=2)'.")
+    return Evenly(counts={name: checked(count, Count, f"The '{name}' of clients") for name, count in counts.items()})
 
 
 @PARTITIONS.register(
@@ -134,22 +117,16 @@ class Dirichlet(Partition):
     many images by them, which others may have too (`Draws`). `minimum`, `redraws` and `balanced` are then not needed.
     """
 
-    alpha: float = 0.5
-    clients: int = 10
-    minimum: int = 10
-    redraws: int = 100
+    alpha: Annotated[float, Range(1e-6, 1e6)] = 0.5
+    clients: Count = 10
+    minimum: Annotated[int, Range(0)] = 10
+    redraws: Annotated[int, Range(0)] = 100
     balanced: bool = False
-    samples: int | None = None
+    samples: Count | None = None
 
     def __post_init__(self) -> None:
-        number("alpha in dirichlet", self.alpha, 1e-6, 1e6)
-        whole("clients in dirichlet", self.clients, 1)
-        whole("minimum in dirichlet", self.minimum, 0)
-        whole("redraws in dirichlet", self.redraws, 0)
-        if self.samples is not None:
-            whole("samples in dirichlet", self.samples, 1)
-            if self.balanced:
-                raise DataError("With samples in dirichlet every client has that many: leave balanced out.")
+        if self.samples is not None and self.balanced:
+            raise DataError("With samples in dirichlet every client has that many: leave balanced out.")
 
     def shares(self, pool: Pool) -> Shares:
         if self.samples is None:
@@ -168,13 +145,14 @@ class Dirichlet(Partition):
                 f"least {max(self.minimum, 1)} images each: ask for fewer clients or a lower minimum, or give samples, "
                 "the number of images that each client draws and may share with others."
             )
-        members = [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+        members = shuffled_classes(labels, generator)
         best = 0
         for _ in range(self.redraws + 1):
             counts = self.draw([len(own) for own in members], generator)
             smallest = int(counts.sum(axis=0).min())
             if smallest >= self.minimum:
-                return deal(members, counts)
+                pieces = [np.split(own, np.cumsum(row)[:-1]) for own, row in zip(members, counts, strict=True)]
+                return [np.sort(np.concatenate(own)) for own in zip(*pieces, strict=True)]
             best = max(best, smallest)
         raise DataError(
             f"In {self.redraws} redraws of dirichlet(alpha={self.alpha}, clients={self.clients}) over the "
@@ -198,7 +176,7 @@ class Dirichlet(Partition):
         return counts
 
 
-class Draws(Numbered):
+class Draws(Shares):
     """Each client's own draw: proportions of the classes, and `samples` different images by them.
 
     The proportions are q_c = n_c g_c / sum_k n_k g_k, with g from a symmetric Dirichlet distribution and n_c the number
@@ -245,10 +223,7 @@ class ByUser(Partition):
     """One client per user, where the data set says whose each image is; users with fewer images than `minimum` are
     left out."""
 
-    minimum: int = 1
-
-    def __post_init__(self) -> None:
-        whole("minimum in by-user", self.minimum, 1)
+    minimum: Count = 1
 
     def shares(self, pool: Pool) -> Shares:
         if pool.users is None:
@@ -272,15 +247,11 @@ class Shards(Partition):
     A class is cut into a number of shards that follows its size, so a client has at most `classes_per_client` classes.
     """
 
-    clients: int = 10
-    classes_per_client: int = 2
-
-    def __post_init__(self) -> None:
-        whole("clients in shards", self.clients, 1)
-        whole("classes_per_client in shards", self.classes_per_client, 1)
+    clients: Count = 10
+    classes_per_client: Count = 2
 
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
-        members = [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
+        members = shuffled_classes(labels, generator)
         shards = self.clients * self.classes_per_client
         if shards < len(members):
             raise DataError(
@@ -301,17 +272,16 @@ class Shards(Partition):
         return [np.sort(np.concatenate([pieces[i] for i in row])) for row in order]
 
 
-def split_evenly(labels: IntArray, clients: int, generator: np.random.Generator) -> Positions:
-    """Deal the samples class after class in turn: per class and in all, clients differ by one sample at most."""
-    order = [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
-    dealt = np.concatenate([np.empty(0, np.int64), *order])
-    return [np.sort(dealt[client::clients]) for client in range(clients)]
+def shuffled_classes(labels: IntArray, generator: np.random.Generator) -> list[IntArray]:
+    """Where the samples of each class are, each class in a random order."""
+    return [generator.permutation(np.flatnonzero(labels == label)) for label in np.unique(labels)]
 
 
-def deal(members: Sequence[IntArray], counts: IntArray) -> Positions:
-    """Hand out each class's samples by `counts`, of shape (classes, clients)."""
-    pieces = [np.split(own, np.cumsum(row)[:-1]) for own, row in zip(members, counts, strict=True)]
-    return [np.sort(np.concatenate(own)) for own in zip(*pieces, strict=True)]
+def in_proportion(labels: IntArray, total: int, generator: np.random.Generator) -> IntArray:
+    """`total` positions, drawn so that each class keeps its share, sorted."""
+    classes = shuffled_classes(labels, generator)
+    counts = apportion(np.array([len(own) for own in classes], np.int64), total)
+    return np.sort(np.concatenate([np.empty(0, np.int64), *(own[:n] for own, n in zip(classes, counts, strict=True))]))
 
 
 def apportion(sizes: npt.NDArray[np.int64], total: int) -> IntArray:

@@ -1,4 +1,4 @@
-"""Very many clients: each is made when it is asked for, and forgotten again.
+"""Clients, and very many of them: each is made when it is asked for, and forgotten again.
 
 A population is made of groups, one for each domain. The clients of a group share the domain's validation and test
 images; what sets them apart is a name that follows from a rule, and *shares* of the domain's training images that are
@@ -13,65 +13,82 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol, overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from fedkeel.data.federation import Client, LazyClients, Splits, each_once
-from fedkeel.data.source import IntArray
 from fedkeel.errors import DataError
 
 RECENT = 256  # clients that are kept: a round asks for the same one several times
+IntArray = npt.NDArray[np.int64]
+Splits = tuple[Tensor, Tensor, Tensor]  # indices for training, validation and testing
 
 
-class Shares(Protocol):
-    """Who gets which of a domain's training samples."""
+@dataclass(frozen=True)
+class Client:
+    """One site: its name, the domain its images come from, and the indices of its images in the store."""
+
+    name: str
+    domain: str
+    train: Tensor
+    validation: Tensor
+    test: Tensor
 
     @property
-    def sizes(self) -> IntArray:
-        """The number of samples of each client."""
-        ...
+    def samples(self) -> int:
+        """Number of training samples: its weight in the mean."""
+        return len(self.train)
+
+    @property
+    def splits(self) -> Splits:
+        return self.train, self.validation, self.test
+
+
+def no_indices() -> Tensor:
+    return torch.empty(0, dtype=torch.int64)
+
+
+def each_once(parts: Sequence[Tensor]) -> Tensor:
+    """The numbers that are in any of the tensors, sorted, each once."""
+    distinct: Tensor = torch.unique(torch.cat(list(parts)))
+    return distinct
+
+
+class Shares:
+    """Who gets which of a domain's training samples.
+
+    Clients are called by their number, with as many digits as the last one has; a single one needs none.
+    """
+
+    sizes: IntArray  # the number of samples of each client
 
     def positions(self, number: int) -> IntArray:
         """Where one client's samples are among the domain's training samples."""
-        ...
+        raise NotImplementedError
 
     def used(self) -> IntArray:
         """Where the samples are that any client may have."""
-        ...
+        raise NotImplementedError
 
     def name(self, number: int) -> str:
         """What comes after the domain in a client's name; nothing where the domain is name enough."""
-        ...
-
-    def number(self, name: str) -> int | None:
-        """The inverse of `name`; None for what is no client's name."""
-        ...
-
-
-class Numbered:
-    """Clients that are called by their number, with as many digits as the last one has. A single one needs none."""
-
-    sizes: IntArray
-
-    def name(self, number: int) -> str:
         count = len(self.sizes)
         return "" if count == 1 else str(number).zfill(len(str(count - 1)))
 
     def number(self, name: str) -> int | None:
+        """The inverse of `name`; None for what is no client's name."""
         number = int(name) if name.isascii() and name.isdigit() else 0
         return number if number < len(self.sizes) and self.name(number) == name else None
 
 
-class Slices(Numbered):
+class Slices(Shares):
     """Shares that are slices of one array, whatever the number of clients."""
 
     def __init__(self, order: IntArray, sizes: IntArray) -> None:
-        self.order = order
-        self.sizes = sizes
+        self.order, self.sizes = order, sizes
         self._stops = np.cumsum(sizes)
 
     @classmethod
@@ -87,9 +104,9 @@ class Slices(Numbered):
         return np.sort(self.order)
 
     def fewer(self, parts: Sequence[IntArray]) -> Slices:
-        """The same clients with these positions."""
-        less, clients = Slices.of(parts), copy.copy(self)
-        clients.order, clients.sizes, clients._stops = less.order, less.sizes, less._stops
+        """The same clients, by the same names, with these positions."""
+        clients = copy.copy(self)
+        vars(clients).update(vars(Slices.of(parts)))
         return clients
 
 
@@ -151,8 +168,11 @@ class Group:
         return self.train[torch.from_numpy(self.shares.used())]
 
 
-class Population(LazyClients):
-    """The clients of all groups, one group after the other."""
+class Population(Sequence[Client]):
+    """The clients of all groups, one group after the other, under names that differ.
+
+    It answers by itself what a look at every client would otherwise be needed for.
+    """
 
     def __init__(self, groups: Sequence[Group]) -> None:
         self.groups = tuple(group for group in groups if len(group))
@@ -180,6 +200,7 @@ class Population(LazyClients):
         return self.groups[place].client(number - (self._stops[place - 1] if place else 0))
 
     def number(self, name: str) -> int | None:
+        """The place of the client of this name; None if there is none."""
         for group, stop in zip(self.groups, self._stops, strict=True):
             number = group.number(name)
             if number is not None:
@@ -187,17 +208,8 @@ class Population(LazyClients):
         return None
 
     def one_of_each(self) -> Iterator[Client]:
+        """One client for each domain: all that share its validation and test set are like it."""
         return (self[stop - len(group)] for group, stop in zip(self.groups, self._stops, strict=True))
-
-    def whole_domains(self) -> dict[str, Splits]:
-        return {group.domain: (group.train, group.validation, group.test) for group in self.groups}
-
-    @property
-    def most_samples(self) -> int:
-        return max(int(group.shares.sizes.max()) for group in self.groups)
-
-    def training_images(self) -> Tensor:
-        return each_once([group.used() for group in self.groups])
 
     def _refuse_namesakes(self) -> None:
         """Names of two groups can only be the same where one domain's name goes on from the other's."""

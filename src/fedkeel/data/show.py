@@ -6,14 +6,16 @@ import itertools
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
-import torch
+from PIL import Image, ImageDraw
+from torch import Tensor
 
-from fedkeel.data.federation import Federation, each_once
-from fedkeel.data.lettering import Lettering
-from fedkeel.data.population import Population
-from fedkeel.data.source import whole
+from fedkeel.data.federation import Federation
+from fedkeel.data.lettering import Font, Lettering
+from fedkeel.data.population import Population, each_once
 from fedkeel.errors import DataError
+from fedkeel.options import Count, Range, checked
 
 WIDEST = 400  # pixels of a domain's name
 
@@ -56,18 +58,16 @@ def contact_sheet(federation: Federation, path: str | os.PathLike[str], *, per_c
 
     A block has `per_class` rows, the first images of each class in the domain; each image is `cell` pixels wide.
     """
-    from PIL import Image, ImageDraw
-
-    whole("per_class", per_class, 1)
-    whole("cell", cell, 16)
+    checked(per_class, Count, "per_class")
+    checked(cell, Annotated[int, Range(16)], "cell")
     target = Path(path)
     if target.suffix.lower() not in ("", ".png"):
         raise DataError(f"The picture is a PNG and '{target.name}' ends in another way: call it '{target.stem}.png'.")
     names = federation.domains
     lettering = Lettering([*names, *federation.classes], 14)
     font = lettering.font
-    shown = {name: fitted(lettering.text(name), font, WIDEST) for name in names}
-    margin = int(max(font.getlength(text) for text in shown.values())) + 24
+    shown = [fitted(lettering.text(name), font, WIDEST) for name in names]
+    margin = int(max(map(font.getlength, shown))) + 24
     gap, head = 10, 30
     block = per_class * cell + gap
     sheet = Image.new("RGB", (margin + federation.num_classes * cell + gap, head + len(names) * block), "white")
@@ -77,13 +77,13 @@ def contact_sheet(federation: Federation, path: str | os.PathLike[str], *, per_c
         pen.text((margin + column * cell + cell // 2, head // 2), text, "black", font, "mm")
     for row, domain in enumerate(names):
         top = head + row * block
-        pen.text((margin - 12, top + (block - gap) // 2), shown[domain], "black", font, "rm")
+        pen.text((margin - 12, top + (block - gap) // 2), shown[row], "black", font, "rm")
         members = members_of(federation, domain)
         labels = federation.labels[members]
         for column in range(federation.num_classes):
             for place, index in enumerate(members[labels == column][:per_class].tolist()):
-                picture = federation.images[index].permute(1, 2, 0).contiguous()
-                image = Image.fromarray(picture.expand(-1, -1, 3).numpy() if picture.shape[2] == 1 else picture.numpy())
+                pixels = federation.images[index].permute(1, 2, 0)
+                image = Image.fromarray(pixels.expand(-1, -1, 3).contiguous().numpy())
                 # Enlarging keeps the pixels visible; a large image is reduced smoothly.
                 smooth = Image.Resampling.BILINEAR if image.width > cell else Image.Resampling.NEAREST
                 sheet.paste(image.resize((cell - 2, cell - 2), smooth), (margin + column * cell, top + place * cell))
@@ -95,19 +95,17 @@ def contact_sheet(federation: Federation, path: str | os.PathLike[str], *, per_c
     return target
 
 
-def members_of(federation: Federation, domain: str) -> torch.Tensor:
+def members_of(federation: Federation, domain: str) -> Tensor:
     """Every image of a domain that any of its clients holds, each once."""
-    clients = [client for client in federation.one_of_each() if client.domain == domain]
-    parts = [part for client in clients for part in (client.train, client.validation, client.test)]
+    parts = [part for client in federation.one_of_each() if client.domain == domain for part in client.splits]
     if isinstance(federation.clients, Population):
         parts += [group.used() for group in federation.clients.groups if group.domain == domain]
     return each_once(parts)
 
 
-def fitted(text: str, font: object, width: int) -> str:
+def fitted(text: str, font: Font, width: int) -> str:
     """The text, cut with a dot so that it fits into a column."""
-    length = getattr(font, "getlength", None)
     text = text[:width]  # no letter is narrower than a pixel
-    while length is not None and len(text) > 2 and length(text) > width - 4:
+    while len(text) > 2 and font.getlength(text) > width - 4:
         text = text.rstrip(".")[:-1] + "."
     return text

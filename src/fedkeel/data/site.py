@@ -7,7 +7,7 @@ side by side on one machine train on the same images in the same order.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +15,39 @@ import torch
 
 from fedkeel import spec
 from fedkeel.config import Config
-from fedkeel.data import partition as partitions
-from fedkeel.data import rules
 from fedkeel.data.federation import Federation
-from fedkeel.data.listing import Listing, assemble, images_in, visible_folders
-from fedkeel.data.load import cut, unseen_client
-from fedkeel.data.readers.folder import scan_domain
-from fedkeel.data.source import Source, names, whole
+from fedkeel.data.formats.folders import images_in, visible_folders
+from fedkeel.data.load import Cut, unseen_client
+from fedkeel.data.manifest import Findings, Manifest
+from fedkeel.data.reader import DATASETS
+from fedkeel.data.readers.folder import Folder, scan_domain
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError, nearest
+from fedkeel.spec import names
 
 LAYOUT = "folder/<class>/*.png (or jpg, jpeg, bmp, webp)"
+OPTIONS = ("size", "validation", "test", "split_seed")
+CUTTING = ("classes", "unseen", "unseen_split", "seed", "partition", "train_transform", "test_transform")
 
 
-def read_site(
-    folder: Path,
-    name: str,
-    size: int = 32,
-    validation: float = 0.15,
-    test: float = 0.25,
-    split_seed: int = 0,
-    classes: str | Sequence[str] | None = None,
-) -> Source:
-    """One domain called `name`. `classes` are those of the whole federation, by name."""
-    own = class_folders(folder)
-    order = tuple(own) if classes is None else tuple(names(classes))
-    for label in own:
-        if label not in order:
-            raise DataError(
-                f"The class folder '{label}' of '{folder}' is no class of the federation: {nearest(label, order)}"
-            )
-    listing = Listing("folder", folder, order, {name: scan_domain(folder, order)})
-    parts = rules.by_shares(listing.domains, validation, test, split_seed)
-    return assemble(listing, parts, size, train="flip+normalise", test="normalise")
+@dataclass(frozen=True)
+class SiteFolder(Folder):
+    """One domain called `site`. `classes` are those of the whole federation, by name."""
+
+    site: str = ""
+
+    def folder(self) -> Path:
+        return Path(self.root or "")
+
+    def scan(self, root: Path, findings: Findings) -> Manifest:
+        own = class_folders(root)
+        classes = tuple(own) if self.classes is None else tuple(names(self.classes))
+        for label in own:
+            if label not in classes:
+                raise DataError(
+                    f"The class folder '{label}' of '{root}' is no class of the federation: {nearest(label, classes)}"
+                )
+        return Manifest(self.name, root, classes, {self.site: scan_domain(root, classes, findings)})
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -64,10 +64,6 @@ def class_folders(folder: Path) -> list[str]:
     return found
 
 
-OPTIONS = ("size", "validation", "test", "split_seed")
-CUTTING = ("classes", "unseen", "unseen_split", "seed", "partition", "train_transform", "test_transform")
-
-
 def check_reading(config: Config) -> dict[str, Any]:
     """The options of the data set, if sites can read their images so."""
     parsed = spec.parse(config.data)
@@ -82,12 +78,18 @@ def check_reading(config: Config) -> dict[str, Any]:
     return dict(parsed.options)
 
 
+def reading(options: dict[str, Any]) -> dict[str, Any]:
+    """Of the options those of the reader, held against their types."""
+    own = {key: value for key, value in options.items() if key in OPTIONS}
+    return DATASETS.entry("folder").check_options("data set", own)
+
+
 def image_shape(config: Config) -> tuple[int, int, int] | None:
     """Of the images as the network sees them, where sites have folders: of other data sets the server knows nothing."""
     parsed = spec.parse(config.data)
     if parsed.name != "folder":
         return None
-    size = whole("size in folder", parsed.options.get("size", 32), 1)
+    size = reading(parsed.options).get("size", Folder.size)
     transform = parse_transforms(parsed.options.get("test_transform", "normalise"))
     black = torch.zeros((), dtype=torch.uint8).expand(1, 3, size, size)
     _, channels, height, width = transform(black, torch.full((1, transform.draws), 0.5)).shape
@@ -98,17 +100,14 @@ def load_site(folder: Path, name: str, config: Config, classes: Sequence[str] | 
     """The federation of this one site, cut as the configuration says. Without `classes`, labels follow its own."""
     options = check_reading(config)
     held_out = name in [*names(config.unseen), *names(options.get("unseen", ()))]
-    transforms: dict[str, Any] = {key: parse_transforms(options[key]) for key in CUTTING[-2:] if key in options}
-    reading = {key: value for key, value in options.items() if key in OPTIONS}
-    source = read_site(folder, name, classes=classes, **reading)
-    federation = cut(
-        source,
-        partitions.build("domains"),
+    dataset = SiteFolder(root=folder, site=name, classes=classes, **reading(options)).read()
+    cut = Cut(
         subsample=None if held_out else config.subsample or None,
         seed=options.get("seed", config.seed),
-        **transforms,
+        **{key: options[key] for key in ("train_transform", "test_transform") if key in options},
     )
+    federation = cut.federation(dataset)
     if held_out:
-        client = unseen_client(name, source.domains[name], options.get("unseen_split", "all"))
+        client = unseen_client(name, dataset.domains[name], options.get("unseen_split", "all"))
         federation = replace(federation, clients=(), unseen=(client,))
     return federation

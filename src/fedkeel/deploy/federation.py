@@ -15,7 +15,6 @@ from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import image_shape
-from fedkeel.data.source import names
 from fedkeel.engine.executors.executor import ClientMemory, Executor
 from fedkeel.engine.executors.flower.executor import FlowerExecutor, Status
 from fedkeel.engine.executors.flower.gathering import Channel, Table, gather, join, name_of
@@ -28,6 +27,7 @@ from fedkeel.observer import Observer
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import Store, fingerprint, read_config
 from fedkeel.simulation import finish, free_directory
+from fedkeel.spec import names
 from fedkeel.trust import privacy
 from fedkeel.trust.robust import Defence
 from fedkeel.trust.secrets import FILE, Randomness, kept_in

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedkeel.core.state import batch_norms
-from fedkeel.data.source import names
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.methods import Method, Traits, register
 from fedkeel.nn.surgery import to_group_norm
 from fedkeel.options import Count
+from fedkeel.spec import names
 
 
 @register("gn")

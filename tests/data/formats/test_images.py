@@ -14,7 +14,7 @@ from PIL import Image
 from fedkeel.data import load
 from fedkeel.data.check import check
 from fedkeel.data.formats.images import decode
-from fedkeel.data.readers.pacs import CLASSES, DOMAINS
+from fedkeel.data.readers.pacs import PACS
 from fedkeel.errors import DataError
 from tests.data.made_up import tree
 
@@ -87,7 +87,7 @@ def broken(root: Path, content: bytes) -> Path:
 def test_an_image_that_cannot_be_decoded_is_named_with_the_reason(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    root = tree(tmp_path, DOMAINS, CLASSES, 8)
+    root = tree(tmp_path, PACS.domains, PACS.class_names, 8)
     noise = stored(Image.fromarray(np.random.default_rng(0).integers(0, 256, (20, 20, 3), dtype=np.uint8)))
     contents = {"truncated": noise[: len(noise) // 2], "text": b"hello", "empty": b"", "huge": noise, "bomb": noise}
     reasons = {
@@ -104,7 +104,7 @@ def test_an_image_that_cannot_be_decoded_is_named_with_the_reason(
         federation = load("pacs", root=root, size=4)
         problems = check("pacs", root, decode_images=True).problems
     if kind == "huge":
-        assert len(federation.images) == 8 * len(DOMAINS) * len(CLASSES)
+        assert len(federation.images) == 8 * len(PACS.domains) * len(PACS.class_names)
         assert "cannot be decoded" not in caplog.text + "".join(problems)
         return
     assert f"The image '{file}' of 'pacs' cannot be decoded and is left out: " in caplog.text

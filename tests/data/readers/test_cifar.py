@@ -50,7 +50,7 @@ def test_cifar100_has_the_fine_label_second(tmp_path: Path) -> None:
     assert (source.classes[0], source.classes[19], source.classes[99]) == ("apple", "cattle", "worm")
 
 
-@pytest.mark.parametrize(("name", "classes"), [("cifar10", CIFAR10), ("cifar100", CIFAR100)])
+@pytest.mark.parametrize(("name", "classes"), [("cifar10", CIFAR10.class_names), ("cifar100", CIFAR100.class_names)])
 def test_folders_of_images_are_read(tmp_path: Path, name: str, classes: tuple[str, ...]) -> None:
     for use in ("train", "test"):
         for c, label in enumerate(classes):

@@ -14,8 +14,8 @@ from PIL import Image
 from fedkeel.data import load, load_spec
 from fedkeel.data import memory as room
 from fedkeel.data.formats import images
-from fedkeel.data.formats.cache import cache_folder
-from fedkeel.errors import DataError
+from fedkeel.data.formats.npz import cache_folder
+from fedkeel.errors import DataError, FedkeelError
 
 
 def colour_of(domain: int, label: int, number: int) -> tuple[int, int, int]:
@@ -191,15 +191,15 @@ def test_a_tree_without_domains_is_told_the_layout(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"size": 0}, "size in folder is 0"),
-        ({"test": 1.0}, "test is 1.0"),
+        ({"size": 0}, "The 'size' of folder is 0: give at least 1"),
+        ({"test": 1.0}, "The 'test' of folder is 1.0: give a number from 0, below 1"),
         ({"test": 0.5, "validation": 0.5}, "leave nothing to train on"),
         ({"root": "/nowhere/at/all"}, "does not exist"),
         ({"root": None}, "give root=PATH"),
     ],
 )
 def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, object], message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(FedkeelError, match=message):
         load("folder", **{"root": make_tree(tmp_path), **options})  # type: ignore[arg-type]
 
 

@@ -63,7 +63,7 @@ def test_greg_takes_equally_many_of_each_hospital(tmp_path: Path) -> None:
     # Half of H2 is 20, of which 6 are tested and 14 left: 5 and 5.
     sizes = [(len(s.train), len(s.validation), len(s.test)) for s in source.domains.values()]
     assert sizes == [(5, 5, 9), (5, 5, 6), (5, 5, 8), (5, 5, 15), (5, 5, 18)]
-    assert source.train_transform.draws == 2
+    assert source.train_transform == "flip+rotation(degrees=30)"
 
 
 def test_what_is_wrong_with_camelyon17_is_named(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """The file formats that the older data sets come in: idx, MATLAB, libsvm, and the binaries of CIFAR and STL-10.
 
-Each function gives `Items`: the labels at once, the pixels when they are asked for. A file of another kind or length
+Each function gives `Images`: the labels at once, the pixels when they are asked for. A file of another kind or length
 is refused in one sentence. Pickles are never read.
 """
 
@@ -11,18 +11,17 @@ import gzip
 import math
 import zlib
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fedkeel.data.formats.images import Bytes
-from fedkeel.data.formats.packed import read_arrays
-from fedkeel.data.listing import Items, pixels
-from fedkeel.data.source import IntArray
+from fedkeel.data.formats.npz import read_arrays
+from fedkeel.data.manifest import Images, pixels
+from fedkeel.data.population import IntArray
 from fedkeel.errors import DataError
-
-BROKEN = (OSError, EOFError, zlib.error)
 
 
 def content(file: Path) -> bytes:
@@ -31,7 +30,7 @@ def content(file: Path) -> bytes:
     try:
         with opener(file, "rb") as stream:
             return bytes(stream.read())
-    except BROKEN as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"'{file}' cannot be read ({error}): download it again.") from error
 
 
@@ -53,7 +52,7 @@ def idx(file: Path, dimensions: int) -> Bytes:
     return data.reshape(shape)
 
 
-def idx_items(name: str, images: Path, labels: Path) -> Items:
+def idx_images(name: str, images: Path, labels: Path) -> Images:
     y = checked(labels, idx(labels, 1).astype(np.int64), 10)
     x = idx(images, 3)
     if len(x) != len(y):
@@ -62,7 +61,7 @@ def idx_items(name: str, images: Path, labels: Path) -> Items:
 
 
 # -- MATLAB, of SVHN and SynthDigits --------------------------------------------------------------------------
-def mat_items(name: str, file: Path) -> Items:
+def mat_images(name: str, file: Path) -> Images:
     """`X` of shape (32, 32, 3, N) and `y`, in which SVHN writes the digit 0 as 10."""
     shapes = {key: shape for key, shape, _ in from_mat(file, "whosmat")}
     if "X" not in shapes or "y" not in shapes:
@@ -98,7 +97,7 @@ def from_mat(file: Path, function: str, **options: Any) -> Any:
 
 
 # -- libsvm, of USPS ------------------------------------------------------------------------------------------
-def libsvm_items(name: str, file: Path, side: int = 16) -> Items:
+def libsvm_images(name: str, file: Path, side: int = 16) -> Images:
     """Lines `label index:value ...` with labels and indices from 1 and values x in [-1, 1]: (x + 1) / 2 * 255 here."""
     lines = [line.split() for line in content(file).decode("ascii", "replace").splitlines() if line.strip()]
     # In float32, as torchvision and FedBN do: rounding down must give their bytes.
@@ -119,7 +118,7 @@ def libsvm_items(name: str, file: Path, side: int = 16) -> Items:
 
 
 # -- CIFAR and STL-10 -----------------------------------------------------------------------------------------
-def cifar_items(name: str, file: Path, label_bytes: int, classes: int) -> Items:
+def cifar_images(name: str, file: Path, label_bytes: int, classes: int) -> Images:
     """Records of `label_bytes` labels, the last of which counts, and 3,072 pixels, channel after channel."""
     record = label_bytes + 3072
     raw = np.memmap(file, np.uint8, mode="r") if file.stat().st_size else np.empty(0, np.uint8)
@@ -132,7 +131,7 @@ def cifar_items(name: str, file: Path, label_bytes: int, classes: int) -> Items:
     return pixels(name, file, labels, 32, lambda: records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
 
 
-def stl_items(name: str, images: Path, labels: Path) -> Items:
+def stl_images(name: str, images: Path, labels: Path) -> Images:
     """96 x 96 pixels, channel after channel and in each one column after column; labels count from 1."""
     y = checked(labels, np.frombuffer(content(labels), np.uint8).astype(np.int64) - 1, 10)
     size = images.stat().st_size
@@ -148,9 +147,9 @@ def stl_items(name: str, images: Path, labels: Path) -> Items:
 
 
 # -- npz, as Keras has MNIST ----------------------------------------------------------------------------------
-def npz_items(name: str, file: Path) -> tuple[Items, Items]:
+def npz_images(name: str, file: Path) -> tuple[Images, Images]:
     """`x_train`, `y_train`, `x_test` and `y_test`: uint8 images (N, H, W) or (N, H, W, 3)."""
-    arrays = read_arrays(str(file))
+    arrays = read_arrays(file)
     both = []
     for use in ("train", "test"):
         x, y = arrays.get(f"x_{use}"), arrays.get(f"y_{use}")
@@ -162,14 +161,9 @@ def npz_items(name: str, file: Path) -> tuple[Items, Items]:
             )
         square: Bytes = x[..., 0] if x.ndim == 4 and x.shape[3] == 1 else x
         labels = checked(file, y.reshape(-1).astype(np.int64), 10)
-        both.append(
-            pixels(f"{name}-{use}", file, labels, x.shape[1] if x.shape[1] == x.shape[2] else 0, reader(square))
-        )
+        side = x.shape[1] if x.shape[1] == x.shape[2] else 0
+        both.append(pixels(f"{name}-{use}", file, labels, side, partial(np.asarray, square)))
     return both[0], both[1]
-
-
-def reader(images: Bytes) -> Any:
-    return lambda: images
 
 
 def checked(file: Path, labels: IntArray, classes: int) -> IntArray:
@@ -180,12 +174,5 @@ def checked(file: Path, labels: IntArray, classes: int) -> IntArray:
 
 def first_file(folder: Path, names: Sequence[str]) -> Path | None:
     """The first of these files that is there; the names are tried with .gz and .bz2 too."""
-    return next(
-        (
-            folder / f"{name}{ending}"
-            for name in names
-            for ending in ("", ".gz", ".bz2")
-            if (folder / f"{name}{ending}").is_file()
-        ),
-        None,
-    )
+    files = (folder / f"{name}{ending}" for name in names for ending in ("", ".gz", ".bz2"))
+    return next((file for file in files if file.is_file()), None)

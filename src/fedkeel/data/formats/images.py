@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import io
-import itertools
 import logging
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from PIL import Image, ImageOps, UnidentifiedImageError
 
-from fedkeel.data.formats.cache import Arrays, cached
-from fedkeel.data.source import IntArray
+from fedkeel.data.formats.npz import Arrays, cached
+from fedkeel.data.population import IntArray
 from fedkeel.errors import DataError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 log = logging.getLogger("fedkeel")
 
@@ -37,8 +34,6 @@ def decode(content: Path | bytes, size: int) -> Bytes:
 
     What makes that impossible is an exception of some kind whose text says it.
     """
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
     try:
         opening = Image.open(io.BytesIO(content) if isinstance(content, bytes) else content)
     except Image.DecompressionBombError:
@@ -53,9 +48,7 @@ def decode(content: Path | bytes, size: int) -> Bytes:
     return np.asarray(image, np.uint8).transpose(2, 0, 1)
 
 
-def rgb(image: Image) -> Image:
-    from PIL import Image
-
+def rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I"):
         # Pillow clips 16-bit grey at 255, which turns most scans white: keep the upper eight bits instead.
         return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8)).convert("RGB")
@@ -70,14 +63,6 @@ def rgb(image: Image) -> Image:
     return image.convert("RGB")
 
 
-@contextmanager
-def without_warnings() -> Iterator[None]:
-    """Pillow warns of large images and odd metadata without saying of which file. To be entered by one thread."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def reason(error: Exception) -> str:
     """Why an image cannot be decoded, on one line."""
     if isinstance(error, OSError) and error.strerror:
@@ -87,8 +72,6 @@ def reason(error: Exception) -> str:
 
 def resize_all(images: Bytes, size: int) -> Bytes:
     """Plain pixels, (N, H, W) grey or (N, H, W, 3), as RGB (N, 3, size, size); resized as decoded images are."""
-    from PIL import Image
-
     if images.ndim == 3:
         images = np.repeat(images[..., None], 3, axis=3)
     if images.shape[1:3] == (size, size):
@@ -127,37 +110,33 @@ def decode_all(
                 return reason(error)
             return ""
 
-        # Pillow decodes outside of the interpreter lock.
-        with without_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
-            problems = list(pool.map(attempt, range(count), contents()))
-        kept = np.array([position for position, problem in enumerate(problems) if not problem], np.int64)
-        broken = {label(position): problem for position, problem in enumerate(problems) if problem}
-        refuse_many(name, broken, count)
+        problems = in_threads(attempt, range(count), contents())
+        broken = {position: problem for position, problem in enumerate(problems) if problem}
+        if len(broken) > CORRUPT_SHARE * count:
+            few = [f"'{label(position)}' ({problem})" for position, problem in list(broken.items())[:3]]
+            raise DataError(
+                f"{len(broken)} of the {count} images of '{name}' cannot be decoded, more than 1 %: "
+                f"repair or remove {', '.join(few)}{' and others' if len(broken) > 3 else ''}."
+            )
+        kept = np.array([position for position in range(count) if position not in broken], np.int64)
         for place, position in enumerate(kept) if broken else ():  # in place: a second copy may not fit
             images[place] = images[position]
-        return {
-            "images": images[: len(kept)],
-            "kept": kept,
-            "problems": np.array([problem for problem in problems if problem], np.str_),
-        }
+        return {"images": images[: len(kept)], "kept": kept, "problems": np.array(list(broken.values()), np.str_)}
 
     arrays = cached(name, [key, size], build)
-    kept = arrays["kept"]
-    lost = sorted(set(range(count)) - set(kept.tolist()))
-    for position, problem in zip(lost, arrays["problems"], strict=True):
-        told = "The image '%s' of '%s' cannot be decoded and is left out: %s."
-        log.warning(told, label(position), name, problem)
-    if lost:
+    lost = np.setdiff1d(np.arange(count), arrays["kept"])
+    for position, problem in zip(lost.tolist(), arrays["problems"], strict=True):
+        log.warning("The image '%s' of '%s' cannot be decoded and is left out: %s.", label(position), name, problem)
+    if len(lost):
         log.warning("%d of the %d images of '%s' are left out.", len(lost), count, name)
-    return arrays["images"], kept
+    return arrays["images"], arrays["kept"]
 
 
-def refuse_many(name: str, broken: Mapping[str, str], count: int) -> None:
-    """`broken` has the reason of each."""
-    if len(broken) > CORRUPT_SHARE * count:
-        few = itertools.islice(broken.items(), 3)
-        shown = ", ".join(f"'{file}' ({why})" for file, why in few) + (" and others" if len(broken) > 3 else "")
-        raise DataError(
-            f"{len(broken)} of the {count} images of '{name}' cannot be decoded, more than 1 %: "
-            f"repair or remove {shown}."
-        )
+def in_threads(attempt: Callable[..., str], *items: Iterable[Any]) -> list[str]:
+    """What `attempt` says of each: Pillow decodes outside of the interpreter lock.
+
+    It warns of large images and odd metadata without saying of which file; that is for one thread to silence.
+    """
+    with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
+        warnings.simplefilter("ignore")
+        return list(pool.map(attempt, *items))

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from fedkeel.data.formats.cache import fingerprint
 from fedkeel.data.formats.images import Bytes, decode_all
-from fedkeel.data.listing import Items
-from fedkeel.data.source import IntArray
+from fedkeel.data.formats.npz import fingerprint
+from fedkeel.data.manifest import Images
+from fedkeel.data.population import IntArray
 from fedkeel.errors import DataError
 
 PLACES = (".", "data", "plain_text", "cifar100")
@@ -25,7 +26,7 @@ def parquet_files(folder: Path, use: str) -> list[Path]:
     return []
 
 
-def parquet_domain(name: str, folder: Path, classes: int) -> tuple[list[Items], list[Items]]:
+def parquet_domain(name: str, folder: Path, classes: int) -> tuple[list[Images], list[Images]]:
     """The training and the test images of one folder."""
     both = []
     for use in ("train", "test"):
@@ -35,11 +36,11 @@ def parquet_domain(name: str, folder: Path, classes: int) -> tuple[list[Items], 
                 f"'{folder / use}.parquet' is missing: '{name}' needs train.parquet and test.parquet in every domain's "
                 "folder."
             )
-        both.append([parquet_items(name, file, classes) for file in files])
+        both.append([parquet_images(name, file, classes) for file in files])
     return both[0], both[1]
 
 
-def parquet_items(name: str, file: Path, num_classes: int) -> Items:
+def parquet_images(name: str, file: Path, num_classes: int) -> Images:
     """The labels at once; the images, {bytes, path} or plain bytes, when they are asked for."""
     try:
         from pyarrow import ArrowException, parquet, types
@@ -48,16 +49,14 @@ def parquet_items(name: str, file: Path, num_classes: int) -> Items:
             f"'{name}' is read with pyarrow, which is not installed: pip install 'fedkeel[parquet]'."
         ) from None
 
-    def column(wanted: str) -> Any:
+    def read(function: Callable[..., Any], **options: Any) -> Any:
         try:
-            return parquet.read_table(file, columns=[wanted])[wanted]
+            return function(file, **options)
         except (ArrowException, OSError) as error:
-            raise DataError(f"'{file}' cannot be read as parquet ({flat(error)}): download it again.") from error
+            why = " ".join(str(error).split())
+            raise DataError(f"'{file}' cannot be read as parquet ({why}): download it again.") from error
 
-    try:
-        schema = parquet.read_schema(file)
-    except (ArrowException, OSError) as error:
-        raise DataError(f"'{file}' cannot be read as parquet ({flat(error)}): download it again.") from error
+    schema = read(parquet.read_schema)
     image = next((entry for entry in ("img", "image") if entry in schema.names), None)
     label = next((entry for entry in ("label", "fine_label") if entry in schema.names), None)
     if image is None or label is None:
@@ -66,7 +65,7 @@ def parquet_items(name: str, file: Path, num_classes: int) -> Items:
     in_struct = types.is_struct(kind) and kind.get_field_index("bytes") >= 0
     if not (in_struct or types.is_binary(kind) or types.is_large_binary(kind)):
         raise DataError(f"The images of '{file}' are of the type {kind}: store them as {{bytes, path}} or as bytes.")
-    numbers = column(label)
+    numbers = read(parquet.read_table, columns=[label])[label]
     whole = types.is_integer(numbers.type) and numbers.null_count == 0
     labels = np.asarray(numbers.to_numpy(), np.int64) if whole else np.empty(0, np.int64)
     if len(labels) == 0 or labels.min() < 0 or labels.max() >= num_classes:
@@ -76,7 +75,7 @@ def parquet_items(name: str, file: Path, num_classes: int) -> Items:
 
     def contents() -> list[bytes]:
         # An image that is null is one that cannot be decoded.
-        rows = column(image).to_pylist()
+        rows = read(parquet.read_table, columns=[image])[image].to_pylist()
         return [(row and row["bytes"] if in_struct else row) or b"" for row in rows]
 
     def load(positions: IntArray, size: int) -> tuple[Bytes, IntArray]:
@@ -84,14 +83,7 @@ def parquet_items(name: str, file: Path, num_classes: int) -> Items:
         images, kept = decode_all(name, key, len(labels), contents, lambda i: f"{file} row {i}", size)
         if len(positions) == len(labels):
             return images, kept
-        place = np.full(len(labels), -1)
-        place[kept] = np.arange(len(kept))
-        good = np.flatnonzero(place[positions] >= 0)
-        return images[place[positions[good]]], good
+        good = np.flatnonzero(np.isin(positions, kept))
+        return images[np.searchsorted(kept, positions[good])], good
 
-    return Items(labels, load=load)
-
-
-def flat(error: Exception) -> str:
-    """An error of pyarrow on one line."""
-    return " ".join(str(error).split())
+    return Images(labels, load=load)

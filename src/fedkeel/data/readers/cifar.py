@@ -5,30 +5,19 @@ The version for Python is pickled. Pickles can run any code when they are read, 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-from fedkeel.data import rules
-from fedkeel.data.formats.arrays import cifar_items
+from fedkeel.data.formats.arrays import cifar_images
+from fedkeel.data.formats.folders import class_images, step_into
 from fedkeel.data.formats.parquet import parquet_domain, parquet_files
-from fedkeel.data.listing import (
-    Domain,
-    Findings,
-    Items,
-    Listing,
-    assemble,
-    class_files,
-    image_files,
-    step_into,
-    train_and_test,
-)
-from fedkeel.data.published import Published, publish, scanned
-from fedkeel.data.source import DATASETS, Source, find_root
+from fedkeel.data.manifest import Domain, Findings, Images, Manifest, train_and_test
+from fedkeel.data.reader import Reader, published
 from fedkeel.errors import DataError
+from fedkeel.options import Count
 
-CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-CIFAR100_NAMES = """
+HUNDRED = """
 apple aquarium_fish baby bear beaver bed bee beetle bicycle bottle bowl boy bridge bus butterfly camel can castle
 caterpillar cattle chair chimpanzee clock cloud cockroach couch crab crocodile cup dinosaur dolphin elephant flatfish
 forest fox girl hamster house kangaroo keyboard lamp lawn_mower leopard lion lizard lobster man maple_tree motorcycle
@@ -37,104 +26,94 @@ possum rabbit raccoon ray road rocket rose sea seal shark shrew skunk skyscraper
 sunflower sweet_pepper table tank telephone television tiger tractor train trout tulip turtle wardrobe whale
 willow_tree wolf woman worm
 """
-CIFAR100 = tuple(CIFAR100_NAMES.split())
-BINARIES = {
-    "cifar10": ([f"data_batch_{number}.bin" for number in range(1, 6)], ["test_batch.bin"]),
-    "cifar100": (["train.bin"], ["test.bin"]),
-}
-TRAIN, TEST = "crop(padding=4)+flip+normalise(like=cifar10)", "normalise(like=cifar10)"
 
 
-def scanner(name: str, classes: tuple[str, ...], binary: str, pickled: str) -> Callable[..., Listing]:
-    def scan(root: Path, findings: Findings) -> Listing:
+@dataclass(frozen=True)
+class CIFAR(Reader):
+    """What the two have in common."""
+
+    paper = "Krizhevsky, 2009"
+    home = "https://www.cs.toronto.edu/~kriz/cifar.html"
+    licence = "none stated"
+    transforms = ("crop(padding=4)+flip+normalise(like=cifar10)", "normalise(like=cifar10)")
+    binary: ClassVar[str]  # the folder of the authors' binary version, and its files
+    files: ClassVar[dict[str, list[str]]]
+    pickled: ClassVar[str]
+    label_bytes: ClassVar[int]
+
+    size: Count = 32
+
+    def scan(self, root: Path, findings: Findings) -> Manifest:
         domains: dict[str, Domain] = {}
         with findings.part():
-            domains[name] = read_domain(
-                name, classes, root, step_into(root, binary), step_into(root, pickled), findings
+            domains[self.name] = self.domain(root, findings)
+        return Manifest(self.name, root, self.class_names, domains)
+
+    def domain(self, root: Path, findings: Findings) -> Domain:
+        """In the first form that is there: parquet, the binary files, trees."""
+        name, binary, pickled = self.name, step_into(root, self.binary), step_into(root, self.pickled)
+        if parquet_files(root, "train") or parquet_files(root, "test"):
+            return train_and_test(*parquet_domain(name, root, len(self.class_names)))
+        if any((binary / file).is_file() for part in self.files.values() for file in part):
+            parts: dict[str, list[Images]] = {"train": [], "test": []}
+            for use, wanted in self.files.items():
+                for file in wanted:
+                    if (binary / file).is_file():
+                        parts[use].append(cifar_images(name, binary / file, self.label_bytes, len(self.class_names)))
+                    else:
+                        findings.missing(f"'{binary / file}' is missing: put it beside the other files of {name}.")
+            return train_and_test(**parts)
+        lost = [root / use for use in ("train", "test") if not (root / use).is_dir()]
+        if not lost:
+            trees = [class_images(name, root / use, self.class_names, findings) for use in ("train", "test")]
+            return train_and_test(trees[:1], trees[1:])
+        if len(lost) == 1:
+            raise DataError(f"'{lost[0]}' is missing: {name} has the folders train/<class>/ and test/<class>/.")
+        if any((pickled / file).is_file() for file in ("data_batch_1", "test_batch", "train", "test")):
+            raise DataError(
+                f"'{pickled}' is the pickled version of {name}, which is not read because pickles can run any code: "
+                "get the binary version from the same page."
             )
-        return Listing(name, root, classes, domains)
-
-    return scan
+        raise DataError(f"There is no {name} in '{root}': 'fedkeel data list {name}' shows how its folder must look.")
 
 
-def read_domain(
-    name: str, classes: tuple[str, ...], root: Path, binary: Path, pickled: Path, findings: Findings
-) -> Domain:
-    if parquet_files(root, "train") or parquet_files(root, "test"):
-        return train_and_test(*parquet_domain(name, root, len(classes)))
-    files = BINARIES[name]
-    if any((binary / file).is_file() for part in files for file in part):
-        parts: list[list[Items]] = [[], []]
-        for part, wanted in zip(parts, files, strict=True):
-            for file in wanted:
-                if not (binary / file).is_file():
-                    findings.missing(f"'{binary / file}' is missing: put it beside the other files of {name}.")
-                    continue
-                part.append(cifar_items(name, binary / file, 1 if name == "cifar10" else 2, len(classes)))
-        return train_and_test(*parts)
-    trees_there = [(root / use).is_dir() for use in ("train", "test")]
-    if any(trees_there) and not all(trees_there):
-        lost = root / ("test" if trees_there[0] else "train")
-        raise DataError(f"'{lost}' is missing: {name} has the folders train/<class>/ and test/<class>/.")
-    if all(trees_there):
-        trees = [image_files(*class_files(name, root / use, classes, findings)) for use in ("train", "test")]
-        return train_and_test([trees[0]], [trees[1]])
-    if any((pickled / file).is_file() for file in ("data_batch_1", "test_batch", "train", "test")):
-        raise DataError(
-            f"'{pickled}' is the pickled version of {name}, which is not read because pickles can run any code: get "
-            "the binary version from the same page."
-        )
-    raise DataError(f"There is no {name} in '{root}': 'fedkeel data list {name}' shows how its folder must look.")
-
-
-def describe(name: str, classes: tuple[str, ...], binary: str, pickled: str, what: str) -> Published:
-    train, test = ("data_batch_{1..5}.bin", "test_batch.bin") if name == "cifar10" else ("train.bin", "test.bin")
-    return publish(
-        Published(
-            name=name,
-            what=what,
-            home="https://www.cs.toronto.edu/~kriz/cifar.html",
-            licence="none stated",
-            layout=f"{name}/{binary}/{train} and {test}   the binary version\n"
-            f"or {name}/{{train,test}}.parquet, or {name}/{{train,test}}/<class>/*.png",
-            folders=(name, binary, name.replace("cifar", "CIFAR"), name.replace("cifar", "cifar-"), pickled),
-            classes=len(classes),
-            sizes={name: {"train": 50000, "test": 10000}},
-            scan=scanner(name, classes, binary, pickled),
-        )
-    )
-
-
-TEN = describe(
-    "cifar10", CIFAR10, "cifar-10-batches-bin", "cifar-10-batches-py", "Ten classes of 32 px photographs, one domain."
-)
-HUNDRED = describe(
-    "cifar100", CIFAR100, "cifar-100-binary", "cifar-100-python", "A hundred classes of 32 px photographs, one domain."
-)
-
-
-@DATASETS.register("cifar10", paper="Krizhevsky, 2009")
-def read_cifar10(
-    root: str | os.PathLike[str] | None = None, size: int = 32, validation: float = 0.0, split_seed: int = 0
-) -> Source:
+@published
+@dataclass(frozen=True)
+class CIFAR10(CIFAR):
     """CIFAR-10: 50,000 + 10,000 images of 10 classes, one domain, with the official test set.
 
     `validation` is a share of the training set, none by default.
     """
-    return read(TEN, root, size, validation, split_seed)
+
+    name = "cifar10"
+    what = "Ten classes of 32 px photographs, one domain."
+    layout = (
+        "cifar10/cifar-10-batches-bin/data_batch_{1..5}.bin and test_batch.bin   the binary version\n"
+        "or cifar10/{train,test}.parquet, or cifar10/{train,test}/<class>/*.png"
+    )
+    folders = ("cifar10", "cifar-10-batches-bin", "CIFAR10", "cifar-10", "cifar-10-batches-py")
+    class_names = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+    sizes = {"cifar10": {"train": 50000, "test": 10000}}
+    binary, pickled, label_bytes = "cifar-10-batches-bin", "cifar-10-batches-py", 1
+    files = {"train": [f"data_batch_{number}.bin" for number in range(1, 6)], "test": ["test_batch.bin"]}
 
 
-@DATASETS.register("cifar100", paper="Krizhevsky, 2009")
-def read_cifar100(
-    root: str | os.PathLike[str] | None = None, size: int = 32, validation: float = 0.0, split_seed: int = 0
-) -> Source:
+@published
+@dataclass(frozen=True)
+class CIFAR100(CIFAR):
     """CIFAR-100: 50,000 + 10,000 images of 100 classes, one domain, with the official test set.
 
     Normalised as CIFAR-10, as HBN does. `validation` is a share of the training set: UniVarFL takes 0.1.
     """
-    return read(HUNDRED, root, size, validation, split_seed)
 
-
-def read(entry: Published, root: str | os.PathLike[str] | None, size: int, validation: float, seed: int) -> Source:
-    listing = scanned(entry, find_root(entry.name, root, entry.folders))
-    return assemble(listing, rules.by_shares(listing.domains, validation, 0.0, seed), size, train=TRAIN, test=TEST)
+    name = "cifar100"
+    what = "A hundred classes of 32 px photographs, one domain."
+    layout = (
+        "cifar100/cifar-100-binary/train.bin and test.bin   the binary version\n"
+        "or cifar100/{train,test}.parquet, or cifar100/{train,test}/<class>/*.png"
+    )
+    folders = ("cifar100", "cifar-100-binary", "CIFAR100", "cifar-100", "cifar-100-python")
+    class_names = tuple(HUNDRED.split())
+    sizes = {"cifar100": {"train": 50000, "test": 10000}}
+    binary, pickled, label_bytes = "cifar-100-binary", "cifar-100-python", 2
+    files = {"train": ["train.bin"], "test": ["test.bin"]}

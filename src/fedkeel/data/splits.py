@@ -1,7 +1,7 @@
-"""Who gets which images: shares of each class, and the subsets that the papers publish.
+"""Which images are for training, validation and testing: shares of each class, and the subsets that the papers publish.
 
-A rule looks at the labels only, before any image is decoded, and gives positions for training, validation and testing
-for each domain. All randomness comes from `split_seed`; FedBN's own merged split of the digits is the exception.
+A rule looks at the labels only, before any image is decoded, and gives positions for each domain. All randomness comes
+from `split_seed`; FedBN's own merged split of the digits is the exception.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import replace
 import numpy as np
 
 from fedkeel import seeds
-from fedkeel.data.listing import Domain, Parts
-from fedkeel.data.partition import apportion
-from fedkeel.data.source import IntArray, fractions, stratified_split
-from fedkeel.errors import DataError, nearest
+from fedkeel.data.manifest import Domain, Parts
+from fedkeel.data.partition import in_proportion, shuffled_classes
+from fedkeel.data.population import IntArray
+from fedkeel.errors import DataError
 
 log = logging.getLogger("fedkeel")
 
@@ -25,31 +25,56 @@ Domains = Mapping[str, Domain]
 NOTHING = np.empty(0, np.int64)
 
 
+def stratified_split(labels: IntArray, validation: float, test: float, seed: int, purpose: str) -> Parts:
+    """Positions with each class cut in the same proportions; one that has any image keeps at least one to train on."""
+    parts: tuple[list[IntArray], ...] = ([], [], [])
+    for members in shuffled_classes(labels, seeds.numpy_generator(seed, "split", purpose)):
+        tests = min(int(len(members) * test + 0.5), len(members) - 1)
+        validations = min(int(len(members) * validation + 0.5), len(members) - 1 - tests)
+        cuts = np.split(members, [tests, tests + validations])
+        for part, cut in zip((parts[2], parts[1], parts[0]), cuts, strict=True):
+            part.append(cut)
+    train, held, tested = (np.sort(np.concatenate([NOTHING, *part])) for part in parts)
+    return train, held, tested
+
+
+def check_shares(validation: float, test: float) -> None:
+    if validation + test >= 1:
+        raise DataError(
+            f"validation={validation} and test={test} leave nothing to train on: their sum must be below 1."
+        )
+
+
 def by_shares(
-    domains: Domains, validation: float, test: float, seed: int, *, official: bool = True
+    domains: Domains, seed: int, *, validation: float, test: float, official: bool = True
 ) -> dict[str, Parts]:
     """The data set's own split where it has one (and `official` is true), else shares of each class of a domain."""
-    fractions(validation, test)
-    return {name: shares_of(name, domain, validation, test, seed, official) for name, domain in domains.items()}
+    check_shares(validation, test)
+    return {
+        name: shares_of(name, domain if official else replace(domain, official=None), validation, test, seed)
+        for name, domain in domains.items()
+    }
 
 
-def shares_of(name: str, domain: Domain, validation: float, test: float, seed: int, official: bool) -> Parts:
+def shares_of(name: str, domain: Domain, validation: float, test: float, seed: int) -> Parts:
     labels = domain.labels
-    if official and domain.official is not None:
+    if domain.official is not None:
         training, held, tested = domain.official
         if len(held) == 0 and validation:
-            cuts = stratified_split(labels[training], validation=validation, test=0, seed=seed, purpose=name)
-            training, held = training[cuts[0]], training[cuts[1]]
+            kept, drawn, _ = stratified_split(labels[training], validation, 0, seed, name)
+            training, held = training[kept], training[drawn]
         return training, held, tested
     if domain.groups is None:
-        return stratified_split(labels, validation=validation, test=test, seed=seed, purpose=name)
+        return stratified_split(labels, validation, test, seed, name)
     _, first, group = np.unique(domain.groups, return_index=True, return_inverse=True)
-    cuts = stratified_split(labels[first], validation=validation, test=test, seed=seed, purpose=name)
+    cuts = stratified_split(labels[first], validation, test, seed, name)
     training, held, tested = (np.flatnonzero(np.isin(group, cut)) for cut in cuts)
     return training, held, tested
 
 
-def equal_shares(domains: Domains, train: float, validation: float, test: float, seed: int) -> dict[str, Parts]:
+def equal_shares(
+    domains: Domains, seed: int, *, train: float, validation: float, test: float, official: bool = True
+) -> dict[str, Parts]:
     """Equally many training and validation images in every domain: shares of the smallest domain's training pool.
 
     FedBN takes them from the start and the end of its shuffled training lists. GReg does the same with other shares
@@ -57,7 +82,7 @@ def equal_shares(domains: Domains, train: float, validation: float, test: float,
     """
     pools, tests = {}, {}
     for name, domain in domains.items():
-        if domain.official is not None:
+        if official and domain.official is not None:
             training, held, tests[name] = domain.official
             pools[name] = np.concatenate([training, held])
         else:
@@ -65,10 +90,7 @@ def equal_shares(domains: Domains, train: float, validation: float, test: float,
     smallest = min(len(pool) for pool in pools.values())
     # 0.29 * 100 is 28.999... in floats, and must be 29.
     trained, held_out = (math.floor(smallest * share + 1e-9) for share in (train, validation))
-    return {
-        name: (pool[:trained], pool[len(pool) - held_out :] if held_out else NOTHING, tests[name])
-        for name, pool in pools.items()
-    }
+    return {name: (pool[:trained], pool[len(pool) - held_out :], tests[name]) for name, pool in pools.items()}
 
 
 def shuffled_split(name: str, labels: IntArray, test: float, seed: int) -> tuple[IntArray, IntArray]:
@@ -78,18 +100,7 @@ def shuffled_split(name: str, labels: IntArray, test: float, seed: int) -> tuple
     return generator.permutation(np.setdiff1d(np.arange(len(labels)), tested)), tested
 
 
-def in_proportion(labels: IntArray, total: int, generator: np.random.Generator) -> IntArray:
-    """`total` positions, drawn so that each class keeps its share, sorted."""
-    present, sizes = np.unique(labels, return_counts=True)
-    counts = apportion(sizes.astype(np.int64), total)
-    drawn = [
-        generator.permutation(np.flatnonzero(labels == label))[:count]
-        for label, count in zip(present, counts, strict=True)
-    ]
-    return np.sort(np.concatenate([NOTHING, *drawn]))
-
-
-def merged(domains: Domains, share: float) -> dict[str, Parts]:
+def merged(domains: Domains, _: int, *, share: float) -> dict[str, Parts]:
     """FedBN's split of the digits: training and test set merged, cut 80 / 20 by class, and of the training images the
     first `share` times as many as the smallest domain has (0.1 gives FedBN's 743, 1 gives FedWon's 7,438).
 
@@ -100,35 +111,26 @@ def merged(domains: Domains, share: float) -> dict[str, Parts]:
     cutter = StratifiedShuffleSplit(n_splits=1, test_size=0.2, random_state=0)
     cuts = {}
     for name, domain in domains.items():
-        labels = domain.labels
         try:
-            cuts[name] = next(cutter.split(np.zeros(len(labels)), labels))
+            cuts[name] = next(cutter.split(np.zeros(len(domain.labels)), domain.labels))
         except ValueError as error:
             raise DataError(f"The domain '{name}' cannot be cut 80 / 20 by class ({error}): give all of it.") from error
     taken = int(share * min(len(train) for train, _ in cuts.values()))
     return {name: (train[:taken], NOTHING, test) for name, (train, test) in cuts.items()}
 
 
-def same_per_class(domains: Domains, per_class: int, test: float, seed: int) -> dict[str, Parts]:
+def same_per_class(domains: Domains, seed: int, *, per_class: int, test: float) -> dict[str, Parts]:
     """`per_class` images of each class of a domain, or all where there are fewer, and of these the share `test`."""
     cuts = {}
     for name, domain in domains.items():
-        generator = seeds.numpy_generator(seed, "per class", name)
-        labels = domain.labels
-        chosen = [generator.permutation(np.flatnonzero(labels == label))[:per_class] for label in np.unique(labels)]
-        members = np.sort(np.concatenate([NOTHING, *chosen]))
-        parts = stratified_split(labels[members], validation=0, test=test, seed=seed, purpose=name)
-        training, held, tested = (members[part] for part in parts)
-        cuts[name] = (training, held, tested)
+        classes = shuffled_classes(domain.labels, seeds.numpy_generator(seed, "per class", name))
+        members = np.sort(np.concatenate([NOTHING, *(own[:per_class] for own in classes)]))
+        train, held, tested = stratified_split(domain.labels[members], 0, test, seed, name)
+        cuts[name] = (members[train], members[held], members[tested])
     return cuts
 
 
-def check_subset(name: str, subset: str | None, choices: tuple[str, ...]) -> None:
-    if subset is not None and subset not in choices:
-        raise DataError(f"{name} has no subset {subset!r}: {nearest(str(subset), choices)}")
-
-
-def without_lists(name: str, domains: Domains) -> None:
+def warn_of_missing_lists(name: str, domains: Domains) -> None:
     """Say that a subset is drawn where the paper's own lists are not there."""
     if any(domain.official is None for domain in domains.values()):
         log.warning(
@@ -136,8 +138,3 @@ def without_lists(name: str, domains: Domains) -> None:
             "split_seed, of other images than FedBN's.",
             name,
         )
-
-
-def unsplit(domains: Domains) -> dict[str, Domain]:
-    """The domains without the split that they came with."""
-    return {name: replace(domain, official=None) for name, domain in domains.items()}

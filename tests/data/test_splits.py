@@ -7,10 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from fedkeel.data import PARTITIONS, rules
-from fedkeel.data.listing import Domain, Items, Parts
-from fedkeel.data.published import Published
-from fedkeel.data.readers import camelyon17, domainnet, office_caltech_10, pacs, vlcs
+from fedkeel.data import PARTITIONS, Reader
+from fedkeel.data.manifest import Domain, Images, Parts
+from fedkeel.data.readers.camelyon17 import Camelyon17
+from fedkeel.data.readers.digits_five import DigitsFive
+from fedkeel.data.readers.domainnet import DomainNet
+from fedkeel.data.readers.office_caltech_10 import OfficeCaltech10
+from fedkeel.data.readers.pacs import PACS
+from fedkeel.data.readers.vlcs import VLCS
+from fedkeel.data.splits import by_shares, shuffled_split
 
 
 def domain(images: int, classes: int = 7, official: int | None = None) -> Domain:
@@ -19,7 +24,7 @@ def domain(images: int, classes: int = 7, official: int | None = None) -> Domain
     parts = None
     if official is not None:
         parts = (np.arange(official)[::-1], np.empty(0, np.int64), np.arange(official, images))
-    return Domain([Items(labels)], parts)
+    return Domain([Images(labels)], parts)
 
 
 def sizes(cuts: dict[str, Parts]) -> dict[str, tuple[int, ...]]:
@@ -29,55 +34,53 @@ def sizes(cuts: dict[str, Parts]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(len(part) for part in own) for name, own in cuts.items()}
 
 
-def published(entry: Published) -> dict[str, Domain]:
-    counts = {name: uses["images"] for name, uses in entry.sizes.items()}
+def published(reader: type[Reader]) -> dict[str, Domain]:
+    counts = {name: uses["images"] for name, uses in reader().published_sizes().items()}
     return {name: domain(count if isinstance(count, int) else count[0]) for name, count in counts.items()}
 
 
 def test_fedbn_takes_62_and_50_of_office_caltech_10() -> None:
     lists = {"amazon": (766, 192), "caltech": (898, 225), "dslr": (125, 32), "webcam": (236, 59)}
     domains = {name: domain(train + test, 10, train) for name, (train, test) in lists.items()}
-    cuts = rules.equal_shares(domains, 0.5, 0.4, 0.2, 0)
+    cuts = OfficeCaltech10.subsets["fedbn"](domains, 0)
     assert sizes(cuts) == {name: (62, 50, test) for name, (_, test) in lists.items()}
     assert cuts["amazon"][0].tolist() == list(range(765, 703, -1))
     assert cuts["amazon"][1].tolist() == list(range(49, -1, -1))
     # Drawn from the whole, as many are tested as FedBN tests, up to how 20 % of 958 and 1,123 are rounded.
-    drawn = sizes(rules.equal_shares(published(office_caltech_10.OFFICE), 0.5, 0.4, 0.2, 0))
+    drawn = sizes(OfficeCaltech10.subsets["fedbn"](published(OfficeCaltech10), 0))
     assert drawn == {name: (62, 50, test) for name, (_, test) in lists.items()}
 
 
 def test_fedbn_takes_105_and_105_of_domainnet_and_greg_630_and_210() -> None:
     tests = {"clipart": 526, "infograph": 657, "painting": 619, "quickdraw": 1000, "real": 1217, "sketch": 554}
-    domains = published(domainnet.DOMAINNET)
-    assert sizes(rules.equal_shares(domains, 0.05, 0.05, 0.2, 0)) == {n: (105, 105, t) for n, t in tests.items()}
-    assert sizes(rules.equal_shares(domains, 0.3, 0.1, 0.2, 0)) == {n: (630, 210, t) for n, t in tests.items()}
+    domains = published(DomainNet)
+    assert sizes(DomainNet.subsets["fedbn"](domains, 0)) == {n: (105, 105, t) for n, t in tests.items()}
+    assert sizes(DomainNet.subsets["greg"](domains, 0)) == {n: (630, 210, t) for n, t in tests.items()}
 
 
 def test_greg_takes_what_its_table_6_has() -> None:
     # The table gives 615, 704 and 501 test images to photo, art painting and cartoon. 30 % of their 1,670, 2,048
     # and 2,344 images are these three numbers in another order: the names of the rows are mixed up there.
     tests = {"art_painting": 615, "cartoon": 704, "photo": 501, "sketch": 1179}
-    cuts = rules.equal_shares(published(pacs.PACS), 0.5, 0.2, 0.3, 0)
+    cuts = PACS.subsets["greg"](published(PACS), 0)
     assert sizes(cuts) == {name: (584, 233, test) for name, test in tests.items()}
     # The table has 796 for LabelMe; the rule that gives the others, 30 % rounded up, gives 797.
     tests = {"Caltech101": 425, "LabelMe": 797, "SUN09": 985, "VOC2007": 1013}
-    cuts = rules.equal_shares(published(vlcs.VLCS), 0.3, 0.3, 0.3, 0)
+    cuts = VLCS.subsets["greg"](published(VLCS), 0)
     assert sizes(cuts) == {name: (297, 297, test) for name, test in tests.items()}
     # 3 % of each hospital first.
     tests = {"H1": 536, "H2": 315, "H3": 766, "H4": 1169, "H5": 1321}
-    hospitals = {
-        name: domain(math.ceil(0.03 * len(own.labels)), 2) for name, own in published(camelyon17.CAMELYON17).items()
-    }
-    assert sizes(rules.equal_shares(hospitals, 0.4, 0.4, 0.3, 0)) == {n: (293, 293, t) for n, t in tests.items()}
+    hospitals = {name: domain(math.ceil(0.03 * len(own.labels)), 2) for name, own in published(Camelyon17).items()}
+    assert sizes(Camelyon17.subsets["greg"](hospitals, 0)) == {n: (293, 293, t) for n, t in tests.items()}
 
 
 def test_a_test_set_that_is_drawn_keeps_the_classes_in_proportion() -> None:
     labels = np.repeat([0, 1, 2], [700, 200, 100])
-    pool, tested = rules.shuffled_split("here", labels, 0.3, 0)
+    pool, tested = shuffled_split("here", labels, 0.3, 0)
     assert np.bincount(labels[tested]).tolist() == [210, 60, 30]
     assert sorted([*pool, *tested]) == list(range(1000))
     assert pool.tolist() != sorted(pool.tolist())
-    again, other = (rules.shuffled_split("here", labels, 0.3, seed)[0] for seed in (0, 1))
+    again, other = (shuffled_split("here", labels, 0.3, seed)[0] for seed in (0, 1))
     assert np.array_equal(pool, again)
     assert not np.array_equal(pool, other)
 
@@ -86,8 +89,8 @@ def test_fedbn_trains_on_743_digits_and_fedwon_on_7438() -> None:
     published = {"mnist": 70000, "svhn": 99289, "usps": 9298}
     domains = {name: domain(count, 10) for name, count in published.items()}
     tests = {"mnist": 14000, "svhn": 19858, "usps": 1860}
-    assert sizes(rules.merged(domains, 0.1)) == {name: (743, 0, test) for name, test in tests.items()}
-    cuts = rules.merged(domains, 1.0)
+    assert sizes(DigitsFive.subsets["fedbn"](domains, 0)) == {name: (743, 0, test) for name, test in tests.items()}
+    cuts = DigitsFive.subsets["fedwon"](domains, 0)
     assert sizes(cuts) == {name: (7438, 0, test) for name, test in tests.items()}
     labels = domains["svhn"].labels
     share = np.bincount(labels[cuts["svhn"][2]]) / np.bincount(labels)
@@ -97,7 +100,7 @@ def test_fedbn_trains_on_743_digits_and_fedwon_on_7438() -> None:
 def test_fedcodas_digits_are_600_of_each_class() -> None:
     labels = np.repeat(np.arange(10), [600 + 50 * k for k in range(10)])
     few = np.repeat(np.arange(10), 5)
-    cuts = rules.same_per_class({"many": Domain([Items(labels)]), "few": Domain([Items(few)])}, 600, 0.2, 0)
+    cuts = DigitsFive.subsets["fedcoda"]({"many": Domain([Images(labels)]), "few": Domain([Images(few)])}, 0)
     train, _, test = cuts["many"]
     assert np.bincount(labels[train]).tolist() == [480] * 10
     assert np.bincount(labels[test]).tolist() == [120] * 10
@@ -106,11 +109,11 @@ def test_fedcodas_digits_are_600_of_each_class() -> None:
 
 def test_an_official_split_stays_unless_it_is_asked_to_go() -> None:
     domains = {"a": domain(100, 4, official=60)}
-    train, held, test = rules.by_shares(domains, 0.1, 0.5, 0)["a"]
+    train, held, test = by_shares(domains, 0, validation=0.1, test=0.5)["a"]
     assert set(test) == set(range(60, 100))
     assert set(train) | set(held) == set(range(60))
     assert 4 <= len(held) <= 8
-    train, held, test = rules.by_shares(domains, 0, 0.2, 0, official=False)["a"]
+    train, held, test = by_shares(domains, 0, validation=0, test=0.2, official=False)["a"]
     assert not set(test) <= set(range(60, 100))
     assert len(test) in range(18, 23)
 
@@ -118,7 +121,7 @@ def test_an_official_split_stays_unless_it_is_asked_to_go() -> None:
 def test_a_group_is_never_split_apart() -> None:
     groups = np.repeat(np.arange(40), 3)
     labels = np.repeat(np.arange(40) % 2, 3)
-    parts = rules.by_shares({"a": Domain([Items(labels)], groups=groups)}, 0.2, 0.3, 0)["a"]
+    parts = by_shares({"a": Domain([Images(labels)], groups=groups)}, 0, validation=0.2, test=0.3)["a"]
     owners = [set(groups[part]) for part in parts]
     assert [len(own) for own in owners] == [20, 8, 12]
     assert sum(len(part) for part in parts) == 120

@@ -1,14 +1,64 @@
-"""Colour transforms: jitter and greyscale, on batches with three channels and values in [0, 1]."""
+"""Transforms of colour: normalisation, greyscale and jitter; the last two on batches with three channels."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from fedkeel.data.source import number
 from fedkeel.data.transforms import TRANSFORMS
+from fedkeel.errors import DataError
+from fedkeel.options import Range, Share, checked
+
+STATISTICS: dict[str, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    "cifar10": ((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010)),
+    "imagenet": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}
+
+
+@TRANSFORMS.register("normalise")
+@dataclass(frozen=True)
+class Normalise:
+    """Subtract a mean and divide by a standard deviation, one for all channels or one per channel.
+
+    `like` takes both from a data set: "imagenet" or "cifar10".
+    """
+
+    mean: float | Sequence[float] = 0.5
+    std: float | Sequence[float] = 0.5
+    like: str | None = None
+    draws = 0
+
+    def __post_init__(self) -> None:
+        for what, given in (("mean", self.mean), ("std", self.std)):
+            for value in given if isinstance(given, list | tuple) else [given]:
+                checked(value, Annotated[float, Range(-1e6, 1e6)], f"{what} in normalise")
+        if self.like is not None:
+            if self.like not in STATISTICS:
+                raise DataError(f"There are no statistics of '{self.like}': choose from {', '.join(STATISTICS)}.")
+            mean, std = STATISTICS[self.like]
+            object.__setattr__(self, "mean", mean)
+            object.__setattr__(self, "std", std)
+        if any(value <= 0 for value in channels(self.std)):
+            raise DataError(f"std in normalise is {self.std}: every standard deviation must be above 0.")
+
+    def __call__(self, x: Tensor, u: Tensor) -> Tensor:
+        return (x - on_device(channels(self.mean), x.device)) / on_device(channels(self.std), x.device)
+
+
+def channels(values: float | Sequence[float]) -> tuple[float, ...]:
+    return (float(values),) if isinstance(values, int | float) else tuple(float(value) for value in values)
+
+
+@lru_cache(maxsize=64)
+def on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Per-channel values as a (1, C, 1, 1) tensor, made once: a CUDA graph cannot capture a copy from the host."""
+    with torch.inference_mode(False):
+        return torch.tensor(values, dtype=torch.float32).to(device)[None, :, None, None]
 
 
 @TRANSFORMS.register("grayscale")
@@ -16,11 +66,8 @@ from fedkeel.data.transforms import TRANSFORMS
 class Grayscale:
     """Replace the colours by their luminance with probability p, keeping three channels."""
 
-    p: float = 0.1
+    p: Share = 0.1
     draws = 1
-
-    def __post_init__(self) -> None:
-        number("p in grayscale", self.p, 0, 1)
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         return torch.where(u[:, :, None, None] < self.p, luminance(x).expand_as(x), x)
@@ -34,16 +81,11 @@ class ColourJitter:
     The first three are factors in [1 - v, 1 + v]; hue is shifted by up to v turns of the colour wheel.
     """
 
-    brightness: float = 0.4
-    contrast: float = 0.4
-    saturation: float = 0.4
-    hue: float = 0.0
+    brightness: Share = 0.4
+    contrast: Share = 0.4
+    saturation: Share = 0.4
+    hue: Annotated[float, Range(0, 0.5)] = 0.0
     draws = 4
-
-    def __post_init__(self) -> None:
-        for what in ("brightness", "contrast", "saturation"):
-            number(f"{what} in jitter", getattr(self, what), 0, 1)
-        number("hue in jitter", self.hue, 0, 0.5)
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         spread = 2 * u[:, :, None, None, None] - 1

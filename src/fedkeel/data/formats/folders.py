@@ -1,0 +1,112 @@
+"""Folders of images: what lies in them, and a sentence about what is not read."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedkeel.data.manifest import Findings, Images, image_files
+
+SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
+LITTER = {"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir", "$recycle.bin"}
+MISPLACED = "not right in a class's folder"
+
+
+def visible_folders(path: Path) -> list[Path]:
+    """Without hidden ones, and without what macOS puts into an archive beside its content; none of a missing folder."""
+    there = path.iterdir() if path.is_dir() else ()
+    return sorted(child for child in there if child.is_dir() and not is_litter(child.name))
+
+
+def images_in(path: Path) -> list[Path]:
+    """The images right in a folder, sorted; none of a missing folder."""
+    return sorted_out(path, below=False)[0] if path.is_dir() else []
+
+
+def sorted_out(path: Path, *, below: bool = True) -> tuple[list[Path], Counter[str]]:
+    """The images right in a folder, sorted, and how many files of each kind in it, and `below` it, are not read.
+
+    What systems leave in folders by themselves, and hidden files, are no one's data.
+    """
+    images: list[Path] = []
+    others: Counter[str] = Counter()
+    with os.scandir(path) as entries:
+        for entry in entries:
+            if is_litter(entry.name):
+                continue
+            if entry.is_dir():
+                for folder, _, files in os.walk(entry.path) if below else ():
+                    hidden = any(map(is_litter, Path(folder).relative_to(path).parts))
+                    others.update(kind(file, misplaced=True) for file in files if not (hidden or is_litter(file)))
+            elif Path(entry.name).suffix.lower() in SUFFIXES:
+                images.append(path / entry.name)
+            else:
+                others[kind(entry.name)] += 1
+    return sorted(images), others
+
+
+def is_litter(name: str) -> bool:
+    return name.startswith(".") or name.lower() in LITTER
+
+
+def kind(file: str, *, misplaced: bool = False) -> str:
+    ending = Path(file).suffix.lower()[:20]
+    return f"{ending} {MISPLACED}" if misplaced and ending in SUFFIXES else ending or "without an ending"
+
+
+def unread(place: str, others: Counter[str]) -> str:
+    """The sentence about files that are not read: left out they may be, but not silently."""
+    most = sorted(others.items(), key=lambda entry: (-entry[1], entry[0]))
+    kinds = [f"{count:,} {kind}" for kind, count in most[:8]]
+    if len(most) > 8:
+        kinds.append(f"{sum(count for _, count in most[8:]):,} of other kinds")
+    wrong = any(kind.endswith(MISPLACED) for kind in others)
+    advice = "put images right into the folder of their class, as PNG" if wrong else "convert images among them to PNG"
+    total = others.total()
+    files = f"{total:,} files of '{place}' are" if total > 1 else f"1 file of '{place}' is"
+    return f"{files} not read: {', '.join(kinds)}; {advice}."
+
+
+def step_into(root: Path, *names: str) -> Path:
+    """The folder itself, or the one of these names inside it: archives often bring a folder of their own."""
+    return next((root / name for name in names if (root / name).is_dir()), root)
+
+
+def class_images(
+    name: str,
+    folder: Path,
+    classes: Sequence[str],
+    findings: Findings,
+    *,
+    ignored: Sequence[str] = (),
+    below: str = "",
+    needed: bool = True,
+) -> Images:
+    """The images of `folder/<class>/`, and findings: classes without images, folders too many.
+
+    `ignored` are folders that may be there and are not read; `below` is the folder inside a class's that has its
+    images; `needed` says that every class must have some.
+    """
+    known = {label: number for number, label in enumerate(classes)}
+    files: list[Path] = []
+    labels: list[int] = []
+    left: Counter[str] = Counter()
+    for child in visible_folders(folder):
+        if child.name not in known:
+            if child.name not in ignored:
+                findings.extra(f"The folder '{child}' is no class of {name} and is not used.")
+            continue
+        inside = child / below
+        found, others = sorted_out(inside) if inside.is_dir() else ([], Counter())
+        left += others
+        files += found
+        labels += [known[child.name]] * len(found)
+    if left:
+        findings.extra(unread(str(folder), left))
+    for number in sorted(set(range(len(classes))) - set(labels)) if needed else ():
+        findings.missing(
+            f"The class '{classes[number]}' of {name} has no images in '{folder}': put them into a folder of that name."
+        )
+    return image_files(files, labels)

@@ -1,0 +1,136 @@
+"""Text files that say what each image of a data set is: tables, and lists of what is for training and testing.
+
+A line of `splits/<domain>_train.txt` is a path below the root, with or without a label after it. The class is always
+that of the image's folder.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from fedkeel.data.manifest import Parts
+from fedkeel.data.population import IntArray
+from fedkeel.errors import DataError
+
+LISTS = ("train", "validation", "test")
+
+
+def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
+    """The rows of a comma- or tab-separated file that has at least these columns."""
+    try:
+        with file.open(encoding="utf-8-sig", newline="") as stream:
+            first = stream.readline()
+            stream.seek(0)
+            table = csv.DictReader(stream, delimiter="\t" if "\t" in first else ",")
+            present = table.fieldnames or []
+            for column in columns:
+                if column not in present:
+                    shown = ", ".join(name for name in present if name) or "(none)"
+                    raise DataError(f"'{file}' has the columns {shown}, and lacks '{column}': get the authors' file.")
+            rows = []
+            for row in table:
+                if any(row[column] is None for column in columns):
+                    raise DataError(f"Line {table.line_num} of '{file}' ends too early: download it again.")
+                rows.append(row)
+            return rows
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"'{file}' cannot be read as a table ({error}): download it again.") from error
+
+
+def read_lines(file: Path) -> dict[str, str]:
+    """The lines of a list that have anything in them, each by its place as an error names it."""
+    try:
+        lines = file.read_text(encoding="utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"'{file}' is not text in UTF-8 ({error}): download it, or save it as UTF-8.") from error
+    return {f"Line {number} of '{file}'": line.strip() for number, line in enumerate(lines, start=1) if line.strip()}
+
+
+def positions_in(files: Mapping[str, Path], find: Callable[[str, str], int | None]) -> list[IntArray]:
+    """For each list the images that its lines name, in their order; `find(place, line)` is None to pass over one."""
+    owner: dict[int, str] = {}
+    for use, file in files.items():
+        for place, line in read_lines(file).items() if file.is_file() else ():
+            image = find(place, line)
+            if image is None:
+                continue
+            if image in owner:
+                raise DataError(f"{place}, '{line}', is already in the {owner[image]} list: keep one.")
+            owner[image] = use
+    return [np.array([image for image, own in owner.items() if own == use], np.int64) for use in files]
+
+
+def read_lists(
+    root: Path, domain: str, position: Mapping[str, int], folder: str = "splits", classes: Collection[str] | None = None
+) -> Parts | None:
+    """Positions for training, validation and testing in the lists' order, or None if there are no lists.
+
+    `position` has the domain's images by their path below the root. Images in no list are not used. Where only some
+    `classes` are read, lines that name an image of another one are passed over.
+    """
+    files = {use: root / folder / f"{domain}_{use}.txt" for use in LISTS}
+    if not any(file.is_file() for file in files.values()):
+        return None
+    for use in ("train", "test"):
+        if not files[use].is_file():
+            raise DataError(f"'{files[use]}' is missing, but another list of '{domain}' is there: give both or none.")
+
+    def find(place: str, line: str) -> int | None:
+        for path in (line, line.rsplit(maxsplit=1)[0]):  # a path may have blanks
+            if path in position:
+                return position[path]
+        if classes is not None and class_of(line) not in classes:
+            return None
+        raise no_image(place, line, domain)
+
+    train, validation, test = positions_in(files, find)
+    return train, validation, test
+
+
+def read_kfold(
+    folders: Sequence[Path], domain: str, position: Mapping[str, int], labels: IntArray
+) -> tuple[IntArray, IntArray] | None:
+    """PACS's own lists, `<domain>_{train,crossval}_kfold.txt`: positions for training and cross-validation.
+
+    A line is a path and a label that counts from 1. `<domain>_test_kfold.txt` lists every image of the domain, for
+    testing on a domain that was left out; it needs no reading.
+    """
+    folder = next((folder for folder in folders if (folder / f"{domain}_train_kfold.txt").is_file()), None)
+    if folder is None:
+        return None
+    files = {use: folder / f"{domain}_{use}_kfold.txt" for use in ("train", "crossval")}
+    if not files["crossval"].is_file():
+        raise DataError(
+            f"'{files['crossval']}' is missing, but the train list of '{domain}' is there: give both or none."
+        )
+
+    def find(place: str, line: str) -> int:
+        path, _, label = line.rpartition(" ")
+        if path not in position:
+            raise no_image(place, line, domain)
+        own = labels[position[path]]
+        if not label.isdigit() or int(label) - 1 != own:
+            raise DataError(
+                f"{place} gives '{path}' the label {label}, but its folder is class {own + 1}: the labels of these "
+                "lists count the sorted class folders from 1."
+            )
+        return position[path]
+
+    train, crossval = positions_in(files, find)
+    return train, crossval
+
+
+def no_image(place: str, line: str, domain: str) -> DataError:
+    return DataError(
+        f"{place}, '{line}', is no image of the domain '{domain}': put the image there, or remove the line."
+    )
+
+
+def class_of(line: str) -> str:
+    """The class folder in `<domain>/<class>/<file> <label>`."""
+    folders = line.split("/")
+    return folders[1] if len(folders) > 2 else ""
