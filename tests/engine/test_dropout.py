@@ -15,7 +15,7 @@ from fedkeel import models, simulate
 from fedkeel.core.messages import Update
 from fedkeel.engine.executors.cuda.executor import CudaExecutor
 from fedkeel.engine.executors.cuda.slot import DrawsByItself, Slot
-from fedkeel.engine.executors.executor import ClientMemory
+from fedkeel.engine.memory import ClientMemory
 from fedkeel.engine.local import Worker
 from fedkeel.models import Classifier
 from tests import tiny

@@ -45,7 +45,7 @@ class Version(NamedTuple):
         return f"{self.number:08d}.safetensors"
 
 
-class Shelf:
+class MemoryFiles:
     """A folder with the memories of clients; without a path, a temporary one that is removed in the end."""
 
     def __init__(self, folder: Path | None = None) -> None:
