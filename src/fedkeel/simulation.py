@@ -15,8 +15,8 @@ from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.core import naming
 from fedkeel.core.method import Method
 from fedkeel.data.federation import Federation
-from fedkeel.engine.executors.flower.roster import FILE as SITES
 from fedkeel.engine.checks import check_objects, refuse_name
+from fedkeel.engine.executors.flower.roster import FILE as SITES
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import Setup, prepare
 from fedkeel.engine.spawning import leave_if_imported_again

@@ -27,7 +27,7 @@ Bounds = list[tuple[int, int]]  # start and stop of each batch
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """`order`: index into the store of each sample, in training order, (n,). `uniforms`: (n, draws). `bounds` in both."""
+    """`order`: index into the store of each sample, in training order, (n,). `uniforms`: (n, draws)."""
 
     order: Tensor
     uniforms: Tensor

@@ -305,7 +305,9 @@ class Worker:
             rounds=broadcast.rounds,
             model=self.model,
             broadcast=broadcast,
-            data=TrainingPasses(self.store, site, lambda: self.plan(name, round), config.seed, round, config.batch_size),
+            data=TrainingPasses(
+                self.store, site, lambda: self.plan(name, round), config.seed, round, config.batch_size
+            ),
             config=config,
             num_classes=self.federation.num_classes,
             learning_rate=config.learning_rate_at(round),

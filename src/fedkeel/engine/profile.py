@@ -1,7 +1,7 @@
 """Where the time of a run goes: seconds per phase of each round.
 
-`timing.jsonl` has the few that every run is told, `profile.json` of a run with `--profile` has them all. Two clocks run.
-One is the server's: its phases follow each other, so they add up to the wall clock. The other, with `--profile` alone, is
+`timing.jsonl` has the main ones of every run, `profile.json` of a run with `--profile` has them all. Two clocks run:
+one is the server's, whose phases follow each other, so they add up to the wall clock. The other, with `--profile`, is
 the clients': it tells the parts of local training, of evaluation and of answers apart where they happen. Where that is
 in workers that run at the same time, its seconds are worker-seconds, added up over all of them.
 

@@ -284,7 +284,9 @@ class Federated:
         groups = {name: getattr(server, name) for name in SERVER_GROUPS}
         best = {"accuracy": self.best[0], "round": self.best[1]}
         self.executor.memory.write_files()
-        self.store.checkpoint(Checkpoint(round, groups | {"best": self.best_model, "best_local": self.best_local}, best))
+        self.store.checkpoint(
+            Checkpoint(round, groups | {"best": self.best_model, "best_local": self.best_local}, best)
+        )
 
     def _restore(self) -> int:
         """Load the last good checkpoint; returns the round to begin with."""

@@ -90,7 +90,7 @@ class Setup:
         return {client.samples for client in self.federation.clients} if self.config.dp == "local" else set()
 
     def with_threads(self, note: Callable[[str], None]) -> Setup:
-        """The same with the number of threads decided: on it depend the last bits, so a resumed run needs to know it."""
+        """The same with the number of threads decided: it decides the last bits, so a resumed run needs to know it."""
         config = self.config
         if config.threads or not executor_class(self.executor_name).single_threaded:
             return self

@@ -39,13 +39,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedkeel.config import Config
-from fedkeel.core import state
 from fedkeel.core.client import Batch
 from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Broadcast, Update
 from fedkeel.core.server import Server
 from fedkeel.core.state import Layout, Tensors, batch_norms
 from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.nn.masks import HOLDER, Draws
 from fedkeel.seeds import Stream
 from fedkeel.trust.rules import Mean, MeanAggregator, PlainGradients, Rules, UniformSampler
@@ -163,7 +163,7 @@ def warn_of_the_rest(config: Config, method: Composition, layout: Layout) -> Non
         log.warning("Epsilon is that of the weights: %s are averaged without noise.", " and ".join(others))
 
 
-# -- what the loop is given ---------------------------------------------------------------------------------------------
+# -- what the loop is given -------------------------------------------------------------------------------------------
 def choose_rules(config: Config, method: Composition, randomness: Randomness) -> Rules:
     """The sampler, the gradients and the aggregator of a run, private or ordinary."""
     central = config.dp == "central"
@@ -198,11 +198,9 @@ class NoisyAggregator(MeanAggregator):
         self.fewest = 0
 
     def mean(self, server: Server, broadcast: Broadcast, updates: Sequence[Update]) -> Mean:
-        weights = noisy_mean(
-            self.config, broadcast.weights, updates, server.num_clients, server.round, self.randomness
-        )
+        weights = noisy_mean(self.config, broadcast.weights, updates, server.num_clients, server.round, self.randomness)
         statistics = [update.statistics for update in updates]
-        mean = state.mean(statistics, [1.0] * len(updates)) if updates else server.statistics
+        mean = weighted_mean(statistics, [1.0] * len(updates)) if updates else server.statistics
         return Mean(weights, mean, [replace(update, weights={}) for update in updates])
 
 
@@ -244,9 +242,7 @@ class NoisyGradients(PlainGradients):
 
     def batches(self, client: str, round: int, samples: int, draws: int) -> tuple[list[Tensor], Tensor]:
         order, rate = self._stream("order", round, client), sampling_rate(self.config, samples)
-        steps = [
-            (order.uniform(samples) < rate).nonzero().flatten() for _ in range(local_steps(self.config, samples))
-        ]
+        steps = [(order.uniform(samples) < rate).nonzero().flatten() for _ in range(local_steps(self.config, samples))]
         return steps, order.uniform(sum(map(len, steps)), draws)
 
     def _stream(self, purpose: str, round: int, client: str) -> Stream:

@@ -63,7 +63,7 @@ class PlainGradients:
         epochs = [torch.randperm(samples, generator=generator)[:used] for _ in range(config.local_epochs)]
         augmentation = seeds.generator(config.seed, "augmentation", round, client)
         uniforms = torch.rand(used * config.local_epochs, draws, generator=augmentation)
-        return [batch for epoch in epochs for batch in epoch.split(size)], uniforms
+        return [batch for epoch in epochs for batch in torch.split(epoch, size)], uniforms
 
     def backward(self, plain: Callable[[], Tensor], model: nn.Module, batch: Batch) -> Tensor:
         """Put a step's gradients where the optimizer looks for them; `plain` does so with those of the batch's loss,

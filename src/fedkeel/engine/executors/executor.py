@@ -37,17 +37,17 @@ class Executor(ABC):
     memory: ClientMemory
 
     @classmethod
-    def cannot_run(cls, device: torch.device) -> str:
+    def cannot_run(cls, device: torch.device) -> str:  # noqa: ARG003
         """Why it cannot run on this device and system, as the rest of "The executor 'name' ..."; nothing if it can."""
         return ""
 
     @classmethod
-    def suits(cls, config: Config) -> bool:
+    def suits(cls, config: Config) -> bool:  # noqa: ARG003
         """Whether `auto` may take it for these options."""
         return True
 
     @classmethod
-    def worker_processes(cls, config: Config) -> int:
+    def worker_processes(cls, config: Config) -> int:  # noqa: ARG003
         """How many processes work at the same time."""
         return 1
 
@@ -62,7 +62,7 @@ class Executor(ABC):
     @abstractmethod
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]: ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027
         """The run is over."""
 
 

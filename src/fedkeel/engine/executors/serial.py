@@ -34,7 +34,9 @@ class SerialExecutor(Executor):
         return self._remembering(clients, lambda client, memory: self.worker.train(client, broadcast, memory))
 
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
-        return self._remembering(clients, lambda client, memory: self.worker.answer(client, broadcast, memory, question))
+        return self._remembering(
+            clients, lambda client, memory: self.worker.answer(client, broadcast, memory, question)
+        )
 
     def _remembering(
         self, clients: Sequence[str], work: Callable[[str, Tensors], tuple[T, Tensors]]

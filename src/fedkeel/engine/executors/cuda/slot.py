@@ -149,9 +149,9 @@ class Slot:
             graph.replay()
             return
         self._eager_step(client, size)  # the first one is real, and readies what a capture must not create
-        if recorded and not (size == 1 and steps > 1):
-            if len(recorded.graphs) < MOST_SMALL_GRAPHS or size == self.worker.config.batch_size:
-                self._capture(recorded, client, size, steps)
+        usual = size == self.worker.config.batch_size
+        if recorded and (size > 1 or steps == 1) and (usual or len(recorded.graphs) < MOST_SMALL_GRAPHS):
+            self._capture(recorded, client, size, steps)
         for _ in range(steps - 1):
             self._eager_step(client, size)
 

@@ -103,7 +103,7 @@ class FlowerExecutor(Executor):
     _evaluated: tuple[Broadcast | None, dict[str, list[Evaluation]]] = (None, {})
 
     @classmethod
-    def cannot_run(cls, device: torch.device) -> str:
+    def cannot_run(cls, device: torch.device) -> str:  # noqa: ARG003
         return "is that of a federation over a network: start one with 'fedkeel server', or choose 'auto'."
 
     # -- what the round loop asks for ------------------------------------------------------------------------
