@@ -10,7 +10,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 import fedkeel
-from fedkeel.core.client import (LocalClient)
+from fedkeel.core.client import LocalClient
 
 
 @fedkeel.register("cautious")

@@ -132,7 +132,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: analysis.build("tsne(samples=x)"),
         "The 'samples' of tsne is 'x', which is not a whole number.",
     ),
-    "liars of letters": (lambda: on_tiny(robust="krum(liars=x)"), "The 'liars' of krum is 'x', which is not a whole number."),
+    "liars of letters": (
+        lambda: on_tiny(robust="krum(liars=x)"),
+        "The 'liars' of krum is 'x', which is not a whole number.",
+    ),
     "dropout of letters": (
         lambda: models.build_spec("vgg11(dropout=x)", num_classes=4),
         "The model 'vgg11' cannot be built",
