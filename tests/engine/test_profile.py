@@ -276,3 +276,32 @@ def test_shares_and_waiting_are_told_as_they_are() -> None:
     ]
     assert profile.client_rows(document)[1] == ("waiting for the GPU", "3.00", "75.0", "4", "2.50")
     assert "Seconds of the host" in profile.client_caption(document)
+
+
+# -- the seconds that every run is told --------------------------------------------------------------------------------
+def test_the_parts_of_a_round_in_timing_are_those_of_the_one_clock(time: Time) -> None:
+    clock = profile.Profile()
+    with clock.round(0):
+        with clock(profile.BROADCAST):
+            time.passes(1)
+        with clock(profile.COLLECTION):
+            time.passes(2)
+            with clock(profile.TRAINING):  # inside: the clients' part of the collection
+                time.passes(4)
+        with clock(profile.AGGREGATION):
+            time.passes(8)
+        with clock(profile.EVALUATION):
+            time.passes(16)
+        time.passes(32)
+        assert clock.stages() == {"train": 7, "aggregate": 8, "evaluate": 48}
+
+
+def test_a_run_with_a_profile_and_one_without_tell_the_same_parts(tmp_path: Path) -> None:
+    for options in ({}, {"profile": True}):
+        run = tiny.run(tmp_path / f"run{len(options)}", **options)
+        lines = [json.loads(line) for line in (run.directory / "timing.jsonl").read_text().splitlines()]
+        assert [line["round"] for line in lines] == [0, 1, 2]
+        assert all(line[part] > 0 for line in lines for part in ("train", "aggregate", "evaluate"))
+        document = run.profile
+        for line, entry in zip(lines, document["rounds"] if document else [], strict=document is not None):
+            assert sum(line[part] for part in ("train", "aggregate", "evaluate")) <= entry["seconds"] + 1e-5

@@ -164,13 +164,15 @@ class EvaluationNotes:
     _told: set[tuple[str, str]] = field(default_factory=set)
 
     def of_lacking(self, setup: Setup) -> None:
-        seen = [name for name in setup.domains if name not in setup.held_out]
-        if new := self._new("no test images", _without(setup.federation, "test", setup.domains)):
-            self.note(f"{_have(new)} no test images: that accuracy is not known, and averages are over the others.")
-        if setup.config.result == "best-validation" and (
-            new := self._new("no validation images", _without(setup.federation, "validation", seen))
-        ):
-            self.note(f"{_have(new)} no validation images: the others say which round was best.")
+        trained = [name for name in setup.domains if name not in setup.held_out]
+        ends = {"test": "that accuracy is not known, and averages are over the others."}
+        if setup.config.result == "best-validation":
+            ends["validation"] = "the others say which round was best."
+        for split, end in ends.items():
+            lacking = domains_without(setup.federation, split)
+            asked = setup.domains if split == "test" else trained
+            if new := self._new(split, [name for name in asked if name in lacking]):
+                self.note(f"{quoted(new)} {'has' if len(new) == 1 else 'have'} no {split} images: {end}")
 
     def of_diverged(self, round: int, evaluations: Iterable[Evaluation]) -> None:
         if new := self._new("loss", diverged_domains(evaluations)):
@@ -185,15 +187,10 @@ class EvaluationNotes:
         return new
 
 
-def _without(federation: Federation, split: str, domains: Sequence[str]) -> list[str]:
-    """Those of the domains of which no client has images in this split."""
+def domains_without(federation: Federation, split: str) -> set[str]:
+    """The domains of which no client has images in this split."""
     sites = list(federation.one_of_each())
-    lacking = {site.domain for site in sites} - {site.domain for site in sites if len(split_indices(site, split))}
-    return [name for name in domains if name in lacking]
-
-
-def _have(names: Sequence[str]) -> str:
-    return f"{quoted(names)} {'has' if len(names) == 1 else 'have'}"
+    return {site.domain for site in sites} - {site.domain for site in sites if len(split_indices(site, split))}
 
 
 def quoted(names: Sequence[str], most: int = 8) -> str:

@@ -322,17 +322,11 @@ class Worker:
 
         self.replays(key, in_precision, batches)
 
-    def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
-        if self.device.type == "cuda":
-            return self.resident_optimizer(torch.tensor(learning_rate, device=self.device))
-        return optimizers.local_optimizer(self._trained, self.config, learning_rate)
-
-    def resident_optimizer(self, learning_rate: Tensor) -> torch.optim.Optimizer:
-        return optimizers.resident_optimizer(self._trained, self.config, learning_rate)
-
-    @property
-    def _trained(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+    def optimizer(self, learning_rate: float | Tensor) -> torch.optim.Optimizer:
+        if self.device.type == "cuda" and not isinstance(learning_rate, Tensor):
+            learning_rate = torch.tensor(learning_rate, device=self.device)
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        return optimizers.local_optimizer(trained, self.config, learning_rate)
 
 
 def _memory(client: LocalClient, local: Tensors) -> Tensors:

@@ -46,7 +46,6 @@ CLIENT_PHASES = (
     *("waiting for the GPU", "answering", "evaluating"),
 )
 LOADING, START, BATCHES, STEP, OPTIMIZER, FINISH, WAITING, ANSWERING, EVALUATING = CLIENT_PHASES
-STAGES = {"train": (SAMPLING, BROADCAST, COLLECTION), "aggregate": (AGGREGATION,), "evaluate": (EVALUATION,)}
 SECONDS_BETWEEN_SAVES = 5.0
 
 
@@ -198,19 +197,19 @@ class Profile(Stopwatch):
         self._starts = 1
         self._before: Times = {}
         self._rounds: list[dict[str, Any]] = []
-        self._saved = 0.0
+        self._saved, self._began = 0.0, time.perf_counter()
 
     @contextmanager
     def round(self, number: int) -> Iterator[None]:
         """What happens inside is this round."""
         self._before = _sum(self._before, self.take())
-        began = time.perf_counter()
+        self._began = time.perf_counter()
         try:
             yield
         except BaseException:  # a round that did not end is done again
             self.take(), self.clients.take()
             raise
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - self._began
         phases, clients = self.take(), self.clients.take()
         phases[OTHER] = Spent(max(0.0, seconds - sum(spent.seconds for spent in phases.values())), 0.0, 1)
         if self._detailed:
@@ -219,8 +218,10 @@ class Profile(Stopwatch):
             )
 
     def stages(self) -> dict[str, float]:
-        """The seconds of this round's main parts so far, which `timing.jsonl` holds."""
-        return {stage: self.whole(*phases) for stage, phases in STAGES.items()}
+        """The seconds of this round so far, for `timing.jsonl`: until all updates are there, aggregation, the rest."""
+        train, aggregate = self.whole(SAMPLING, BROADCAST, COLLECTION), self.whole(AGGREGATION)
+        rest = time.perf_counter() - self._began - train - aggregate
+        return {"train": train, "aggregate": aggregate, "evaluate": rest}
 
     def go_on(self, directory: Path, first_round: int) -> None:
         """Take over the rounds before `first_round` that an earlier start of this run has profiled."""

@@ -16,6 +16,7 @@ from fedkeel.core.evaluation import Scores, summarise
 from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, check, check_samples, reading
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, prefixed, select
+from fedkeel.data.federation import Federation
 from fedkeel.engine import profile
 from fedkeel.engine.checkpointing import Checkpoint, CheckpointSchedule, Storage
 from fedkeel.engine.evaluation import EvaluationNotes, FederatedEvaluation
@@ -63,7 +64,7 @@ class Federated:
             weights=worker.layout.extract(worker.model, worker.layout.weights),
             statistics=worker.layout.extract(worker.model, worker.layout.statistics),
             participants=[],
-            num_clients=len(self.setup.federation.clients),
+            num_clients=len(self.federation.clients),
             layout=worker.layout,
             config=config,
             asker=self._ask,
@@ -72,6 +73,10 @@ class Federated:
         self.schedule = CheckpointSchedule(config.checkpoint_every)
         self.evaluation = FederatedEvaluation(self.setup, self.executor, self._note)
         self.notes = EvaluationNotes(self._note)
+
+    @property
+    def federation(self) -> Federation:
+        return self.setup.federation
 
     def _note(self, text: str) -> None:
         self.observer.note(text)
@@ -127,17 +132,17 @@ class Federated:
     def _sample(self, round: int) -> list[str]:
         """The clients of this round, those who just came among them, in the federation's order."""
         if self.setup.admit_newcomers():
-            self.server.num_clients = len(self.setup.federation.clients)
+            self.server.num_clients = len(self.federation.clients)
             self.evaluation = FederatedEvaluation(self.setup, self.executor, self._note)
             self.notes.of_lacking(self.setup)
-        clients = self.setup.federation.clients
+        clients = self.federation.clients
         return [clients[i].name for i in self.setup.rules.sampler.sample(len(clients), round)]
 
     @phase(profile.BROADCAST)
     def _begin(self) -> tuple[Broadcast, dict[str, Tensors]]:
         """What the round's clients get, and what each of them remembers until then."""
         self.method.before_training(self.server)
-        broadcast = _broadcast(self.server, self.method.send(self.server, self.server.weights))
+        broadcast = make_broadcast(self.server, self.method.send(self.server, self.server.weights))
         return broadcast, {client: self.executor.memory.of(client) for client in self.server.participants}
 
     @phase(profile.COLLECTION)
@@ -249,7 +254,7 @@ class Federated:
 
     @phase(profile.EVALUATION)
     def _evaluate(self, server: Server) -> Scores | None:
-        evaluations = self.evaluation.evaluate(_broadcast(server, server.weights))
+        evaluations = self.evaluation.evaluate(make_broadcast(server, server.weights))
         self.notes.of_diverged(server.round, evaluations)
         reported = "global" if "global" in {e.statistics for e in evaluations} else "batch"
         shown: Scores | None = None
@@ -275,7 +280,7 @@ class Federated:
 
     @phase(profile.RECORDING, calls=0)
     def _show(self, sent: Broadcast, updates: Sequence[Update], tested: Server) -> None:
-        model = _broadcast(tested, tested.weights)
+        model = make_broadcast(tested, tested.weights)
         self.observer.aggregated(Aggregated(sent, updates, model, self.executor.memory))
 
     # -- stopping and going on -------------------------------------------------------------------------------
@@ -333,7 +338,7 @@ class Federated:
                 yield name, local
 
 
-def _broadcast(server: Server, weights: Tensors) -> Broadcast:
+def make_broadcast(server: Server, weights: Tensors) -> Broadcast:
     return Broadcast(server.round, server.rounds, weights, server.statistics, server.extras)
 
 

@@ -97,10 +97,10 @@ class CudaExecutor(SerialExecutor):
             slot = self._slots[0]
             slot.start(client, broadcast, self.memory.of(client.name))
             while client.position < TRIAL_STEPS - 2:
-                slot.advance(client)
+                slot.advance()
             torch.cuda.synchronize(device)
             began, position = time.perf_counter(), client.position
-            slot.advance(client)
+            slot.advance()
             torch.cuda.synchronize(device)
         seconds = (time.perf_counter() - began) / (client.position - position)
         taken = max(torch.cuda.memory_reserved(device) - before, 1)
@@ -138,26 +138,23 @@ class CudaExecutor(SerialExecutor):
     def _train(self, clients: Sequence[str], broadcast: Broadcast) -> dict[str, Update | Missing]:
         self._open(len(clients))
         waiting = self._longest_first(clients, broadcast)
-        running: dict[int, SlotClient] = {}
         ended: Ended = []
         for slot in self._slots:
-            slot.queued = 0
-        while waiting or running:
+            slot.client, slot.queued = None, 0
+        while waiting or any(slot.client for slot in self._slots):
             if stop_requested.is_set():
                 torch.cuda.synchronize(self.worker.device)
                 raise Stopped
-            idle = [i for i in range(len(self._slots)) if i not in running]
-            for index in sorted(idle, key=lambda i: self._slots[i].queued)[: len(waiting)]:
-                slot, client = self._slots[index], waiting.pop(0)
+            idle = [slot for slot in self._slots if slot.client is None]
+            for slot in sorted(idle, key=lambda slot: slot.queued)[: len(waiting)]:
+                client = waiting.pop(0)
                 with torch.cuda.stream(slot.stream):
                     slot.start(client, broadcast, self.memory.of(client.name))
-                running[index] = client
                 # Work for the GPU while the host readies the next client.
                 for _ in range(AHEAD):
-                    if index in running:
-                        self._advance(index, running, ended)
-            for index in list(running):
-                self._advance(index, running, ended)
+                    self._advance(slot, ended)
+            for slot in self._slots:
+                self._advance(slot, ended)
         self._join()
         for slot in self._slots:
             if slot.eager:
@@ -208,15 +205,16 @@ class CudaExecutor(SerialExecutor):
         for slot in self._slots:
             torch.cuda.current_stream(self.worker.device).wait_stream(slot.stream)
 
-    def _advance(self, index: int, running: dict[int, SlotClient], ended: Ended) -> None:
-        """Launch the next steps of the client in this slot; after its last ones, take its update."""
-        slot, client = self._slots[index], running[index]
+    def _advance(self, slot: Slot, ended: Ended) -> None:
+        """Launch the next steps of the client in this slot, if any; after its last ones, take its update."""
+        client = slot.client
+        if client is None:
+            return
         with torch.cuda.stream(slot.stream):
-            if slot.advance(client):
-                update, memory, loss = slot.finish(client)
+            if slot.advance():
+                update, memory, loss = slot.finish()
                 sound = size({**update.weights, **update.statistics, **memory}).to(loss)
                 ended.append((client.name, torch.stack([loss, sound]), update, memory))
-                del running[index]
 
     def _read(self, ended: Ended) -> dict[str, Update | Missing]:
         """One look at all losses and norms; only now does the host wait for the GPU."""

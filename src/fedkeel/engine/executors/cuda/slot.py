@@ -42,15 +42,10 @@ class SlotClient:
     plan: BatchPlan
     position: int = 0  # of the next batch in `plan.bounds`
     filled: int = 0  # up to which batch the slot's buffers are filled
-    local: LocalClient | None = None
 
     @property
     def steps(self) -> int:
         return len(self.plan.bounds)
-
-    def size(self, position: int) -> int:
-        start, stop = self.plan.bounds[position]
-        return stop - start
 
 
 @dataclass
@@ -62,7 +57,7 @@ class Recorded:
 
 
 class Slot:
-    """A resident model with its optimiser, buffers and graphs, on a stream of its own."""
+    """A resident model with its optimizer, buffers and graphs, on a stream of its own."""
 
     def __init__(self, worker: Worker, place: int = 0) -> None:
         """`place`: the first slots, which get the longest clients, go before the others where kernels queue up."""
@@ -72,7 +67,7 @@ class Slot:
         self.pool = torch.cuda.graph_pool_handle()
         worker.replays = Replays(self.pool, self.stream)
         self.rate = torch.zeros((), device=worker.device)
-        self.optimizer = worker.resident_optimizer(self.rate)
+        self.optimizer = worker.optimizer(self.rate)
         self.recorded: dict[Hashable, Recorded] = {}
         self.counter = torch.zeros((), dtype=torch.int64, device=worker.device)
         self.loss = torch.zeros((), device=worker.device)
@@ -80,6 +75,8 @@ class Slot:
         self.images: Tensor | None = None
         self.labels: Tensor | None = None
         self.capacity = 0
+        self.client: SlotClient | None = None  # the one under way
+        self.local: LocalClient  # it, as the method sees it
         self.queued = 0  # steps launched, for balancing
         self.eager: str = ""  # why steps are not captured
 
@@ -90,25 +87,27 @@ class Slot:
         optimizers.reset(self.optimizer)
         begun = worker.begin(client.name, broadcast, memory, self.optimizer)
         self.loss.zero_()
-        client.local = self._adopt(begun)
+        self.client, self.local = client, self._adopt(begun)
 
-    def finish(self, client: SlotClient) -> tuple[Update, Tensors, Tensor]:
-        """Its update, what it remembers, and its mean loss, which is still on the GPU."""
-        assert client.local is not None
-        return *self.worker.leave(client.local, 0.0), self.loss / len(client.plan.order)
-
-    def advance(self, client: SlotClient) -> bool:
+    def advance(self) -> bool:
         """Launch the next few steps; True when the client has had its last."""
-        size = client.size(client.position)
+        client = self.client
+        assert client is not None
         if client.position >= client.filled:
             self._fill(client)
-        following = range(client.position, min(client.position + STEPS, client.filled))
-        together = len(following) == STEPS and all(client.size(position) == size for position in following)
-        steps = STEPS if together else 1
-        self._launch(client.local, size, steps)
+        last = min(client.position + STEPS, client.filled)
+        sizes = [stop - start for start, stop in client.plan.bounds[client.position : last]]
+        steps = STEPS if sizes == sizes[:1] * STEPS else 1
+        self._launch(self.local, sizes[0], steps)
         client.position += steps
         self.queued += steps
         return client.position == client.steps
+
+    def finish(self) -> tuple[Update, Tensors, Tensor]:
+        """The client's update, what it remembers, and its mean loss, which is still on the GPU; the slot is free."""
+        assert self.client is not None
+        loss, self.client = self.loss / len(self.client.plan.order), None
+        return *self.worker.leave(self.local, 0.0), loss
 
     # -- batches ---------------------------------------------------------------------------------------------
     def _fill(self, client: SlotClient) -> None:
@@ -141,8 +140,7 @@ class Slot:
         self.labels = torch.empty(self.capacity, dtype=torch.int64, device=worker.device)
 
     # -- steps -----------------------------------------------------------------------------------------------
-    def _launch(self, client: LocalClient | None, size: int, steps: int) -> None:
-        assert client is not None
+    def _launch(self, client: LocalClient, size: int, steps: int) -> None:
         recorded = None if self.eager else self.recorded.get(self.worker.method.step_variant(client))
         graph = recorded.graphs.get((size, steps)) if recorded else None
         if graph is not None:
