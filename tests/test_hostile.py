@@ -21,7 +21,7 @@ from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update
 from fedkeel.core.method import Method
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
-from fedkeel.engine.rounds import Federated
+from fedkeel.engine.rounds import Federated, make_broadcast
 from fedkeel.methods import METHODS
 from fedkeel.runs.store import Store
 from tests import tiny
@@ -43,7 +43,7 @@ class Scene:
         server = self.run.server
         server.round = 1
         self.run.method.before_training(server)
-        self.broadcast = self.run._broadcast(server, self.run.method.send(server, server.weights))
+        self.broadcast = make_broadcast(server, self.run.method.send(server, server.weights))
         self.start = replace(server, memory=dict(server.memory), extras=dict(server.extras))
         self.remembered = dict(self.executor.memory.items())
         honest = [u for u in self.executor.train(server.participants, self.broadcast) if isinstance(u, Update)]
@@ -68,7 +68,7 @@ class Scene:
 
     def outcome(self, message: Update | Missing) -> dict[str, Tensors]:
         """All that the round leaves behind."""
-        self.run._aggregate(self.collect(message))
+        self.run._aggregate(self.broadcast, self.collect(message), self.remembered)
         server = self.run.server
         clients = {f"client {name}": memory for name, memory in self.executor.memory.items()}
         return {
@@ -251,7 +251,7 @@ def assert_harmless(scene: Scene, message: Update | Missing) -> None:
         assert scene.executor.memory.of(LIAR) is scene.remembered.get(LIAR) or not scene.executor.memory.of(LIAR)
         return
     assert not scene.notes.notes
-    scene.run._aggregate(counted)
+    scene.run._aggregate(scene.broadcast, counted, scene.remembered)
     server = scene.run.server
     for given_tensors, old in ((server.weights, scene.start.weights), (server.statistics, scene.start.statistics)):
         assert {name: t.shape for name, t in given_tensors.items()} == {name: t.shape for name, t in old.items()}

@@ -15,7 +15,7 @@ import pytest
 
 from fedkeel import stopping
 from fedkeel.core.state import Tensors
-from fedkeel.engine.memory_files import Shelf
+from fedkeel.engine.memory_files import MemoryFiles
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import read_checkpoint
 from fedkeel.stopping import EVALUATION, LOCAL_STEP, RENAMED, RENAMING, UPDATE, WRITING, undisturbed
@@ -113,7 +113,7 @@ def everything(directory: Path) -> dict[str, Any]:
         header, checkpoint = read_checkpoint(folder)
         state[folder.name] = {group: bits(tensors) for group, tensors in checkpoint.groups.items()}
         state[f"best of {folder.name}"] = checkpoint.best
-    shelf = Shelf(directory / "memory")
+    shelf = MemoryFiles(directory / "memory")
     shelf.restore(header["memory"])
     return state | {f"memory of {client}": bits(shelf.get(client)) for client in shelf}
 

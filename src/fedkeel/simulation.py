@@ -15,8 +15,8 @@ from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.core import naming
 from fedkeel.core.method import Method
 from fedkeel.data.federation import Federation
+from fedkeel.engine.checks import check_objects, refuse_name
 from fedkeel.engine.executors.flower.roster import FILE as SITES
-from fedkeel.engine.objects import check_objects, refuse_name
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import Setup, prepare
 from fedkeel.engine.spawning import leave_if_imported_again
@@ -62,7 +62,7 @@ def simulate(
     if isinstance(model, str):
         options["model"], model = model, None
     settings = _settings(config, options)
-    check_objects(federation, model, method, observer)
+    check_objects(federation=federation, model=model, method=method, observer=observer)
     directory = None if directory is None else as_path(directory)
     given = {"data": federation, "model": model, "method": method}
     settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
@@ -95,7 +95,7 @@ def resume(
                 f"'{name}' cannot change when a run is resumed: give only {', '.join(MACHINE_OPTIONS)}, "
                 "or start a new run."
             )
-    check_objects(federation, model, method, observer)
+    check_objects(federation=federation, model=model, method=method, observer=observer)
     run = Run(directory)
     settings = run.config.replace(**machine)
     if run.finished:

@@ -1,21 +1,26 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from fedkeel.engine.batches import ImageStore, Plan, TrainingPasses, batch_bounds, training_plan
+from fedkeel.config import Config
+from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, batch_bounds
+from fedkeel.trust.rules import PlainGradients
+from fedkeel.trust.secrets import Randomness
 from tests import tiny
 
 FEDERATION = tiny.federation()
 CLIENT = FEDERATION["ward"]  # 14 samples
 
 
-def plan(**changes: object) -> Plan:
-    options = {"seed": 0, "round": 0, "epochs": 1, "batch_size": 4, "drop_last": False} | changes
-    return training_plan(CLIENT, FEDERATION.train_transform, **options)  # type: ignore[arg-type]
+def plan(round: int = 0, epochs: int = 1, **changes: Any) -> BatchPlan:
+    rule = PlainGradients(Config(**{"local_epochs": epochs, "batch_size": 4, **changes}), Randomness())
+    return BatchPlan.of(CLIENT, *rule.batches("ward", round, CLIENT.samples, FEDERATION.train_transform.draws))
 
 
-def sizes(plan: Plan) -> list[int]:
+def sizes(plan: BatchPlan) -> list[int]:
     return [stop - start for start, stop in plan.bounds]
 
 
@@ -50,8 +55,8 @@ def test_the_order_of_samples_does_not_depend_on_the_batch_size() -> None:
 
 @pytest.mark.parametrize(("samples", "size"), [(1, 1), (10, 3), (9, 3), (2, 5)])
 def test_bounds_cover_everything_without_gaps(samples: int, size: int) -> None:
-    bounds = batch_bounds(samples, size, start=7)
-    assert [i for start, stop in bounds for i in range(start, stop)] == list(range(7, 7 + samples))
+    bounds = batch_bounds(samples, size)
+    assert [i for start, stop in bounds for i in range(start, stop)] == list(range(samples))
 
 
 def passes(round: int = 0) -> TrainingPasses:
@@ -125,10 +130,10 @@ def test_the_first_batch_is_the_one_that_training_begins_with() -> None:
 
 def test_streamed_images_make_the_same_batches() -> None:
     on = tiny.federation()
-    plan = training_plan(on.clients[0], on.train_transform, seed=0, round=1, epochs=2, batch_size=4, drop_last=False)
+    drawn = plan(round=1, epochs=2)
     stores = [ImageStore(on, torch.device("cpu"), streamed=streamed) for streamed in (False, True)]
-    batches = [list(store.batches(plan, on.train_transform)) for store in stores]
-    assert len(batches[0]) == len(plan.bounds)
+    batches = [list(store.batches(drawn, on.train_transform)) for store in stores]
+    assert len(batches[0]) == len(drawn.bounds)
     for one, other in zip(*batches, strict=True):
         assert torch.equal(one.x, other.x)
         assert torch.equal(one.y, other.y)

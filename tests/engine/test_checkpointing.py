@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.engine.checkpointing import SHARE, Pace
+from fedkeel.engine.checkpointing import SHARE, CheckpointSchedule
 from fedkeel.runs.store import Store
 from tests import tiny
 
@@ -14,16 +14,16 @@ from tests import tiny
 class Clock:
     """A run whose rounds and checkpoints take as long as is said."""
 
-    def __init__(self, pace_every: int, round_s: float, checkpoint_s: float) -> None:
+    def __init__(self, every: int, round_s: float, checkpoint_s: float) -> None:
         self.now, self.round_s, self.checkpoint_s = 100.0, round_s, checkpoint_s
-        self.pace = Pace(pace_every, lambda: self.now)
+        self.schedule = CheckpointSchedule(every, lambda: self.now)
 
     def rounds_written(self, rounds: int) -> list[int]:
         written = []
         for number in range(rounds):
             self.now += self.round_s
-            if self.pace.is_due(number):
-                self.pace.write(self._write)
+            if self.schedule.is_due(number):
+                self.schedule.write(self._write)
                 written.append(number)
         return written
 

@@ -15,8 +15,8 @@ from fedkeel import models, simulate
 from fedkeel.core.messages import Update
 from fedkeel.engine.executors.cuda.executor import CudaExecutor
 from fedkeel.engine.executors.cuda.slot import DrawsByItself, Slot
-from fedkeel.engine.executors.executor import ClientMemory
 from fedkeel.engine.local import Worker
+from fedkeel.engine.memory import ClientMemory
 from fedkeel.models import Classifier
 from tests import tiny
 
@@ -121,11 +121,11 @@ def test_what_draws_from_it_trains_as_under_serial_and_says_so_once(
 ) -> None:
     tries = []
 
-    def side_by_side(*_: Any) -> Any:
+    def in_slots(*_: Any) -> Any:
         tries.append(1)
         raise DrawsByItself
 
-    monkeypatch.setattr(CudaExecutor, "_side_by_side", side_by_side)
+    monkeypatch.setattr(CudaExecutor, "_in_memory", in_slots)
     monkeypatch.setattr(CudaExecutor, "_give_up_slots", lambda _: None)
     model = network()
     model.encoder.append(Unknown())  # type: ignore[operator]

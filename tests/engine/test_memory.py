@@ -11,7 +11,7 @@ import torch
 from fedkeel.core.state import Tensors
 from fedkeel.engine import memory as module
 from fedkeel.engine.memory import ClientMemory
-from fedkeel.engine.memory_files import Shelf
+from fedkeel.engine.memory_files import MemoryFiles
 from tests import tiny
 
 
@@ -29,7 +29,7 @@ def on_disk(folder: Path) -> int:
 
 
 def test_below_the_limit_nothing_is_written(tmp_path: Path) -> None:
-    memory = ClientMemory(limit=300, shelf=Shelf(tmp_path / "memory"))
+    memory = ClientMemory(limit=300, files=MemoryFiles(tmp_path / "memory"))
     for name in "abc":
         memory.keep(name, remembered(1))
     assert held(memory) == ["a", "b", "c"]
@@ -37,7 +37,7 @@ def test_below_the_limit_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_the_least_recently_used_go_to_disk_and_come_back(tmp_path: Path) -> None:
-    memory = ClientMemory(limit=300, shelf=Shelf(tmp_path))
+    memory = ClientMemory(limit=300, files=MemoryFiles(tmp_path))
     for value, name in enumerate("abc"):
         memory.keep(name, remembered(value))
     memory.of("a")  # b is now the one that was not used for longest
@@ -52,7 +52,7 @@ def test_the_least_recently_used_go_to_disk_and_come_back(tmp_path: Path) -> Non
 
 
 def test_what_is_larger_than_the_limit_is_on_disk_alone(tmp_path: Path) -> None:
-    memory = ClientMemory(limit=0, shelf=Shelf(tmp_path))
+    memory = ClientMemory(limit=0, files=MemoryFiles(tmp_path))
     memory.keep("a", remembered(2))
     memory.keep("a", remembered(3))
     assert held(memory) == []
@@ -61,15 +61,15 @@ def test_what_is_larger_than_the_limit_is_on_disk_alone(tmp_path: Path) -> None:
 
 
 def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
-    memory = ClientMemory(limit=100, shelf=shelf)
+    shelf = MemoryFiles(tmp_path)
+    memory = ClientMemory(limit=100, files=shelf)
     memory.keep("a", remembered(1))
-    memory.shelve()
-    memory.shelve()
+    memory.write_files()
+    memory.write_files()
     assert held(memory) == ["a"]
     memory.keep("b", remembered(2))  # a leaves; the shelf has it
     assert held(memory) == ["b"]
-    memory.shelve()
+    memory.write_files()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["00000000.safetensors", "00000001.safetensors"]
 
 
@@ -82,7 +82,7 @@ def test_every_kind_of_tensor_comes_back_bit_for_bit_in_its_order(tmp_path: Path
         "strided": torch.arange(12.0).reshape(3, 4).t(),
         "empty": torch.empty(0, 3),
     }
-    memory = ClientMemory(limit=0, shelf=Shelf(tmp_path))
+    memory = ClientMemory(limit=0, files=MemoryFiles(tmp_path))
     memory.keep("a client/with any name", tensors)
     back = memory.of("a client/with any name")
     assert list(back) == list(tensors)
@@ -93,7 +93,7 @@ def test_every_kind_of_tensor_comes_back_bit_for_bit_in_its_order(tmp_path: Path
 
 
 def test_tensors_come_back_on_the_device_of_the_run(tmp_path: Path) -> None:
-    memory = ClientMemory(limit=0, shelf=Shelf(tmp_path), device="meta")
+    memory = ClientMemory(limit=0, files=MemoryFiles(tmp_path), device="meta")
     memory.keep("a", remembered(1))
     assert memory.of("a")["part/x"].device.type == "meta"
 
@@ -103,7 +103,7 @@ def test_what_was_on_the_gpu_comes_back_there(tmp_path: Path) -> None:
     if not torch.cuda.is_available():
         pytest.skip("there is no GPU here")
     device = torch.device("cuda")
-    memory = ClientMemory(limit=0, shelf=Shelf(tmp_path), device=device)
+    memory = ClientMemory(limit=0, files=MemoryFiles(tmp_path), device=device)
     tensors = {"x": torch.randn(1000, device=device)}
     memory.keep("a", tensors)
     assert memory.of("a")["x"].device.type == "cuda"
@@ -111,7 +111,7 @@ def test_what_was_on_the_gpu_comes_back_there(tmp_path: Path) -> None:
 
 
 def test_forgetting_takes_it_off_the_shelf(tmp_path: Path) -> None:
-    memory = ClientMemory(limit=0, shelf=Shelf(tmp_path))
+    memory = ClientMemory(limit=0, files=MemoryFiles(tmp_path))
     memory.keep("a", remembered(1))
     memory.keep("a", {})
     assert memory.of("a") == {}
@@ -120,7 +120,7 @@ def test_forgetting_takes_it_off_the_shelf(tmp_path: Path) -> None:
 
 
 def test_looking_at_all_uses_nobody(tmp_path: Path) -> None:
-    memory = ClientMemory(limit=200, shelf=Shelf(tmp_path))
+    memory = ClientMemory(limit=200, files=MemoryFiles(tmp_path))
     for value, name in enumerate("abc"):
         memory.keep(name, remembered(value))
     assert {name: float(t["part/x"][0]) for name, t in memory.items()} == {"a": 0.0, "b": 1.0, "c": 2.0}
@@ -132,7 +132,7 @@ def test_looking_at_all_uses_nobody(tmp_path: Path) -> None:
 def test_a_temporary_folder_is_removed_in_the_end() -> None:
     memory = ClientMemory(limit=0)
     memory.keep("a", remembered(1))
-    folder = memory._shelf.folder
+    folder = memory._files.folder
     assert on_disk(folder) == 1
     del memory
     assert not folder.exists()

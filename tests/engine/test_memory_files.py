@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from fedkeel.engine import memory_files as module
-from fedkeel.engine.memory_files import Damaged, Reference, Shelf
+from fedkeel.engine.memory_files import Damaged, MemoryFiles, Reference
 from fedkeel.errors import StoreError
 from tests import tiny
 
@@ -20,7 +20,7 @@ def tensors(value: float) -> dict[str, torch.Tensor]:
     return {"x": torch.tensor([value])}
 
 
-def values(shelf: Shelf) -> dict[str, float]:
+def values(shelf: MemoryFiles) -> dict[str, float]:
     return {client: float(shelf.get(client)["x"]) for client in shelf}
 
 
@@ -28,15 +28,15 @@ def files(folder: Path, kind: str = "safetensors") -> list[str]:
     return sorted(path.name for path in folder.glob(f"*.{kind}"))
 
 
-def reopened(folder: Path, reference: Reference, round: int = 0, others: tuple[Reference, ...] = ()) -> Shelf:
-    shelf = Shelf(folder)
+def reopened(folder: Path, reference: Reference, round: int = 0, others: tuple[Reference, ...] = ()) -> MemoryFiles:
+    shelf = MemoryFiles(folder)
     shelf.check(reference)
     shelf.restore(reference, round, others)
     return shelf
 
 
 def test_nothing_remembered_is_nothing_written(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path / "memory")
+    shelf = MemoryFiles(tmp_path / "memory")
     reference = shelf.commit(0)
     shelf.release(0)
     assert not (tmp_path / "memory").exists()
@@ -44,7 +44,7 @@ def test_nothing_remembered_is_nothing_written(tmp_path: Path) -> None:
 
 
 def test_each_commit_can_be_gone_back_to_as_long_as_it_is_kept(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = MemoryFiles(tmp_path)
     shelf.put("a", tensors(1))
     shelf.put("b", tensors(2))
     first = shelf.commit(0)
@@ -56,14 +56,14 @@ def test_each_commit_can_be_gone_back_to_as_long_as_it_is_kept(tmp_path: Path) -
     assert values(shelf) == {"a": 10, "c": 3}
     assert len(files(tmp_path)) == 4
     for reference, expected in ((first, {"a": 1, "b": 2}), (second, {"a": 10, "c": 3})):
-        look = Shelf(tmp_path).as_of(reference)  # without going back
+        look = MemoryFiles(tmp_path).as_of(reference)  # without going back
         assert {client: float(look(client)["x"]) for client in "abc" if look(client)} == expected
     assert values(reopened(tmp_path, second, 1, (first,))) == {"a": 10, "c": 3}
     assert values(reopened(tmp_path, first)) == {"a": 1, "b": 2}
 
 
 def test_versions_go_when_no_checkpoint_speaks_of_them(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = MemoryFiles(tmp_path)
     for round in range(6):
         shelf.put("always", tensors(round))
         if round == 0:
@@ -75,14 +75,14 @@ def test_versions_go_when_no_checkpoint_speaks_of_them(tmp_path: Path) -> None:
 
 
 def test_a_version_that_was_never_committed_goes_at_once(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = MemoryFiles(tmp_path)
     for value in range(3):
         shelf.put("a", tensors(value))
     assert len(files(tmp_path)) == 1
 
 
 def test_what_a_killed_run_left_is_removed_and_its_numbers_are_not_used_again(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = MemoryFiles(tmp_path)
     shelf.put("a", tensors(1))
     first = shelf.commit(0)
     shelf.put("a", tensors(2))
@@ -101,7 +101,7 @@ def test_what_a_killed_run_left_is_removed_and_its_numbers_are_not_used_again(tm
 
 
 def test_a_commit_writes_what_changed(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = MemoryFiles(tmp_path)
     for number in range(500):
         shelf.put(f"client {number}", tensors(number))
     before = shelf.commit(0)
@@ -116,7 +116,7 @@ def test_a_long_index_is_begun_anew_and_the_old_one_goes_with_its_last_checkpoin
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SPARE_LINES", 4)
-    shelf = Shelf(tmp_path)
+    shelf = MemoryFiles(tmp_path)
     shelf.put("still", tensors(-1))
     references: list[Reference] = []
     for round in range(40):
@@ -124,7 +124,7 @@ def test_a_long_index_is_begun_anew_and_the_old_one_goes_with_its_last_checkpoin
         references.append(shelf.commit(round))
         shelf.release(max(0, round - 1))
         for reference, value in zip(references[-2:], range(max(0, round - 1), round + 1), strict=True):
-            other = Shelf(tmp_path)
+            other = MemoryFiles(tmp_path)
             other.check(reference)
             other._begin(other._replay(reference)[0])
             assert values(other) == {"still": -1, "a": value}
@@ -139,7 +139,7 @@ def test_a_long_index_is_begun_anew_and_the_old_one_goes_with_its_last_checkpoin
 
 
 def test_damage_is_noticed_before_a_run_goes_on_or_at_the_latest_when_it_is_read(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path)
+    shelf = MemoryFiles(tmp_path)
     shelf.put("old", tensors(1))
     shelf.commit(0)
     shelf.put("new", tensors(2))
@@ -148,7 +148,7 @@ def test_damage_is_noticed_before_a_run_goes_on_or_at_the_latest_when_it_is_read
     intact = newest.read_bytes()
     newest.write_bytes(intact[:-1] + b"?")
     with pytest.raises(Damaged, match="checksum"):
-        Shelf(tmp_path).check(reference)
+        MemoryFiles(tmp_path).check(reference)
     newest.write_bytes(intact)
     oldest.write_bytes(intact)
     resumed = reopened(tmp_path, reference)
@@ -157,7 +157,7 @@ def test_damage_is_noticed_before_a_run_goes_on_or_at_the_latest_when_it_is_read
     assert "\n" not in str(caught.value)
     oldest.unlink()
     with pytest.raises(Damaged, match="is missing"):
-        Shelf(tmp_path).check(reference)
+        MemoryFiles(tmp_path).check(reference)
 
 
 # -- killed between any two writes ---------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.engine import profile
 from fedkeel.engine.local import Worker
-from fedkeel.engine.profile import SharedStopwatch, Stopwatch
+from fedkeel.engine.profile import Stopwatch
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import fingerprint
 from fedkeel.stopping import Stopped, stop_requested
@@ -60,7 +59,7 @@ def test_a_phase_inside_another_is_taken_out_of_it(time: Time) -> None:
 
 
 def test_a_phase_ends_when_the_gpu_is_done_and_says_how_long_that_was_waited_for(time: Time) -> None:
-    clock = Stopwatch(settle=lambda: time.passes(5))
+    clock = Stopwatch(synchronize=lambda: time.passes(5))
     with clock("outer"):
         time.passes(1)
         with clock("inner"):
@@ -103,25 +102,16 @@ def test_a_phase_that_fails_is_closed(time: Time) -> None:
     assert {name: s.seconds for name, s in clock.take().items()} == {"outer": 0, "inner": 1, "after": 2}
 
 
-def test_processes_add_up_what_each_spent(time: Time) -> None:
-    clock = SharedStopwatch(("loading", "batches"))
-
-    def work() -> None:
-        for _ in range(50):
-            with clock("loading"):
-                time.passes(1)
-                with clock("batches"):
-                    time.passes(2)
-
-    context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=work) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    work()
+def test_what_workers_spent_is_added_up(time: Time) -> None:
+    clock, worker = Stopwatch(), Stopwatch()
+    for _ in range(3):
+        with worker("loading"):
+            time.passes(1)
+            with worker("batches"):
+                time.passes(2)
+        clock.add(worker.take())
     spent = clock.take()
-    assert {name: (s.seconds, s.calls) for name, s in spent.items()} == {"loading": (200, 200), "batches": (400, 200)}
+    assert {name: (s.seconds, s.calls) for name, s in spent.items()} == {"loading": (3, 3), "batches": (6, 3)}
     assert clock.take() == {}
 
 
@@ -286,3 +276,32 @@ def test_shares_and_waiting_are_told_as_they_are() -> None:
     ]
     assert profile.client_rows(document)[1] == ("waiting for the GPU", "3.00", "75.0", "4", "2.50")
     assert "Seconds of the host" in profile.client_caption(document)
+
+
+# -- the seconds that every run is told --------------------------------------------------------------------------------
+def test_the_parts_of_a_round_in_timing_are_those_of_the_one_clock(time: Time) -> None:
+    clock = profile.Profile()
+    with clock.round(0):
+        with clock(profile.BROADCAST):
+            time.passes(1)
+        with clock(profile.COLLECTION):
+            time.passes(2)
+            with clock(profile.TRAINING):  # inside: the clients' part of the collection
+                time.passes(4)
+        with clock(profile.AGGREGATION):
+            time.passes(8)
+        with clock(profile.EVALUATION):
+            time.passes(16)
+        time.passes(32)
+        assert clock.stages() == {"train": 7, "aggregate": 8, "evaluate": 48}
+
+
+def test_a_run_with_a_profile_and_one_without_tell_the_same_parts(tmp_path: Path) -> None:
+    for options in ({}, {"profile": True}):
+        run = tiny.run(tmp_path / f"run{len(options)}", **options)
+        lines = [json.loads(line) for line in (run.directory / "timing.jsonl").read_text().splitlines()]
+        assert [line["round"] for line in lines] == [0, 1, 2]
+        assert all(line[part] > 0 for line in lines for part in ("train", "aggregate", "evaluate"))
+        document = run.profile
+        for line, entry in zip(lines, document["rounds"] if document else [], strict=document is not None):
+            assert sum(line[part] for part in ("train", "aggregate", "evaluate")) <= entry["seconds"] + 1e-5

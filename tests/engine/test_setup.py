@@ -10,9 +10,11 @@ from torch import nn
 
 from fedkeel.config import Config
 from fedkeel.data.federation import Client, Federation
-from fedkeel.engine.setup import choose_executor, clients_per_round, prepare
+from fedkeel.engine.executors.executor import choose_executor
+from fedkeel.engine.setup import prepare
 from fedkeel.errors import FedkeelError
 from fedkeel.models import Classifier, wrap
+from fedkeel.trust.rules import clients_per_round
 from tests import tiny
 
 
@@ -105,10 +107,10 @@ def test_at_least_one_client_takes_part_and_half_goes_up() -> None:
 
 def test_auto_takes_all_cores_where_there_are_several(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
-    monkeypatch.setattr("fedkeel.engine.setup.available_cores", lambda: 8)
+    monkeypatch.setattr("fedkeel.engine.executors.processes.available_cores", lambda: 8)
     assert choose_executor(Config(), cpu) == "processes"
     assert choose_executor(Config(workers=1), cpu) == "serial"
-    monkeypatch.setattr("fedkeel.engine.setup.available_cores", lambda: 1)
+    monkeypatch.setattr("fedkeel.engine.executors.processes.available_cores", lambda: 1)
     assert choose_executor(Config(), cpu) == "serial"
 
 

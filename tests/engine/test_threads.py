@@ -22,7 +22,7 @@ def two_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     monkeypatch.setattr(threads, "available_cores", lambda: 2)
-    monkeypatch.setattr("fedkeel.engine.setup.available_cores", lambda: 2)
+    monkeypatch.setattr("fedkeel.engine.executors.processes.available_cores", lambda: 2)
     yield
     torch.set_num_threads(before)
 

@@ -43,7 +43,7 @@ def test_the_more_mu_the_less_drift() -> None:
 def test_it_leaves_alone_what_fedbn_keeps(tmp_path: Path) -> None:
     worker = tiny.setup("fedprox(mu=1)+fedbn").worker
     client = worker.begin("ward", tiny.broadcast(worker), {})
-    anchored, _ = client.scratch["views"]["fedprox"].scratch["pairs"]
+    anchored, _ = client.views["fedprox"].scratch["pairs"]
     assert len(anchored) == 4  # convolution and head; not scale and shift
     assert tiny.run(tmp_path / "r", "fedprox(mu=1)+fedbn", rounds=2).finished
 

@@ -14,7 +14,7 @@ from fedkeel import methods, models
 from fedkeel.core.client import LocalClient
 from fedkeel.core.method import Method
 from fedkeel.core.state import Role, roles
-from fedkeel.engine.evaluation import evaluate
+from fedkeel.engine.evaluation import Evaluator
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.methods.fedsr import StochasticHead
 from fedkeel.nn.draws import normal
@@ -180,7 +180,7 @@ def test_evaluation_does_not_depend_on_the_batch_or_on_what_ran_before(tmp_path)
         run.setup.worker.train("client1", broadcast(run), {})
         worker._load(broadcast(run), {})
         config = worker.config.replace(evaluation_batch=size)
-        results.append(evaluate(worker.model, worker.store, site, ["test"], ["global"], config)[0])
+        results.append(Evaluator(worker.model, worker.store, config).evaluate(site, ["test"], ["global"])[0])
     assert len({result.correct for result in results}) == 1
     assert all(result.loss == pytest.approx(results[0].loss, rel=1e-5) for result in results)
 

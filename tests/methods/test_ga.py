@@ -130,7 +130,7 @@ def test_weights_and_statistics_are_averaged_with_the_clients_weights(tmp_path):
     shares = {"client0": 0.6, "client1": 0.3, "client2": 0.1}
     run.server.memory = {f"ga/weight/{name}": torch.tensor(a).double() for name, a in shares.items()}
     updates = [run.setup.worker.train(name, broadcast(run), {})[0] for name in names(run)]
-    run._aggregate(updates)
+    run._aggregate(broadcast(run), updates, {})
     for name, tensor in (run.server.weights | run.server.statistics).items():
         theirs = [(update.weights | update.statistics)[name].double() for update in updates]
         if name.endswith("num_batches_tracked"):

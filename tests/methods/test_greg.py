@@ -414,7 +414,7 @@ def test_gradients_flow_through_both_branches(tmp_path):
     run.round(0)
     worker = run.setup.worker
     client = worker.begin("client0", broadcast(run, 1), {})
-    method, view = worker.method.parts[0], client.scratch["views"]["greg"]
+    method, view = worker.method.parts[0], client.views["greg"]
     x = pixels(run.federation, "client0")[:8]
     output = method.forward(view, x)
     under_global = view.scratch["under_global"]

@@ -139,7 +139,7 @@ def test_the_previous_network_of_a_client_with_hbn_has_its_own_factors() -> None
     message = tiny.broadcast(worker, 1)
     _, memory = worker.train("ward", message, {})
     client = worker.begin("ward", message, memory)
-    with_global, with_previous = client.scratch["views"]["moon"].scratch["others"]
+    with_global, with_previous = client.views["moon"].scratch["others"]
     factor = memory["local/encoder.1.alpha"]
     assert factor.abs().max() > 0
     assert torch.equal(with_global.encoder[1].alpha, factor)

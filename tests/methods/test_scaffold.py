@@ -157,7 +157,7 @@ def test_a_control_variate_changes_in_a_round_and_is_there_in_the_next(tmp_path:
     assert not any(torch.equal(first[name], second[name]) for name in first if name.endswith("weight"))
     worker = run.setup.worker
     client = worker.begin("client0", tiny.broadcast(worker), first)
-    assert all(torch.equal(client.scratch["views"]["scaffold"].memory[n.partition("/")[2]], first[n]) for n in first)
+    assert all(torch.equal(client.views["scaffold"].memory[n.partition("/")[2]], first[n]) for n in first)
 
 
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])

@@ -3,7 +3,6 @@ from __future__ import annotations
 import importlib.util
 import math
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,14 @@ from scipy.special import logsumexp
 
 from fedkeel.cli import main
 from fedkeel.config import Config
+from fedkeel.core.client import Batch
 from fedkeel.core.messages import Update
-from fedkeel.engine.batches import poisson_plan
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.tables import Results
 from fedkeel.runs.run import Run
 from fedkeel.seeds import Stream
 from fedkeel.trust import privacy
-from fedkeel.trust.privacy import PrivateSteps, epsilon, noisy_mean, sample_gradients, takes_part
+from fedkeel.trust.privacy import NoisyGradients, PoissonSampler, epsilon, noisy_backward, noisy_mean, sample_gradients
 from fedkeel.trust.secrets import Randomness
 from tests import tiny
 
@@ -110,10 +109,10 @@ def test_a_secret_makes_other_noise_of_the_same_seed(monkeypatch: pytest.MonkeyP
 
 def test_clients_take_part_independently_of_each_other() -> None:
     config = Config(**CENTRAL, participation=0.3)
-    counts = [len(takes_part(config, 20, round, Randomness())) for round in range(500)]
+    counts = [len(PoissonSampler(config, Randomness()).sample(20, round)) for round in range(500)]
     assert np.mean(counts) == pytest.approx(6, abs=0.4)
     assert np.var(counts) == pytest.approx(20 * 0.3 * 0.7, rel=0.25)  # binomial, not constant
-    assert takes_part(config.replace(participation=1.0), 20, 3, Randomness()) == list(range(20))
+    assert PoissonSampler(config.replace(participation=1.0), Randomness()).sample(20, 3) == list(range(20))
 
 
 @pytest.mark.slow
@@ -167,7 +166,7 @@ def test_the_step_is_along_clipped_gradients_over_the_expected_batch() -> None:
     model = tiny.model(norm=False)
     x, y = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2])
     clip, config = 0.5, Config(dp="local", batch_size=8, dp_clip=0.5, dp_noise=1e-9)
-    PrivateSteps(config, Stream(b"any")).backward(model, x, y)
+    noisy_backward(config, Stream(b"any"), model, Batch(x, y))
     expected = {name: np.zeros(p.shape) for name, p in model.named_parameters()}
     clipped = 0
     for i in range(3):
@@ -186,23 +185,23 @@ def test_the_step_is_along_clipped_gradients_over_the_expected_batch() -> None:
 def test_an_empty_batch_is_noise_of_the_declared_width() -> None:
     model = tiny.model(norm=False, width=64)
     config = Config(dp="local", batch_size=4, dp_clip=0.5, dp_noise=3.0)
-    steps = PrivateSteps(config, Stream(b"any"))
-    steps.backward(model, torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.int64))
+    nobody = Batch(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.int64))
+    noisy_backward(config, Stream(b"any"), model, nobody)
     gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     assert float(gradients.std()) == pytest.approx(3.0 * 0.5 / 4, rel=0.05)
 
 
 def test_each_sample_is_in_a_batch_independently_of_the_others() -> None:
-    federation = tiny.federation()
-    site = replace(federation.clients[0], train=torch.arange(20))
-    plan = poisson_plan(site, federation.train_transform, Stream(b"any"), steps=800, rate=0.2)
-    sizes = [stop - start for start, stop in plan.bounds]
+    rule = NoisyGradients(Config(dp="local", batch_size=4, local_epochs=160), Randomness())
+    rule.begin("ward", 0, list)
+    steps, uniforms = rule.batches("ward", 0, 20, 3)
+    sizes = [len(step) for step in steps]
     assert len(sizes) == 800
-    assert sum(sizes) == len(plan.order) == len(plan.uniforms)
+    assert uniforms.shape == (sum(sizes), 3)
     assert np.mean(sizes) == pytest.approx(4, abs=0.3)
     assert np.var(sizes) == pytest.approx(20 * 0.2 * 0.8, rel=0.2)
-    for start, stop in plan.bounds:
-        assert len(set(plan.order[start:stop].tolist())) == stop - start
+    for step in steps:
+        assert len(set(step.tolist())) == len(step)
 
 
 @pytest.mark.slow

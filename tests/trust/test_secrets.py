@@ -17,6 +17,7 @@ import fedkeel
 from fedkeel import files as durable
 from fedkeel.cli import main
 from fedkeel.config import Config
+from fedkeel.core.client import Batch
 from fedkeel.core.messages import Broadcast, broadcast_to_bytes, update_from_bytes
 from fedkeel.core.state import Tensors
 from fedkeel.deploy.asked import Session
@@ -25,7 +26,7 @@ from fedkeel.errors import StoreError
 from fedkeel.experiments.tables import Results
 from fedkeel.runs.summary import SOURCES
 from fedkeel.seeds import Stream
-from fedkeel.trust.privacy import PrivateSteps, noisy_mean
+from fedkeel.trust.privacy import NoisyGradients, noisy_backward, noisy_mean
 from fedkeel.trust.secrets import BYTES, FILE, Randomness, fingerprint, kept_in
 from tests import tiny
 from tests.deploy.loop import Loop, one_of, over_network, sites_of
@@ -155,7 +156,7 @@ def test_who_knows_the_seed_and_all_that_was_sent_cannot_draw_a_site_s_noise_aga
     truth = trained(site, broadcast)
     assert site._worker is not None
     own = site._worker.plan("ward", 0).order
-    context = site._worker.randomness.context
+    context = site._worker.gradients.randomness.context
     for guess in (
         Randomness(),
         Randomness(b"", context),
@@ -163,10 +164,10 @@ def test_who_knows_the_seed_and_all_that_was_sent_cannot_draw_a_site_s_noise_aga
         Randomness(bytes(32), context),
     ):
         server = tiny.setup(**PRIVATE).worker
-        server.randomness = guess
+        server.gradients.randomness = guess
         assert not same(server.train("ward", broadcast, {})[0].weights, truth)
         assert not torch.equal(server.plan("ward", 0).order, own)
-    server.randomness = Randomness((tmp_path / FILE).read_bytes(), context)
+    server.gradients.randomness = Randomness((tmp_path / FILE).read_bytes(), context)
     assert same(server.train("ward", broadcast, {})[0].weights, truth)
 
 
@@ -194,13 +195,13 @@ def test_steps_that_differ_in_anything_have_noise_of_their_own(
 ) -> None:
     """The same noise upon both would leave their difference bare."""
     drawn: list[Tensor] = []
-    usual = PrivateSteps.__init__
+    usual = NoisyGradients.begin
 
-    def watched(self: PrivateSteps, config: Config, stream: Stream) -> None:
-        drawn.append(Stream(stream._key).normal(8))
-        usual(self, config, stream)
+    def watched(self: NoisyGradients, *args: Any) -> None:
+        usual(self, *args)
+        drawn.append(Stream(self._noise._key).normal(8))
 
-    monkeypatch.setattr(PrivateSteps, "__init__", watched)
+    monkeypatch.setattr(NoisyGradients, "begin", watched)
     broadcast = sent()
     trained(a_site(tmp_path), broadcast)
     trained(a_site(tmp_path), broadcast)
@@ -212,13 +213,13 @@ def test_steps_that_differ_in_anything_have_noise_of_their_own(
 @needs_opacus
 def test_other_data_have_noise_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys: list[bytes] = []
-    usual = PrivateSteps.__init__
+    usual = NoisyGradients.begin
 
-    def watched(self: PrivateSteps, config: Config, stream: Stream) -> None:
-        keys.append(stream._key)
-        usual(self, config, stream)
+    def watched(self: NoisyGradients, *args: Any) -> None:
+        usual(self, *args)
+        keys.append(self._noise._key)
 
-    monkeypatch.setattr(PrivateSteps, "__init__", watched)
+    monkeypatch.setattr(NoisyGradients, "begin", watched)
     broadcast, plain = sent(), tiny.federation()
     ward = plain["ward"]
     fewer = replace(plain, clients=[replace(ward, train=ward.train[:-1])])
@@ -236,7 +237,7 @@ def test_samples_whose_gradients_overflow_do_not_show() -> None:
         model.head.weight.fill_(3e38)  # type: ignore[operator, union-attr]
     x = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(1))
     config = Config(dp="local", batch_size=4, dp_noise=1.0, dp_clip=0.5)
-    PrivateSteps(config, Stream(b"any")).backward(model, x * 1e30, torch.tensor([0, 1, 2]))
+    noisy_backward(config, Stream(b"any"), model, Batch(x * 1e30, torch.tensor([0, 1, 2])))
     gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     assert bool(torch.isfinite(gradients).all())
     assert float(gradients.norm()) < 0.5 * (3 + 2 * len(gradients) ** 0.5)

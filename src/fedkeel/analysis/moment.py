@@ -26,7 +26,7 @@ from fedkeel.core.state import Tensors, select
 from fedkeel.data.federation import Client, Federation
 from fedkeel.engine.checkpointing import Checkpoint
 from fedkeel.engine.local import LOCAL, Worker
-from fedkeel.engine.memory_files import Damaged, Shelf
+from fedkeel.engine.memory_files import Damaged, MemoryFiles
 from fedkeel.engine.setup import prepare
 from fedkeel.errors import FedkeelError
 from fedkeel.nn.surgery import batch_statistics
@@ -232,7 +232,7 @@ def _left_behind(run: Run, objects: Objects, *, earlier: bool) -> list[Moment]:
 
 
 def _remembered(run: Run, header: Mapping[str, Any]) -> Callable[[str], Tensors]:
-    memory = Shelf(run.directory / "memory").as_of(header["memory"])
+    memory = MemoryFiles(run.directory / "memory").as_of(header["memory"])
     return lambda name: select(memory(name), LOCAL)
 
 
@@ -251,7 +251,7 @@ def whole_checkpoints(run: Run, *, every: bool) -> list[tuple[dict[str, Any], Ch
     for folder in sorted((run.directory / "checkpoints").glob("round-*"), reverse=True):
         try:
             header, checkpoint = read_checkpoint(folder)
-            Shelf(run.directory / "memory").check(header["memory"])
+            MemoryFiles(run.directory / "memory").check(header["memory"])
         except (DamagedCheckpoint, Damaged):
             continue
         found.append((header, checkpoint))

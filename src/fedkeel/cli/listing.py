@@ -57,6 +57,8 @@ def list_names(arguments: argparse.Namespace) -> int:
     known = registry(kind)
     chosen = [known.entry(name) for name in arguments.names] or list(known)
     entries = [describe_entry(entry) for entry in chosen]
+    if kind == "executors":  # they get everything from the run
+        entries = [entry | {"options": {}, "required": []} for entry in entries]
     if arguments.json:
         print(json.dumps(entries, indent=1, default=str))
     elif arguments.names:

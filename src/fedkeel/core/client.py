@@ -77,6 +77,7 @@ class LocalClient:
         repeat: `repeat(key, do, batches)` does something with every batch of a pass, in the precision of training. On
             a GPU it may be captured once and replayed: `do` asks the host nothing and leaves its results in tensors
             that stay where they are; `key` says what else it depends on.
+        views: of a composition, this client as each of its parts sees it, by the part's name.
     """
 
     name: str
@@ -94,6 +95,7 @@ class LocalClient:
     scratch: dict[str, Any] = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
     repeat: Repeat = one_by_one
+    views: dict[str, LocalClient] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:

@@ -138,37 +138,37 @@ class Composition(Method):
         return weights
 
     def start(self, client: LocalClient) -> None:
-        client.scratch["views"] = {part.name: client.scoped(part.name) for part in self.parts}
+        client.views = {part.name: client.scoped(part.name) for part in self.parts}
         for part in self.parts:
-            part.start(self._view(client, part))
+            part.start(client.views[part.name])
 
     def inputs(self, client: LocalClient, x: Tensor) -> Tensor:
         for part in self._acting["inputs"]:
-            x = part.inputs(self._view(client, part), x)
+            x = part.inputs(client.views[part.name], x)
         return x
 
     def forward(self, client: LocalClient, x: Tensor) -> Output:
         for part in self._acting["forward"]:
-            return part.forward(self._view(client, part), x)
+            return part.forward(client.views[part.name], x)
         return super().forward(client, x)
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
         total: Tensor | float = 0.0
         for part in self._acting["loss"]:
-            total = total + part.loss(self._view(client, part), batch, output)
+            total = total + part.loss(client.views[part.name], batch, output)
         return total
 
     def gradients(self, client: LocalClient, recompute: Callable[[], Tensor]) -> None:
         for part in self._acting["gradients"]:
-            part.gradients(self._view(client, part), recompute)
+            part.gradients(client.views[part.name], recompute)
 
     def step_variant(self, client: LocalClient) -> Hashable:
-        return tuple(part.step_variant(self._view(client, part)) for part in self.parts)
+        return tuple(part.step_variant(client.views[part.name]) for part in self.parts)
 
     def finish(self, client: LocalClient) -> Tensors:
         extras: Tensors = {}
         for part in self.parts:
-            view = self._view(client, part)
+            view = client.views[part.name]
             extras |= prefixed(part.finish(view), part.name)
             self._keep(client, part, view)
         return extras
@@ -248,11 +248,6 @@ class Composition(Method):
             server.weights, server.statistics = view.weights, view.statistics
             server.extras = _without(server.extras, part.name) | prefixed(view.extras, part.name)
             self._keep(server, part, view)
-
-    @staticmethod
-    def _view(client: LocalClient, part: Method) -> LocalClient:
-        view: LocalClient = client.scratch["views"][part.name]
-        return view
 
     @staticmethod
     def _keep(party: LocalClient | Server, part: Method, view: Any) -> None:

@@ -15,11 +15,12 @@ from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import image_shape
-from fedkeel.engine.executors.executor import ClientMemory, Executor
+from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.executors.flower.executor import FlowerExecutor, Status
 from fedkeel.engine.executors.flower.gathering import Channel, Table, gather, join, name_of
 from fedkeel.engine.executors.flower.roster import Roster, refuse_empty
-from fedkeel.engine.memory_files import Shelf
+from fedkeel.engine.memory import ClientMemory
+from fedkeel.engine.memory_files import MemoryFiles
 from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.methods import build as build_method
@@ -41,9 +42,9 @@ class NetworkSetup(Setup):
 
     channel: FlowerExecutor | None = None
 
-    def executor(self, shelf: Shelf | None = None) -> Executor:
+    def executor(self, files: MemoryFiles | None = None) -> Executor:
         assert self.channel is not None
-        self.channel.memory = ClientMemory(self.config.stateless, shelf=shelf)
+        self.channel.memory = ClientMemory(self.config.stateless, files=files)
         return self.channel
 
     def grown(self) -> Federation | None:
@@ -54,7 +55,7 @@ class NetworkSetup(Setup):
         assert self.channel is not None
         # The nodes of a simulation, which have positions, draw from what one process would.
         apart = self.config.dp == "local" and all(site.position is None for site in self.channel.roster.sites)
-        return "sites" if apart else self.worker.randomness.source
+        return "sites" if apart else self.rules.randomness.source
 
 
 def check(config: Config) -> None:
@@ -63,7 +64,7 @@ def check(config: Config) -> None:
     if method.is_pooled:
         raise MethodError(f"'{method.name}' pools the data of all clients, which over a network stay where they are.")
     Defence.of(config.robust).refuse_what_it_cannot_protect(method)
-    privacy.refuse_contradictions(config, method, "flower")
+    privacy.refuse_contradictions(config, method)
     if config.record:
         raise FedkeelError(
             f"'record' is '{config.record}', but diagnostics look at images, which stay at the sites: leave it out."
@@ -117,7 +118,7 @@ def carry_out(
         roster.save(directory)
         if config.dp == "central":
             # Every site is told the seed: what the server draws of its own must not follow from it.
-            setup.worker.randomness = Randomness(kept_in(directory / FILE))
+            setup.rules = privacy.choose_rules(config, setup.worker.method, Randomness(kept_in(directory / FILE)))
         status = Status(directory)
         for site in roster.sites:
             status.told(site.name, "connected" if site.name in nodes else "not connected", connected=site.name in nodes)
@@ -141,7 +142,7 @@ def carry_out(
         store.close()
         raise
     network = NetworkSetup(
-        config, setup.worker, setup.held_out, "flower", defence=setup.defence, domains=setup.domains, channel=executor
+        config, setup.worker, setup.held_out, "flower", setup.rules, domains=setup.domains, channel=executor
     )
     run = finish(store, network, observer)
     (directory / FILE).unlink(missing_ok=True)  # nobody needs to draw this noise again

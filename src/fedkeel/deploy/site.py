@@ -203,7 +203,7 @@ class Site:
             return
         (site,) = worker.federation
         # All that its noise depends on: whatever makes that another is another training.
-        training = hashlib.blake2b(session.context, digest_size=32, key=worker.randomness.secret)
+        training = hashlib.blake2b(session.context, digest_size=32, key=worker.gradients.randomness.secret)
         training.update(str(broadcast.round).encode())
         for seen in (
             broadcast.weights,
@@ -262,8 +262,8 @@ class Site:
                 footprint.refuse_too_large(config, federation, choose_device(config))
             network = build_model(config, federation, method, self.model)
             privacy.refuse_network(config, network)
-            self._worker = Worker(config, federation, method, network, choose_device(config))
-            self._worker.randomness = self._randomness(session)
+            rule = privacy.choose_gradients(config, self._randomness(session))
+            self._worker = Worker(config, federation, method, network, choose_device(config), gradient_rule=rule)
             self._session = session
         return self._worker
 

@@ -16,7 +16,7 @@ QUICK = 0.25  # seconds: what takes less is written every round
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything that the rounds after `round` depend on, but for what clients remember: that is on the shelf."""
+    """Everything that the rounds after `round` depend on, but for what clients remember, which has files of its own."""
 
     round: int
     groups: dict[str, Tensors]  # of the server
@@ -32,7 +32,7 @@ class Storage(Protocol):
         """A line of the metrics."""
 
     def append_timing(self, record: dict[str, Any]) -> None:
-        """The seconds of a round."""
+        """The seconds of a round, as `Profile` measured them."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> None: ...
 
@@ -44,7 +44,7 @@ class Storage(Protocol):
         """Forget the records of rounds that were not completed."""
 
 
-class Pace:
+class CheckpointSchedule:
     """`every` rounds; with 0, every round as long as that is quick, else as often as SHARE of the time allows.
 
     Where a checkpoint is written changes no result: it only decides how many rounds are done again after a crash.

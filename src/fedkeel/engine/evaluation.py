@@ -1,90 +1,203 @@
-"""Accuracy and loss of a model on a client's data, under global or batch statistics."""
+"""How good a model is: on one client's data, and over the federation, with what a person should know of these tests.
+
+Under one global model every test set is tested once, however many clients share it. A method with layers of its own
+on each client is tested on every one, or, of very many, on a sample that stays the same for the whole run.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
-from typing import NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from fedkeel import seeds
-from fedkeel.config import Config
+from fedkeel.config import Config, from_one
 from fedkeel.core.client import Batch, Repeat, one_by_one
-from fedkeel.core.evaluation import Evaluation
+from fedkeel.core.evaluation import Evaluation, diverged_domains
+from fedkeel.core.messages import Broadcast
 from fedkeel.core.types import Classifier
-from fedkeel.data.federation import Client
+from fedkeel.data.federation import Client, Federation
 from fedkeel.engine.batches import ImageStore
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.stopping import EVALUATION, reached
+
+if TYPE_CHECKING:
+    from fedkeel.engine.executors.executor import Executor
+    from fedkeel.engine.setup import Setup
+
+SPLITS = ("test", "validation")
 
 
 def split_indices(client: Client, split: str) -> Tensor:
     return client.test if split == "test" else client.validation
 
 
-def evaluation_order(client: Client, split: str, statistics: str, seed: int) -> Tensor:
-    """Under batch statistics the samples come in an order that is random but always the same: images often lie class
-    by class, and a batch of one class has other statistics than any batch in training."""
-    indices = split_indices(client, split)
-    if statistics == "global":
-        return indices
-    return indices[torch.randperm(len(indices), generator=seeds.generator(seed, "evaluation", client.domain, split))]
+# -- one client ------------------------------------------------------------------------------------------------------
+class Evaluator:
+    """Accuracy and loss of one model, under global or batch statistics.
 
+    The sums over batches lie in tensors that stay where they are, so that an evaluation can be replayed.
+    """
 
-class Totals(NamedTuple):
-    """Sums over the batches of an evaluation, on the device."""
+    def __init__(self, model: Classifier, store: ImageStore, config: Config) -> None:
+        self.model, self.store, self.config = model, store, config
+        self._correct = torch.zeros((), dtype=torch.int64, device=store.device)
+        self._loss = torch.zeros((), dtype=torch.float64, device=store.device)
 
-    correct: Tensor
-    loss: Tensor
-
-    @staticmethod
-    def on(device: torch.device) -> Totals:
-        zero = torch.zeros((), dtype=torch.int64, device=device)
-        return Totals(zero, zero.to(torch.float64))
-
-    def clear(self) -> None:
-        self.correct.zero_()
-        self.loss.zero_()
-
-
-def _add(model: Classifier, kind: str, totals: Totals, batch: Batch) -> None:
-    # As in training, a single sample has no batch statistics and is normalised with the global ones.
-    with batch_statistics(model) if kind == "batch" and len(batch.y) > 1 else nullcontext():
-        logits = model(batch.x).logits.float()
-    totals.correct.add_((logits.argmax(1) == batch.y).sum())
-    totals.loss.add_(F.cross_entropy(logits, batch.y, reduction="sum"))
-
-
-@torch.no_grad()
-def evaluate(
-    model: Classifier,
-    store: ImageStore,
-    client: Client,
-    splits: Sequence[str],
-    statistics: Sequence[str],
-    config: Config,
-    totals: Totals | None = None,
-    repeat: Repeat = one_by_one,
-    part: slice | None = None,
-) -> list[Evaluation]:
-    """`totals`, where given, are used again and again: with `repeat`, an evaluation can then be replayed. `part` is
-    that of each split's samples which counts, if not all."""
-    model.eval()
-    totals = totals or Totals.on(store.device)
-    results = []
-    for split in splits:
-        for kind in statistics:
-            indices = evaluation_order(client, split, kind, config.seed)[part or slice(None)]
+    @torch.no_grad()
+    def evaluate(
+        self,
+        client: Client,
+        splits: Sequence[str],
+        statistics: Sequence[str],
+        part: slice | None = None,
+        repeat: Repeat = one_by_one,
+    ) -> list[Evaluation]:
+        """`part`: of each split's samples those that count, if not all."""
+        self.model.eval()
+        results = []
+        for split, kind in itertools.product(splits, statistics):
+            indices = self._order(client, split, kind)[part or slice(None)]
             if not len(indices):
                 continue
-            totals.clear()
+            self._correct.zero_()
+            self._loss.zero_()
             reached(EVALUATION)
-            batches = store.in_order(indices, config.evaluation_batch, store.federation.test_transform)
-            repeat(("evaluation", kind), partial(_add, model, kind, totals), batches)
-            counts = int(totals.correct), len(indices), float(totals.loss)
+            batches = self.store.in_order(indices, self.config.evaluation_batch, self.store.federation.test_transform)
+            repeat(("evaluation", kind), partial(self._add, kind), batches)
+            counts = int(self._correct), len(indices), float(self._loss)
             results.append(Evaluation(client.name, client.domain, split, kind, *counts))
-    return results
+        return results
+
+    def _order(self, client: Client, split: str, statistics: str) -> Tensor:
+        """Under batch statistics the samples come in an order that is random but always the same: images often lie
+        class by class, and a batch of one class has other statistics than any batch in training."""
+        indices = split_indices(client, split)
+        if statistics == "global":
+            return indices
+        generator = seeds.generator(self.config.seed, "evaluation", client.domain, split)
+        return indices[torch.randperm(len(indices), generator=generator)]
+
+    def _add(self, kind: str, batch: Batch) -> None:
+        # As in training, a single sample has no batch statistics and is normalised with the global ones.
+        with batch_statistics(self.model) if kind == "batch" and len(batch.y) > 1 else nullcontext():
+            logits = self.model(batch.x).logits.float()
+        self._correct.add_((logits.argmax(1) == batch.y).sum())
+        self._loss.add_(F.cross_entropy(logits, batch.y, reduction="sum"))
+
+
+# -- the federation --------------------------------------------------------------------------------------------------
+@dataclass
+class FederatedEvaluation:
+    """Evaluates a model on the clients whose test and validation sets say how good it is."""
+
+    setup: Setup
+    executor: Executor
+    note: Callable[[str], None]
+
+    def evaluate(self, broadcast: Broadcast) -> list[Evaluation]:
+        """Of every client that has layers of its own; under one global model, of every set of a domain once."""
+        if self.setup.worker.method.is_personal:
+            return list(self._personal(broadcast))
+        evaluations: list[Evaluation] = []
+        for split in SPLITS:
+            first_with: dict[tuple[str, int], str] = {}
+            for site in self.setup.federation.one_of_each():
+                indices = split_indices(site, split)
+                if len(indices):
+                    first_with.setdefault((site.domain, id(indices)), site.name)
+            for group in self.executor.evaluate(list(first_with.values()), broadcast, (split,)):
+                evaluations += group
+        return evaluations
+
+    def _personal(self, broadcast: Broadcast) -> Iterator[Evaluation]:
+        # Of a sample's clients that never trained, all that share their sets get the same numbers: the first one's.
+        first_like: dict[Hashable, str] = {}
+        like = {name: first_like.setdefault(self._alike(name), name) for name in self._names}
+        asked = list(dict.fromkeys(like.values()))
+        results = dict(zip(asked, self.executor.evaluate(asked, broadcast, SPLITS), strict=True))
+        for name in self._names:
+            yield from (replace(result, client=name) for result in results[like[name]])
+
+    def _alike(self, name: str) -> Hashable:
+        if not self._is_sampled or name in self.executor.memory:
+            return name
+        site = self.setup.federation[name]
+        return site.domain, id(site.test), id(site.validation)
+
+    @property
+    def _is_sampled(self) -> bool:
+        return 0 < self.setup.config.evaluate_clients < len(self.setup.federation.clients)
+
+    @cached_property
+    def _names(self) -> list[str]:
+        """Of the clients that a personal method is tested on: all, or of very many a sample that stays."""
+        federation, config = self.setup.federation, self.setup.config
+        clients: Sequence[Client] = federation.clients
+        if self._is_sampled:
+            count, generator = len(clients), seeds.generator(config.seed, "tested clients")
+            clients = [clients[i] for i in sorted(seeds.sample(count, config.evaluate_clients, generator))]
+            # A domain of few clients among very many must not be without a number.
+            first_of = {site.domain: site for site in reversed(list(federation.one_of_each(unseen=False)))}
+            clients += [first_of[domain] for domain in sorted(first_of.keys() - {site.domain for site in clients})]
+            self.note(
+                f"'{self.setup.worker.method.name}' is tested on {len(clients):,} of the {count:,} clients, drawn once "
+                "for the whole run (evaluate_clients)."
+            )
+        sites = itertools.chain(clients, federation.unseen)
+        return [site.name for site in sites if any(len(split_indices(site, split)) for split in SPLITS)]
+
+
+# -- what a person should know of it -----------------------------------------------------------------------------------
+@dataclass
+class EvaluationNotes:
+    """Who has nothing to be tested on, and where the model has diverged: told once of a domain, not in every round."""
+
+    note: Callable[[str], None]
+    _told: set[tuple[str, str]] = field(default_factory=set)
+
+    def of_lacking(self, setup: Setup) -> None:
+        trained = [name for name in setup.domains if name not in setup.held_out]
+        ends = {"test": "that accuracy is not known, and averages are over the others."}
+        if setup.config.result == "best-validation":
+            ends["validation"] = "the others say which round was best."
+        for split, end in ends.items():
+            lacking = domains_without(setup.federation, split)
+            asked = setup.domains if split == "test" else trained
+            if new := self._new(split, [name for name in asked if name in lacking]):
+                self.note(f"{quoted(new)} {'has' if len(new) == 1 else 'have'} no {split} images: {end}")
+
+    def of_diverged(self, round: int, evaluations: Iterable[Evaluation]) -> None:
+        if new := self._new("loss", diverged_domains(evaluations)):
+            self.note(
+                f"Round {from_one(round)}: the evaluated loss on {quoted(new)} is not finite, the model has diverged "
+                "there: a lower learning rate may help."
+            )
+
+    def _new(self, what: str, domains: Sequence[str]) -> list[str]:
+        new = [name for name in domains if (what, name) not in self._told]
+        self._told |= {(what, name) for name in new}
+        return new
+
+
+def domains_without(federation: Federation, split: str) -> set[str]:
+    """The domains of which no client has images in this split."""
+    sites = list(federation.one_of_each())
+    return {site.domain for site in sites} - {site.domain for site in sites if len(split_indices(site, split))}
+
+
+def quoted(names: Sequence[str], most: int = 8) -> str:
+    """Names for a sentence; of very many the first.
+
+    >>> quoted(["scan", "paper"])
+    "'scan', 'paper'"
+    """
+    rest = len(names) - most
+    return ", ".join(f"'{name}'" for name in names[:most]) + (f" and {rest:,} more" if rest > 0 else "")

@@ -10,8 +10,8 @@ import logging
 import math
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,13 +28,16 @@ from fedkeel.core.state import Layout, Tensors, prefixed, select
 from fedkeel.core.types import Classifier, Output
 from fedkeel.data.federation import Federation
 from fedkeel.engine import optimizers
-from fedkeel.engine.batches import ImageStore, Plan, TrainingPasses, poisson_plan, training_plan
-from fedkeel.engine.evaluation import Totals, evaluate
+from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, probe
+from fedkeel.engine.evaluation import Evaluator
 from fedkeel.nn.dropout import draw_dropout
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.stopping import LOCAL_STEP, Stopped, reached, stop_requested
-from fedkeel.trust import privacy
-from fedkeel.trust.secrets import Randomness, fingerprint
+from fedkeel.trust.rules import PlainGradients
+from fedkeel.trust.secrets import Randomness
+
+if TYPE_CHECKING:
+    from fedkeel.engine.profile import Stopwatch
 
 LOCAL = "local"  # where a client's memory holds the entries of the model that never travel
 WATCHED = "watched/"  # before the names of an update's metrics that are for observers and not for `metrics.jsonl`
@@ -60,7 +63,7 @@ class StepWatch(Protocol):
         """The gradients are computed, and the method has not touched them yet."""
 
     def used(self) -> None:
-        """The gradients are as the optimiser takes them."""
+        """The gradients are as the optimizer takes them."""
 
     def metrics(self, round: int) -> dict[str, float]:
         """What it saw of the client that ends now."""
@@ -79,32 +82,34 @@ class Worker:
     shared_store: ImageStore | None = None
     replays: Repeat = one_by_one
     watching: Callable[[nn.Module], StepWatch] | None = None
-    randomness: Randomness = field(default_factory=Randomness.here)
+    gradient_rule: PlainGradients | None = None
+    clock: Stopwatch | None = None  # of a profiled run
 
     def __post_init__(self) -> None:
+        config, device = self.config, self.device
+        self.gradients = self.gradient_rule or PlainGradients(config, Randomness())
         self._dropout = draw_dropout(self.model)
-        self.model.to(self.device)
-        if self.device.type == "cuda":
-            tf32 = self.config.precision != "float32"
+        self.model.to(device)
+        self._half = device.type == "cuda" and config.precision == "bf16"
+        if device.type == "cuda":
+            tf32 = config.precision != "float32"
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
             torch.backends.cudnn.deterministic = True  # some convolutions would add in another order every time
         self.channels_last = self._try_channels_last()
         self.layout = Layout(state.roles(self.model, self.method))
         self.store = self.shared_store or ImageStore(
-            self.federation, self.device, channels_last=self.channels_last and self.device.type == "cpu"
+            self.federation, device, channels_last=self.channels_last and device.type == "cpu"
         )
         # The tensors themselves: walking the module tree anew for every client takes longer than a small step.
         self.entries = dict(self.model.state_dict(keep_vars=True))
         self.initial_local = state.copies(self.entries, self.layout.local)
-        self._modules, self._every_parameter = list(self.model.modules()), list(self.model.parameters())
-        self._totals = Totals.on(self.device)
+        self._modules, self._parameters = list(self.model.modules()), list(self.model.parameters())
+        # Buffers outside of `state_dict()` do not travel, and must not go from one client to the next either.
+        buffers = [buffer for name, buffer in self.model.named_buffers() if name not in self.entries]
+        self._transient = [(buffer, buffer.clone()) for buffer in buffers]
+        self._evaluator = Evaluator(self.model, self.store, config)
         self.watch = self.watching(self.model) if self.watching else None
         self._compiled = self._compile()
-        self._inputs: tuple[Tensors, ...] = ()
-        # Buffers outside of `state_dict()` do not travel, and must not go from one client to the next either.
-        entries = self.model.state_dict().keys()
-        buffers = [(name, buffer) for name, buffer in self.model.named_buffers() if name not in entries]
-        self._transient = [(buffer, buffer.clone()) for _, buffer in buffers]
 
     def _try_channels_last(self) -> bool:
         """Lay the model out with channels last where that is faster and its forward allows it.
@@ -115,14 +120,12 @@ class Worker:
         widest = max((m.in_channels // m.groups for m in self.model.modules() if isinstance(m, nn.Conv2d)), default=0)
         if not widest or (self.device.type == "cuda" and not self._half and widest < WIDE_CHANNELS):
             return False
-        transform = self.federation.test_transform
-        uniforms = torch.full((2, transform.draws), 0.5)
-        probe = transform(self.federation.images[:1].expand(2, -1, -1, -1), uniforms).to(self.device)
+        images = probe(self.federation).expand(2, -1, -1, -1).to(self.device)
         training = self.model.training
         try:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
             with torch.no_grad():
-                self.model.eval()(probe.contiguous(memory_format=torch.channels_last))
+                self.model.eval()(images.contiguous(memory_format=torch.channels_last))
         except RuntimeError:  # e.g. a `view` that only fits the other layout
             self.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
             return False
@@ -130,13 +133,27 @@ class Worker:
             self.model.train(training)
         return True
 
+    def _compile(self) -> Callable[[Tensor], Output] | None:
+        if not self.config.compile:
+            return None
+        if self.method.overrides("forward"):
+            log.warning("'%s' has a forward pass of its own: the network is not compiled.", self.method.name)
+            return None
+        return torch.compile(self.model, dynamic=False)
+
     def twin(self) -> Worker:
         """Another model of the same kind over the same images."""
         return replace(self, model=copy.deepcopy(self.model), shared_store=self.store)
 
+    def watch_steps(self, watching: Callable[[nn.Module], StepWatch]) -> None:
+        """Have every step seen by a watch of this kind; its metrics go along with the updates."""
+        self.watching, self.watch = watching, watching(self.model)
+
+    # -- local training --------------------------------------------------------------------------------------
     def train(self, name: str, broadcast: Broadcast, memory: Tensors) -> tuple[Update, Tensors]:
         """One client's part of a round. Returns its update and what it remembers."""
-        self._inputs = (broadcast.weights, broadcast.statistics, broadcast.extras, memory)
+        inputs = (broadcast.weights, broadcast.statistics, broadcast.extras, memory)
+        self.gradients.begin(name, broadcast.round, lambda: (*inputs, self.samples_of(name)))
         with seeds.default_generator(self.config.seed, "layers", broadcast.round, name, device=self.device):
             client = self.begin(name, broadcast, memory)
             total_loss = torch.zeros((), device=self.device)
@@ -147,31 +164,15 @@ class Worker:
                 total_loss += self.step(client, batch) * len(batch.y)
             return self.end(client, float(total_loss) / max(len(plan.order), 1))
 
-    def watch_steps(self, watching: Callable[[nn.Module], StepWatch]) -> None:
-        """Have every step seen by a watch of this kind; its metrics go along with the updates."""
-        self.watching, self.watch = watching, watching(self.model)
+    def samples_of(self, name: str) -> Tensors:
+        """The samples that this client trains on: one more, or another, and they are others."""
+        site, whole = self.federation[name], self.federation
+        return {"images": whole.images[site.train], "labels": whole.labels[site.train]}
 
-    def plan(self, name: str, round: int) -> Plan:
+    def plan(self, name: str, round: int) -> BatchPlan:
         """Which samples this client trains on in this round, in which order."""
-        config = self.config
-        if config.dp == "local":
-            site = self.federation[name]
-            return poisson_plan(
-                site,
-                self.federation.train_transform,
-                self._stream("order", round, name),
-                steps=privacy.local_steps(config, site.samples),
-                rate=privacy.sampling_rate(config, site.samples),
-            )
-        return training_plan(
-            self.federation[name],
-            self.federation.train_transform,
-            seed=config.seed,
-            round=round,
-            epochs=config.local_epochs,
-            batch_size=config.batch_size,
-            drop_last=config.drop_last,
-        )
+        site, draws = self.federation[name], self.federation.train_transform.draws
+        return BatchPlan.of(site, *self.gradients.batches(name, round, site.samples, draws))
 
     def begin(
         self, name: str, broadcast: Broadcast, memory: Tensors, optimizer: torch.optim.Optimizer | None = None
@@ -181,9 +182,9 @@ class Worker:
         self._train_mode()
         self.method.start(client)
         self._train_mode()  # a method may have run a pass of its own
-        client.optimizer = optimizer or self.optimizer(client.learning_rate)
-        for view in client.scratch["views"].values():
-            view.optimizer = client.optimizer
+        optimizer = optimizer or self.optimizer(client.learning_rate)
+        for view in (client, *client.views.values()):
+            view.optimizer = optimizer
         if self.watch:
             self.watch.begin()
         return client
@@ -192,9 +193,52 @@ class Worker:
         if not all(module.training for module in self._modules):  # `train()` is slow: it sets attributes of modules
             self.model.train()
 
+    def step(self, client: LocalClient, batch: Batch) -> Tensor:
+        """Forward, loss, backward, gradients, step. Returns the loss before the step, detached."""
+        x = self.method.inputs(client, batch.x)
+        batch = Batch(x.contiguous(memory_format=torch.channels_last) if self.channels_last else x, batch.y)
+
+        def backward() -> Tensor:
+            for parameter in self._parameters:
+                parameter.grad = None
+            # A single sample has no batch statistics: batch norm then uses the global ones and leaves them alone.
+            with frozen_statistics(self.model) if len(batch.y) == 1 else nullcontext(), self._precision():
+                output = self._forward(client, batch.x)
+                loss = F.cross_entropy(output.logits, batch.y) + self.method.loss(client, batch, output)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss.detach()
+
+        loss = self.gradients.backward(backward, self.model, batch)
+        if self.watch:
+            self.watch.computed()
+        self.method.gradients(client, backward)
+        if self.config.clip_norm:
+            torch.nn.utils.clip_grad_norm_(self._parameters, self.config.clip_norm, foreach=True)
+        if self.watch:
+            self.watch.used()
+        assert client.optimizer is not None
+        if self.device.type == "cpu":
+            optimizers.lay_out_gradients(client.optimizer)
+        reached(LOCAL_STEP)
+        client.optimizer.step()
+        return loss
+
+    def _forward(self, client: LocalClient, x: Tensor) -> Output:
+        if self._compiled is None or len(x) != self.config.batch_size:  # each other size would be compiled anew
+            return self.method.forward(client, x)
+        try:
+            return self._compiled(x)
+        except Exception as error:  # the compiler's own: whatever is wrong with the network shows without it too
+            log.warning("The network runs without torch.compile: %s.", str(error).strip().partition("\n")[0])
+            self._compiled = None
+            return self.method.forward(client, x)
+
+    def _precision(self) -> torch.autocast | nullcontext[None]:
+        return torch.autocast("cuda", dtype=torch.bfloat16) if self._half else nullcontext()
+
     def end(self, client: LocalClient, loss: float) -> tuple[Update, Tensors]:
         """The update of the trained client and what it remembers, if they are of any use."""
-        if self.config.dp != "local":  # there the loss stays here, and whether it is finite is something it tells
+        if self.gradients.tells_loss:
             check_loss(loss)
         update, memory = self.leave(client, loss)
         refuse_not_finite({**update.weights, **update.statistics, **memory})
@@ -202,6 +246,8 @@ class Worker:
 
     def leave(self, client: LocalClient, loss: float) -> tuple[Update, Tensors]:
         """Let the method finish; its update and memory as they are, without a look at the numbers."""
+        seen = self.watch.metrics(client.round) if self.watch else {}
+        metrics = {"loss": loss} | {f"{WATCHED}{name}": value for name, value in seen.items()}
         update = Update(
             client=client.name,
             samples=client.samples,
@@ -209,20 +255,18 @@ class Worker:
             extras=self.method.finish(client),
             weights=state.copies(self.entries, self.layout.weights),
             statistics=state.copies(self.entries, self.layout.statistics),
-            metrics={} if self.config.dp == "local" else {"loss": loss} | self._watched(client.round),
+            metrics=metrics if self.gradients.tells_loss else {},
         )
-        return update, self._remember(client, state.copies(self.entries, self.layout.local))
+        return update, _memory(client, state.copies(self.entries, self.layout.local))
 
-    def _watched(self, round: int) -> dict[str, float]:
-        return {f"{WATCHED}{name}": n for name, n in self.watch.metrics(round).items()} if self.watch else {}
-
+    # -- beside training -------------------------------------------------------------------------------------
     def answer(self, name: str, broadcast: Broadcast, memory: Tensors, question: str) -> tuple[Answer, Tensors]:
         """A client's answer to a method's question, whose own tensors are the extras named `question/...`."""
         client = self._arrive(name, broadcast, memory, question)
         with seeds.default_generator(self.config.seed, question, broadcast.round, name, device=self.device):
             tensors = self.method.answer(client, question, select(client.broadcast.extras, QUESTION))
         # Nothing was trained: the entries of the model that never travel stay as they were.
-        return Answer(name, client.samples, tensors), self._remember(client, select(memory, LOCAL))
+        return Answer(name, client.samples, tensors), _memory(client, select(memory, LOCAL))
 
     def evaluate(
         self, name: str, broadcast: Broadcast, memory: Tensors, splits: list[str], part: slice | None = None
@@ -232,49 +276,41 @@ class Worker:
         self._load(broadcast, local)
         statistics = {"both": ["global", "batch"]}.get(self.config.evaluate_with, [self.config.evaluate_with])
         site = self.federation[name]
-        how = (self.config, self._totals, self.replays, part)
         if self.method.is_personal and not local and self.method.unseen_statistics == "batch":
             # It has no layers of its own: its column is filled by the method's rule for such clients.
-            results = evaluate(self.model, self.store, site, splits, ["batch"], *how)
+            results = self._evaluator.evaluate(site, splits, ["batch"], part, self.replays)
             return [replace(result, statistics=kind) for kind in statistics for result in results]
-        return evaluate(self.model, self.store, site, splits, statistics, *how)
+        return self._evaluator.evaluate(site, splits, statistics, part, self.replays)
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around what only waits for the GPU."""
         return nullcontext()
 
-    # -- the parts of a round --------------------------------------------------------------------------------
     def _load(self, broadcast: Broadcast, local: Tensors) -> None:
         state.load(self.entries, self.initial_local, broadcast.weights, broadcast.statistics, local)
         for buffer, initial in self._transient:
             buffer.copy_(initial)
 
     def _arrive(self, name: str, broadcast: Broadcast, memory: Tensors, question: str = "") -> LocalClient:
-        config, site = self.config, self.federation[name]
+        config, site, round = self.config, self.federation[name], broadcast.round
         broadcast = broadcast.to(self.device)
         memory = state.to_device(memory, self.device)
-        local = select(memory, LOCAL)
-        self._load(broadcast, local)
+        self._load(broadcast, select(memory, LOCAL))
         if self._dropout is not None:
-            self._dropout.begin(seeds.generator(config.seed, "dropout", broadcast.round, name, question))
+            self._dropout.begin(seeds.generator(config.seed, "dropout", round, name, question))
         return LocalClient(
             name=name,
             samples=site.samples,
-            round=broadcast.round,
+            round=round,
             rounds=broadcast.rounds,
             model=self.model,
             broadcast=broadcast,
             data=TrainingPasses(
-                self.store,
-                site,
-                lambda: self.plan(name, broadcast.round),
-                seed=config.seed,
-                round=broadcast.round,
-                batch_size=config.batch_size,
+                self.store, site, lambda: self.plan(name, round), config.seed, round, config.batch_size
             ),
             config=config,
             num_classes=self.federation.num_classes,
-            learning_rate=config.learning_rate_at(broadcast.round),
+            learning_rate=config.learning_rate_at(round),
             memory={key: tensor for key, tensor in memory.items() if not key.startswith(f"{LOCAL}/")},
             repeat=self._repeat,
         )
@@ -286,97 +322,16 @@ class Worker:
 
         self.replays(key, in_precision, batches)
 
-    @staticmethod
-    def _remember(client: LocalClient, local: Tensors) -> Tensors:
-        """What the client keeps: its parts' memory and the entries of the model that never travel."""
-        memory = client.memory | prefixed(local, LOCAL)
-        return state.clone(memory)
+    def optimizer(self, learning_rate: float | Tensor) -> torch.optim.Optimizer:
+        if self.device.type == "cuda" and not isinstance(learning_rate, Tensor):
+            learning_rate = torch.tensor(learning_rate, device=self.device)
+        trained = [parameter for parameter in self._parameters if parameter.requires_grad]
+        return optimizers.local_optimizer(trained, self.config, learning_rate)
 
-    def step(self, client: LocalClient, batch: Batch) -> Tensor:
-        """Forward, loss, backward, gradients, step. Returns the loss before the step, detached."""
-        x = self.method.inputs(client, batch.x)
-        batch = Batch(x.contiguous(memory_format=torch.channels_last) if self.channels_last else x, batch.y)
 
-        def backward() -> Tensor:
-            for parameter in self._every_parameter:
-                parameter.grad = None
-            # A single sample has no batch statistics: batch norm then uses the global ones and leaves them alone.
-            with frozen_statistics(self.model) if len(batch.y) == 1 else nullcontext(), self._precision():
-                output = self._forward(client, batch.x)
-                loss = F.cross_entropy(output.logits, batch.y) + self.method.loss(client, batch, output)
-            loss.backward()  # type: ignore[no-untyped-call]
-            return loss.detach()
-
-        loss = self._private_steps(client).backward(self.model, *batch) if self.config.dp == "local" else backward()
-        if self.watch:
-            self.watch.computed()
-        self.method.gradients(client, backward)
-        if self.config.clip_norm:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_norm, foreach=True)
-        if self.watch:
-            self.watch.used()
-        assert client.optimizer is not None
-        if self.device.type == "cpu":
-            optimizers.lay_out_gradients(client.optimizer)
-        reached(LOCAL_STEP)
-        client.optimizer.step()
-        return loss
-
-    def _private_steps(self, client: LocalClient) -> privacy.PrivateSteps:
-        if "private steps" not in client.scratch:
-            stream = self._stream("noise", client.round, client.name)
-            client.scratch["private steps"] = privacy.PrivateSteps(self.config, stream)
-        steps: privacy.PrivateSteps = client.scratch["private steps"]
-        return steps
-
-    def _stream(self, purpose: str, round: int, name: str) -> seeds.Stream:
-        """Of what is secret about this client's training: it depends on all that the training depends on."""
-        seen = [fingerprint(t) for t in (*self._inputs, self.samples_of(name))] if self.randomness.secret else []
-        return self.randomness.stream(self.config.seed, purpose, round, name, seen=seen)
-
-    def samples_of(self, name: str) -> Tensors:
-        """The samples that this client trains on: one more, or another, and they are others."""
-        site, whole = self.federation[name], self.federation
-        return {"images": whole.images[site.train], "labels": whole.labels[site.train]}
-
-    def _forward(self, client: LocalClient, x: Tensor) -> Output:
-        if self._compiled is None or len(x) != self.config.batch_size:  # each other size would be compiled anew
-            return self.method.forward(client, x)
-        try:
-            output: Output = self._compiled(x)
-        except Exception as error:  # the compiler's own: whatever is wrong with the network shows without it too
-            log.warning("The network runs without torch.compile: %s.", str(error).strip().partition("\n")[0])
-            self._compiled = None
-            return self.method.forward(client, x)
-        return output
-
-    def _compile(self) -> Callable[[Tensor], Output] | None:
-        if not self.config.compile:
-            return None
-        if self.method.overrides("forward"):
-            log.warning("'%s' has a forward pass of its own: the network is not compiled.", self.method.name)
-            return None
-        return torch.compile(self.model, dynamic=False)
-
-    def _precision(self) -> torch.autocast | nullcontext[None]:
-        return torch.autocast("cuda", dtype=torch.bfloat16) if self._half else nullcontext()
-
-    @property
-    def _parameters(self) -> list[nn.Parameter]:
-        return [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-
-    @property
-    def _half(self) -> bool:
-        return self.device.type == "cuda" and self.config.precision == "bf16"
-
-    def resident_optimizer(self, learning_rate: Tensor) -> torch.optim.Optimizer:
-        return optimizers.resident_optimizer(self._parameters, self.config, learning_rate)
-
-    def optimizer(self, learning_rate: float) -> torch.optim.Optimizer:
-        """A new local optimiser."""
-        if self.device.type == "cuda":
-            return self.resident_optimizer(torch.tensor(learning_rate, device=self.device))
-        return optimizers.local_optimizer(self._parameters, self.config, learning_rate)
+def _memory(client: LocalClient, local: Tensors) -> Tensors:
+    """What the client keeps: its parts' memory and the entries of the model that never travel."""
+    return state.clone(client.memory | prefixed(local, LOCAL))
 
 
 def check_loss(loss: float) -> None:

@@ -1,4 +1,4 @@
-"""The shelf: what clients remember, on disk.
+"""What clients remember, on disk.
 
 00000042.safetensors    one version of one client's memory; never changed once it is written
 index-000007.jsonl      which version is which client's, a line for each change; begun in round 7
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import tempfile
 import weakref
@@ -45,7 +46,7 @@ class Version(NamedTuple):
         return f"{self.number:08d}.safetensors"
 
 
-class Shelf:
+class MemoryFiles:
     """A folder with the memories of clients; without a path, a temporary one that is removed in the end."""
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -54,9 +55,8 @@ class Shelf:
 
     def _begin(self, current: dict[str, Version]) -> None:
         self._current = current
-        self._next = 1 + max((version.number for version in current.values()), default=-1)
-        self._changed: dict[str, None] = {}  # clients, since the last commit
-        self._uncommitted: set[int] = set()  # numbers of versions that no index has
+        self._next = self._first_new = 1 + max((version.number for version in current.values()), default=-1)
+        self._changed: dict[str, None] = {}  # clients, since the last commit, which knows versions before `_first_new`
         self._replaced: list[str] = []  # files that the last commit knows and the next one will not
         self._outdated: deque[tuple[int, str]] = deque()  # such files, and the round of the commit without them
         self._index = ""
@@ -84,8 +84,9 @@ class Shelf:
             (self.folder / version.file).write_bytes(data)
             reached(WRITING, self.folder / version.file)
         self._next += 1
-        self._uncommitted.add(version.number)
-        self._replace(client, version)
+        self.forget(client)
+        self._current[client] = version
+        self._changed[client] = None
 
     def get(self, client: str) -> Tensors:
         version = self._current[client]
@@ -99,18 +100,11 @@ class Shelf:
             ) from damage
 
     def forget(self, client: str) -> None:
-        if client in self._current:
-            self._replace(client, None)
-
-    def _replace(self, client: str, version: Version | None) -> None:
         old = self._current.pop(client, None)
-        if version is not None:
-            self._current[client] = version
-        self._changed[client] = None
         if old is None:
             return
-        if old.number in self._uncommitted:
-            self._uncommitted.remove(old.number)
+        self._changed[client] = None
+        if old.number >= self._first_new:
             self._remove([old.file])
         else:
             self._replaced.append(old.file)
@@ -129,8 +123,7 @@ class Shelf:
                 self._append(self._changed)
                 sync(self.folder)
         self._outdated += [(round, file) for file in self._replaced]
-        self._changed, self._replaced = {}, []
-        self._uncommitted.clear()
+        self._changed, self._replaced, self._first_new = {}, [], self._next
         return {"file": self._index, "since": self._since, "bytes": self._bytes, "sha256": self._hash.hexdigest()}
 
     def release(self, oldest: int) -> None:
@@ -152,8 +145,7 @@ class Shelf:
             version = self._current.get(client)
             entry = [client, None, ""] if version is None else [client, version.number, version.digest.hex()]
             lines.append(json.dumps(entry).encode() + b"\n")
-        data = b"".join(lines)
-        path = self.folder / self._index
+        path, data = self.folder / self._index, b"".join(lines)
         with open(path, "ab") as file:
             file.write(data)
         reached(WRITING, path)
@@ -165,7 +157,8 @@ class Shelf:
     # -- going on --------------------------------------------------------------------------------------------
     def check(self, reference: Reference) -> None:
         """Raise `Damaged` unless what it speaks of is there: all files, and those of its own commit as they were."""
-        current, _, latest = self._replay(reference)
+        current, content = self._replay(reference)
+        latest = {json.loads(line)[0] for line in content[reference["since"] :].splitlines()}
         there = {path.name for path in self._files()}
         for client, version in current.items():
             if version.file not in there:
@@ -174,8 +167,8 @@ class Shelf:
                 _read(self.folder / version.file, client, version)
 
     def as_of(self, reference: Reference) -> Callable[[str], Tensors]:
-        """How to look up what each client remembered at a checkpoint; nothing on the shelf changes."""
-        current = self._replay(reference)[0]
+        """How to look up what each client remembered at a checkpoint; no file changes."""
+        current, _ = self._replay(reference)
 
         def look(client: str) -> Tensors:
             version = current.get(client)
@@ -185,32 +178,29 @@ class Shelf:
 
     def restore(self, reference: Reference | None, round: int = -1, others: Iterable[Reference] = ()) -> None:
         """Be as a checkpoint of this round was; keep what the `others` speak of, and remove everything else."""
-        current, content, _ = self._replay(reference) if reference else ({}, b"", {})
+        current, content = self._replay(reference) if reference else ({}, b"")
         spared: set[str] = set()
         for other in others:
             with suppress(Damaged):
                 spared |= {version.file for version in self._replay(other)[0].values()} | {other["file"]}
         self._begin(current)
         needed = {version.file for version in current.values()}
-        if reference and reference["file"]:
-            self._index, self._since, self._bytes = reference["file"], reference["since"], len(content)
-            self._lines = content.count(b"\n")
-            self._hash.update(content)
-            needed.add(self._index)
         with explained(self.folder):
-            if self._index:
-                with open(self.folder / self._index, "r+b") as file:
-                    file.truncate(self._bytes)
-            for path in self._files():
-                if path.suffix == ".safetensors":
-                    self._next = max(self._next, 1 + int(path.stem))
+            if reference and reference["file"]:
+                self._index, self._since, self._bytes = reference["file"], reference["since"], len(content)
+                self._lines = content.count(b"\n")
+                self._hash.update(content)
+                needed.add(self._index)
+                os.truncate(self.folder / self._index, self._bytes)
+            numbers = [int(path.stem) for path in self._files() if path.suffix == ".safetensors"]
+            self._next = self._first_new = max([self._next, *(1 + number for number in numbers)])
             self._remove(path.name for path in self._files() if path.name not in needed | spared)
         self._outdated = deque((round, file) for file in sorted(spared - needed) if file)
 
-    def _replay(self, reference: Reference) -> tuple[dict[str, Version], bytes, dict[str, None]]:
-        """The versions that a reference speaks of, its part of the index, and whose versions its own commit brought."""
+    def _replay(self, reference: Reference) -> tuple[dict[str, Version], bytes]:
+        """The versions that a reference speaks of, and its part of the index."""
         if not reference["file"]:
-            return {}, b"", {}
+            return {}, b""
         path = self.folder / reference["file"]
         try:
             with open(path, "rb") as file:
@@ -220,17 +210,11 @@ class Shelf:
         if hashlib.sha256(content).hexdigest() != reference["sha256"]:
             raise Damaged(f"the checksum of '{path}' does not match")
         current: dict[str, Version] = {}
-        latest: dict[str, None] = {}
-        position = 0
-        for line in content.splitlines(keepends=True):
-            client, number, digest = json.loads(line)
+        for client, number, digest in map(json.loads, content.splitlines()):
             current.pop(client, None)
             if number is not None:
                 current[client] = Version(number, bytes.fromhex(digest))
-            if position >= reference["since"]:
-                latest[client] = None
-            position += len(line)
-        return current, content, latest
+        return current, content
 
     def _files(self) -> list[Path]:
         if self._folder is None or not self._folder.exists():

@@ -1,4 +1,4 @@
-"""Local optimisers: PyTorch's own, made so that a step costs little."""
+"""Local optimizers: PyTorch's own, made so that a step costs little."""
 
 from __future__ import annotations
 
@@ -57,25 +57,18 @@ class DirectSGD(torch.optim.SGD):
 DirectSGD.step.hooked = True  # type: ignore[attr-defined]  # PyTorch would wrap every step in a label for its profiler
 
 
-def local_optimizer(parameters: list[nn.Parameter], config: Config, learning_rate: float) -> torch.optim.Optimizer:
-    """A new one, on the CPU."""
+def local_optimizer(
+    parameters: list[nn.Parameter], config: Config, learning_rate: float | Tensor
+) -> torch.optim.Optimizer:
+    """A new one. With a learning rate in a tensor a CUDA graph can hold it: its state is made beforehand."""
+    resident, decay = isinstance(learning_rate, Tensor), config.weight_decay
     if config.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=config.weight_decay, fused=True)
-    return DirectSGD(parameters, learning_rate, config.momentum, config.weight_decay)
-
-
-def resident_optimizer(parameters: list[nn.Parameter], config: Config, learning_rate: Tensor) -> torch.optim.Optimizer:
-    """One that a CUDA graph can hold: its learning rate is a tensor, its state is made beforehand."""
-    if config.optimizer == "adamw":
-        return torch.optim.AdamW(
-            parameters, lr=learning_rate, weight_decay=config.weight_decay, fused=True, capturable=True
-        )
-    sgd = torch.optim.SGD(
-        parameters, lr=learning_rate, momentum=config.momentum, weight_decay=config.weight_decay, fused=True
-    )
-    if config.momentum:
-        for parameter in parameters:
-            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+        return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=decay, fused=True, capturable=resident)
+    if not isinstance(learning_rate, Tensor):
+        return DirectSGD(parameters, learning_rate, config.momentum, decay)
+    sgd = torch.optim.SGD(parameters, lr=learning_rate, momentum=config.momentum, weight_decay=decay, fused=True)
+    for parameter in parameters if config.momentum else ():
+        sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return sgd
 
 
@@ -88,7 +81,7 @@ def reset(optimizer: torch.optim.Optimizer) -> None:
 
 
 def lay_out_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Fused optimisers on the CPU walk straight through memory, so a gradient must lie as its parameter does. Autograd
+    """Fused optimizers on the CPU walk straight through memory, so a gradient must lie as its parameter does. Autograd
     sees to that; a method that puts another gradient in its place may not."""
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         gradient = parameter.grad

@@ -6,33 +6,30 @@ sample clients -> broadcast -> train -> check -> weights, statistics, extras -> 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
-from fedkeel import seeds
 from fedkeel.config import from_one
 from fedkeel.core import state
-from fedkeel.core.evaluation import Evaluation, Scores, summarise
+from fedkeel.core.evaluation import Scores, summarise
 from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, check, check_samples, reading
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, prefixed, select
+from fedkeel.data.federation import Federation
 from fedkeel.engine import profile
-from fedkeel.engine.checkpointing import Checkpoint, Pace, Storage
+from fedkeel.engine.checkpointing import Checkpoint, CheckpointSchedule, Storage
+from fedkeel.engine.evaluation import EvaluationNotes, FederatedEvaluation
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
 from fedkeel.engine.profile import phase
-from fedkeel.engine.remarks import Remarks
-from fedkeel.engine.setup import Setup, clients_per_round
-from fedkeel.engine.testing import Tested
+from fedkeel.engine.setup import Setup
 from fedkeel.errors import StoreError, TrainingError
-from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.observer import Aggregated, Observer
 from fedkeel.stopping import UPDATE, reached
-from fedkeel.trust import privacy
-from fedkeel.trust.secrets import Randomness
+
+SERVER_GROUPS = ("weights", "statistics", "extras", "memory")
+EVALUATION_FIELDS = ("client", "domain", "split", "statistics", "accuracy", "loss", "samples")
 
 
 @dataclass
@@ -60,9 +57,7 @@ class Federated:
 
     def __post_init__(self) -> None:
         config, worker = self.setup.config, self.setup.worker
-        self.config, self.method, self.federation = config, worker.method, worker.federation
-        self.profile = self.setup.profile
-        self.pace = Pace(config.checkpoint_every)
+        self.config, self.method, self.clock = config, worker.method, self.setup.profile
         self.server = Server(
             round=0,
             rounds=config.rounds,
@@ -75,62 +70,46 @@ class Federated:
             asker=self._ask,
             network=worker.model,
         )
-        self.server.extras = {}
-        self.tested = self._who_is_tested()
-        self.remarks = Remarks(lambda text: self.observer.note(text))
+        self.schedule = CheckpointSchedule(config.checkpoint_every)
+        self.evaluation = FederatedEvaluation(self.setup, self.executor, self._note)
+        self.notes = EvaluationNotes(self._note)
 
-    def _who_is_tested(self) -> Tested:
-        return Tested(self.config, self.federation, self.method, self.executor, lambda text: self.observer.note(text))
+    @property
+    def federation(self) -> Federation:
+        return self.setup.federation
+
+    def _note(self, text: str) -> None:
+        self.observer.note(text)
 
     # -- the loop --------------------------------------------------------------------------------------------
     def run(self) -> Server:
         """Run the rounds that are left and return the server whose model is the result."""
         first = self._restore()
         self.observer.started(self.config, first)
-        self.remarks.of_lacking(self.setup)
-        self.profile.go_on(self.store.directory, first)
+        self.notes.of_lacking(self.setup)
+        self.clock.go_on(self.store.directory, first)
         result = self.server
         for round in range(first, self.config.rounds):
-            with self.profile.round(round):
+            with self.clock.round(round):
                 result = self.round(round)
-            self.profile.save(self.store.directory, now=False)
+            self.clock.save(self.store.directory, now=False)
         return result
 
     def round(self, round: int) -> Server:
-        began = time.perf_counter()
         server, config = self.server, self.config
         self.traffic = Traffic()
-        self._welcome()
         server.round, server.participants = round, self._sample(round)
-        with self.profile(profile.BROADCAST):
-            self.method.before_training(server)
-            broadcast = self._broadcast(server, self.method.send(server, server.weights))
-        before = {client: self.executor.memory.of(client) for client in server.participants}
+        broadcast, before = self._begin()
         updates, dropped = self._collect(broadcast, before)
-        trained = time.perf_counter()
-        if config.dp == "central":
-            self._aggregate_privately(broadcast, updates)
-        elif len(updates) >= config.min_clients:
-            self._aggregate(self._defend(broadcast, updates, before))
-        else:
-            self.observer.note(
-                f"Round {from_one(round)} had {len(updates)} usable updates, fewer than 'min_clients' "
-                f"({config.min_clients}): the global model is unchanged."
-            )
-            for client in server.participants:
-                self.executor.memory.keep(client, before[client])
-        aggregated = time.perf_counter()
-        last = round == config.rounds - 1
+        self._aggregate(broadcast, updates, before)
         tested, scores = server, None
         if config.evaluates(round):
-            tested = self._before_evaluation(server)
+            tested = self._before_evaluation()
             scores = self._evaluate(tested)
         loss = _mean_loss(updates)
-        epsilon = privacy.spent(config, round + 1, self._sizes)
         self._record(
+            "round",
             {
-                "kind": "round",
-                "round": round,
                 "clients": len(updates),
                 "dropped": len(dropped),
                 "loss": loss,
@@ -139,94 +118,60 @@ class Federated:
                 "bytes_down": self.traffic.down,
                 "questions": self.traffic.questions,
             }
-            | ({"epsilon": epsilon, "randomness": self.setup.noise_from()} if epsilon is not None else {})
+            | self.setup.account(round + 1),
         )
-        self.store.append_timing(
-            {
-                "round": round,
-                "train": trained - began,
-                "aggregate": aggregated - trained,
-                "evaluate": time.perf_counter() - aggregated,
-            }
-        )
-        self._tell(broadcast, updates, tested)
-        if last or self.pace.is_due(round):
-            self.pace.write(lambda: self._checkpoint(tested if last else server, round))
+        self.store.append_timing({"round": round} | self.clock.stages())
+        self._show(broadcast, updates, tested)
+        last = round == config.rounds - 1
+        if last or self.schedule.is_due(round):
+            self.schedule.write(lambda: self._checkpoint(tested if last else server, round))
         self.observer.round_done(round, config.rounds, scores, loss)
         return tested
 
-    def _welcome(self) -> None:
-        """From this round on, count those who came since the last one."""
-        grown = self.setup.grown()
-        if grown is None:
-            return
-        self.federation = self.setup.worker.federation = grown
-        self.setup.held_out = list(dict.fromkeys(client.domain for client in grown.unseen))
-        self.setup.domains = grown.domains
-        self.server.num_clients = len(grown.clients)
-        self.__dict__.pop("_sizes", None)
-        self.tested = self._who_is_tested()
-        self.remarks.of_lacking(self.setup)
-
     @phase(profile.SAMPLING)
     def _sample(self, round: int) -> list[str]:
-        """The clients of this round, in the federation's order."""
+        """The clients of this round, those who just came among them, in the federation's order."""
+        if self.setup.admit_newcomers():
+            self.server.num_clients = len(self.federation.clients)
+            self.evaluation = FederatedEvaluation(self.setup, self.executor, self._note)
+            self.notes.of_lacking(self.setup)
         clients = self.federation.clients
-        if self.config.dp == "central":
-            return [clients[i].name for i in privacy.takes_part(self.config, len(clients), round, self._randomness)]
-        count = clients_per_round(self.config, len(clients))
-        if count >= len(clients):
-            return [client.name for client in clients]
-        chosen = seeds.sample(len(clients), count, seeds.generator(self.config.seed, "participation", round))
-        return [clients[i].name for i in sorted(chosen)]
+        return [clients[i].name for i in self.setup.rules.sampler.sample(len(clients), round)]
 
-    @cached_property
-    def _sizes(self) -> set[int]:
-        """Of the clients' data, where the account of privacy needs them: there may be a great many clients."""
-        return {client.samples for client in self.federation.clients} if self.config.dp == "local" else set()
-
-    @property
-    def _randomness(self) -> Randomness:
-        return self.setup.worker.randomness
-
-    def _broadcast(self, server: Server, weights: Tensors) -> Broadcast:
-        return Broadcast(server.round, server.rounds, weights, server.statistics, server.extras)
+    @phase(profile.BROADCAST)
+    def _begin(self) -> tuple[Broadcast, dict[str, Tensors]]:
+        """What the round's clients get, and what each of them remembers until then."""
+        self.method.before_training(self.server)
+        broadcast = make_broadcast(self.server, self.method.send(self.server, self.server.weights))
+        return broadcast, {client: self.executor.memory.of(client) for client in self.server.participants}
 
     @phase(profile.COLLECTION)
     def _collect(self, broadcast: Broadcast, before: Mapping[str, Tensors]) -> tuple[list[Update], list[Missing]]:
-        """Train the round's clients; keep the updates that pass the check, in the clients' order.
-
-        `before`: what each of them remembers until then.
-        """
+        """Train the round's clients; keep the updates that pass the check, in the clients' order."""
         participants, number = self.server.participants, from_one(broadcast.round)
         self.traffic.down += broadcast.nbytes * len(participants)
         updates: list[Update] = []
         dropped: list[Missing] = []
-        results = self.profile.over(profile.TRAINING, self.executor.train(participants, broadcast))
+
+        def check_update(update: Update) -> None:
+            check(update, broadcast)
+            self.method.check_extras(self.server, update.extras)
+
+        results = self.clock.over(profile.TRAINING, self.executor.train(participants, broadcast))
         for client, result in zip(participants, results, strict=True):
-            problem = result.reason if isinstance(result, Missing) else ""
-            if isinstance(result, Update):
-                self.traffic.up += result.nbytes
-                try:
-                    with reading("it cannot be checked"):
-                        _check_sender(result, client)
-                        check(result, broadcast)
-                        self.method.check_extras(self.server, result.extras)
-                except BadMessage as bad:
-                    problem = str(bad)
-                else:
-                    updates.append(result)
-                    record = {"kind": "client", "round": broadcast.round, "client": client, "samples": result.samples}
-                    metrics = {name: n for name, n in result.metrics.items() if not name.startswith(WATCHED)}
-                    self._record(record | metrics | record)  # a metric cannot pose as something else
-                    reached(UPDATE)
-            if problem:
+            if problem := self._problem(client, result, check_update):
                 dropped.append(Missing(client, problem))
                 # What the server does not know of must not have happened: SCAFFOLD's control variates, for one, are
                 # kept on both sides and would no longer fit each other.
                 self.executor.memory.keep(client, before[client])
-                self._record({"kind": "dropped", "round": broadcast.round, "client": client, "reason": problem})
+                self._record("dropped", {"client": client, "reason": problem})
                 self.observer.note(f"Round {number}: the update of '{client}' is dropped, {problem}.")
+            elif isinstance(result, Update):
+                updates.append(result)
+                known = {"client": client, "samples": result.samples}
+                metrics = {name: n for name, n in result.metrics.items() if not name.startswith(WATCHED)}
+                self._record("client", known | metrics | known)
+                reached(UPDATE)
             self.observer.client_done(broadcast.round, len(updates) + len(dropped), len(participants))
         if dropped and not updates:
             raise TrainingError(
@@ -235,48 +180,45 @@ class Federated:
             )
         return updates, dropped
 
-    @phase(profile.AGGREGATION, calls=0)
-    def _defend(self, broadcast: Broadcast, updates: list[Update], before: Mapping[str, Tensors]) -> list[Update]:
-        """What the robust rules leave of the updates. One that is not chosen is as if it had not come."""
-        chosen = self.setup.defence.select(broadcast, updates)
-        names = {update.client for update in chosen}
-        for update in updates:
-            if update.client not in names:
-                self.executor.memory.keep(update.client, before[update.client])
-                self._record({"kind": "not chosen", "round": broadcast.round, "client": update.client})
-        self.server.participants = [update.client for update in chosen]  # whom methods ask before the test
-        return chosen
+    def _problem(self, client: str, result: Any, check_content: Callable[[Any], None]) -> str:
+        """Why what came from a client cannot be used, or nothing; its bytes count either way."""
+        if isinstance(result, Missing):
+            return result.reason
+        self.traffic.up += result.nbytes
+        try:
+            with reading("it cannot be checked"):
+                if result.client != client:
+                    raise BadMessage(f"it says that it is of '{result.client}'")
+                check_content(result)
+        except BadMessage as bad:
+            return str(bad)
+        return ""
 
     @phase(profile.AGGREGATION)
-    def _aggregate(self, updates: Sequence[Update]) -> None:
-        server = self.server
-        shares = self.method.shares(server, updates, [server.share(update) for update in updates])
-        mean = self.setup.defence.mean
-        weights = mean([update.weights for update in updates], shares)
-        statistics = mean([update.statistics for update in updates], shares)
-        self._apply(updates, weights, statistics)
-
-    @phase(profile.AGGREGATION)
-    def _aggregate_privately(self, broadcast: Broadcast, updates: list[Update]) -> None:
-        """Of the weights only the noisy mean is seen by any rule; nobody's update still makes noise."""
-        server = self.server
-        weights = privacy.noisy_mean(
-            self.config, broadcast.weights, updates, server.num_clients, server.round, self._randomness
-        )
-        updates = [replace(update, weights={}) for update in updates]
-        if updates:
-            self._apply(updates, weights, weighted_mean([u.statistics for u in updates], [1.0] * len(updates)))
-        else:
-            server.weights = self.method.weights(server, [], weights)
-
-    def _apply(self, updates: Sequence[Update], weights: Tensors, statistics: Tensors) -> None:
-        """The method's own rules."""
-        server = self.server
-        weights = self.method.weights(server, updates, weights)
-        statistics = self.method.statistics(server, updates, statistics)
-        extras = self.method.extras(server, updates)
-        server.weights, server.statistics = weights, state.keep_variances_positive(statistics)
-        server.extras = extras
+    def _aggregate(self, broadcast: Broadcast, updates: Sequence[Update], before: Mapping[str, Tensors]) -> None:
+        """From updates to the next global model: those that count, their mean, then the method's own rules."""
+        server, method, aggregator = self.server, self.method, self.setup.rules.aggregator
+        if len(updates) < aggregator.fewest:
+            self.observer.note(
+                f"Round {from_one(server.round)} had {len(updates)} usable updates, fewer than 'min_clients' "
+                f"({aggregator.fewest}): the global model is unchanged."
+            )
+            for client in server.participants:
+                self.executor.memory.keep(client, before[client])
+            return
+        chosen = aggregator.select(broadcast, updates)
+        server.participants = [update.client for update in chosen]  # whom methods ask before the test
+        names = set(server.participants)
+        for client in (update.client for update in updates if update.client not in names):
+            self.executor.memory.keep(client, before[client])  # as if it had not come
+            self._record("not chosen", {"client": client})
+        weights, statistics, seen = aggregator.mean(server, broadcast, chosen)
+        weights = method.weights(server, seen, weights)
+        extras = server.extras
+        if seen:
+            statistics = state.keep_variances_positive(method.statistics(server, seen, statistics))
+            extras = method.extras(server, seen)
+        server.weights, server.statistics, server.extras = weights, statistics, extras
 
     # -- questions of methods --------------------------------------------------------------------------------
     @phase(profile.QUESTIONS)
@@ -285,29 +227,25 @@ class Federated:
         broadcast = Broadcast(server.round, server.rounds, server.weights, server.statistics, extras)
         self.traffic.questions += 1
         self.traffic.down += broadcast.nbytes * len(clients)
+
+        def check_answer(answer: Answer) -> None:
+            check_samples(answer.samples)
+            self.method.check_answer(server, question, answer.tensors)
+
         answers: dict[str, Answer] = {}
         for client, result in zip(clients, self.executor.ask(clients, broadcast, question), strict=True):
-            problem = result.reason if isinstance(result, Missing) else ""
-            if isinstance(result, Answer):
-                self.traffic.up += result.nbytes
-                try:
-                    with reading("it cannot be checked"):
-                        _check_sender(result, client)
-                        check_samples(result.samples)
-                        self.method.check_answer(server, question, result.tensors)
-                except BadMessage as bad:
-                    problem = str(bad)
-                else:
-                    answers[client] = result
-            if problem:
+            if problem := self._problem(client, result, check_answer):
                 number = from_one(server.round)
                 self.observer.note(f"Round {number}: '{client}' did not answer '{question}', {problem}.")
+            elif isinstance(result, Answer):
+                answers[client] = result
         return answers
 
     # -- evaluation ------------------------------------------------------------------------------------------
     @phase(profile.EVALUATION, calls=0)
-    def _before_evaluation(self, server: Server) -> Server:
+    def _before_evaluation(self) -> Server:
         """A copy of the server whose model is the one to be tested."""
+        server = self.server
         tested = replace(server, statistics=dict(server.statistics), weights=dict(server.weights))
         self.method.before_evaluation(tested)
         tested.statistics = state.keep_variances_positive(tested.statistics)
@@ -316,20 +254,16 @@ class Federated:
 
     @phase(profile.EVALUATION)
     def _evaluate(self, server: Server) -> Scores | None:
-        broadcast = self._broadcast(server, server.weights)
-        evaluations = self.tested.evaluate(broadcast)
-        self.remarks.of_diverged(server.round, evaluations)
-        kinds = {e.statistics for e in evaluations}
-        reported = "global" if "global" in kinds else "batch"
+        evaluations = self.evaluation.evaluate(make_broadcast(server, server.weights))
+        self.notes.of_diverged(server.round, evaluations)
+        reported = "global" if "global" in {e.statistics for e in evaluations} else "batch"
         shown: Scores | None = None
         for split, statistics in sorted({(e.split, e.statistics) for e in evaluations}, reverse=True):
-            chosen = [e for e in evaluations if (e.split, e.statistics) == (split, statistics)]
-            scores = summarise(chosen, self.setup.held_out)
-            for e in chosen:
-                self._record({"kind": "evaluation", "round": server.round} | _evaluation_record(e))
-            self._record(
-                {"kind": "scores", "round": server.round, "split": split, "statistics": statistics} | vars(scores)
-            )
+            group = [e for e in evaluations if (e.split, e.statistics) == (split, statistics)]
+            scores = summarise(group, self.setup.held_out)
+            for e in group:
+                self._record("evaluation", {name: getattr(e, name) for name in EVALUATION_FIELDS})
+            self._record("scores", {"split": split, "statistics": statistics} | vars(scores))
             if split == "test" and statistics == reported:
                 shown = scores
             if split == "validation" and statistics == reported and scores.average > self.best[0]:
@@ -340,28 +274,24 @@ class Federated:
         return shown
 
     @phase(profile.RECORDING)
-    def _record(self, record: dict[str, Any]) -> None:
-        self.store.append(record)
+    def _record(self, kind: str, record: dict[str, Any]) -> None:
+        known = {"kind": kind, "round": self.server.round}
+        self.store.append(known | record | known)  # a client's metric cannot pose as something else
 
     @phase(profile.RECORDING, calls=0)
-    def _tell(self, sent: Broadcast, updates: Sequence[Update], tested: Server) -> None:
-        model = self._broadcast(tested, tested.weights)
+    def _show(self, sent: Broadcast, updates: Sequence[Update], tested: Server) -> None:
+        model = make_broadcast(tested, tested.weights)
         self.observer.aggregated(Aggregated(sent, updates, model, self.executor.memory))
 
     # -- stopping and going on -------------------------------------------------------------------------------
     @phase(profile.CHECKPOINT)
     def _checkpoint(self, server: Server, round: int) -> None:
-        groups = {
-            "weights": server.weights,
-            "statistics": server.statistics,
-            "extras": server.extras,
-            "memory": server.memory,
-            "best": self.best_model,
-            "best_local": self.best_local,
-        }
+        groups = {name: getattr(server, name) for name in SERVER_GROUPS}
         best = {"accuracy": self.best[0], "round": self.best[1]}
-        self.executor.memory.shelve()
-        self.store.checkpoint(Checkpoint(round, groups, best))
+        self.executor.memory.write_files()
+        self.store.checkpoint(
+            Checkpoint(round, groups | {"best": self.best_model, "best_local": self.best_local}, best)
+        )
 
     def _restore(self) -> int:
         """Load the last good checkpoint; returns the round to begin with."""
@@ -370,60 +300,49 @@ class Federated:
             self.store.truncate()
             return 0
         groups, device = checkpoint.groups, self.setup.worker.device
-        for kind, expected in (("weights", self.server.weights), ("statistics", self.server.statistics)):
-            stored = {name: tensor.shape for name, tensor in groups.get(kind, {}).items()}
-            if stored != {name: tensor.shape for name, tensor in expected.items()}:
+        for name in ("weights", "statistics"):
+            stored, expected = (
+                {entry: tensor.shape for entry, tensor in tensors.items()}
+                for tensors in (groups.get(name, {}), getattr(self.server, name))
+            )
+            if stored != expected:
                 raise StoreError(
                     f"The checkpoints of '{self.store.directory}' are of another model than the one given: "
                     "resume with the model and the method that the run began with."
                 )
-        self.server.weights = state.to_device(groups.get("weights", {}), device)
-        self.server.statistics = state.to_device(groups.get("statistics", {}), device)
-        self.server.extras = state.to_device(groups.get("extras", {}), device)
-        self.server.memory = state.to_device(groups.get("memory", {}), device)
+        for name in SERVER_GROUPS:
+            setattr(self.server, name, state.to_device(groups.get(name, {}), device))
         self.best_model, self.best_local = groups.get("best", {}), groups.get("best_local", {})
         self.best = (checkpoint.best["accuracy"], int(checkpoint.best["round"]))
         return checkpoint.round + 1
 
     def local_tensors(self) -> Iterator[tuple[str, Tensors]]:
         """What each client keeps of the model that is the result, one client at a time, for saving personal models."""
-        if self.best_local:
-            by_client: dict[str, Tensors] = {}
-            for name, tensor in self.best_local.items():
-                client, _, entry = name.rpartition("/")
-                by_client.setdefault(client, {})[entry] = tensor
-            yield from by_client.items()
+        if not self.best_local:
+            yield from self._local_layers()
             return
+        by_client: dict[str, Tensors] = {}
+        for name, tensor in self.best_local.items():
+            client, _, entry = name.rpartition("/")
+            by_client.setdefault(client, {})[entry] = tensor
+        yield from by_client.items()
+
+    def _personal_layers(self) -> Tensors:
+        """Of all clients at this moment: the model of the best round goes with the layers of that round."""
+        kept = self._local_layers() if self.method.is_personal else ()
+        return {f"{name}/{entry}": tensor.clone() for name, local in kept for entry, tensor in local.items()}
+
+    def _local_layers(self) -> Iterator[tuple[str, Tensors]]:
         for name, memory in self.executor.memory.items():
             if local := select(memory, LOCAL):
                 yield name, local
 
-    def _personal_layers(self) -> Tensors:
-        """Of all clients at this moment: the model of the best round goes with the layers of that round."""
-        if not self.method.is_personal:
-            return {}
-        kept = ((name, select(memory, LOCAL)) for name, memory in self.executor.memory.items())
-        return {f"{name}/{entry}": tensor.clone() for name, local in kept for entry, tensor in local.items()}
 
-
-def _check_sender(message: Update | Answer, client: str) -> None:
-    if message.client != client:
-        raise BadMessage(f"it says that it is of '{message.client}'")
+def make_broadcast(server: Server, weights: Tensors) -> Broadcast:
+    return Broadcast(server.round, server.rounds, weights, server.statistics, server.extras)
 
 
 def _mean_loss(updates: Sequence[Update]) -> float:
-    told = [update for update in updates if "loss" in update.metrics]
-    total = sum(update.samples for update in told)
-    return sum(update.metrics["loss"] * update.samples for update in told) / total if told else float("nan")
-
-
-def _evaluation_record(evaluation: Evaluation) -> dict[str, Any]:
-    return {
-        "client": evaluation.client,
-        "domain": evaluation.domain,
-        "split": evaluation.split,
-        "statistics": evaluation.statistics,
-        "accuracy": evaluation.accuracy,
-        "loss": evaluation.loss,
-        "samples": evaluation.samples,
-    }
+    known = [update for update in updates if "loss" in update.metrics]
+    total = sum(update.samples for update in known)
+    return sum(update.metrics["loss"] * update.samples for update in known) / total if known else float("nan")

@@ -23,7 +23,8 @@ from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
 from fedkeel.data.federation import Federation
 from fedkeel.data.outline import Outline, changed
-from fedkeel.engine.setup import choose_device, choose_executor, load_federation, prepare
+from fedkeel.engine.executors.executor import choose_executor
+from fedkeel.engine.setup import choose_device, load_federation, prepare
 from fedkeel.engine.spawning import leave_if_imported_again
 from fedkeel.engine.threads import available_cores
 from fedkeel.errors import FedkeelError

@@ -36,7 +36,7 @@ from fedkeel.core.messages import BadMessage, pack, unpack
 from fedkeel.core.naming import file_name
 from fedkeel.core.state import Tensors
 from fedkeel.engine.checkpointing import Checkpoint
-from fedkeel.engine.memory_files import Damaged, Reference, Shelf
+from fedkeel.engine.memory_files import Damaged, MemoryFiles, Reference
 from fedkeel.errors import StoreError
 from fedkeel.files import (
     Unsealed,
@@ -84,7 +84,7 @@ class Store:
     def __init__(self, directory: str | Path, config: Config) -> None:
         self.directory = Path(directory)
         self.config = config
-        self.shelf = Shelf(self.directory / "memory")
+        self.shelf = MemoryFiles(self.directory / "memory")
         self._metrics: IO[bytes] | None = None
         self._written = hashlib.sha256()  # of what is in the metrics
         self._lock: IO[bytes] | None = None

@@ -29,7 +29,8 @@ from __future__ import annotations
 import logging
 import math
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 import torch
@@ -38,12 +39,16 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedkeel.config import Config
+from fedkeel.core.client import Batch
 from fedkeel.core.composition import Composition
-from fedkeel.core.messages import Update
+from fedkeel.core.messages import Broadcast, Update
+from fedkeel.core.server import Server
 from fedkeel.core.state import Layout, Tensors, batch_norms
 from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.nn.draws import HOLDER, Draws
 from fedkeel.seeds import Stream
+from fedkeel.trust.rules import Mean, MeanAggregator, PlainGradients, Rules, UniformSampler
 from fedkeel.trust.secrets import Randomness, fingerprint
 
 log = logging.getLogger("fedkeel")
@@ -102,14 +107,14 @@ def local_steps(config: Config, samples: int) -> int:
 
 
 # -- what it can go with ----------------------------------------------------------------------------------------------
-def refuse_contradictions(config: Config, method: Composition, executor: str) -> None:
-    """Before anything is read."""
+def refuse_contradictions(config: Config, method: Composition, captured: bool = False) -> None:
+    """Before anything is read. `captured`: local steps would be replayed as they were captured, all samples at once."""
     if config.dp == "none":
         return
     require_accountant()
     refuse_what_tells_more(config, method)
     if config.dp == "local":
-        if executor == "cuda":
+        if captured:
             raise FedkeelError("'dp=local' has no captured steps: choose '--executor serial'.")
         return
     if config.weighting != "uniform":
@@ -158,13 +163,45 @@ def warn_of_the_rest(config: Config, method: Composition, layout: Layout) -> Non
         log.warning("Epsilon is that of the weights: %s are averaged without noise.", " and ".join(others))
 
 
+# -- what the loop is given -------------------------------------------------------------------------------------------
+def choose_rules(config: Config, method: Composition, randomness: Randomness) -> Rules:
+    """The sampler, the gradients and the aggregator of a run, private or ordinary."""
+    central = config.dp == "central"
+    return Rules(
+        (PoissonSampler if central else UniformSampler)(config, randomness),
+        choose_gradients(config, randomness),
+        (NoisyAggregator if central else MeanAggregator)(config, method, randomness),
+        randomness,
+    )
+
+
+def choose_gradients(config: Config, randomness: Randomness) -> PlainGradients:
+    return (NoisyGradients if config.dp == "local" else PlainGradients)(config, randomness)
+
+
 # -- central ----------------------------------------------------------------------------------------------------------
-def takes_part(config: Config, clients: int, round: int, randomness: Randomness) -> list[int]:
-    """The numbers of those that do, each independently of the others."""
-    if config.participation >= 1:
-        return list(range(clients))
-    drawn = randomness.stream(config.seed, "participation", round).uniform(clients)
-    return (drawn < config.participation).nonzero().flatten().tolist()
+class PoissonSampler(UniformSampler):
+    """Each client takes part independently of the others, with the probability `participation`."""
+
+    def sample(self, clients: int, round: int) -> list[int]:
+        if self.config.participation >= 1:
+            return list(range(clients))
+        drawn = self.randomness.stream(self.config.seed, "participation", round).uniform(clients)
+        return (drawn < self.config.participation).nonzero().flatten().tolist()
+
+
+class NoisyAggregator(MeanAggregator):
+    """Of the weights only the noisy mean is seen by any rule; nobody's update still makes noise."""
+
+    def __init__(self, config: Config, method: Composition, randomness: Randomness) -> None:
+        super().__init__(config, method, randomness)
+        self.fewest = 0
+
+    def mean(self, server: Server, broadcast: Broadcast, updates: Sequence[Update]) -> Mean:
+        weights = noisy_mean(self.config, broadcast.weights, updates, server.num_clients, server.round, self.randomness)
+        statistics = [update.statistics for update in updates]
+        mean = weighted_mean(statistics, [1.0] * len(updates)) if updates else server.statistics
+        return Mean(weights, mean, [replace(update, weights={}) for update in updates])
 
 
 def noisy_mean(
@@ -194,30 +231,46 @@ def clip_factor(square_norm: Tensor, clip: float) -> Tensor:
 
 
 # -- local ------------------------------------------------------------------------------------------------------------
-class PrivateSteps:
-    """The noisy gradients of one client's local steps in one round."""
+class NoisyGradients(PlainGradients):
+    """DP-SGD: each sample is in a step independently of the others, its gradient is clipped, and the sum gets noise."""
 
-    def __init__(self, config: Config, stream: Stream) -> None:
-        self.config, self.stream = config, stream
+    tells_loss = False
 
-    def backward(self, model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Puts the noisy gradient where the optimiser looks for it; returns the mean loss, which is not private."""
-        config, parameters = self.config, {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if len(y):
-            gradients, losses = sample_gradients(model, x, y)
-            # A server may send weights under which the gradient of some samples overflows: that must not show either.
-            gradients = {name: g.nan_to_num(0.0, 0.0, 0.0) for name, g in gradients.items()}
-            squares = torch.stack([g.flatten(1).square().sum(dim=1) for g in gradients.values()]).sum(dim=0)
-            scales = clip_factor(squares, config.dp_clip)
-            sums = {name: torch.einsum("n,n...->...", scales, g) for name, g in gradients.items()}
-            loss = losses.mean()
-        else:  # nobody was drawn; the noise must not tell
-            sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
-            loss = torch.zeros((), device=x.device)
-        for name, parameter in parameters.items():
-            noise = self.stream.normal(*parameter.shape).to(parameter)
-            parameter.grad = (sums[name] + config.dp_noise * config.dp_clip * noise) / config.batch_size
-        return loss
+    def begin(self, client: str, round: int, inputs: Callable[[], Iterable[Tensors]]) -> None:
+        self._seen = [fingerprint(tensors) for tensors in inputs()] if self.randomness.secret else []
+        self._noise = self._stream("noise", round, client)
+
+    def batches(self, client: str, round: int, samples: int, draws: int) -> tuple[list[Tensor], Tensor]:
+        order, rate = self._stream("order", round, client), sampling_rate(self.config, samples)
+        steps = [(order.uniform(samples) < rate).nonzero().flatten() for _ in range(local_steps(self.config, samples))]
+        return steps, order.uniform(sum(map(len, steps)), draws)
+
+    def _stream(self, purpose: str, round: int, client: str) -> Stream:
+        """It depends on all that the training depends on."""
+        return self.randomness.stream(self.config.seed, purpose, round, client, seen=self._seen)
+
+    def backward(self, plain: Callable[[], Tensor], model: nn.Module, batch: Batch) -> Tensor:
+        return noisy_backward(self.config, self._noise, model, batch)
+
+
+def noisy_backward(config: Config, stream: Stream, model: nn.Module, batch: Batch) -> Tensor:
+    """Puts the noisy gradient where the optimizer looks for it; returns the mean loss, which is not private."""
+    parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if len(batch.y):
+        gradients, losses = sample_gradients(model, *batch)
+        # A server may send weights under which the gradient of some samples overflows: that must not show either.
+        gradients = {name: g.nan_to_num(0.0, 0.0, 0.0) for name, g in gradients.items()}
+        squares = torch.stack([g.flatten(1).square().sum(dim=1) for g in gradients.values()]).sum(dim=0)
+        scales = clip_factor(squares, config.dp_clip)
+        sums = {name: torch.einsum("n,n...->...", scales, g) for name, g in gradients.items()}
+        loss = losses.mean()
+    else:  # nobody was drawn; the noise must not tell
+        sums = {name: torch.zeros_like(p) for name, p in parameters.items()}
+        loss = torch.zeros((), device=batch.x.device)
+    for name, parameter in parameters.items():
+        noise = stream.normal(*parameter.shape).to(parameter)
+        parameter.grad = (sums[name] + config.dp_noise * config.dp_clip * noise) / config.batch_size
+    return loss
 
 
 def sample_gradients(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensors, Tensor]:

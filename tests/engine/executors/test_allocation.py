@@ -9,11 +9,11 @@ import sys
 
 import pytest
 
-from fedkeel.engine.executors import allocation
+from fedkeel.engine.executors.processes import keep_freed_memory
 
 FAULTS = """
 import resource, sys, torch
-from fedkeel.engine.executors.allocation import keep_freed_memory
+from fedkeel.engine.executors.processes import keep_freed_memory
 torch.set_num_threads(1)
 if sys.argv[1] == "keep" and not keep_freed_memory():
     print("cannot")
@@ -46,4 +46,4 @@ def test_pages_of_freed_tensors_are_not_faulted_in_again() -> None:
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
-    assert allocation.keep_freed_memory() is False
+    assert keep_freed_memory() is False

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedkeel.core.messages import Missing, Update
-from fedkeel.engine.executors.executor import ClientMemory
+from fedkeel.engine.memory import ClientMemory
 from tests import tiny
 from tests.engine.test_local import Spoils
 

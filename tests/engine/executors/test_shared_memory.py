@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from fedkeel.engine.executors.shared_memory import Segment
+from fedkeel.engine.executors.shared_memory import SharedTensors
 from fedkeel.errors import shortage
 
 GROUPS = {
@@ -30,7 +30,7 @@ def bits(tensor: torch.Tensor) -> bytes:
 
 @pytest.mark.parametrize("how", ["read", "look"])
 def test_every_bit_order_and_shape_comes_back(how: str) -> None:
-    segment = Segment()
+    segment = SharedTensors()
     segment.write(GROUPS, client="ward", place=[0, 8])
     header, groups = getattr(segment, how)()
     assert header == {"client": "ward", "place": [0, 8]}
@@ -44,7 +44,7 @@ def test_every_bit_order_and_shape_comes_back(how: str) -> None:
 
 
 def test_a_process_forked_before_the_first_write_reads_it_and_every_larger_one() -> None:
-    segment = Segment()
+    segment = SharedTensors()
     (told, tell), (answered, answer) = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -61,7 +61,7 @@ def test_a_process_forked_before_the_first_write_reads_it_and_every_larger_one()
 
 
 def test_what_a_reader_writes_is_its_own() -> None:
-    segment = Segment()
+    segment = SharedTensors()
     segment.write({"weights": {"w": torch.zeros(3)}})
     segment.look()[1]["weights"]["w"].fill_(1)
     segment.read()[1]["weights"]["w"].fill_(2)
@@ -69,7 +69,7 @@ def test_what_a_reader_writes_is_its_own() -> None:
 
 
 def test_copies_outlast_the_next_write() -> None:
-    segment = Segment()
+    segment = SharedTensors()
     segment.write({"weights": {"w": torch.zeros(3)}})
     copy = segment.read()[1]["weights"]["w"]
     segment.write({"weights": {"w": torch.ones(3)}})
@@ -77,13 +77,13 @@ def test_copies_outlast_the_next_write() -> None:
 
 
 def test_an_empty_message_is_a_message() -> None:
-    segment = Segment()
+    segment = SharedTensors()
     segment.write({"memory": {}})
     assert segment.read() == ({}, {})
 
 
 def test_a_longer_header_moves_the_tensors_behind_it() -> None:
-    segment = Segment()
+    segment = SharedTensors()
     for length in (0, 55, 56, 57, 10_000):
         segment.write({"weights": {"w": torch.arange(5)}}, text="x" * length)
         header, groups = segment.read()
@@ -96,5 +96,5 @@ def test_no_room_is_a_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(MemoryError, match=r"of which this needs \d+ bytes: No space left") as caught:
-        Segment().write({"weights": {"w": torch.ones(2**20)}})
+        SharedTensors().write({"weights": {"w": torch.ones(2**20)}})
     assert "does not suffice for another 4.0 MiB: give fewer --workers" in shortage(caught.value)

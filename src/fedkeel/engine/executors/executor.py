@@ -1,32 +1,88 @@
-"""What an executor is: the only thing that differs between a laptop and a network."""
+"""What an executor is: the only thing that differs between a laptop and a network. And the registry that finds it.
+
+A file in this folder that registers a class derived from `Executor` adds one; what the class says of itself is all that
+the rest of the package knows of it.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import Protocol
+from typing import ClassVar
 
+import torch
+
+from fedkeel.config import Config
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, Broadcast, Missing, Update
 from fedkeel.engine.memory import ClientMemory
+from fedkeel.errors import FedkeelError
 from fedkeel.registry import Registry
 
 
-class Executor(Protocol):
-    """Runs clients somewhere. Results come in the order of `clients`, whatever order they finished in."""
+class Executor(ABC):
+    """Runs clients somewhere. Results come in the order of `clients`, whatever order they finished in.
 
+    Class attributes:
+        rank: of those that suit a run, `auto` takes the one with the highest; 0 is chosen by name alone.
+        captures_steps: local steps are replayed as CUDA graphs, so gradients of single samples cannot be had.
+        single_threaded: every client has one thread; a run whose steps use several goes to another executor.
+        seconds_of: what the seconds on clients in a profile are, for a person.
+    """
+
+    rank: ClassVar[int] = 0
+    captures_steps: ClassVar[bool] = False
+    single_threaded: ClassVar[bool] = False
+    seconds_of: ClassVar[str] = "Seconds of this process, one client after another."
     memory: ClientMemory
 
+    @classmethod
+    def cannot_run(cls, device: torch.device) -> str:  # noqa: ARG003
+        """Why it cannot run on this device and system, as the rest of "The executor 'name' ..."; nothing if it can."""
+        return ""
+
+    @classmethod
+    def suits(cls, config: Config) -> bool:  # noqa: ARG003
+        """Whether `auto` may take it for these options."""
+        return True
+
+    @classmethod
+    def worker_processes(cls, config: Config) -> int:  # noqa: ARG003
+        """How many processes work at the same time."""
+        return 1
+
+    @abstractmethod
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]: ...
 
+    @abstractmethod
     def evaluate(
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
     ) -> Iterator[list[Evaluation]]: ...
 
+    @abstractmethod
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027
+        """The run is over."""
 
-
-__all__ = ["EXECUTORS", "ClientMemory", "Executor"]
 
 EXECUTORS: Registry[Executor] = Registry("executor")
+
+
+def executor_class(name: str) -> type[Executor]:
+    found = EXECUTORS.entry(name).build
+    assert isinstance(found, type)
+    return found
+
+
+def choose_executor(config: Config, device: torch.device) -> str:
+    """The one that the configuration names, if it can run here; with `auto`, the best of those that suit it."""
+    if config.executor != "auto":
+        named = executor_class(config.executor)
+        if problem := named.cannot_run(device):
+            raise FedkeelError(f"The executor '{config.executor}' {problem}")
+        if config.threads <= 1 or not named.single_threaded:
+            return config.executor
+    classes = {entry.name: executor_class(entry.name) for entry in EXECUTORS}
+    fitting = [name for name, known in classes.items() if known.suits(config) and not known.cannot_run(device)]
+    return max(fitting, key=lambda name: classes[name].rank)

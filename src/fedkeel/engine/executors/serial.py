@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, Broadcast, Missing, Update
-from fedkeel.engine.executors.executor import EXECUTORS, ClientMemory
+from fedkeel.core.state import Tensors
+from fedkeel.engine.executors.executor import EXECUTORS, Executor
 from fedkeel.engine.local import ClientFailure, Worker
+from fedkeel.engine.memory import ClientMemory
+
+T = TypeVar("T")
 
 
 @EXECUTORS.register("serial")
-class SerialExecutor:
+class SerialExecutor(Executor):
     """One client after another in this process, on CPU or GPU: the reference."""
+
+    rank = 1
 
     def __init__(self, worker: Worker, memory: ClientMemory, workers: int = 1) -> None:
         self.worker = worker
@@ -24,30 +31,30 @@ class SerialExecutor:
             torch.set_num_threads(worker.config.threads)
 
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
+        return self._remembering(clients, lambda client, memory: self.worker.train(client, broadcast, memory))
+
+    def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
+        return self._remembering(
+            clients, lambda client, memory: self.worker.answer(client, broadcast, memory, question)
+        )
+
+    def _remembering(
+        self, clients: Sequence[str], work: Callable[[str, Tensors], tuple[T, Tensors]]
+    ) -> Iterator[T | Missing]:
         for client in clients:
             try:
-                update, memory = self.worker.train(client, broadcast, self.memory.of(client))
+                result, memory = work(client, self.memory.of(client))
             except ClientFailure as failure:
                 yield Missing(client, str(failure))
             else:
                 self.memory.keep(client, memory)
-                yield update
+                yield result
 
     def evaluate(
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
     ) -> Iterator[list[Evaluation]]:
         for client in clients:
             yield self.worker.evaluate(client, broadcast, self.memory.of(client), list(splits))
-
-    def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
-        for client in clients:
-            try:
-                answer, memory = self.worker.answer(client, broadcast, self.memory.of(client), question)
-            except ClientFailure as failure:
-                yield Missing(client, str(failure))
-            else:
-                self.memory.keep(client, memory)
-                yield answer
 
     def close(self) -> None:
         torch.set_num_threads(self._threads)

@@ -1,10 +1,9 @@
 """Tensors in memory that processes share: one writes, the others read without a copy.
 
-A segment has no name. It is a file that only its descriptor leads to, inherited by the workers that are forked after
-it was made: when the last process that has it is gone, killed or not, so is the memory.
-
-It begins with a line of JSON that says what is where. So whoever reads it need not be told more than that it is ready,
-in a message so short that it is never half sent.
+Such memory has no name. It is a file that only its descriptor leads to, inherited by the workers that are forked
+after it was made: when the last process that has it is gone, killed or not, so is the memory. It begins with a line of
+JSON that says what is where. So whoever reads it need not be told more than that it is ready, in a message so short
+that it is never half sent.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ Table = list[tuple[str, str, str, list[int], int]]
 Content = tuple[dict[str, Any], dict[str, Tensors]]
 
 
-class Segment:
+class SharedTensors:
     """Groups of named tensors, and a header; each `write` takes the place of the one before."""
 
     def __init__(self) -> None:

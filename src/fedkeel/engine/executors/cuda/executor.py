@@ -1,8 +1,8 @@
 """Many clients at once on one GPU.
 
 A small network on a small batch keeps a GPU busy for microseconds and then lets it wait for the next kernel launch.
-So clients run side by side in slots (`engine.slot`), each on a stream of its own: all slots replay their graphs side
-by side, and clients stream through them, long ones first.
+So clients run side by side in slots (`cuda.slot`), each on a stream of its own: all slots replay their graphs side by
+side, and clients stream through them, long ones first.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, Broadcast, Missing, Update, size
 from fedkeel.core.state import Tensors
 from fedkeel.engine import local
-from fedkeel.engine.executors.cuda.slot import Changed, DrawsByItself, Job, Slot, copy_into
-from fedkeel.engine.executors.executor import EXECUTORS, ClientMemory
+from fedkeel.engine.executors.cuda.slot import Changed, DrawsByItself, Slot, SlotClient, copy_into
+from fedkeel.engine.executors.executor import EXECUTORS
 from fedkeel.engine.executors.serial import SerialExecutor
 from fedkeel.engine.local import ClientFailure, Worker
+from fedkeel.engine.memory import ClientMemory
 from fedkeel.stopping import Stopped, stop_requested
 
 log = logging.getLogger("fedkeel")
 T = TypeVar("T")
+Ended = list[tuple[str, Tensor, Update, Tensors]]  # client, its loss and the size of its tensors, update, memory
 AHEAD = 3  # graphs launched for a client before the host turns to the next
 MOST_SLOTS, FEWEST_SLOTS = 32, 4
 TRIAL_STEPS = 10
-AT_ONCE = (
-    20e-3  # seconds of steps, each taken alone, that are in flight together: what small kernels leave idle is small
-)
+# Seconds of steps, each taken alone, that are in flight together: what small kernels leave idle is small.
+AT_ONCE = 20e-3
 MEMORY_SHARE = 0.9  # of the free memory that slots may take
 
 
@@ -43,11 +44,19 @@ MEMORY_SHARE = 0.9  # of the free memory that slots may take
 class CudaExecutor(SerialExecutor):
     """Many clients at once on one GPU: resident models that replay CUDA graphs side by side."""
 
+    rank = 3
+    captures_steps = True
+    seconds_of = "Seconds of the host; the GPU works meanwhile, and launching captured steps is not among them."
+
+    @classmethod
+    def cannot_run(cls, device: torch.device) -> str:
+        return "" if device.type == "cuda" else "needs a GPU: choose 'processes' or 'serial'."
+
     def __init__(self, worker: Worker, memory: ClientMemory, workers: int = 0) -> None:
         super().__init__(worker, memory)
         self._wanted = workers  # 0: what a trial says
         self._slots: list[Slot] = []
-        self._static: Broadcast | None = None
+        self._static: tuple[Tensors, Tensors, Tensors] | None = None
         self._evaluation: Slot | None = None
         self._said = False
         uncapturable = worker.method.uncapturable
@@ -55,8 +64,15 @@ class CudaExecutor(SerialExecutor):
 
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
         if not self._one_by_one:
+            held = self._hold(broadcast)
+
+            def attempt() -> dict[str, Update | Missing]:
+                if not self._wanted and len(clients) > 1:
+                    self._wanted = self._try(clients, held)
+                return self._train(clients, held)
+
             try:
-                results = self._side_by_side(clients, broadcast)
+                results = self._in_memory(attempt)
             except DrawsByItself:
                 self._one_by_one = "the model or the method draws from torch's default generator"
             else:
@@ -66,38 +82,27 @@ class CudaExecutor(SerialExecutor):
         self._say(self._one_by_one)
         yield from super().train(clients, broadcast)
 
-    def _side_by_side(self, clients: Sequence[str], broadcast: Broadcast) -> dict[str, Update | Missing]:
-        broadcast = self._hold(broadcast)
-
-        def attempt() -> dict[str, Update | Missing]:
-            if not self._wanted and len(clients) > 1:
-                self._wanted = self._try(clients, broadcast)
-            return self._train(clients, broadcast)
-
-        return self._in_memory(attempt)
-
     def _try(self, clients: Sequence[str], broadcast: Broadcast) -> int:
         """How many slots: one is tried on the largest client, for the time of its step and the memory that it takes.
 
         The client starts anew afterwards; nothing of the trial stays but the slot and its graphs.
         """
         device = self.worker.device
-        jobs = [Job(name, self.worker.plan(name, broadcast.round)) for name in clients]
-        job = max(jobs, key=lambda job: len(job.plan.bounds))
-        if len(job.plan.bounds) < TRIAL_STEPS:
+        client = self._longest_first(clients, broadcast)[0]
+        if client.steps < TRIAL_STEPS:
             return MOST_SLOTS
         before = torch.cuda.memory_reserved(device)
         self._open(1)
         with torch.cuda.stream(self._slots[0].stream):
             slot = self._slots[0]
-            slot.start(job, broadcast, self.memory.of(job.name))
-            while job.position < TRIAL_STEPS - 2:
-                slot.advance(job)
+            slot.start(client, broadcast, self.memory.of(client.name))
+            while client.position < TRIAL_STEPS - 2:
+                slot.advance()
             torch.cuda.synchronize(device)
-            began, position = time.perf_counter(), job.position
-            slot.advance(job)
+            began, position = time.perf_counter(), client.position
+            slot.advance()
             torch.cuda.synchronize(device)
-        seconds = (time.perf_counter() - began) / (job.position - position)
+        seconds = (time.perf_counter() - began) / (client.position - position)
         taken = max(torch.cuda.memory_reserved(device) - before, 1)
         fitting = 1 + int(MEMORY_SHARE * torch.cuda.mem_get_info(device)[0] / taken)
         useful = max(FEWEST_SLOTS, min(MOST_SLOTS, round(AT_ONCE / seconds)))
@@ -126,32 +131,30 @@ class CudaExecutor(SerialExecutor):
         gc.collect()
         torch.cuda.empty_cache()
 
+    def _longest_first(self, clients: Sequence[str], broadcast: Broadcast) -> list[SlotClient]:
+        planned = [SlotClient(name, self.worker.plan(name, broadcast.round)) for name in clients]
+        return sorted(planned, key=lambda client: -client.steps)
+
     def _train(self, clients: Sequence[str], broadcast: Broadcast) -> dict[str, Update | Missing]:
-        device = self.worker.device
         self._open(len(clients))
-        jobs = [Job(name, self.worker.plan(name, broadcast.round)) for name in clients]
-        waiting = sorted(jobs, key=lambda job: -len(job.plan.bounds))
-        running: dict[int, Job] = {}
-        ended: list[tuple[Job, Tensor, Update, Tensors]] = []
+        waiting = self._longest_first(clients, broadcast)
+        ended: Ended = []
         for slot in self._slots:
-            slot.queued = 0
-        while waiting or running:
+            slot.client, slot.queued = None, 0
+        while waiting or any(slot.client for slot in self._slots):
             if stop_requested.is_set():
-                torch.cuda.synchronize(device)
+                torch.cuda.synchronize(self.worker.device)
                 raise Stopped
-            idle = [i for i in range(len(self._slots)) if i not in running]
-            for index in sorted(idle, key=lambda i: self._slots[i].queued):
-                if waiting:
-                    slot, job = self._slots[index], waiting.pop(0)
-                    with torch.cuda.stream(slot.stream):
-                        slot.start(job, broadcast, self.memory.of(job.name))
-                    running[index] = job
-                    # Work for the GPU while the host readies the next client.
-                    for _ in range(AHEAD):
-                        if index in running:
-                            self._advance(index, running, ended)
-            for index in list(running):
-                self._advance(index, running, ended)
+            idle = [slot for slot in self._slots if slot.client is None]
+            for slot in sorted(idle, key=lambda slot: slot.queued)[: len(waiting)]:
+                client = waiting.pop(0)
+                with torch.cuda.stream(slot.stream):
+                    slot.start(client, broadcast, self.memory.of(client.name))
+                # Work for the GPU while the host readies the next client.
+                for _ in range(AHEAD):
+                    self._advance(slot, ended)
+            for slot in self._slots:
+                self._advance(slot, ended)
         self._join()
         for slot in self._slots:
             if slot.eager:
@@ -202,58 +205,46 @@ class CudaExecutor(SerialExecutor):
         for slot in self._slots:
             torch.cuda.current_stream(self.worker.device).wait_stream(slot.stream)
 
-    def _advance(self, index: int, running: dict[int, Job], ended: list[tuple[Job, Tensor, Update, Tensors]]) -> None:
-        """Launch the next steps of the client in this slot; after its last ones, take its update."""
-        slot, job = self._slots[index], running[index]
+    def _advance(self, slot: Slot, ended: Ended) -> None:
+        """Launch the next steps of the client in this slot, if any; after its last ones, take its update."""
+        client = slot.client
+        if client is None:
+            return
         with torch.cuda.stream(slot.stream):
-            if slot.advance(job):
-                client, loss = slot.finish(job)
-                update, memory = slot.worker.leave(client, 0.0)
+            if slot.advance():
+                update, memory, loss = slot.finish()
                 sound = size({**update.weights, **update.statistics, **memory}).to(loss)
-                ended.append((job, torch.stack([loss, sound]), update, memory))
-                del running[index]
+                ended.append((client.name, torch.stack([loss, sound]), update, memory))
 
-    def _read(self, ended: list[tuple[Job, Tensor, Update, Tensors]]) -> dict[str, Update | Missing]:
+    def _read(self, ended: Ended) -> dict[str, Update | Missing]:
         """One look at all losses and norms; only now does the host wait for the GPU."""
         with self.worker.waiting():
             numbers = torch.stack([pair for _, pair, _, _ in ended]).tolist()
         results: dict[str, Update | Missing] = {}
-        for (job, _, update, memory), (loss, sound) in zip(ended, numbers, strict=True):
+        for (client, _, update, memory), (loss, sound) in zip(ended, numbers, strict=True):
             try:
                 local.check_loss(loss)
                 if not math.isfinite(sound):
                     local.refuse_not_finite({**update.weights, **update.statistics, **memory})
             except ClientFailure as failure:
-                results[job.name] = Missing(job.name, str(failure))
+                results[client] = Missing(client, str(failure))
             else:
                 update.metrics["loss"] = loss
-                self.memory.keep(job.name, memory)
-                results[job.name] = update
+                self.memory.keep(client, memory)
+                results[client] = update
         return results
 
     def _hold(self, broadcast: Broadcast) -> Broadcast:
         """The broadcast at an address that stays the same from round to round, for the graphs."""
-        held, given = self._static, broadcast.to(self.worker.device)
-        if held is not None:
-            try:
-                for old, new in (
-                    (held.weights, given.weights),
-                    (held.statistics, given.statistics),
-                    (held.extras, given.extras),
-                ):
-                    copy_into(old, new)
-            except Changed:
-                held = None
-        if held is None:
-            held = Broadcast(
-                given.round,
-                given.rounds,
-                state.clone(given.weights),
-                state.clone(given.statistics),
-                state.clone(given.extras),
-            )
-        self._static = Broadcast(given.round, given.rounds, held.weights, held.statistics, held.extras)
-        return self._static
+        given = broadcast.to(self.worker.device)
+        tensors = (given.weights, given.statistics, given.extras)
+        try:
+            if self._static is None:
+                raise Changed
+            copy_into(self._static, tensors)
+        except Changed:
+            self._static = state.clone(tensors[0]), state.clone(tensors[1]), state.clone(tensors[2])
+        return Broadcast(given.round, given.rounds, *self._static)
 
     def _say(self, reason: str) -> None:
         if not self._said:

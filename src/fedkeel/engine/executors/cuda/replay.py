@@ -51,16 +51,20 @@ class Replays:
         if self._eager:
             return
         place = Batch(torch.empty_like(batch.x), torch.empty_like(batch.y))
-        graph = torch.cuda.CUDAGraph()
         try:
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-            try:
-                do(place)
-            finally:
-                graph.capture_end()
+            self._graphs[whole] = capture(self._pool, lambda: do(place)), place
         except RuntimeError as error:
             self._eager = True
             torch.cuda.synchronize()
             log.info("A pass over the data is not captured: %s.", str(error).partition("\n")[0])
-        else:
-            self._graphs[whole] = graph, place
+
+
+def capture(pool: Any, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Not by `torch.cuda.graph`: it collects garbage and empties the cache each time, and there are many captures."""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        work()
+    finally:
+        graph.capture_end()
+    return graph

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.messages import Broadcast
+from fedkeel.core.messages import Broadcast, Update
 from fedkeel.core.state import Tensors
 from fedkeel.engine import optimizers
-from fedkeel.engine.batches import Plan
-from fedkeel.engine.executors.cuda.replay import Replays
+from fedkeel.engine.batches import BatchPlan, middle
+from fedkeel.engine.executors.cuda.replay import Replays, capture
 from fedkeel.engine.local import Worker
 
 STEPS = 2  # of one graph: of longer ones, those of large networks, the GPU runs fewer side by side
@@ -35,15 +35,17 @@ class Changed(Exception):
 
 
 @dataclass
-class Job:
+class SlotClient:
     """One client on its way through a slot."""
 
     name: str
-    plan: Plan
+    plan: BatchPlan
     position: int = 0  # of the next batch in `plan.bounds`
     filled: int = 0  # up to which batch the slot's buffers are filled
-    client: LocalClient | None = None
-    loss: Tensor | None = None
+
+    @property
+    def steps(self) -> int:
+        return len(self.plan.bounds)
 
 
 @dataclass
@@ -55,7 +57,7 @@ class Recorded:
 
 
 class Slot:
-    """A resident model with its optimiser, buffers and graphs, on a stream of its own."""
+    """A resident model with its optimizer, buffers and graphs, on a stream of its own."""
 
     def __init__(self, worker: Worker, place: int = 0) -> None:
         """`place`: the first slots, which get the longest clients, go before the others where kernels queue up."""
@@ -65,75 +67,72 @@ class Slot:
         self.pool = torch.cuda.graph_pool_handle()
         worker.replays = Replays(self.pool, self.stream)
         self.rate = torch.zeros((), device=worker.device)
-        self.optimizer = worker.resident_optimizer(self.rate)
+        self.optimizer = worker.optimizer(self.rate)
         self.recorded: dict[Hashable, Recorded] = {}
         self.counter = torch.zeros((), dtype=torch.int64, device=worker.device)
         self.loss = torch.zeros((), device=worker.device)
+        self._places = torch.arange(worker.config.batch_size, device=worker.device)
         self.images: Tensor | None = None
         self.labels: Tensor | None = None
         self.capacity = 0
+        self.client: SlotClient | None = None  # the one under way
+        self.local: LocalClient  # it, as the method sees it
         self.queued = 0  # steps launched, for balancing
         self.eager: str = ""  # why steps are not captured
 
     # -- one client ------------------------------------------------------------------------------------------
-    def start(self, job: Job, broadcast: Broadcast, memory: Tensors) -> None:
+    def start(self, client: SlotClient, broadcast: Broadcast, memory: Tensors) -> None:
         worker = self.worker
         self.rate.fill_(worker.config.learning_rate_at(broadcast.round))
         optimizers.reset(self.optimizer)
-        client = worker.begin(job.name, broadcast, memory, self.optimizer)
+        begun = worker.begin(client.name, broadcast, memory, self.optimizer)
         self.loss.zero_()
-        job.client = self._adopt(client)
+        self.client, self.local = client, self._adopt(begun)
 
-    def finish(self, job: Job) -> tuple[LocalClient, Tensor]:
-        assert job.client is not None
-        return job.client, self.loss / len(job.plan.order)
-
-    def advance(self, job: Job) -> bool:
+    def advance(self) -> bool:
         """Launch the next few steps; True when the client has had its last."""
-        start, stop = job.plan.bounds[job.position]
-        size = stop - start
-        if job.position >= job.filled:
-            self._fill(job)
-        same = 1
-        while (
-            same < STEPS
-            and job.position + same < job.filled
-            and job.plan.bounds[job.position + same][1] - job.plan.bounds[job.position + same][0] == size
-        ):
-            same += 1
-        steps = STEPS if same == STEPS else 1
-        self._launch(job, size, steps)
-        job.position += steps
+        client = self.client
+        assert client is not None
+        if client.position >= client.filled:
+            self._fill(client)
+        last = min(client.position + STEPS, client.filled)
+        sizes = [stop - start for start, stop in client.plan.bounds[client.position : last]]
+        steps = STEPS if sizes == sizes[:1] * STEPS else 1
+        self._launch(self.local, sizes[0], steps)
+        client.position += steps
         self.queued += steps
-        return job.position == len(job.plan.bounds)
+        return client.position == client.steps
+
+    def finish(self) -> tuple[Update, Tensors, Tensor]:
+        """The client's update, what it remembers, and its mean loss, which is still on the GPU; the slot is free."""
+        assert self.client is not None
+        loss, self.client = self.loss / len(self.client.plan.order), None
+        return *self.worker.leave(self.local, 0.0), loss
 
     # -- batches ---------------------------------------------------------------------------------------------
-    def _fill(self, job: Job) -> None:
+    def _fill(self, client: SlotClient) -> None:
         """Gather and augment as many of the client's next batches as the buffers hold."""
-        worker, bounds = self.worker, job.plan.bounds
-        first = job.position
-        start = bounds[first][0]
+        worker, plan, bounds = self.worker, client.plan, client.plan.bounds
+        start = bounds[client.position][0]
         if self.images is None:
             self._allocate()
-        last = first
+        last = client.position
         while last < len(bounds) and bounds[last][1] - start <= self.capacity:
             last += 1
         stop = bounds[last - 1][1]
-        order = job.plan.order[start:stop].to(worker.store.images.device, non_blocking=True)
-        batch = worker.store.batch(order, job.plan.uniforms[start:stop], worker.federation.train_transform)
+        order = plan.order[start:stop].to(worker.store.images.device, non_blocking=True)
+        batch = worker.store.batch(order, plan.uniforms[start:stop], worker.federation.train_transform)
         assert self.images is not None
         assert self.labels is not None
         self.images[: stop - start].copy_(batch.x)
         self.labels[: stop - start].copy_(batch.y)
         self.counter.zero_()
-        job.filled = last
+        client.filled = last
 
     def _allocate(self) -> None:
         worker = self.worker
         transform = worker.federation.train_transform
-        probe = transform(
-            worker.store.images[:1].to(worker.device), torch.full((1, transform.draws), 0.5, device=worker.device)
-        )
+        probe = transform(worker.store.images[:1].to(worker.device), middle(1, transform).to(worker.device))
         longest = worker.federation.most_samples * worker.config.local_epochs
         fitting = max(BUFFER_BYTES // (probe.numel() * probe.element_size()), worker.config.batch_size * STEPS)
         self.capacity = max(min(longest, fitting), worker.config.batch_size)
@@ -141,27 +140,18 @@ class Slot:
         self.labels = torch.empty(self.capacity, dtype=torch.int64, device=worker.device)
 
     # -- steps -----------------------------------------------------------------------------------------------
-    def _launch(self, job: Job, size: int, steps: int) -> None:
-        client = job.client
-        assert client is not None
-        recorded = self.recorded.get(self.worker.method.step_variant(client))
-        if self.eager or recorded is None or (size == 1 and steps > 1):
-            for _ in range(steps):
-                self._eager_step(client, size)
+    def _launch(self, client: LocalClient, size: int, steps: int) -> None:
+        recorded = None if self.eager else self.recorded.get(self.worker.method.step_variant(client))
+        graph = recorded.graphs.get((size, steps)) if recorded else None
+        if graph is not None:
+            graph.replay()
             return
-        graph = recorded.graphs.get((size, steps))
-        if graph is None:
-            if len(recorded.graphs) >= MOST_SMALL_GRAPHS and size != self.worker.config.batch_size:
-                self._eager_step(client, size)
-                return
-            self._eager_step(client, size)  # the first one is real, and readies what a capture must not create
-            graph = self._capture(client, size, steps)
-            if graph is not None:
-                recorded.graphs[size, steps] = graph
-            for _ in range(steps - 1):
-                self._eager_step(client, size)
-            return
-        graph.replay()
+        self._eager_step(client, size)  # the first one is real, and readies what a capture must not create
+        usual = size == self.worker.config.batch_size
+        if recorded and (size > 1 or steps == 1) and (usual or len(recorded.graphs) < MOST_SMALL_GRAPHS):
+            self._capture(recorded, client, size, steps)
+        for _ in range(steps - 1):
+            self._eager_step(client, size)
 
     def _eager_step(self, client: LocalClient, size: int) -> None:
         before = torch.cuda.get_rng_state(self.worker.device)  # seed and count of draws, which the host knows
@@ -173,33 +163,23 @@ class Slot:
         """One local step on the batch that the counter points at; asks the host nothing."""
         assert self.images is not None
         assert self.labels is not None
-        places = self.counter + self._places(size)
+        places = self.counter + self._places[:size]
         batch = Batch(self.images.index_select(0, places), self.labels.index_select(0, places))
         self.loss += self.worker.step(client, batch) * size
         self.counter += size
 
-    def _places(self, size: int) -> Tensor:
-        if not hasattr(self, "_arange"):
-            self._arange = torch.arange(self.worker.config.batch_size, device=self.worker.device)
-        return self._arange[:size]
+    def _capture(self, recorded: Recorded, client: LocalClient, size: int, steps: int) -> None:
+        def work() -> None:
+            for _ in range(steps):
+                self._step(client, size)
 
-    def _capture(self, client: LocalClient, size: int, steps: int) -> torch.cuda.CUDAGraph | None:
-        graph = torch.cuda.CUDAGraph()
         try:
-            # Not torch.cuda.graph: it collects garbage and empties the cache each time, and there are many captures.
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-            try:
-                for _ in range(steps):
-                    self._step(client, size)
-            finally:
-                graph.capture_end()
+            recorded.graphs[size, steps] = capture(self.pool, work)
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__context__, torch.OutOfMemoryError):
                 raise torch.OutOfMemoryError(str(error)) from error  # not a matter of the step: fewer slots will do
             self.eager = str(error).partition("\n")[0]
             torch.cuda.synchronize(self.worker.device)
-            return None
-        return graph
 
     def _adopt(self, client: LocalClient) -> LocalClient:
         """Put a new client's tensors where the captured graphs look for them."""
@@ -208,18 +188,17 @@ class Slot:
         if recorded is not None:
             captured = recorded.client
             try:
-                views = captured.scratch["views"]
-                for name, view in client.scratch["views"].items():
-                    copy_into(views[name].scratch, view.scratch)
-                    same_tensors(views[name].extras, view.extras)
+                for name, view in client.views.items():
+                    copy_into(captured.views[name].scratch, view.scratch)
+                    same_tensors(captured.views[name].extras, view.extras)
                 same_tensors(captured.broadcast.weights, client.broadcast.weights)
                 same_tensors(captured.broadcast.statistics, client.broadcast.statistics)
             except Changed:
                 recorded = None
             else:
                 take_place(captured, client)
-                for name, view in client.scratch["views"].items():
-                    take_place(views[name], view)
+                for name, view in client.views.items():
+                    take_place(captured.views[name], view)
                 return captured
         self.recorded[variant] = Recorded(client)
         return client

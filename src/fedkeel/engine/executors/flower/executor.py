@@ -33,7 +33,7 @@ from fedkeel.core.messages import (
     unpack,
     update_from_bytes,
 )
-from fedkeel.engine.executors.executor import ClientMemory
+from fedkeel.engine.executors.executor import EXECUTORS, Executor
 from fedkeel.engine.executors.flower.gathering import (
     AWAY,
     NEWCOMERS,
@@ -48,6 +48,7 @@ from fedkeel.engine.executors.flower.gathering import (
 )
 from fedkeel.engine.executors.flower.limits import LARGEST_LOSS, MOST_SAMPLES, largest_reply
 from fedkeel.engine.executors.flower.roster import Description, Roster
+from fedkeel.engine.memory import ClientMemory
 from fedkeel.errors import TrainingError
 from fedkeel.files import write_atomically
 
@@ -72,9 +73,10 @@ class Status:
             write_atomically(self.directory / STATUS, json.dumps(self.sites, indent=1).encode() + b"\n")
 
 
+@EXECUTORS.register("flower")
 @dataclass
-class FlowerExecutor:
-    """Clients at other machines.
+class FlowerExecutor(Executor):
+    """Clients at other machines, over a network that Flower carries.
 
     Attributes:
         roster: who takes part; a site that comes back is known by its name.
@@ -99,6 +101,10 @@ class FlowerExecutor:
     _newcomers: list[Description] = field(default_factory=list)
     _step: tuple[int, int] = (-1, 0)
     _evaluated: tuple[Broadcast | None, dict[str, list[Evaluation]]] = (None, {})
+
+    @classmethod
+    def cannot_run(cls, device: torch.device) -> str:  # noqa: ARG003
+        return "is that of a federation over a network: start one with 'fedkeel server', or choose 'auto'."
 
     # -- what the round loop asks for ------------------------------------------------------------------------
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:

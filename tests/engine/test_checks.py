@@ -130,9 +130,12 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no labels": (lambda: reproduce("hbn/table1", only=3), "is 3: give a list of labels"),  # type: ignore[arg-type]
     "a diagnostic of letters": (
         lambda: analysis.build("tsne(samples=x)"),
-        "The diagnostic 'tsne' cannot be built with",
+        "The 'samples' of tsne is 'x', which is not a whole number.",
     ),
-    "liars of letters": (lambda: on_tiny(robust="krum(liars=x)"), "The robust rule 'krum' cannot be built with liars="),
+    "liars of letters": (
+        lambda: on_tiny(robust="krum(liars=x)"),
+        "The 'liars' of krum is 'x', which is not a whole number.",
+    ),
     "dropout of letters": (
         lambda: models.build_spec("vgg11(dropout=x)", num_classes=4),
         "The model 'vgg11' cannot be built",

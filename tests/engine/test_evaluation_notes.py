@@ -16,7 +16,7 @@ from fedkeel.cli import main
 from fedkeel.core.evaluation import Evaluation, summarise
 from fedkeel.core.types import Output
 from fedkeel.data.federation import Federation
-from fedkeel.engine.remarks import quoted
+from fedkeel.engine.evaluation import quoted
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import gather
 from fedkeel.models import Classifier

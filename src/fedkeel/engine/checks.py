@@ -1,0 +1,189 @@
+"""Everything that is checked before a run trains, in order, the cheap checks first: an error names what was given, what
+was expected and what to do, before anything expensive is begun.
+
+    check_objects, refuse_name   what Python code gives in place of names
+    check_options                names and options that do not go together, before any image is read
+    check_clients                the data, as they are
+    check_rounds                 the data, as the method sees them
+    footprint.refuse_too_large   whether this machine can hold the network, before it is made
+    check_network                the network, as the method changed it, tried on two images
+    warn                         what will work and may not be meant
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedkeel import methods, spec
+from fedkeel.config import Config
+from fedkeel.core.composition import Composition
+from fedkeel.core.method import Method
+from fedkeel.core.state import batch_norms
+from fedkeel.core.types import Classifier, Output
+from fedkeel.data.federation import Federation
+from fedkeel.engine.batches import probe
+from fedkeel.engine.executors.executor import Executor
+from fedkeel.engine.local import Worker
+from fedkeel.errors import DataError, FedkeelError, MethodError, shortage
+from fedkeel.nn.hybrid_batch_norm import hybrid_norms
+from fedkeel.observer import Observer
+from fedkeel.options import described
+from fedkeel.registry import Entry
+from fedkeel.trust import privacy
+from fedkeel.trust.robust import Defence
+from fedkeel.trust.rules import clients_per_round
+
+log = logging.getLogger("fedkeel")
+KINDS: dict[str, tuple[type, str]] = {
+    "federation": (Federation, ""),
+    "model": (nn.Module, "a network, or its name"),
+    "method": (Method, "a fedkeel.Method, or its name"),
+    "observer": (Observer, "an object of a class derived from fedkeel.Observer"),
+}
+
+
+# -- given in Python -------------------------------------------------------------------------------------------------
+def check_objects(**objects: Any) -> None:
+    """One sentence for what is of another kind than it should be; None is what was not given."""
+    for what, given in objects.items():
+        kind, wanted = KINDS[what]
+        if given is None or isinstance(given, kind):
+            continue
+        if what == "federation" and isinstance(given, str):
+            ending = f"a data set that has a name is given as data={given!r}."
+        elif what == "federation":
+            ending = "give a fedkeel.data.Federation, which has clients, or folders of images, data='folder(root=...)'."
+        elif isinstance(given, type) and issubclass(given, kind):
+            ending = f"give an object of it, {given.__name__}(...)."
+        elif isinstance(given, Entry):
+            ending = f"give its name, {what}='{given.name}'."
+        elif isinstance(given, list | tuple) and what == "method":
+            ending = "join several by '+', like 'fedprox+gn', or compare them with fedkeel.compare."
+        else:
+            ending = f"give {wanted}."
+        raise FedkeelError(f"'{what}' is {described(given)}: {ending}")
+
+
+def refuse_name(config: str | Path) -> None:
+    """A method's name in the place of the configuration, which is the first thing that `simulate` takes."""
+    if Path(config).exists() or Path(config).suffix == ".toml":
+        return
+    try:
+        known = all(part.name in methods.METHODS for part in spec.parse_sum(str(config)))
+    except FedkeelError:
+        known = False
+    raise FedkeelError(
+        f"There is no configuration file '{config}', which is what comes first: a method is given as "
+        f"method='{config if known else 'fedbn'}', a data set as data='digits-shift'."
+    )
+
+
+# -- options ---------------------------------------------------------------------------------------------------------
+def check_options(config: Config, method: Composition, defence: Defence, executor: type[Executor]) -> None:
+    defence.refuse_what_it_cannot_protect(method)
+    defence.warn_of_the_rest(method)
+    privacy.refuse_contradictions(config, method, executor.captures_steps)
+    if config.stateless and method.stateful_parts:
+        raise MethodError(
+            f"'{method.stateful_parts[0]}' needs clients that remember their last round, and this federation is "
+            "stateless: choose another method or leave 'stateless' out."
+        )
+
+
+# -- data ------------------------------------------------------------------------------------------------------------
+def check_clients(config: Config, federation: Federation) -> None:
+    if not federation.clients:
+        raise DataError(f"'{federation.name}' has no client to train on: give at least one.")
+    training = list(federation.one_of_each(unseen=False))
+    for client in training:
+        if client.samples == 0:
+            raise DataError(f"The client '{client.name}' has no training samples: leave it out or give it some.")
+    outside = federation.labels[(federation.labels < 0) | (federation.labels >= federation.num_classes)]
+    if len(outside):
+        raise DataError(
+            f"'{federation.name}' has the label {int(outside[0])}, but {federation.num_classes} classes: "
+            f"give labels from 0 to {federation.num_classes - 1}."
+        )
+    domains = {client.domain for client in training}
+    for client in federation.unseen:
+        if client.domain in domains:
+            raise DataError(
+                f"The unseen client '{client.name}' is of the domain '{client.domain}', which others train on: "
+                "name its domain differently, so that the averages keep them apart."
+            )
+    if not any(len(client.test) for client in federation.one_of_each()):
+        raise DataError(
+            f"No client of '{federation.name}' has test samples: hold a domain out with 'unseen', or take a split that "
+            f"has a test set."
+        )
+    if config.result == "best-validation" and not any(len(client.validation) for client in training):
+        raise DataError(
+            f"'result' is 'best-validation', but no client of '{federation.name}' has validation samples: "
+            "choose 'last' or give a validation split."
+        )
+
+
+def check_rounds(config: Config, federation: Federation, defence: Defence) -> None:
+    clients = len(federation.clients)
+    sampled = clients_per_round(config, clients)
+    if config.min_clients > sampled:
+        of_how_many = f"of {clients} clients, a round trains {sampled}"
+        raise FedkeelError(f"'min_clients' is {config.min_clients}, but {of_how_many}: give at most {sampled}.")
+    defence.refuse_too_few(sampled)
+
+
+# -- the network -----------------------------------------------------------------------------------------------------
+def check_classifier(network: nn.Module) -> Classifier:
+    if not isinstance(network, Classifier):
+        raise FedkeelError(
+            f"The model is a {type(network).__name__}, which gives no features: "
+            "wrap it with fedkeel.models.wrap(model, head='name of its last layer')."
+        )
+    return network
+
+
+def check_network(network: Classifier, federation: Federation) -> None:
+    first = next(network.parameters(), None)
+    if first is None:
+        raise FedkeelError(f"{type(network).__name__} has no parameters: give a network that can be trained.")
+    x = probe(federation, 2)
+    try:
+        with torch.no_grad():
+            output = network.eval()(x.to(first.device))
+    except FedkeelError:
+        raise
+    except Exception as error:
+        if shortage(error):
+            raise
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise FedkeelError(f"The model does not take images of shape {tuple(x.shape[1:])}: {reason}.") from error
+    if not isinstance(output, Output):
+        raise FedkeelError(
+            f"The forward of {type(network).__name__} returns a {type(output).__name__}: "
+            "return fedkeel.models.Output(features, logits)."
+        )
+    if output.logits.shape[-1] != federation.num_classes:
+        raise FedkeelError(
+            f"The model has {output.logits.shape[-1]} outputs, but '{federation.name}' has {federation.num_classes} "
+            "classes: give the model as many."
+        )
+
+
+def warn(worker: Worker) -> None:
+    config, normalised = worker.config, bool(batch_norms(worker.model))
+    privacy.warn_of_the_rest(config, worker.method, worker.layout)
+    if config.batch_size == 1 and normalised:
+        log.warning(
+            "The batch size is 1, and a single sample has no batch statistics: batch norm will use the global ones. "
+            "'gn', 'ln' or 'fedwon' suit such batches."
+        )
+    if config.evaluate_with != "global" and not normalised and not hybrid_norms(worker.model):
+        log.warning(
+            f"'evaluate_with' is '{config.evaluate_with}', but the model has no batch norm: its accuracy is "
+            "the same with all statistics."
+        )

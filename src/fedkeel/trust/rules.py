@@ -1,0 +1,107 @@
+"""The three places where trust decides what a round does, as objects that the loop and the local step are given.
+
+Who takes part, which samples a local step takes and how they become a gradient, and how updates become one model. Here
+are the ordinary ones; `fedkeel.trust.privacy` has those of differential privacy and chooses among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fedkeel import seeds
+from fedkeel.config import Config
+from fedkeel.core.client import Batch
+from fedkeel.core.composition import Composition
+from fedkeel.core.messages import Broadcast, Update
+from fedkeel.core.server import Server
+from fedkeel.core.state import Tensors
+from fedkeel.trust.robust import Defence
+from fedkeel.trust.secrets import Randomness
+
+
+def clients_per_round(config: Config, clients: int) -> int:
+    """The fraction that takes part, at least one. Python's `round` would make two of half of five: half goes up."""
+    return max(1, int(config.participation * clients + 0.5))
+
+
+class UniformSampler:
+    """A fixed number of clients in each round, every one as likely as the others."""
+
+    def __init__(self, config: Config, randomness: Randomness) -> None:
+        self.config, self.randomness = config, randomness
+
+    def sample(self, clients: int, round: int) -> list[int]:
+        """The places of those that take part among all clients, in order."""
+        count = clients_per_round(self.config, clients)
+        if count >= clients:
+            return list(range(clients))
+        return sorted(seeds.sample(clients, count, seeds.generator(self.config.seed, "participation", round)))
+
+
+class PlainGradients:
+    """Passes over shuffled samples; the gradient of a batch's loss. A worker's own: one client after another."""
+
+    tells_loss = True  # the loss, and whether it is finite, go along with the update
+
+    def __init__(self, config: Config, randomness: Randomness) -> None:
+        self.config, self.randomness = config, randomness
+
+    def begin(self, client: str, round: int, inputs: Callable[[], Iterable[Tensors]]) -> None:
+        """A client begins; `inputs` gives all tensors that its training depends on."""
+
+    def batches(self, client: str, round: int, samples: int, draws: int) -> tuple[list[Tensor], Tensor]:
+        """The samples of each local step, as places among the client's own, and uniform numbers for the augmentation of
+        all of them, (n, draws). The last incomplete batch of an epoch is kept by default."""
+        config, size = self.config, self.config.batch_size
+        generator = seeds.generator(config.seed, "order", round, client)
+        used = samples - samples % size if config.drop_last and samples >= size else samples
+        epochs = [torch.randperm(samples, generator=generator)[:used] for _ in range(config.local_epochs)]
+        augmentation = seeds.generator(config.seed, "augmentation", round, client)
+        uniforms = torch.rand(used * config.local_epochs, draws, generator=augmentation)
+        return [batch for epoch in epochs for batch in torch.split(epoch, size)], uniforms
+
+    def backward(self, plain: Callable[[], Tensor], model: nn.Module, batch: Batch) -> Tensor:
+        """Put a step's gradients where the optimizer looks for them; `plain` does so with those of the batch's loss,
+        the method's terms included. Returns the loss."""
+        return plain()
+
+
+class Mean(NamedTuple):
+    """What the method's server rules start from, and the updates as these rules may see them."""
+
+    weights: Tensors
+    statistics: Tensors
+    updates: Sequence[Update]
+
+
+class MeanAggregator:
+    """The weighted mean of the updates, or what the robust rules of the run have in its place."""
+
+    def __init__(self, config: Config, method: Composition, randomness: Randomness) -> None:
+        self.config, self.method, self.randomness = config, method, randomness
+        self.defence = Defence.of(config.robust)
+        self.fewest = config.min_clients  # updates without which a round does not count
+
+    def select(self, broadcast: Broadcast, updates: Sequence[Update]) -> list[Update]:
+        """The updates that count, perhaps changed."""
+        return self.defence.select(broadcast, updates)
+
+    def mean(self, server: Server, broadcast: Broadcast, updates: Sequence[Update]) -> Mean:
+        shares = self.method.shares(server, updates, [server.share(update) for update in updates])
+        weights = self.defence.mean([update.weights for update in updates], shares)
+        return Mean(weights, self.defence.mean([update.statistics for update in updates], shares), updates)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """A run's choice of the three, and where the numbers come from that others must not know."""
+
+    sampler: UniformSampler
+    gradients: PlainGradients
+    aggregator: MeanAggregator
+    randomness: Randomness
