@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("cryptography", reason="cryptography, which comes with flwr, is not installed")
+pytest.importorskip("flwr", reason="flwr is not installed")
 
 from fedkeel.deploy import deployment
 from fedkeel.deploy.addresses import refuse_untrusted

@@ -14,7 +14,7 @@ import torch
 
 from fedkeel.core.messages import BadMessage
 from fedkeel.deploy.memory import KEPT_RUNS, Memory
-from fedkeel.engine.executors.flower.gathering import Reply
+from fedkeel.engine.executors.flower.channel import Reply
 from fedkeel.engine.local import Worker
 from fedkeel.errors import StoreError
 from tests import tiny

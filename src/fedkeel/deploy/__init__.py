@@ -1,22 +1,20 @@
 """A real federation on Flower: a server, and sites that keep their images.
 
-The round loop is the one that runs everywhere (`engine.rounds`); here its executor sends Broadcasts as Flower
-messages, and a site answers with Updates.
+The round loop is the one that runs everywhere (`engine.rounds`); its executor (`engine.executors.flower`) sends
+Broadcasts over a channel, and a site answers with Updates.
 
-    site.py        a site: its images, its memory (`memory.py`), what it replies to a request
-    policy.py      what a site lets a server ask of it, against which `asked.py` holds requests
-    account.py     what a site has spent of its privacy
-    roster.py      who takes part, and who sits out because something differs
-    gathering.py   the channel, and asking nodes who they are
-    executor.py    the executor over a channel, whatever carries it
-    federation.py  gather the sites, then run the rounds
-    grid.py        the channel over Flower's grid
-    apps.py        Flower's ServerApp and ClientApp
-    runtime.py     both of them inside `fedkeel server` and `fedkeel join`
-    deployment.py  Flower's processes, with TLS (`certificates.py`, `addresses.py`) and the sites' keys (`keys.py`)
-    link.py        Flower's SuperLink, guarded: who may ask for what, how much (`limits.py`, `quota.py`) and for how
-                   long (`door.py`)
-    node.py        Flower's SuperNode, by the server's clock (`clock.py`)
+    site.py               a site: its images, its memory (`memory.py`), what it replies to a request
+    policy.py             what a site lets a server ask of it, against which `request_checks.py` holds requests
+    privacy_ledger.py     what a site has spent of its privacy
+    serving.py            a run: the sites that enrol, then the rounds
+    grid.py               the channel over Flower's grid
+    apps.py               Flower's ServerApp and ClientApp
+    deployment.py         `fedkeel server` and `fedkeel join`: Flower's processes (`processes.py`), with TLS
+                          (`certificates.py`, `addresses.py`) and the sites' keys (`keys.py`)
+    superlink.py          Flower's SuperLink, guarded: who may ask for what, how much (`quota.py`) and for how long
+                          (`connections.py`)
+    supernode.py          Flower's SuperNode, by the server's clock (`clock.py`)
+    flower_internals.py   all that leans on Flower's inner parts
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ name.
 
 from __future__ import annotations
 
-import logging
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import fields
@@ -21,14 +20,13 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedkeel.config import Config, from_dict
-from fedkeel.deploy.federation import carry_out
-from fedkeel.deploy.grid import from_records, to_records
+from fedkeel.deploy.grid import GridChannel, from_records, to_records
 from fedkeel.deploy.policy import Policy
-from fedkeel.deploy.runtime import guarded
+from fedkeel.deploy.serving import train
 from fedkeel.deploy.site import Site, own_folder, share_of_data_set
+from fedkeel.engine.executors.flower.enrolment import Enrolment
 from fedkeel.errors import FedkeelError
 
-log = logging.getLogger("fedkeel")
 server_app = ServerApp()
 client_app = ClientApp()
 
@@ -37,7 +35,7 @@ def main(grid: Grid, context: Context) -> None:
     """The ServerApp: the ordinary round loop over the nodes of the grid."""
     given: dict[str, Any] = {name.replace("-", "_"): value for name, value in context.run_config.items()}
     out, sites, wait = str(given.pop("out", "")), int(given.pop("sites", 0)), float(given.pop("wait", 600))
-    carry_out(guarded(grid), from_dict(typed(given)), out=out or None, sites=sites, wait=wait)
+    train(Enrolment(GridChannel(grid), sites, wait), from_dict(typed(given)), out=out or None)
 
 
 def typed(options: Mapping[str, Any]) -> dict[str, Any]:

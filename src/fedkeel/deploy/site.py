@@ -28,12 +28,12 @@ from fedkeel.core.messages import BadMessage, Broadcast, broadcast_from_bytes, p
 from fedkeel.core.state import Tensors
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import load_site
-from fedkeel.deploy.account import Account
-from fedkeel.deploy.asked import Session, check_message, check_network, check_privacy
 from fedkeel.deploy.memory import KEPT_RUNS, Memory
 from fedkeel.deploy.policy import Policy, Refused
+from fedkeel.deploy.privacy_ledger import PrivacyLedger
+from fedkeel.deploy.request_checks import Session, check_message, check_network, check_privacy
 from fedkeel.engine import footprint
-from fedkeel.engine.executors.flower.gathering import plain
+from fedkeel.engine.executors.flower.channel import plain
 from fedkeel.engine.executors.flower.roster import Description
 from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.setup import build_model, choose_device, load_federation
@@ -213,7 +213,7 @@ class Site:
             worker.samples_of(site.name),
         ):
             training.update(fingerprint(seen))
-        Account(self.state).charge(training.hexdigest(), worker.config, site.samples, self.policy)
+        PrivacyLedger(self.state).charge(training.hexdigest(), worker.config, site.samples, self.policy)
 
     def _refuse_overtaken(self, run: str, moment: tuple[int, int, int]) -> None:
         """A request that a later one of the same run has overtaken must not undo what that one made remembered."""

@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,27 +33,21 @@ from fedkeel.core.messages import (
     unpack,
     update_from_bytes,
 )
-from fedkeel.engine.executors.executor import ClientMemory
-from fedkeel.engine.executors.flower.gathering import (
-    AWAY,
-    NEWCOMERS,
-    POLL,
-    SILENT,
-    Channel,
-    Table,
-    describe,
-    name_of,
-    pause,
-    understood,
-)
+from fedkeel.engine.executors.executor import EXECUTORS, ClientMemory, Executor
+from fedkeel.engine.executors.flower.channel import AWAY, POLL, Table, pause, read_reply
+from fedkeel.engine.executors.flower.enrolment import SILENT, Enrolment
 from fedkeel.engine.executors.flower.limits import LARGEST_LOSS, MOST_SAMPLES, largest_reply
 from fedkeel.engine.executors.flower.roster import Description, Roster
-from fedkeel.errors import TrainingError
+from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.files import write_atomically
 
 STATUS = "status.json"
 SPLITS, STATISTICS = ("test", "validation"), ("global", "batch")
 COUNTED = "step"
+NEWCOMERS = 30.0  # seconds, for a site that comes in the midst of a run to say who it is
+ON_ONE_MACHINE = (
+    "The executor 'flower' is for sites at other machines: start 'fedkeel server' and, at each site, 'fedkeel join'."
+)
 HANGING = "it did not reply to an earlier request of this round"
 
 
@@ -64,7 +58,7 @@ class Status:
     directory: Path | None = None
     sites: dict[str, Table] = field(default_factory=dict)
 
-    def told(self, site: str, what: str, *, connected: bool = True) -> None:
+    def set(self, site: str, what: str, *, connected: bool = True) -> None:
         self.sites[site] = {"state": what, "connected": connected, "at": time.strftime("%Y-%m-%d %H:%M:%S")}
 
     def save(self) -> None:
@@ -72,35 +66,40 @@ class Status:
             write_atomically(self.directory / STATUS, json.dumps(self.sites, indent=1).encode() + b"\n")
 
 
+@EXECUTORS.register("flower")
+def on_one_machine(*_: Any, **__: Any) -> Executor:
+    """Sites at other machines, over a network: what 'fedkeel server' uses."""
+    raise FedkeelError(ON_ONE_MACHINE)
+
+
 @dataclass
 class FlowerExecutor:
     """Clients at other machines.
 
     Attributes:
+        enrolment: the channel to the sites, and which of them a node is.
         roster: who takes part; a site that comes back is known by its name.
         session: what every request carries: the run's name, the configuration, the classes.
+        nodes: where the sites of the roster are at the moment.
         strangers: nodes that sit out, so that they are not asked again and again.
-        owners: the site that a node's key was made for; a node cannot pose as another site. None without keys.
         memory: what sites remember stays with them; here is, for each, after which of its steps that counts. The round
             loop puts it back for one whose update is dropped, as it would put back the memory itself.
     """
 
-    channel: Channel
+    enrolment: Enrolment
     roster: Roster
     session: Table
     config: Config
     note: Callable[[str], None]
-    owners: Mapping[int, str] | None = None
     nodes: dict[str, int] = field(default_factory=dict)
     strangers: set[int] = field(default_factory=set)
     status: Status = field(default_factory=Status)
     memory: ClientMemory = field(default_factory=ClientMemory)
     _hanging: set[str] = field(default_factory=set)
-    _newcomers: list[Description] = field(default_factory=list)
+    _newcomers: dict[str, Description] = field(default_factory=dict)
     _step: tuple[int, int] = (-1, 0)
     _evaluated: tuple[Broadcast | None, dict[str, list[Evaluation]]] = (None, {})
 
-    # -- what the round loop asks for ------------------------------------------------------------------------
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
         def read(client: str, _: Table, data: bytes) -> Update:
             update = update_from_bytes(data)
@@ -109,7 +108,7 @@ class FlowerExecutor:
             return update
 
         least = self.config.min_clients
-        yield from self._remembering(clients, self._in_order(clients, broadcast, {"do": "train"}, read, least))
+        yield from self._remembering(clients, self._exchange(clients, broadcast, {"do": "train"}, read, least))
 
     def evaluate(
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
@@ -123,7 +122,7 @@ class FlowerExecutor:
         unknown = [client for client in clients if client not in results]
         if unknown:
             request = {"do": "evaluate", "splits": list(SPLITS)}
-            for client, result in zip(unknown, self._in_order(unknown, broadcast, request, read, least=1), strict=True):
+            for client, result in zip(unknown, self._exchange(unknown, broadcast, request, read, least=1), strict=True):
                 if isinstance(result, Missing):
                     self.note(f"Round {from_one(broadcast.round)}: '{client}' did not evaluate, {result.reason}.")
                 results[client] = [] if isinstance(result, Missing) else result
@@ -141,17 +140,17 @@ class FlowerExecutor:
             return Answer(client, samples, unpack(data)[1].get("tensors", {}))
 
         request = {"do": "ask", "question": question}
-        yield from self._remembering(clients, self._in_order(clients, broadcast, request, read))
+        yield from self._remembering(clients, self._exchange(clients, broadcast, request, read))
 
     def close(self) -> None:
         self.status.save()
 
     # -- sites that come and go ------------------------------------------------------------------------------
-    def welcome(self) -> bool:
+    def admit_newcomers(self) -> bool:
         """Let those who came since the last call take part from now on; whether there are any."""
         self.recognise()
-        came, self._newcomers = self._newcomers, []
-        for site in came:
+        came, self._newcomers = self._newcomers, {}
+        for site in came.values():
             self.roster.add(site)
             self.note(f"The site '{site.name}' came and takes part from now on.")
         if came and self.status.directory is not None:
@@ -161,40 +160,36 @@ class FlowerExecutor:
     def recognise(self) -> None:
         """Find out who the nodes are that were not there before: sites of this run that came back, newcomers, or
         strangers."""
-        here = self.channel.nodes()
+        here = self.enrolment.channel.nodes()
         self.strangers &= set(here)
-        for name, node in list(self.nodes.items()):
-            if node not in here:
-                del self.nodes[name]
-                self.status.told(name, "not connected", connected=False)
+        for name in [name for name, node in self.nodes.items() if node not in here]:
+            del self.nodes[name]
+            self.status.set(name, "not connected", connected=False)
         new = [node for node in here if node not in self.nodes.values() and node not in self.strangers]
         if not new:
             return
         # Nobody waits long for a site that is only just coming: it is asked again before the next exchange.
         patience = min(self.config.round_timeout, NEWCOMERS)
-        for node, description in describe(self.channel, new, self.session, self.owners, patience).items():
-            if description in (SILENT, AWAY):
+        for node, site in self.enrolment.describe(new, self.session, patience).items():
+            if site in (SILENT, AWAY):
                 continue
-            problem = description if isinstance(description, str) else self._unfit(description)
-            if isinstance(description, str) or problem:
-                self.strangers.add(node)
-                who = name_of(node, self.owners) if isinstance(description, str) else f"'{description.name}'"
-                self.note(f"The site {who} sits out: {problem}.")
+            if isinstance(site, str):
+                who, problem = self.enrolment.name_of(node), site
             else:
-                self.nodes[description.name] = node
-                self.status.told(description.name, "connected")
-                if description.name not in self.roster:
-                    known = [site for site in self._newcomers if site.name != description.name]
-                    self._newcomers = [*known, description]
+                taken = f"another site is called '{site.name}'" if site.name in self.nodes else ""
+                who, problem = f"'{site.name}'", taken or self.roster.unfit(site)
+            if problem or isinstance(site, str):
+                self.strangers.add(node)
+                self.note(f"The site {who} sits out: {problem}.")
+                continue
+            self.nodes[site.name] = node
+            self.status.set(site.name, "connected")
+            if site.name not in self.roster:
+                self._newcomers[site.name] = site
         self.status.save()
 
-    def _unfit(self, site: Description) -> str:
-        if site.name in self.nodes:
-            return f"another site is called '{site.name}'"
-        return self.roster.unfit(site)
-
     # -- one exchange ----------------------------------------------------------------------------------------
-    def _in_order(
+    def _exchange(
         self,
         clients: Sequence[str],
         broadcast: Broadcast,
@@ -211,35 +206,31 @@ class FlowerExecutor:
         common = {**request, "session": self.session, "start": self.roster.starts, "step": list(self._step)}
         # Who hangs would make everybody wait for the whole timeout once more; the next round is a new chance.
         there = {self.nodes[c]: c for c in clients if c in self.nodes and c not in self._hanging}
-        results: dict[str, Any] = {
-            c: Missing(c, HANGING if c in self._hanging else AWAY) for c in clients if c not in there.values()
-        }
-        turn = 0
+        absent = [c for c in clients if c not in there.values()]
+        results: dict[str, Any] = {c: Missing(c, HANGING if c in self._hanging else AWAY) for c in absent}
         doing = f"round {from_one(broadcast.round)}: {request['do']}"
         for client in there.values():
-            self.status.told(client, f"{doing}, under way")
+            self.status.set(client, f"{doing}, under way")
         self.status.save()
         requests = {node: {**common, "after": self._counted(client)} for node, client in there.items()}
         message = broadcast_to_bytes(broadcast)
         most = largest_reply(len(message))
-        replies = self.channel.exchange(requests, message, self.config.round_timeout)
-        for node, reply in replies:
+        turn = 0
+        for node, reply in self.enrolment.channel.exchange(requests, message, self.config.round_timeout):
             client = there[node]
-            result: Any
             try:
-                result = understood(reply, functools.partial(read, client), most)
+                results[client] = read_reply(reply, functools.partial(read, client), most)
+                self.status.set(client, f"{doing}, done")
             except BadMessage as bad:
-                result = Missing(client, str(bad))
-            results[client] = result
-            failed = isinstance(result, Missing)
-            self.status.told(client, f"{doing} failed, {result.reason}" if failed else f"{doing}, done")
+                results[client] = Missing(client, str(bad))
+                self.status.set(client, f"{doing} failed, {bad}")
             while turn < len(clients) and clients[turn] in results:
                 yield results[clients[turn]]
                 turn += 1
         for client in clients[turn:]:
             if client not in results:
                 self._hanging.add(client)
-                self.status.told(client, f"{doing}, no reply", connected=False)
+                self.status.set(client, f"{doing}, no reply", connected=False)
             late = Missing(client, f"it did not reply within {self.config.round_timeout:g} s")
             yield results.get(client, late)
         self.status.save()
@@ -258,15 +249,15 @@ class FlowerExecutor:
 
     def _await(self, clients: Sequence[str], least: int) -> None:
         """Wait until `least` of these are there, no longer than a round may take."""
-        deadline, told = time.monotonic() + self.config.round_timeout, False
+        deadline, noted = time.monotonic() + self.config.round_timeout, False
         while True:
             self.recognise()
             there = [client for client in clients if client in self.nodes]
             if len(there) >= least or time.monotonic() > deadline:
                 return
-            if not told:
+            if not noted:
                 self.note(f"Waiting for sites: {len(there)} of {len(clients)} are connected, and {least} are needed.")
-                told = True
+                noted = True
             pause(POLL)
 
 

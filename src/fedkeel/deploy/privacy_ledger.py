@@ -18,7 +18,7 @@ from fedkeel.trust import privacy
 FILE = "privacy.json"
 
 
-class Account:
+class PrivacyLedger:
     def __init__(self, folder: Path) -> None:
         self._path = folder / FILE
 

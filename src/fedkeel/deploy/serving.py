@@ -1,10 +1,8 @@
-"""A run over a network: gather the sites, agree with them, then the ordinary round loop."""
+"""A run over a network: wait for the sites, agree with them, then the ordinary round loop."""
 
 from __future__ import annotations
 
-import logging
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,10 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.site import image_shape
 from fedkeel.data.source import names
 from fedkeel.engine.executors.executor import ClientMemory, Executor
+from fedkeel.engine.executors.flower.channel import Table
+from fedkeel.engine.executors.flower.enrolment import Enrolment
 from fedkeel.engine.executors.flower.executor import FlowerExecutor, Status
-from fedkeel.engine.executors.flower.gathering import Channel, Table, gather, join, name_of
-from fedkeel.engine.executors.flower.roster import Roster, refuse_empty
+from fedkeel.engine.executors.flower.roster import Roster, agree
 from fedkeel.engine.memory_files import Shelf
 from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, MethodError
@@ -32,28 +31,26 @@ from fedkeel.trust import privacy
 from fedkeel.trust.robust import Defence
 from fedkeel.trust.secrets import FILE, Randomness, kept_in
 
-log = logging.getLogger("fedkeel")
-
 
 @dataclass
 class NetworkSetup(Setup):
     """A run whose clients are at other machines."""
 
-    channel: FlowerExecutor | None = None
+    network: FlowerExecutor | None = None
 
     def executor(self, shelf: Shelf | None = None) -> Executor:
-        assert self.channel is not None
-        self.channel.memory = ClientMemory(self.config.stateless, shelf=shelf)
-        return self.channel
+        assert self.network is not None
+        self.network.memory = ClientMemory(self.config.stateless, shelf=shelf)
+        return self.network
 
     def grown(self) -> Federation | None:
-        assert self.channel is not None
-        return self.channel.roster.outline() if self.channel.welcome() else None
+        assert self.network is not None
+        return self.network.roster.outline() if self.network.admit_newcomers() else None
 
     def noise_from(self) -> str:
-        assert self.channel is not None
+        assert self.network is not None
         # The nodes of a simulation, which have positions, draw from what one process would.
-        apart = self.config.dp == "local" and all(site.position is None for site in self.channel.roster.sites)
+        apart = self.config.dp == "local" and all(site.position is None for site in self.network.roster.sites)
         return "sites" if apart else self.worker.randomness.source
 
 
@@ -70,31 +67,21 @@ def check(config: Config) -> None:
         )
 
 
-def carry_out(
-    channel: Channel,
+def train(
+    enrolment: Enrolment,
     config: Config,
     *,
     out: str | Path | None = None,
-    sites: int = 0,
-    wait: float = 600,
-    owners: Mapping[int, str] | None = None,
     observer: Observer | None = None,
     **objects: Any,
 ) -> Run:
-    """Train over the sites that the channel reaches; a run directory that holds a run is resumed.
-
-    Args:
-        sites: how many to wait for; 0 for as many as there are keys, or `min_clients`.
-        wait: seconds after which to begin with fewer, if they are at least `min_clients`.
-        owners: which site each node's key was made for; None without keys.
-    """
+    """Train over the sites that enrol; a run directory that holds a run is resumed."""
     check(config)
     config = config.replace(checkpoint_every=config.checkpoint_every or 1)  # sites keep as many rounds as may be undone
     observer = observer or Observer()
     directory = Path(out) if out else free_directory(config)
     if (directory / "config.toml").exists():
-        stored = read_config(directory)
-        if fingerprint(stored) != fingerprint(config):
+        if fingerprint(read_config(directory)) != fingerprint(config):
             raise FedkeelError(
                 f"'{directory}' holds a run of another configuration: resume it with its own config.toml, "
                 "or choose another directory."
@@ -106,81 +93,68 @@ def carry_out(
     else:
         store, before = Store.create(directory, config), None
     try:
-        roster, nodes, strangers = settle(channel, config, before, sites, wait, owners, observer)
-        roster.starts = before.starts + 1 if before else 1
-        setup = prepare(config.replace(executor="serial", profile=False), federation=roster.outline(), **objects)
-        if config.weights and setup.worker.layout.local:
-            raise MethodError(
-                f"'{config.method}' keeps layers at the sites, and these cannot start from '{config.weights}', "
-                "which only the server has: leave 'weights' out."
-            )
-        roster.save(directory)
-        if config.dp == "central":
-            # Every site is told the seed: what the server draws of its own must not follow from it.
-            setup.worker.randomness = Randomness(kept_in(directory / FILE))
-        status = Status(directory)
-        for site in roster.sites:
-            status.told(site.name, "connected" if site.name in nodes else "not connected", connected=site.name in nodes)
-        for name, reason in roster.sitting_out.items():
-            status.told(name, f"sits out: {reason}")
-        status.save()
-        executor = FlowerExecutor(
-            channel,
-            roster,
-            session(roster.run, config, roster.classes),
-            config,
-            observer.note,
-            owners,
-            nodes,
-            strangers,
-            status,
-        )
+        network = enrol(enrolment, config, before, observer, directory)
+        setup = prepare_network(config, network, directory, objects)
     except BaseException as error:
         if isinstance(error, FedkeelError) and store.is_blank:
             store.discard()
         store.close()
         raise
-    network = NetworkSetup(
-        config, setup.worker, setup.held_out, "flower", defence=setup.defence, domains=setup.domains, channel=executor
-    )
-    run = finish(store, network, observer)
+    run = finish(store, setup, observer)
     (directory / FILE).unlink(missing_ok=True)  # nobody needs to draw this noise again
     return run
 
 
-def settle(
-    channel: Channel,
-    config: Config,
-    before: Roster | None,
-    sites: int,
-    wait: float,
-    owners: Mapping[int, str] | None,
-    observer: Observer,
-) -> tuple[Roster, dict[str, int], set[int]]:
-    """Who takes part, at which nodes they are, and the nodes of those who sit out."""
+def enrol(
+    enrolment: Enrolment, config: Config, before: Roster | None, observer: Observer, directory: Path
+) -> FlowerExecutor:
+    """Who takes part, of those that are here and, when a run goes on, of those that took part before."""
     run = before.run if before else secrets.token_hex(8)
-
-    def wanted() -> int:
-        return sites or len(owners or ()) or config.min_clients
-
-    described, failed = gather(
-        channel, session(run, config, None), config, wanted=wanted, wait=wait, owners=owners, note=observer.note
-    )
+    described, failed = enrolment.wait_for_sites(session(run, config, None), config, observer.note)
     options = spec.parse(config.data).options
-    fixed = names(options["classes"]) if "classes" in options else None
+    classes = before.classes if before else names(options["classes"]) if "classes" in options else None
     unseen = [*names(config.unseen), *names(options.get("unseen", ()))]
-    rules = {"classes": fixed, "shape": image_shape(config), "unseen": unseen}
-    roster = join(before, run, described.values(), **rules)
-    silent = {name_of(node, owners): reason for node, reason in failed.items()}
+    here = {site.name for site in described.values()}
+    absent = [site for site in before.sites if site.name not in here] if before else []
+    sites = [*absent, *described.values()]
+    roster = agree(run, sites, classes=classes, shape=image_shape(config), unseen=unseen)
+    roster.starts = before.starts + 1 if before else 1
+    silent = {enrolment.name_of(node): reason for node, reason in failed.items()}
     roster.sitting_out |= silent
     for name, reason in roster.sitting_out.items():
         observer.note(f"The site {name if name in silent else repr(name)} sits out: {reason}.")
-    refuse_empty(roster)
+    roster.refuse_empty()
     nodes: dict[str, int] = {}
     for node, site in described.items():
         if site.name in roster and roster[site.name] == site:
             nodes.setdefault(site.name, node)
-    return roster, nodes, {*described, *failed} - set(nodes.values())
+    strangers = {*described, *failed} - set(nodes.values())
+    carried, status = session(run, config, roster.classes), Status(directory)
+    return FlowerExecutor(enrolment, roster, carried, config, observer.note, nodes, strangers, status)
+
+
+def prepare_network(config: Config, network: FlowerExecutor, directory: Path, objects: dict[str, Any]) -> NetworkSetup:
+    """As `prepare`, of what the sites told; the first files of the run."""
+    roster, status = network.roster, network.status
+    setup = prepare(config.replace(executor="serial", profile=False), federation=roster.outline(), **objects)
+    if config.weights and setup.worker.layout.local:
+        raise MethodError(
+            f"'{config.method}' keeps layers at the sites, and these cannot start from '{config.weights}', "
+            "which only the server has: leave 'weights' out."
+        )
+    roster.save(directory)
+    if config.dp == "central":
+        # Every site is told the seed: what the server draws of its own must not follow from it.
+        setup.worker.randomness = Randomness(kept_in(directory / FILE))
+    for site in roster.sites:
+        here = site.name in network.nodes
+        status.set(site.name, "connected" if here else "not connected", connected=here)
+    for name, reason in roster.sitting_out.items():
+        status.set(name, f"sits out: {reason}")
+    status.save()
+    return NetworkSetup(
+        config, setup.worker, setup.held_out, "flower", defence=setup.defence, domains=setup.domains, network=network
+    )
 
 
 def session(run: str, config: Config, classes: tuple[str, ...] | None) -> Table:
