@@ -72,7 +72,7 @@ def use_clock(moment: Callable[[], float]) -> None:
             return cls.fromtimestamp(moment(), tz)
 
     # All of Flower asks `date.now`, which asks this.
-    date.datetime = SimpleNamespace(datetime=Given, UTC=datetime.timezone.utc)  # type: ignore[assignment]
+    date.datetime = SimpleNamespace(datetime=Given, UTC=datetime.timezone.utc)  # type: ignore[attr-defined]
 
 
 def now() -> float:
