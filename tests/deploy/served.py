@@ -52,9 +52,7 @@ class Timers:
 class Served:
     """`app` answers behind the middleware; `files` are those of a TLS server."""
 
-    def __init__(
-        self, app: Any, *, keys: Any = None, files: Any = None, **limits: Any
-    ) -> None:
+    def __init__(self, app: Any, *, keys: Any = None, files: Any = None, **limits: Any) -> None:
         self.timers = Timers()
         self.connections = ConnectionGuard(call_later=self.timers.later, **limits)
         self.inner = app

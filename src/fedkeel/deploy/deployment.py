@@ -21,7 +21,7 @@ from flwr.app import Message
 from fedkeel.config import Config, from_one
 from fedkeel.data.site import check_reading, class_folders
 from fedkeel.deploy import clock
-from fedkeel.deploy.addresses import free_port, loopback, refuse_taken, refuse_untrusted
+from fedkeel.deploy.addresses import free_port, refuse_beyond_loopback, refuse_taken, refuse_untrusted
 from fedkeel.deploy.certificates import ServerFiles, SiteFiles
 from fedkeel.deploy.flower_internals import CLIENT_APP, Endpoint, answer_task, server_app
 from fedkeel.deploy.grid import GridChannel, from_records, reply_to, to_records
@@ -90,7 +90,7 @@ class Server:
         if self.files is not None:
             self.files.check()
         else:
-            loopback(self.address)
+            refuse_beyond_loopback(self.address)
             if not self.sites:
                 raise FedkeelError(
                     "Without keys the server cannot know its sites: say how many to wait for with --sites N."
@@ -175,7 +175,7 @@ def join(
     if not port.isdigit():
         raise FedkeelError(f"The server's address is '{address}': give HOST or HOST:PORT.")
     if files is None:
-        loopback(host)
+        refuse_beyond_loopback(host)
         trust = ["--insecure"]
     else:
         files.check()

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedkeel.errors import FedkeelError
 
-LOOK = 2.0  # seconds from one look at the folder to the next
+INTERVAL = 2.0  # seconds from one look at the folder to the next
 
 # Lets exactly these sites in, by name; says which node is whose.
 Register = Callable[[Mapping[str, bytes]], Mapping[int, str]]
@@ -25,7 +29,7 @@ class Keys(Mapping[int, str]):
     def __init__(self, folder: Path, register: Register) -> None:
         self.folder = folder
         self._register = register
-        self._looked, self._is_there = stamps(folder), True
+        self._stamps, self._is_there = stamps(folder), True
         self._keys = read_keys(folder)
         self._owners = register(self._keys)
 
@@ -38,28 +42,27 @@ class Keys(Mapping[int, str]):
     def __len__(self) -> int:
         return len(self._owners)
 
-    def look(self, note: Callable[[str], None]) -> None:
+    def update(self, note: Callable[[str], None]) -> None:
         """Take up what changed since the last look. A file that cannot be used leaves its site as it was, a folder that
         is gone (a disk that is not mounted) all of them."""
-        is_there = self.folder.is_dir()
-        if not is_there and self._is_there:
+        was_there, self._is_there = self._is_there, self.folder.is_dir()
+        if was_there and not self._is_there:
             note(f"The keys of the sites stay as they were: the folder '{self.folder}' is gone.")
-        self._is_there = is_there
         found = stamps(self.folder)
-        if not is_there or found == self._looked:
+        if not self._is_there or found == self._stamps:
             return
         keys: dict[str, bytes] = {}
         problems: list[str] = []
         for name in sorted(found):
             try:
-                keys[name] = own_key(self.folder / f"{name}.pub", keys)
+                keys[name] = read_key(self.folder / f"{name}.pub", keys)
             except (FedkeelError, OSError) as error:
                 problems.append(str(error))
                 if name in self._keys:
                     keys[name] = self._keys[name]
         if keys != self._keys:
             self._owners = self._register(keys)  # replaced as a whole: others read it meanwhile
-        before, self._keys, self._looked = self._keys, keys, found
+        before, self._keys, self._stamps = self._keys, keys, found
         for problem in problems:
             note(f"A key of a site is left aside: {problem}")
         for name in sorted({*before, *keys}):
@@ -76,9 +79,9 @@ class Keys(Mapping[int, str]):
         over = threading.Event()
 
         def follow() -> None:
-            while not over.wait(LOOK):
+            while not over.wait(INTERVAL):
                 try:
-                    self.look(note)
+                    self.update(note)
                     also()
                 except Exception as error:  # Flower's process is busy or gone, and then whoever watches it says so
                     note(f"The keys of the sites could not be taken up ({type(error).__name__}): trying again.")
@@ -89,18 +92,16 @@ class Keys(Mapping[int, str]):
             yield
         finally:
             over.set()
-            thread.join(timeout=LOOK)
+            thread.join(timeout=INTERVAL)
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
     """What tells that a file was changed, of each."""
     found = {}
     for path in folder.glob("*.pub"):
-        try:
+        with suppress(OSError):  # it went in this very moment
             known = path.stat()
-        except OSError:  # it went in this very moment
-            continue
-        found[path.stem] = known.st_mtime_ns, known.st_size
+            found[path.stem] = known.st_mtime_ns, known.st_size
     return found
 
 
@@ -108,16 +109,12 @@ def read_keys(folder: Path) -> dict[str, bytes]:
     """The public keys of sites by name, as Flower wants them."""
     keys: dict[str, bytes] = {}
     for path in sorted(folder.glob("*.pub")):
-        keys[path.stem] = own_key(path, keys)
+        keys[path.stem] = read_key(path, keys)
     return keys
 
 
-def own_key(path: Path, others: Mapping[str, bytes]) -> bytes:
+def read_key(path: Path, others: Mapping[str, bytes]) -> bytes:
     """The public key in this file, which must be none of the others."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
     except (ValueError, UnsupportedAlgorithm) as error:

@@ -28,7 +28,7 @@ from fedkeel.core.messages import BadMessage, Broadcast, broadcast_from_bytes, p
 from fedkeel.core.state import Tensors
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import load_site
-from fedkeel.deploy.memory import KEPT_RUNS, Memory
+from fedkeel.deploy.memory import KEPT_RUNS, SiteMemory
 from fedkeel.deploy.policy import Policy, Refused
 from fedkeel.deploy.privacy_ledger import PrivacyLedger
 from fedkeel.deploy.request_checks import Session, check_message, check_network, check_privacy
@@ -153,7 +153,7 @@ class Site:
         step = check_message(request, broadcast, worker)
         name = next(iter(worker.federation)).name
         place = None if worker.config.stateless else self.state
-        memory = Memory(place, session.run, keep=KEPT_CHECKPOINTS * worker.config.checkpoint_every + 1)
+        memory = SiteMemory(place, session.run, keep=KEPT_CHECKPOINTS * worker.config.checkpoint_every + 1)
         counted = request["after"]
         self._refuse_overtaken(session.run, (int(request["start"]), *step))
         remembered = memory.after((int(counted[0]), int(counted[1])) if counted else None)
