@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, batch_norms
 from fedkeel.core.types import Output
@@ -39,10 +39,7 @@ class FBN(Method):
     """Batch norm uses the global statistics in training too; the server pools the batches' into a moving average."""
 
     paper = "Guerraoui et al. 2024"
-    needs_batch_norm = True
-    capturable = True
-    replaces = frozenset({"statistics"})
-    surgery_order = 1  # after the others: to see what batch norm they have left
+    traits = Traits(needs_batch_norm=True, capturable=True, replaces={"statistics"}, surgery_order=1)
 
     def __init__(self, momentum: float = 0.1, variant: str = "paper") -> None:
         """`momentum`: share of the new in the server's moving average. `variant`: "released" for the variance around
@@ -82,15 +79,14 @@ class FBN(Method):
         shares = [server.share(update) for update in updates]
         samples = sum(update.samples for update in updates)
         counts = [share / sum(shares) * samples for share in shares]
-        result = dict(mean)
+        new: Tensors = {}
         for layer in self._layers:
             mu, v = f"{layer}.running_mean", f"{layer}.running_var"
             if mu not in mean:  # another part keeps this layer on the clients
                 continue
             sent = [[update.statistics[name] for update in updates] for name in (mu, v)]
-            pooled, variance = pooled_moments(sent[0], sent[1], counts)
-            result[mu] = moving_average(server.statistics[mu], pooled, self.momentum)
+            new[mu], new[v] = pooled_moments(sent[0], sent[1], counts)
             if self.variant == "released":  # around another point, the sum of squares has N times its distance more
-                variance = variance + samples / max(samples - 1, 1) * (pooled - result[mu]).square()
-            result[v] = moving_average(server.statistics[v], variance, self.momentum)
-        return result
+                moved = moving_average(server.statistics, {mu: new[mu]}, self.momentum)[mu]
+                new[v] = new[v] + samples / max(samples - 1, 1) * (new[mu] - moved).square()
+        return mean | moving_average(server.statistics, new, self.momentum)

@@ -19,10 +19,11 @@ import torch
 
 from fedkeel.core import state
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, prefixed, select
 from fedkeel.errors import FedkeelError
+from fedkeel.formulas.aggregation import moving_average
 from fedkeel.methods import register
 
 
@@ -31,8 +32,7 @@ class FedAdam(Method):
     """The server takes an Adam step along the mean change of a round."""
 
     paper = "Reddi et al. 2021"
-    only_mean = True
-    private = True
+    traits = Traits(only_mean=True, private=True)
 
     def __init__(self, server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
         """`server_lr`: no weight moves much further than this in a round. `beta1`, `beta2`: of the moments.
@@ -50,8 +50,8 @@ class FedAdam(Method):
         change = state.subtract(mean, server.weights)
         m = select(server.memory, "m") or {name: torch.zeros_like(t) for name, t in change.items()}
         v = select(server.memory, "v") or {name: torch.full_like(t, self.tau**2) for name, t in change.items()}
-        m = state.lerp(m, change, 1 - self.beta1)
-        v = state.lerp(v, {name: tensor.square() for name, tensor in change.items()}, 1 - self.beta2)
+        m = moving_average(m, change, 1 - self.beta1)
+        v = moving_average(v, {name: tensor.square() for name, tensor in change.items()}, 1 - self.beta2)
         server.memory = prefixed(m, "m") | prefixed(v, "v")
         step = {name: m[name] / (v[name].sqrt() + self.tau) for name in change}
         return state.add(server.weights, step, self.server_lr)
