@@ -368,10 +368,10 @@ def test_every_training_with_noise_of_its_own_is_on_the_account(site: Site, tmp_
     names = ["w", "x", "y", "z"]
     assert len({str(of(f"r{name}", name)) for name in names}) == len(names)
     account = PrivacyLedger(tmp_path / "state")
-    assert len(account._read()) == len(names)
+    assert len(account.read()) == len(names)
     for again in range(8):  # the same message need not have the same bytes
         assert of(f"again{again}", "w") == of("rw", "w")
-    assert len(account._read()) == len(names)
+    assert len(account.read()) == len(names)
 
 
 @pytest.mark.parametrize("step", [None, 5, [], ["x\n"], {"a": 1}, [True], [[0]]], ids=str)

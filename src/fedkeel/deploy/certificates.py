@@ -58,11 +58,11 @@ class ServerFiles:
 
     def _own_context(self) -> ssl.SSLContext:
         """With the key, which must be that of the certificate."""
-        context, locked = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), []
+        context, password = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), iter([""])
         try:
-            context.load_cert_chain(self.certificate, self.key, password=lambda: locked.append(True) or "")
+            context.load_cert_chain(self.certificate, self.key, password=lambda: next(password))
         except ssl.SSLError as error:
-            if locked:
+            if next(password, None) is None:  # it was asked for
                 problem = "is locked with a password, which nobody can type for it: give one without"
             elif error.reason == "KEY_VALUES_MISMATCH":
                 problem = f"is not that of the certificate '{self.certificate}': give the one it was made with"

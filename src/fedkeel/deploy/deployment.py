@@ -32,14 +32,12 @@ from fedkeel.deploy.processes import (
     ProcessEnded,
     delete_database,
     delete_messages,
-    new_secret,
     private_folder,
     process,
     until,
 )
 from fedkeel.deploy.serving import check, train
 from fedkeel.deploy.site import Site, own_folder
-from fedkeel.deploy.superlink import SECRET_FILE
 from fedkeel.engine.executors.flower.channel import Table, pause, plain
 from fedkeel.engine.executors.flower.enrolment import Enrolment
 from fedkeel.errors import FedkeelError
@@ -63,12 +61,8 @@ dependencies = ["flwr>=1.41"]
 
 [tool.flwr.app]
 publisher = "fedkeel"
-
-[tool.flwr.app.components]
-serverapp = "app:server_app"
-clientapp = "app:client_app"
-
-[tool.flwr.app.config]
+components = { serverapp = "app:server_app", clientapp = "app:client_app" }
+config = {}
 """,
     "app.py": b"from fedkeel.deploy import client_app, server_app\n",
     "LICENSE": b"Apache-2.0\n",
@@ -133,12 +127,12 @@ def serve(config: Config, out: Path, server: Server, observer: Observer | None =
 
 def _serve(config: Config, out: Path, server: Server, observer: Observer) -> Run:
     place, files = private_folder(out / "flower"), server.files
-    database, secret = place / "link.db", new_secret(place)
+    database = place / "link.db"
     delete_messages(database)
     here = "127.0.0.1" if server.address == "0.0.0.0" else server.address
-    endpoint = Endpoint(f"{here}:{server.port}", files.ca if files else None, secret.read_bytes())
-    arguments = [*server.arguments(), "--database", str(database), SECRET_FILE, str(secret)]
-    with process("superlink", arguments, place) as alive:
+    arguments = [*server.arguments(), "--database", str(database)]
+    ca = files.ca if files else None
+    with process("superlink", place, arguments, f"{here}:{server.port}", ca) as (endpoint, alive):
         until(endpoint.is_up, alive)
         keys = Keys(files.sites, endpoint.register) if files else None
         endpoint.start_run(APP)
@@ -181,18 +175,15 @@ def join(
         files.check()
         trust = ["--root-certificates", str(files.ca), "--auth-supernode-private-key", str(files.key)]
     place, own_port = private_folder(state), free_port()
-    secret = new_secret(place)
     arguments = [*trust, "--superlink", f"{host}:{port}", "--host", "127.0.0.1", "--port", str(own_port)]
-    arguments += [SECRET_FILE, str(secret)]
-    endpoint = Endpoint(f"127.0.0.1:{own_port}", None, secret.read_bytes())
     memory = private_folder(place / "memory")
     site = Site(own_folder(folder, name), memory, name, device, policy=policy or Policy())
-    warned, pauses = False, Pauses()
+    warned, wait = False, RETRY / 2
     while True:
         refuse_untrusted(host, int(port), files.ca if files else None)
-        pauses.begin()
+        began = time.monotonic()
         try:
-            with process("supernode", arguments, place) as alive:
+            with process("supernode", place, arguments, f"127.0.0.1:{own_port}") as (endpoint, alive):
                 answer_all(endpoint, site, telling_clock(place, alive))
         except ProcessEnded:
             # A server of another run, or one that does not know this site's key (yet).
@@ -202,7 +193,8 @@ def join(
                     "or let it go: trying again until it does."
                 )
                 warned = True
-            pause(pauses.next())
+            wait = next_pause(wait, time.monotonic() - began)
+            pause(wait)
 
 
 def telling_clock(place: Path, alive: Callable[[], None]) -> Callable[[], None]:
@@ -219,21 +211,10 @@ def telling_clock(place: Path, alive: Callable[[], None]) -> Callable[[], None]:
     return check
 
 
-class Pauses:
+def next_pause(before: float, lasted: float) -> float:
     """How long to wait before the next attempt: longer and longer, since each costs a process; after a connection that
     lasted, as at first."""
-
-    def __init__(self) -> None:
-        self._next, self._began = RETRY, 0.0
-
-    def begin(self) -> None:
-        self._began = time.monotonic()
-
-    def next(self) -> float:
-        if time.monotonic() - self._began > 2 * SELDOM:
-            self._next = RETRY
-        now, self._next = self._next, min(2 * self._next, SELDOM)
-        return now
+    return RETRY if lasted > 2 * SELDOM else min(2 * before, SELDOM)
 
 
 def answer_all(endpoint: Endpoint, site: Site, pauses: Callable[[], None]) -> None:

@@ -58,6 +58,7 @@ OLDEST, NEWEST = -TIMESTAMP_TOLERANCE - SYSTEM_TIME_TOLERANCE, SYSTEM_TIME_TOLER
 CLIENT_APP = constant.TaskType.CLIENT_APP
 FOR_SITES = "/v1/fleet/"
 FIRST_REQUEST = FOR_SITES + "activate-node"
+SECRET_FILE = "--superexec-auth-secret-file"
 MORE_PORTS = "FLWR_INTERNAL_"  # variables that open further ports, which nobody guards
 MESSAGE_TABLES = (
     "message_ins", "message_res", "object_push_session_pending", "object_push_session_roots", "object_push_sessions",
@@ -72,7 +73,7 @@ def use_clock(moment: Callable[[], float]) -> None:
             return cls.fromtimestamp(moment(), tz)
 
     # All of Flower asks `date.now`, which asks this.
-    date.datetime = SimpleNamespace(datetime=Given, UTC=datetime.timezone.utc)  # type: ignore[attr-defined]
+    date.datetime = SimpleNamespace(datetime=Given, UTC=datetime.timezone.utc)  # type: ignore[assignment,attr-defined]
 
 
 def now() -> float:

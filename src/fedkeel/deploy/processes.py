@@ -15,7 +15,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from fedkeel.deploy import clock
-from fedkeel.deploy.flower_internals import MESSAGE_TABLES, MORE_PORTS
+from fedkeel.deploy.flower_internals import MESSAGE_TABLES, MORE_PORTS, SECRET_FILE, Endpoint
 from fedkeel.engine.executors.flower.channel import pause
 from fedkeel.errors import FedkeelError
 
@@ -28,9 +28,13 @@ class ProcessEnded(FedkeelError):
 
 
 @contextmanager
-def process(name: str, arguments: list[str], place: Path) -> Iterator[Callable[[], None]]:
-    """The superlink or a supernode. Yields what to call while waiting: it raises when the process has ended."""
+def process(
+    name: str, place: Path, arguments: list[str], address: str, ca: Path | None = None
+) -> Iterator[tuple[Endpoint, Callable[[], None]]]:
+    """The superlink or a supernode, and what to call while waiting: it raises when the process has ended."""
+    secret = new_secret(place)
     command = [sys.executable, "-m", f"fedkeel.deploy.{name}", *arguments, "--isolation", "process"]
+    command += [SECRET_FILE, str(secret)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(MORE_PORTS)}
     environment |= {"FLWR_HOME": str(place / "home"), "FLWR_TELEMETRY_ENABLED": "0"}
     environment |= {clock.BASE: str(clock.install()), clock.FILE: str(place / CLOCKS)}
@@ -48,7 +52,7 @@ def process(name: str, arguments: list[str], place: Path) -> Iterator[Callable[[
             raise ProcessEnded(f"Flower's {name} ended ({last_words(log_file)}): see '{log_file}'.")
 
     try:
-        yield alive
+        yield Endpoint(address, ca, secret.read_bytes()), alive
     finally:
         child.terminate()
         try:

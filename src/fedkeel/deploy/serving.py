@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -36,19 +36,16 @@ from fedkeel.trust.secrets import FILE, Randomness, kept_in
 class NetworkSetup(Setup):
     """A run whose clients are at other machines."""
 
-    network: FlowerExecutor | None = None
+    network: FlowerExecutor = field(kw_only=True)
 
     def executor(self, shelf: Shelf | None = None) -> Executor:
-        assert self.network is not None
         self.network.memory = ClientMemory(self.config.stateless, shelf=shelf)
         return self.network
 
     def grown(self) -> Federation | None:
-        assert self.network is not None
         return self.network.roster.outline() if self.network.admit_newcomers() else None
 
     def noise_from(self) -> str:
-        assert self.network is not None
         # The nodes of a simulation, which have positions, draw from what one process would.
         apart = self.config.dp == "local" and all(site.position is None for site in self.network.roster.sites)
         return "sites" if apart else self.worker.randomness.source

@@ -31,11 +31,9 @@ from fedkeel.deploy.connections import (
     password,
     raise_descriptor_limit,
 )
-from fedkeel.deploy.flower_internals import FIRST_REQUEST, FOR_SITES, NEWEST, OLDEST, signer
+from fedkeel.deploy.flower_internals import FIRST_REQUEST, FOR_SITES, NEWEST, OLDEST, SECRET_FILE, signer
 from fedkeel.deploy.quota import Quota
 from fedkeel.engine.executors.flower.limits import LARGEST, LONGEST_LOG, UNDER_WAY
-
-SECRET_FILE = "--superexec-auth-secret-file"
 
 
 class RequestGuard:
