@@ -3,18 +3,13 @@
 The round loop is the one that runs everywhere (`engine.rounds`); its executor (`engine.executors.flower`) sends
 Broadcasts over a channel, and a site answers with Updates.
 
-    site.py               a site: its images, its memory (`memory.py`), what it replies to a request
-    policy.py             what a site lets a server ask of it, against which `request_checks.py` holds requests
-    privacy_ledger.py     what a site has spent of its privacy
-    serving.py            a run: the sites that enrol, then the rounds
-    grid.py               the channel over Flower's grid
-    apps.py               Flower's ServerApp and ClientApp
-    deployment.py         `fedkeel server` and `fedkeel join`: Flower's processes (`processes.py`), with TLS
-                          (`certificates.py`, `addresses.py`) and the sites' keys (`keys.py`)
-    superlink.py          Flower's SuperLink, guarded: who may ask for what, how much (`quota.py`) and for how long
-                          (`connections.py`)
-    supernode.py          Flower's SuperNode, by the server's clock (`clock.py`)
-    flower_internals.py   all that leans on Flower's inner parts
+    site.py         a site: its images, its `memory`, what it replies to a request
+    policy.py       what a site lets a server ask of it, by `request_checks` and a `privacy_ledger`
+    serving.py      a run: the sites that enrol, then the rounds, over Flower's `grid`
+    deployment.py   `fedkeel server` and `fedkeel join`: Flower's `processes`, `certificates`, `addresses`, `keys`
+    superlink.py    Flower's SuperLink, guarded: who may ask for what, how much (`quota`), how long (`connections`)
+    supernode.py    Flower's SuperNode, by the server's `clock`
+    apps.py         a plain Flower app; `flower_internals` has all that is not Flower's public API
 """
 
 from __future__ import annotations

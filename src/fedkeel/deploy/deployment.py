@@ -20,22 +20,14 @@ from flwr.app import Message
 
 from fedkeel.config import Config, from_one
 from fedkeel.data.site import check_reading, class_folders
-from fedkeel.deploy import clock
+from fedkeel.deploy import clock, processes
 from fedkeel.deploy.addresses import free_port, refuse_beyond_loopback, refuse_taken, refuse_untrusted
 from fedkeel.deploy.certificates import ServerFiles, SiteFiles
 from fedkeel.deploy.flower_internals import CLIENT_APP, Endpoint, answer_task, server_app
 from fedkeel.deploy.grid import GridChannel, from_records, reply_to, to_records
 from fedkeel.deploy.keys import Keys
 from fedkeel.deploy.policy import Policy
-from fedkeel.deploy.processes import (
-    CLOCKS,
-    ProcessEnded,
-    delete_database,
-    delete_messages,
-    private_folder,
-    process,
-    until,
-)
+from fedkeel.deploy.processes import CLOCKS, ProcessEnded, private_folder, process, until
 from fedkeel.deploy.serving import check, train
 from fedkeel.deploy.site import Site, own_folder
 from fedkeel.engine.executors.flower.channel import Table, pause, plain
@@ -128,7 +120,7 @@ def serve(config: Config, out: Path, server: Server, observer: Observer | None =
 def _serve(config: Config, out: Path, server: Server, observer: Observer) -> Run:
     place, files = private_folder(out / "flower"), server.files
     database = place / "link.db"
-    delete_messages(database)
+    processes.delete_messages(database)
     here = "127.0.0.1" if server.address == "0.0.0.0" else server.address
     arguments = [*server.arguments(), "--database", str(database)]
     ca = files.ca if files else None
@@ -149,21 +141,14 @@ def _serve(config: Config, out: Path, server: Server, observer: Observer) -> Run
         ):
             enrolment = Enrolment(GridChannel(grid), server.sites, server.wait, keys)
             run = train(enrolment, config, out=out, observer=observer)
-    delete_database(database)
+    processes.delete_database(database)
     return run
 
 
 def join(
-    address: str,
-    folder: Path,
-    name: str,
-    state: Path,
-    *,
-    files: SiteFiles | None,
-    device: str = "auto",
-    policy: Policy | None = None,
+    address: str, folder: Path, name: str, state: Path, *, files: SiteFiles | None, device: str, policy: Policy
 ) -> None:
-    """Be a site until stopped. `policy`: None for the default one."""
+    """Be a site until stopped."""
     class_folders(folder)
     host, _, port = address.rpartition(":") if ":" in address else (address, "", str(PORT))
     if not port.isdigit():
@@ -177,7 +162,7 @@ def join(
     place, own_port = private_folder(state), free_port()
     arguments = [*trust, "--superlink", f"{host}:{port}", "--host", "127.0.0.1", "--port", str(own_port)]
     memory = private_folder(place / "memory")
-    site = Site(own_folder(folder, name), memory, name, device, policy=policy or Policy())
+    site = Site(own_folder(folder, name), memory, name, device, policy=policy)
     warned, wait = False, RETRY / 2
     while True:
         refuse_untrusted(host, int(port), files.ca if files else None)
@@ -198,7 +183,7 @@ def join(
 
 
 def telling_clock(place: Path, alive: Callable[[], None]) -> Callable[[], None]:
-    """The same, where a person is told how far this machine's clock is off; also, and then above all, at the end."""
+    """The same, where a person is told how far this machine's clock is off; also when the process has ended."""
     clocks = clock.Differences(place / CLOCKS)
 
     def check() -> None:

@@ -6,7 +6,7 @@ have to offer, so that a part of this file could go:
 
     use_clock, now      a source of time that can be given, in place of one that all modules share
     signer, signature   a check of a request's signature by its headers alone, before the body is read
-    run_superlink/node  processes that are given their middleware and their socket, and what signs their requests
+    run_superlink/node  processes that are given their middleware, their socket and what signs their requests
     free_removed_keys   a node that is removed and whose key may be registered again
     limit_store         a hook before a message, or a piece of one, is stored
     MESSAGE_TABLES      a SuperLink that can be started without the messages of an earlier start
@@ -55,9 +55,9 @@ from fedkeel.deploy.quota import OverQuota, Quota, ReplyMeter
 EXPIRED, UNREACHABLE = ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE  # errors in place of a reply
 SIGNED = (constant.FLEET_HTTP_PUBLIC_KEY_HEADER, constant.FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
 OLDEST, NEWEST = -TIMESTAMP_TOLERANCE - SYSTEM_TIME_TOLERANCE, SYSTEM_TIME_TOLERANCE  # seconds, of a signature
+ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 CLIENT_APP = constant.TaskType.CLIENT_APP
-FOR_SITES = "/v1/fleet/"
-FIRST_REQUEST = FOR_SITES + "activate-node"
+FOR_SITES, FIRST_REQUEST = "/v1/fleet/", "/v1/fleet/activate-node"
 SECRET_FILE = "--superexec-auth-secret-file"
 MORE_PORTS = "FLWR_INTERNAL_"  # variables that open further ports, which nobody guards
 MESSAGE_TABLES = (
@@ -102,7 +102,7 @@ def signer(headers: Mapping[bytes, bytes], state: Any) -> tuple[bytes, int, floa
 
 
 def run_superlink(serve: Callable[[Any, Any, dict[str, Any]], None]) -> None:
-    """`serve` gets Flower's ASGI app, its configuration (host, port, TLS) and what to log."""
+    """`serve` gets Flower's ASGI app, its configuration (host, port, TLS) and how to log."""
     from flwr.supercore.http_logging import get_uvicorn_log_config
     from flwr.supercore.logger import console_handler
     from flwr.superlink.main import create_app
@@ -121,8 +121,7 @@ def run_supernode(interceptor: type) -> None:
     from flwr.supernode import fleet_http_connection
     from flwr.supernode.cli import flower_supernode
 
-    connection: Any = fleet_http_connection
-    connection.NodeAuthHttpInterceptor = interceptor
+    fleet_http_connection.NodeAuthHttpInterceptor = interceptor  # type: ignore[assignment,attr-defined]
     flower_supernode()
 
 
@@ -241,8 +240,7 @@ class Endpoint:
 
     def tasks(self, kind: str, pauses: Callable[[], None]) -> Iterator[str]:
         """The token of one task after another; `pauses` is called while there is none."""
-        methods = frozenset({"/flwr.proto.Runtime/AcquireTask"})
-        signs = interceptors.SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=methods)
+        signs = interceptors.SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=ACQUIRE)
         with closing(self.client(RuntimeHttpClient, signs, retry=False)) as client:
             while True:
                 with suppress(httpx.TransportError):  # it is not up yet, or is going down, which the caller watches

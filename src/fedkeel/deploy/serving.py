@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+
+from torch import nn
 
 import fedkeel
 from fedkeel import spec
@@ -67,10 +68,9 @@ def check(config: Config) -> None:
 def train(
     enrolment: Enrolment,
     config: Config,
-    *,
     out: str | Path | None = None,
     observer: Observer | None = None,
-    **objects: Any,
+    model: nn.Module | None = None,
 ) -> Run:
     """Train over the sites that enrol; a run directory that holds a run is resumed."""
     check(config)
@@ -91,7 +91,7 @@ def train(
         store, before = Store.create(directory, config), None
     try:
         network = enrol(enrolment, config, before, observer, directory)
-        setup = prepare_network(config, network, directory, objects)
+        setup = prepare_network(config, network, directory, model)
     except BaseException as error:
         if isinstance(error, FedkeelError) and store.is_blank:
             store.discard()
@@ -130,10 +130,10 @@ def enrol(
     return FlowerExecutor(enrolment, roster, carried, config, observer.note, nodes, strangers, status)
 
 
-def prepare_network(config: Config, network: FlowerExecutor, directory: Path, objects: dict[str, Any]) -> NetworkSetup:
+def prepare_network(config: Config, network: FlowerExecutor, directory: Path, model: nn.Module | None) -> NetworkSetup:
     """As `prepare`, of what the sites told; the first files of the run."""
     roster, status = network.roster, network.status
-    setup = prepare(config.replace(executor="serial", profile=False), federation=roster.outline(), **objects)
+    setup = prepare(config.replace(executor="serial", profile=False), federation=roster.outline(), model=model)
     if config.weights and setup.worker.layout.local:
         raise MethodError(
             f"'{config.method}' keeps layers at the sites, and these cannot start from '{config.weights}', "

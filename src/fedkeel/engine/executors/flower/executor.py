@@ -19,20 +19,9 @@ from typing import Any
 import torch
 
 from fedkeel.config import Config, from_one
+from fedkeel.core import messages
 from fedkeel.core.evaluation import Evaluation
-from fedkeel.core.messages import (
-    Answer,
-    BadMessage,
-    Broadcast,
-    Missing,
-    Update,
-    broadcast_to_bytes,
-    check_samples,
-    is_whole,
-    shown,
-    unpack,
-    update_from_bytes,
-)
+from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, is_whole, shown
 from fedkeel.engine.executors.executor import EXECUTORS, ClientMemory, Executor
 from fedkeel.engine.executors.flower.channel import AWAY, POLL, Table, pause, read_reply
 from fedkeel.engine.executors.flower.enrolment import SILENT, Enrolment
@@ -48,6 +37,7 @@ NEWCOMERS = 30.0  # seconds, for a site that comes in the midst of a run to say 
 ON_ONE_MACHINE = (
     "The executor 'flower' is for sites at other machines: start 'fedkeel server' and, at each site, 'fedkeel join'."
 )
+ReadReply = Callable[[str, Table, bytes], Any]  # of which client
 HANGING = "it did not reply to an earlier request of this round"
 
 
@@ -102,13 +92,12 @@ class FlowerExecutor:
 
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
         def read(client: str, _: Table, data: bytes) -> Update:
-            update = update_from_bytes(data)
+            update = messages.update_from_bytes(data)
             if update.client != client:
                 raise BadMessage(f"it is signed '{update.client[:80]}'")
             return update
 
-        least = self.config.min_clients
-        yield from self._remembering(clients, self._exchange(clients, broadcast, {"do": "train"}, read, least))
+        return self._exchange(clients, broadcast, {"do": "train"}, read, self.config.min_clients)
 
     def evaluate(
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
@@ -136,11 +125,10 @@ class FlowerExecutor:
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
         def read(client: str, table: Table, data: bytes) -> Answer:
             samples: Any = table.get("samples")
-            check_samples(samples)
-            return Answer(client, samples, unpack(data)[1].get("tensors", {}))
+            messages.check_samples(samples)
+            return Answer(client, samples, messages.unpack(data)[1].get("tensors", {}))
 
-        request = {"do": "ask", "question": question}
-        yield from self._remembering(clients, self._exchange(clients, broadcast, request, read))
+        return self._exchange(clients, broadcast, {"do": "ask", "question": question}, read)
 
     def close(self) -> None:
         self.status.save()
@@ -190,14 +178,18 @@ class FlowerExecutor:
 
     # -- one exchange ----------------------------------------------------------------------------------------
     def _exchange(
-        self,
-        clients: Sequence[str],
-        broadcast: Broadcast,
-        request: Table,
-        read: Callable[[str, Table, bytes], Any],
-        least: int = 0,
+        self, clients: Sequence[str], broadcast: Broadcast, request: Table, read: ReadReply, least: int = 0
     ) -> Iterator[Any]:
-        """Send the request to every client that is there; yield results in the order of `clients`."""
+        """Send the request to every client that is there; yield results in the order of `clients`. What a site
+        remembers after this step counts if its reply came."""
+        for client, result in zip(clients, self._replies(clients, broadcast, request, read, least), strict=True):
+            if request["do"] != "evaluate" and not isinstance(result, Missing):
+                self.memory.keep(client, {COUNTED: torch.tensor(self._step)})
+            yield result
+
+    def _replies(
+        self, clients: Sequence[str], broadcast: Broadcast, request: Table, read: ReadReply, least: int
+    ) -> Iterator[Any]:
         round, number = self._step
         self._step = (round, number + 1) if round == broadcast.round else (broadcast.round, 0)
         if round != broadcast.round:
@@ -213,7 +205,7 @@ class FlowerExecutor:
             self.status.set(client, f"{doing}, under way")
         self.status.save()
         requests = {node: {**common, "after": self._counted(client)} for node, client in there.items()}
-        message = broadcast_to_bytes(broadcast)
+        message = messages.broadcast_to_bytes(broadcast)
         most = largest_reply(len(message))
         turn = 0
         for node, reply in self.enrolment.channel.exchange(requests, message, self.config.round_timeout):
@@ -234,13 +226,6 @@ class FlowerExecutor:
             late = Missing(client, f"it did not reply within {self.config.round_timeout:g} s")
             yield results.get(client, late)
         self.status.save()
-
-    def _remembering(self, clients: Sequence[str], results: Iterator[Any]) -> Iterator[Any]:
-        """The same; what a site remembers after this step counts if its reply came."""
-        for client, result in zip(clients, results, strict=True):
-            if not isinstance(result, Missing):
-                self.memory.keep(client, {COUNTED: torch.tensor(self._step)})
-            yield result
 
     def _counted(self, client: str) -> list[int] | None:
         """After which step the memory of a site counts; None: what it was at first."""
