@@ -207,14 +207,14 @@ class Parts:
 
 def test_a_reply_is_given_up_when_it_grows_beyond_reason_or_is_never_complete() -> None:
     later = time.monotonic() + 100
-    guard = flower_internals.Measured(Parts(400), ReplyMeter(1000, later))
+    guard = flower_internals.MeasuredClient(Parts(400), ReplyMeter(1000, later))
     for _ in range(2):
         guard.PullObject(PullObjectRequest())
     with pytest.raises(ObjectPullError, match="more than 1,000 bytes"):
         guard.PullObject(PullObjectRequest())
-    incomplete = flower_internals.Measured(Parts(0, available=False), ReplyMeter(1000, later))
+    incomplete = flower_internals.MeasuredClient(Parts(0, available=False), ReplyMeter(1000, later))
     assert not incomplete.PullObject(PullObjectRequest()).object_available, "the rest may still come"
-    incomplete = flower_internals.Measured(Parts(0, available=False), ReplyMeter(1000, time.monotonic() - 1))
+    incomplete = flower_internals.MeasuredClient(Parts(0, available=False), ReplyMeter(1000, time.monotonic() - 1))
     with pytest.raises(ObjectPullError, match="not complete in time"):
         incomplete.PullObject(PullObjectRequest())
 

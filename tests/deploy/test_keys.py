@@ -42,17 +42,17 @@ def test_a_key_that_is_added_lets_its_site_in_and_one_that_is_removed_shuts_it_o
     link, notes = Link(), list[str]()
     keys = Keys(folder, link.register)
     assert sorted(keys.values()) == ["north", "south"]
-    keys.update(notes.append)
+    keys.look(notes.append)
     assert (notes, link.calls) == ([], 1), "nothing changed"
     bring(folder, "east")
-    keys.update(notes.append)
+    keys.look(notes.append)
     assert sorted(keys.values()) == ["east", "north", "south"]
     (folder / "north.pub").unlink()
-    keys.update(notes.append)
+    keys.look(notes.append)
     assert sorted(keys.values()) == ["east", "south"]
     bring(folder, "other", under="south")
     was = next(node for node, name in keys.items() if name == "south")
-    keys.update(notes.append)
+    keys.look(notes.append)
     assert was not in keys
     assert sorted(keys.values()) == ["east", "south"]
     assert notes == [
@@ -70,28 +70,28 @@ def test_a_file_that_cannot_be_used_keeps_nobody_else_from_coming_or_going(folde
     bring(folder, "east")
     (folder / "west.pub").write_text("nonsense")
     bring(folder, "east", under="zoo")
-    keys.update(notes.append)
+    keys.look(notes.append)
     assert sorted(keys.values()) == ["east", "north"]
     assert [note for note in notes if "'north.pub'" in note or "/north.pub'" in note]
     assert "A key of a site is left aside: 'east.pub' and 'zoo.pub' are the same key" in " ".join(notes)
     told = len(notes)
-    keys.update(notes.append)
+    keys.look(notes.append)
     assert len(notes) == told, "it is said once"
     bring(folder, "other", under="north")
-    keys.update(notes.append)
+    keys.look(notes.append)
     assert notes[-1] == "The key of 'north' is another one now: its old key is shut out."
 
 
 def test_a_folder_that_is_gone_shuts_nobody_out(folder: Path) -> None:
     keys, notes = Keys(folder, Link().register), list[str]()
     folder.rename(folder.with_name("unmounted"))
-    keys.update(notes.append)
-    keys.update(notes.append)
+    keys.look(notes.append)
+    keys.look(notes.append)
     assert sorted(keys.values()) == ["north", "south"]
     assert notes == [f"The keys of the sites stay as they were: the folder '{folder}' is gone."]
     folder.with_name("unmounted").rename(folder)
     (folder / "north.pub").unlink()
-    keys.update(notes.append)
+    keys.look(notes.append)
     assert sorted(keys.values()) == ["south"]
 
 
@@ -105,9 +105,9 @@ def test_what_flower_could_not_take_up_is_tried_again(folder: Path) -> None:
 
     usual, keys._register = keys._register, fail
     with pytest.raises(OSError):
-        keys.update(notes.append)
+        keys.look(notes.append)
     keys._register = usual
-    keys.update(notes.append)
+    keys.look(notes.append)
     assert "east" in keys.values()
     assert notes == ["The key of 'east' is new: this site is let in."]
 
@@ -118,7 +118,7 @@ def test_a_changed_file_of_the_same_length_is_noticed(folder: Path) -> None:
     length = path.stat().st_size
     bring(folder, "east", under="north")
     assert path.stat().st_size == length
-    keys.update(notes.append)
+    keys.look(notes.append)
     assert notes == ["The key of 'north' is another one now: its old key is shut out."]
 
 

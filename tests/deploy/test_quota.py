@@ -29,8 +29,8 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 
 from fedkeel.deploy.flower_internals import free_removed_keys, limit_store
 from fedkeel.deploy.processes import delete_messages
-from fedkeel.deploy.quota import OverQuota, Quota
-from fedkeel.engine.executors.flower.limits import LARGEST, largest_reply, most_pieces
+from fedkeel.deploy.quota import LARGEST, OverQuota, Quota, most_pieces
+from fedkeel.engine.executors.flower.channel import largest_reply
 
 pytestmark = pytest.mark.slow
 

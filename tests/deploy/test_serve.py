@@ -12,7 +12,7 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 from fedkeel.config import Config
 from fedkeel.deploy import deployment
 from fedkeel.deploy.addresses import free_port
-from fedkeel.deploy.deployment import ProcessEnded, Server, serve
+from fedkeel.deploy.deployment import ProcessEnded, ServerOptions, serve
 from fedkeel.errors import FedkeelError
 
 
@@ -27,7 +27,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch, out: Path, error: Exception, *, begu
 
     monkeypatch.setattr(deployment, "_serve", fail)
     with pytest.raises(type(error)):
-        serve(Config(data="folder(size=16)"), out, Server(None, port=free_port(), sites=2))
+        serve(Config(data="folder(size=16)"), out, ServerOptions(None, port=free_port(), sites=2))
 
 
 def test_what_is_refused_before_a_run_begins_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

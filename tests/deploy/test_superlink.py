@@ -22,8 +22,8 @@ from fedkeel.deploy import flower_internals
 from fedkeel.deploy.clock import Differences
 from fedkeel.deploy.connections import SECRET, ConnectionGuard, password
 from fedkeel.deploy.flower_internals import Endpoint
+from fedkeel.deploy.quota import LARGEST, UNDER_WAY
 from fedkeel.deploy.superlink import RequestGuard, shorten
-from fedkeel.engine.executors.flower.limits import LARGEST, UNDER_WAY
 from tests.deploy.served import Served
 
 PUSH = "/v1/fleet/push-object"

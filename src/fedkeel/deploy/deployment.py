@@ -62,7 +62,7 @@ config = {}
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerOptions:
     """Where a server listens, whom it trusts and whom it waits for: see `Enrolment`. Without `files` there is neither
     TLS nor authentication: loopback only."""
 
@@ -96,7 +96,7 @@ class Server:
         return [*tls, "--ssl-ca-certfile", str(self.files.ca), "--enable-supernode-auth", *words]
 
 
-def serve(config: Config, out: Path, server: Server, observer: Observer | None = None) -> Run:
+def serve(config: Config, out: Path, server: ServerOptions, observer: Observer | None = None) -> Run:
     """Run a federation from this machine."""
     check(config)
     check_reading(config)
@@ -117,7 +117,7 @@ def serve(config: Config, out: Path, server: Server, observer: Observer | None =
         raise
 
 
-def _serve(config: Config, out: Path, server: Server, observer: Observer) -> Run:
+def _serve(config: Config, out: Path, server: ServerOptions, observer: Observer) -> Run:
     place, files = private_folder(out / "flower"), server.files
     database = place / "link.db"
     processes.delete_messages(database)

@@ -306,7 +306,7 @@ def answer_task(endpoint: Endpoint, token: str, answer: Callable[[Message], Mess
             push_task_output(client, context, status, details)
 
 
-class Measured:
+class MeasuredClient:
     """Flower's client, for one reply: by itself it would take whatever a site sends, and wait for hours for the rest of
     what was cut off."""
 
@@ -335,7 +335,7 @@ def fetch(grid: Any, number: str, meter: ReplyMeter) -> Message | str | None:
     if not isinstance(grid, HttpGrid):
         return next(iter(grid.pull_messages([number])), None)
     one: Any = copy.copy(grid)
-    one._client = Measured(grid._runtime_client, meter)
+    one._client = MeasuredClient(grid._runtime_client, meter)
     replies = list(one.pull_messages([number]))
     if meter.refusal:
         forget(grid, one._client.replies)

@@ -20,18 +20,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Rec
 from fedkeel.core.messages import BadMessage, reading
 from fedkeel.deploy import flower_internals
 from fedkeel.deploy.quota import ReplyMeter
-from fedkeel.engine.executors.flower.channel import AWAY, POLL, Reply, Table, pause, plain
-from fedkeel.engine.executors.flower.limits import largest_reply
+from fedkeel.engine.executors.flower.channel import AWAY, POLL, Reply, Table, largest_reply, pause, plain
 
 TABLE, BYTES = "fedkeel", "fedkeel.tensors"
 SAFETENSORS = "fedkeel.safetensors"
 LARGEST_TABLE = 4 * 2**20
-KINDS = {
-    "describe": MessageType.QUERY,
-    "train": MessageType.TRAIN,
-    "evaluate": MessageType.EVALUATE,
-    "ask": MessageType.QUERY,
-}
+KINDS = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
 
 
 def to_records(table: Table, message: bytes) -> RecordDict:
@@ -80,7 +74,7 @@ class GridChannel:
         self, requests: Mapping[int, Table], message: bytes, timeout: float
     ) -> Iterator[tuple[int, Reply | str]]:
         messages = [
-            Message(to_records(request, message), node, KINDS[request["do"]], ttl=timeout)
+            Message(to_records(request, message), node, KINDS.get(request["do"], MessageType.QUERY), ttl=timeout)
             for node, request in requests.items()
         ]
         ids = list(self._grid.push_messages(messages)) if messages else []

@@ -7,6 +7,7 @@ out, also while a run goes on: the folder is looked at every few seconds.
 from __future__ import annotations
 
 import threading
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,10 +21,10 @@ from fedkeel.errors import FedkeelError
 INTERVAL = 2.0  # seconds from one look at the folder to the next
 
 # Lets exactly these sites in, by name; says which node is whose.
-Register = Callable[[Mapping[str, bytes]], Mapping[int, str]]
+Register = Callable[[Mapping[str, bytes]], dict[int, str]]
 
 
-class Keys(Mapping[int, str]):
+class Keys(UserDict[int, str]):
     """Which site each node's key was made for, as the folder is at the moment."""
 
     def __init__(self, folder: Path, register: Register) -> None:
@@ -31,18 +32,9 @@ class Keys(Mapping[int, str]):
         self._register = register
         self._stamps, self._is_there = stamps(folder), True
         self._keys = read_keys(folder)
-        self._owners = register(self._keys)
+        self.data = register(self._keys)
 
-    def __getitem__(self, node: int) -> str:
-        return self._owners[node]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._owners)
-
-    def __len__(self) -> int:
-        return len(self._owners)
-
-    def update(self, note: Callable[[str], None]) -> None:
+    def look(self, note: Callable[[str], None]) -> None:
         """Take up what changed since the last look. A file that cannot be used leaves its site as it was, a folder that
         is gone (a disk that is not mounted) all of them."""
         was_there, self._is_there = self._is_there, self.folder.is_dir()
@@ -61,7 +53,7 @@ class Keys(Mapping[int, str]):
                 if name in self._keys:
                     keys[name] = self._keys[name]
         if keys != self._keys:
-            self._owners = self._register(keys)  # replaced as a whole: others read it meanwhile
+            self.data = self._register(keys)  # replaced as a whole: others read it meanwhile
         before, self._keys, self._stamps = self._keys, keys, found
         for problem in problems:
             note(f"A key of a site is left aside: {problem}")
@@ -81,7 +73,7 @@ class Keys(Mapping[int, str]):
         def follow() -> None:
             while not over.wait(INTERVAL):
                 try:
-                    self.update(note)
+                    self.look(note)
                     also()
                 except Exception as error:  # Flower's process is busy or gone, and then whoever watches it says so
                     note(f"The keys of the sites could not be taken up ({type(error).__name__}): trying again.")

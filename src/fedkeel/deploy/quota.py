@@ -10,7 +10,15 @@ import threading
 import time
 from dataclasses import dataclass
 
-from fedkeel.engine.executors.flower.limits import LARGEST, largest_reply, most_pieces
+from fedkeel.engine.executors.flower.channel import largest_reply
+
+LARGEST = 16 * 2**20  # bytes of one request: Flower cuts what is larger than 5 MiB into pieces
+UNDER_WAY = 4 * LARGEST  # of the requests of one site that are not answered yet; Flower sends two pieces at a time
+
+
+def most_pieces(sent: int) -> int:
+    """Into how many pieces a reply may be cut."""
+    return 64 + largest_reply(sent) // 2**20
 
 
 class OverQuota(Exception):

@@ -24,7 +24,8 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.site import CUTTING, OPTIONS
 from fedkeel.data.transforms import TRANSFORMS
 from fedkeel.deploy.policy import Policy, Refused
-from fedkeel.engine.executors.flower.limits import LONGEST_NAME, largest_reply
+from fedkeel.engine.executors.flower.channel import largest_reply
+from fedkeel.engine.executors.flower.roster import LONGEST_NAME
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import METHODS
@@ -123,34 +124,36 @@ def _check_method(text: str, policy: Policy) -> None:
 
 
 def _check_model(text: str, policy: Policy) -> None:
-    asked = spec.parse(text)
-    own, prefix = asked.name in MODELS, timm_models.PREFIX
-    full_name = asked.name if own or asked.name.startswith(prefix) else f"{prefix}{asked.name}"
+    requested = spec.parse(text)
+    own, prefix = requested.name in MODELS, timm_models.PREFIX
+    full_name = requested.name if own or requested.name.startswith(prefix) else f"{prefix}{requested.name}"
     policy.one_of("models", full_name, "model")
-    if asked.options.get("pretrained"):
+    if requested.options.get("pretrained"):
         raise FedkeelError(
             f"'{text}' has weights fetched from elsewhere: give the server a file with '--weights', it sends them."
         )
     if own:
-        MODELS.entry(asked.name).check_options("model", asked.options)
-    refuse_strange(full_name, asked.options)
+        MODELS.entry(requested.name).check_options("model", requested.options)
+    refuse_strange(full_name, requested.options)
     if not own:
-        rest = {name: value for name, value in asked.options.items() if name not in ("pretrained", "projector")}
-        timm_models.find(asked.name, rest, MODELS.names())
+        rest = {name: value for name, value in requested.options.items() if name not in ("pretrained", "projector")}
+        timm_models.find(requested.name, rest, MODELS.names())
 
 
 def _check_data(text: str, policy: Policy) -> None:
-    asked = spec.parse(text)
-    for name, value in asked.options.items():
+    requested = spec.parse(text)
+    for name, value in requested.options.items():
         if name not in (*OPTIONS, *CUTTING):
-            raise FedkeelError(f"A site does not know the option '{name}' of '{asked.name}': leave it out.")
+            raise FedkeelError(f"A site does not know the option '{name}' of '{requested.name}': leave it out.")
         if name not in PLACES:
-            refuse_strange(asked.name, {name: value})
-    _check_pixels(asked, policy)
+            refuse_strange(requested.name, {name: value})
+    _check_pixels(requested, policy)
     for name in ("train_transform", "test_transform"):
-        given = asked.options.get(name, "")
+        given = requested.options.get(name, "")
         if not isinstance(given, str):
-            raise FedkeelError(f"The option '{name}' of '{asked.name}' is {given!r}: give transforms joined by '+'.")
+            raise FedkeelError(
+                f"The option '{name}' of '{requested.name}' is {given!r}: give transforms joined by '+'."
+            )
         for part in _parts(given) if given.strip() else ():
             TRANSFORMS.entry(part.name)
             policy.one_of("transforms", part.name, "transform")
@@ -158,14 +161,14 @@ def _check_data(text: str, policy: Policy) -> None:
             _check_pixels(part, policy)
 
 
-def _check_pixels(asked: spec.Spec, policy: Policy) -> None:
-    for name, value in _numbers(asked):
+def _check_pixels(requested: spec.Spec, policy: Policy) -> None:
+    for name, value in _numbers(requested):
         if name in ("size", "padding"):
-            policy.at_most("image_size", value, f"pixels as the '{name}' of '{asked.name}'")
+            policy.at_most("image_size", value, f"pixels as the '{name}' of '{requested.name}'")
 
 
-def _numbers(asked: spec.Spec) -> list[tuple[str, float]]:
-    return [(name, value) for name, value in asked.options.items() if isinstance(value, int | float)]
+def _numbers(requested: spec.Spec) -> list[tuple[str, float]]:
+    return [(name, value) for name, value in requested.options.items() if isinstance(value, int | float)]
 
 
 def _parts(text: str) -> list[spec.Spec]:

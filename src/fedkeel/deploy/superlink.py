@@ -25,8 +25,9 @@ from fedkeel.deploy import clock, flower_internals
 from fedkeel.deploy.clock import Differences
 from fedkeel.deploy.connections import SECRET, UVICORN, ConnectionGuard, listen, password, raise_descriptor_limit
 from fedkeel.deploy.flower_internals import FIRST_REQUEST, FOR_SITES, NEWEST, OLDEST, SECRET_FILE, signer
-from fedkeel.deploy.quota import Quota
-from fedkeel.engine.executors.flower.limits import LARGEST, LONGEST_LOG, UNDER_WAY
+from fedkeel.deploy.quota import LARGEST, UNDER_WAY, Quota
+
+LONGEST_LOG = 32 * 2**20  # bytes
 
 
 class RequestGuard:

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import nn
@@ -292,7 +293,9 @@ def choose_executor(config: Config, device: torch.device) -> str:
         several_cores = config.workers != 1 and available_cores() > 1
         side_by_side = several_cores and hasattr(os, "fork") and config.threads <= 1
         return "processes" if side_by_side else "serial"
-    EXECUTORS.entry(config.executor)
+    named: Any = EXECUTORS.entry(config.executor).build
+    if hasattr(named, "cannot_run"):
+        raise FedkeelError(f"The executor '{config.executor}' {named.cannot_run(device)}")
     if config.executor == "cuda" and device.type != "cuda":
         raise FedkeelError("The executor 'cuda' needs a GPU: choose 'processes' or 'serial'.")
     if config.executor == "processes" and device.type != "cpu":

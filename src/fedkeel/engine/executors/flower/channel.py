@@ -1,4 +1,4 @@
-"""What carries requests to sites and their replies back, and how a reply is read."""
+"""What carries requests to sites and their replies back, how large they may be, and how a reply is read."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ Reply = tuple[Table, bytes]
 T = TypeVar("T")
 POLL = 0.5  # seconds
 AWAY = "it is not connected"
+
+
+def largest_reply(sent: int) -> int:
+    """Bytes that a reply may have: an update is as large as the broadcast it answers, with a method's extras."""
+    return 8 * sent + 4 * 2**20
 
 
 class Channel(Protocol):

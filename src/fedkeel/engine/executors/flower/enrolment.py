@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from fedkeel.config import Config
 from fedkeel.core.messages import BadMessage
-from fedkeel.engine.executors.flower.channel import AWAY, POLL, Channel, Table, pause, read_reply
-from fedkeel.engine.executors.flower.limits import largest_reply
+from fedkeel.engine.executors.flower.channel import AWAY, POLL, Channel, Table, largest_reply, pause, read_reply
 from fedkeel.engine.executors.flower.roster import Description
 
 PATIENCE = 120.0  # seconds, for a site to say who it is

@@ -22,21 +22,18 @@ from fedkeel.config import Config, from_one
 from fedkeel.core import messages
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, is_whole, shown
-from fedkeel.engine.executors.executor import EXECUTORS, ClientMemory, Executor
-from fedkeel.engine.executors.flower.channel import AWAY, POLL, Table, pause, read_reply
+from fedkeel.engine.executors.executor import EXECUTORS, ClientMemory
+from fedkeel.engine.executors.flower.channel import AWAY, POLL, Table, largest_reply, pause, read_reply
 from fedkeel.engine.executors.flower.enrolment import SILENT, Enrolment
-from fedkeel.engine.executors.flower.limits import LARGEST_LOSS, MOST_SAMPLES, largest_reply
-from fedkeel.engine.executors.flower.roster import Description, Roster
-from fedkeel.errors import FedkeelError, TrainingError
+from fedkeel.engine.executors.flower.roster import MOST_SAMPLES, Description, Roster
+from fedkeel.errors import TrainingError
 from fedkeel.files import write_atomically
 
 STATUS = "status.json"
 SPLITS, STATISTICS = ("test", "validation"), ("global", "batch")
 COUNTED = "step"
+LARGEST_LOSS = 1e15  # of a sample; a sum of such is still a number
 NEWCOMERS = 30.0  # seconds, for a site that comes in the midst of a run to say who it is
-ON_ONE_MACHINE = (
-    "The executor 'flower' is for sites at other machines: start 'fedkeel server' and, at each site, 'fedkeel join'."
-)
 ReadReply = Callable[[str, Table, bytes], Any]  # of which client
 HANGING = "it did not reply to an earlier request of this round"
 
@@ -57,14 +54,9 @@ class Status:
 
 
 @EXECUTORS.register("flower")
-def on_one_machine(*_: Any, **__: Any) -> Executor:
-    """Sites at other machines, over a network: what 'fedkeel server' uses."""
-    raise FedkeelError(ON_ONE_MACHINE)
-
-
 @dataclass
 class FlowerExecutor:
-    """Clients at other machines.
+    """Clients at other machines, over a network that Flower carries.
 
     Attributes:
         enrolment: the channel to the sites, and which of them a node is.
@@ -89,6 +81,10 @@ class FlowerExecutor:
     _newcomers: dict[str, Description] = field(default_factory=dict)
     _step: tuple[int, int] = (-1, 0)
     _evaluated: tuple[Broadcast | None, dict[str, list[Evaluation]]] = (None, {})
+
+    @classmethod
+    def cannot_run(cls, _device: torch.device) -> str:
+        return "is that of a federation over a network: start one with 'fedkeel server', or choose 'auto'."
 
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
         def read(client: str, _: Table, data: bytes) -> Update:

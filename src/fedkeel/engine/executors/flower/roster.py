@@ -19,11 +19,12 @@ from fedkeel.core.messages import BadMessage, is_whole, shown
 from fedkeel.data.federation import Federation
 from fedkeel.data.outline import Outline
 from fedkeel.data.outline import Site as Sized
-from fedkeel.engine.executors.flower.limits import LARGEST_IMAGE, LONGEST_NAME, MOST_CLASSES, MOST_SAMPLES
 from fedkeel.errors import StoreError, TrainingError
 from fedkeel.files import write_atomically
 
 FILE = "sites.json"
+LONGEST_NAME, MOST_CLASSES, MOST_SAMPLES = 200, 2**15, 2**40
+LARGEST_IMAGE = 2**26  # numbers: 3 x 4,700 x 4,700
 LISTED = 10  # classes, where a sentence names them
 
 
