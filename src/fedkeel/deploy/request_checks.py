@@ -125,35 +125,34 @@ def _check_method(text: str, policy: Policy) -> None:
 
 def _check_model(text: str, policy: Policy) -> None:
     requested = spec.parse(text)
-    own, prefix = requested.name in MODELS, timm_models.PREFIX
-    full_name = requested.name if own or requested.name.startswith(prefix) else f"{prefix}{requested.name}"
+    name, options, prefix = requested.name, requested.options, timm_models.PREFIX
+    own = name in MODELS
+    full_name = name if own or name.startswith(prefix) else f"{prefix}{name}"
     policy.one_of("models", full_name, "model")
-    if requested.options.get("pretrained"):
+    if options.get("pretrained"):
         raise FedkeelError(
             f"'{text}' has weights fetched from elsewhere: give the server a file with '--weights', it sends them."
         )
     if own:
-        MODELS.entry(requested.name).check_options("model", requested.options)
-    refuse_strange(full_name, requested.options)
+        MODELS.entry(name).check_options("model", options)
+    refuse_strange(full_name, options)
     if not own:
-        rest = {name: value for name, value in requested.options.items() if name not in ("pretrained", "projector")}
-        timm_models.find(requested.name, rest, MODELS.names())
+        rest = {key: value for key, value in options.items() if key not in ("pretrained", "projector")}
+        timm_models.find(name, rest, MODELS.names())
 
 
 def _check_data(text: str, policy: Policy) -> None:
-    requested = spec.parse(text)
-    for name, value in requested.options.items():
+    data = spec.parse(text)
+    for name, value in data.options.items():
         if name not in (*OPTIONS, *CUTTING):
-            raise FedkeelError(f"A site does not know the option '{name}' of '{requested.name}': leave it out.")
+            raise FedkeelError(f"A site does not know the option '{name}' of '{data.name}': leave it out.")
         if name not in PLACES:
-            refuse_strange(requested.name, {name: value})
-    _check_pixels(requested, policy)
+            refuse_strange(data.name, {name: value})
+    _check_pixels(data, policy)
     for name in ("train_transform", "test_transform"):
-        given = requested.options.get(name, "")
+        given = data.options.get(name, "")
         if not isinstance(given, str):
-            raise FedkeelError(
-                f"The option '{name}' of '{requested.name}' is {given!r}: give transforms joined by '+'."
-            )
+            raise FedkeelError(f"The option '{name}' of '{data.name}' is {given!r}: give transforms joined by '+'.")
         for part in _parts(given) if given.strip() else ():
             TRANSFORMS.entry(part.name)
             policy.one_of("transforms", part.name, "transform")

@@ -200,7 +200,9 @@ class FlowerExecutor:
         for client in there.values():
             self.status.set(client, f"{doing}, under way")
         self.status.save()
-        requests = {node: {**common, "after": self._counted(client)} for node, client in there.items()}
+        # After which step the memory of each counts; None: what it was at first.
+        counted = {node: self.memory.of(client).get(COUNTED) for node, client in there.items()}
+        requests = {node: {**common, "after": None if s is None else s.tolist()} for node, s in counted.items()}
         message = messages.broadcast_to_bytes(broadcast)
         most = largest_reply(len(message))
         turn = 0
@@ -222,11 +224,6 @@ class FlowerExecutor:
             late = Missing(client, f"it did not reply within {self.config.round_timeout:g} s")
             yield results.get(client, late)
         self.status.save()
-
-    def _counted(self, client: str) -> list[int] | None:
-        """After which step the memory of a site counts; None: what it was at first."""
-        known = self.memory.of(client)
-        return known[COUNTED].tolist() if known else None
 
     def _await(self, clients: Sequence[str], least: int) -> None:
         """Wait until `least` of these are there, no longer than a round may take."""
@@ -259,9 +256,8 @@ def evaluation_of(client: str, domain: str, given: object) -> Evaluation:
     """
     if not isinstance(given, dict):
         raise BadMessage("an evaluation of it is not a table")
-    split, kind = given.get("split"), given.get("statistics")
-    numbers: list[Any] = [given.get(name) for name in ("correct", "samples", "loss_sum")]
-    correct, samples, loss = numbers
+    values: list[Any] = [given.get(name) for name in ("split", "statistics", "correct", "samples", "loss_sum")]
+    split, kind, correct, samples, loss = values
     if split not in SPLITS or kind not in STATISTICS:
         raise BadMessage(f"an evaluation of it is of {shown(split)} with {shown(kind)} statistics")
     if not is_whole(correct) or not is_whole(samples) or not 0 <= correct <= samples < MOST_SAMPLES or samples == 0:
