@@ -28,7 +28,7 @@ def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[floa
     Computed as x_1 + sum_k w_k / W (x_k - x_1): the mean of identical clients is that client, bit for bit. Half
     precision, which would lose the small differences between clients, is accumulated in float32.
 
-    Reference: FedAvg (McMahan et al., AISTATS 2017), Alg. 1; GReg, Eq. 1.
+    Reference: FedAvg (McMahan et al., AISTATS 2017), Alg. 1; HBN, Eq. 3; FedCoda, Eq. 2.
 
     >>> weighted_mean([{"w": torch.tensor([0.0, 1.0])}, {"w": torch.tensor([4.0, 1.0])}], weights=[30, 10])
     {'w': tensor([1., 1.])}
