@@ -1,7 +1,3 @@
-"""Clients as sites at other machines, whatever carries the messages: `fedkeel.deploy` is the network."""
+"""Clients at other machines."""
 
-from __future__ import annotations
-
-from fedkeel.engine.executors.flower.executor import FlowerExecutor
-
-__all__ = ["FlowerExecutor"]
+from fedkeel.engine.executors.flower import executor as executor
