@@ -14,6 +14,7 @@ Broadcasts over a channel, and a site answers with Updates.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,4 @@ def __getattr__(name: str) -> Any:
     if name not in ("client_app", "server_app"):
         raise AttributeError(f"module 'fedkeel.deploy' has no attribute '{name}'")
     need_flower()
-    from fedkeel.deploy import apps
-
-    return getattr(apps, name)
+    return getattr(importlib.import_module("fedkeel.deploy.apps"), name)
