@@ -12,7 +12,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedkeel.cli import main
 from fedkeel.core.messages import update_from_bytes, update_to_bytes
-from fedkeel.deploy import grid, runtime
+from fedkeel.deploy import deployment, grid
 from fedkeel.deploy.site import Site
 
 LIES = {
@@ -23,7 +23,7 @@ LIES = {
     5: "the update of round 0",
     6: "not a number",
 }
-usual_reply, usual_records = Site.reply, runtime.to_records
+usual_reply, usual_records = Site.reply, deployment.to_records
 first: list[bytes] = []
 
 
@@ -71,5 +71,5 @@ def to_records(table: Any, message: bytes) -> RecordDict:
 
 if __name__ == "__main__":
     Site.reply = reply  # type: ignore[method-assign]
-    runtime.to_records = to_records
+    deployment.to_records = to_records
     sys.exit(main(sys.argv[1:]))

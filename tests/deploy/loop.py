@@ -12,9 +12,10 @@ from torch import nn
 
 from fedkeel.config import Config
 from fedkeel.data.federation import Federation
-from fedkeel.deploy.federation import carry_out
+from fedkeel.deploy.serving import train
 from fedkeel.deploy.site import Read, Site, relabelled
-from fedkeel.engine.executors.flower.gathering import Reply, Table
+from fedkeel.engine.executors.flower.channel import Reply, Table
+from fedkeel.engine.executors.flower.enrolment import Enrolment
 from fedkeel.runs.run import Run
 from tests import tiny
 
@@ -78,4 +79,5 @@ def over_network(
     unseen = ",".join(client.domain for client in on.unseen)
     config = Config(**{**tiny.OPTIONS, "method": method, "unseen": unseen, **options})
     given.setdefault("sites", len(loop.sites))
-    return carry_out(loop, config, out=directory / "run", observer=observer or tiny.Notes(), model=network, **given)
+    enrolment = Enrolment(loop, **given)
+    return train(enrolment, config, out=directory / "run", observer=observer or tiny.Notes(), model=network)

@@ -1,4 +1,4 @@
-"""The server's port in this process: the door, uvicorn as the server runs it, and an app behind them."""
+"""The server's port in this process: its guards, uvicorn as the server runs it, and an app behind them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from typing import Any
 import uvicorn
 
 from fedkeel.deploy.clock import Differences
-from fedkeel.deploy.door import UVICORN, Door, listen
-from fedkeel.deploy.link import OnlySites
+from fedkeel.deploy.connections import UVICORN, ConnectionGuard, listen
+from fedkeel.deploy.superlink import RequestGuard
 
 SECONDS = 60.0  # until a test gives up; nothing takes them
 
@@ -52,26 +52,25 @@ class Timers:
 class Served:
     """`app` answers behind the middleware; `files` are those of a TLS server."""
 
-    def __init__(self, app: Any, *, word: str = "word", keys: Any = None, files: Any = None, **limits: Any) -> None:
+    def __init__(self, app: Any, *, keys: Any = None, files: Any = None, **limits: Any) -> None:
         self.timers = Timers()
-        self.door = Door(later=self.timers.later, **limits)
-        self.inner, self.word = app, word
+        self.connections = ConnectionGuard(call_later=self.timers.later, **limits)
+        self.inner = app
         self.differences = Differences(Path("/nowhere/clocks.json"))
-        self._listener = listen("127.0.0.1", 0, self.door)
+        self._listener = listen("127.0.0.1", 0, self.connections)
         self.port = int(self._listener.getsockname()[1])
         node = SimpleNamespace(get_node_id_by_public_key=lambda key: 7 if key in (keys or ()) else None)
         factory = SimpleNamespace(state=lambda: node)
-        self._state = SimpleNamespace(enable_supernode_auth=keys is not None, linkstate_factory=factory)
-        guard = OnlySites(app, word, self.door, self.differences)
-
-        async def outer(scope: Any, receive: Any, send: Any) -> None:
-            await guard({**scope, "app": SimpleNamespace(state=self._state)}, receive, send)
-
+        self.state = SimpleNamespace(enable_supernode_auth=keys is not None, linkstate_factory=factory)
+        guarded = RequestGuard(self, b"secret", self.connections, self.differences)
         tls = {"ssl_certfile": files.certificate, "ssl_keyfile": files.key} if files else {}
         given = {"lifespan": "off", "log_config": None, "timeout_keep_alive": int(SECONDS), **tls, **UVICORN}
-        self._server = uvicorn.Server(uvicorn.Config(outer, **given))
+        self._server = uvicorn.Server(uvicorn.Config(guarded, **given))
         self._thread = threading.Thread(target=self._server.run, args=([self._listener],), daemon=True)
         self._open: list[socket.socket] = []
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        await self.inner(scope, receive, send)
 
     def __enter__(self) -> Served:
         self._thread.start()
@@ -93,11 +92,11 @@ class Served:
 
     def connect(self, *, source: str = "127.0.0.1", ca: Path | None = None) -> socket.socket:
         """A connection that the server knows of."""
-        before = set(self.door._guests)
+        before = set(self.connections._open)
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=SECONDS, source_address=(source, 0))
         self._open.append(connection)
         own = connection.getsockname()
-        self.until(lambda: own in self.door._guests or own in before)
+        self.until(lambda: own in self.connections._open or own in before)
         if ca is not None:
             connection = ssl.create_default_context(cafile=str(ca)).wrap_socket(connection, server_hostname="localhost")
             self._open.append(connection)

@@ -27,8 +27,9 @@ from flwr.superlink.grid import HttpGrid
 import fedkeel
 from fedkeel.config import Config
 from fedkeel.core.messages import BadMessage
-from fedkeel.deploy import client_app, grid, runtime, server_app
-from fedkeel.engine.executors.flower.gathering import AWAY
+from fedkeel.deploy import client_app, flower_internals, grid, server_app
+from fedkeel.deploy.quota import ReplyMeter
+from fedkeel.engine.executors.flower.channel import AWAY
 from tests.deploy.real import OPTIONS, SITES, draw_images
 from tests.engine.executors.flower.test_executor import assert_same
 
@@ -112,11 +113,11 @@ def test_records_of_another_kind_are_refused(records: RecordDict) -> None:
 def test_errors_of_flower_are_told_in_words() -> None:
     question = Message(RecordDict(), 5, "train")
     gone = Message(Error(ErrorCode.NODE_UNAVAILABLE, "no heartbeat"), reply_to=question)
-    assert grid.read_reply(gone) == AWAY
+    assert grid.read_message(gone) == AWAY
     late = Message(Error(ErrorCode.MESSAGE_UNAVAILABLE, "it may have expired"), reply_to=question)
-    assert grid.read_reply(late) is None
+    assert grid.read_message(late) is None
     broken = Message(Error(ErrorCode.CLIENT_APP_CRASHED, "kil\x1b\nled"), reply_to=question)
-    assert grid.read_reply(broken) == "it failed (killed)"
+    assert grid.read_message(broken) == "it failed (killed)"
 
 
 class Hostile(Grid):
@@ -206,14 +207,14 @@ class Parts:
 
 def test_a_reply_is_given_up_when_it_grows_beyond_reason_or_is_never_complete() -> None:
     later = time.monotonic() + 100
-    guard = runtime.Guard(Parts(400), most=1000, deadline=later)
+    guard = flower_internals.MeasuredClient(Parts(400), ReplyMeter(1000, later))
     for _ in range(2):
         guard.PullObject(PullObjectRequest())
     with pytest.raises(ObjectPullError, match="more than 1,000 bytes"):
         guard.PullObject(PullObjectRequest())
-    incomplete = runtime.Guard(Parts(0, available=False), most=1000, deadline=later)
+    incomplete = flower_internals.MeasuredClient(Parts(0, available=False), ReplyMeter(1000, later))
     assert not incomplete.PullObject(PullObjectRequest()).object_available, "the rest may still come"
-    incomplete = runtime.Guard(Parts(0, available=False), most=1000, deadline=time.monotonic() - 1)
+    incomplete = flower_internals.MeasuredClient(Parts(0, available=False), ReplyMeter(1000, time.monotonic() - 1))
     with pytest.raises(ObjectPullError, match="not complete in time"):
         incomplete.PullObject(PullObjectRequest())
 
@@ -257,15 +258,15 @@ def test_over_a_network_a_reply_is_measured_while_it_comes_and_what_is_refused_i
     over, link = HttpGrid("127.0.0.1:1", insecure=True, token="a token"), Link("7", second)
     over._client = link  # type: ignore[assignment]
     over.set_run(Run.create_empty(1))
-    channel = runtime.guarded(over)
-    found = channel._fetch("7", 1000, time.monotonic() + 100)
+    found = grid.GridChannel(over)._fetch("7", ReplyMeter(1000, time.monotonic() + 100))
     assert isinstance(found, str)
     assert said in found
     assert link.deleted == ["the reply"]
-    assert isinstance(runtime.guarded(Grid({})), grid.GridChannel)
 
 
-def test_messages_that_nobody_waits_for_any_more_are_deleted(tmp_path: Path, patience: set[int]) -> None:
+def test_messages_that_nobody_waits_for_any_more_are_deleted(
+    tmp_path: Path, patience: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One that is not fetched holds the whole model, and there is one in every round."""
     patience.add(71)
     draw_images(tmp_path / "images", {"north": 4})
@@ -276,7 +277,8 @@ def test_messages_that_nobody_waits_for_any_more_are_deleted(tmp_path: Path, pat
             return [reply for reply in super().pull_messages(message_ids) if reply.metadata.src_node_id != 71]
 
     deleted: list[str] = []
-    channel = grid.GridChannel(Silent(nodes), forget=deleted.extend)
+    monkeypatch.setattr(flower_internals, "forget", lambda _, numbers: deleted.extend(numbers))
+    channel = grid.GridChannel(Silent(nodes))
     config = Config(**OPTIONS).to_dict()
     request = {"do": "describe", "session": {"version": fedkeel.__version__, "config": config, "classes": None}}
     came = dict(channel.exchange(dict.fromkeys(nodes, request), b"", 1.0))

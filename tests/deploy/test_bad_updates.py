@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fedkeel.core.messages import Update, broadcast_from_bytes, pack, update_to_bytes
-from fedkeel.engine.executors.flower.gathering import Reply, Table
+from fedkeel.engine.executors.flower.channel import Reply, Table
 from fedkeel.runs.run import Run
 from tests import tiny
 from tests.deploy.loop import Loop, over_network, sites_of

@@ -21,10 +21,10 @@ from flwr.supercore import date
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
 from flwr.superlink.routers.fleet import node_auth
 
-from fedkeel.deploy import clock, deployment
+from fedkeel.deploy import clock, deployment, flower_internals
 from fedkeel.deploy.clock import BORNE, Differences, ServerTime, sentence
-from fedkeel.deploy.node import ByTheServersClock
-from fedkeel.deploy.runtime import reply_of
+from fedkeel.deploy.grid import reply_to
+from fedkeel.deploy.supernode import SignsByServerClock
 from tests.deploy.served import Served, request
 
 PAIR = generate_key_pairs()
@@ -74,7 +74,7 @@ class SiteOf:
     def __init__(self, server: Server, place: Path, ahead: float) -> None:
         self.ahead, self.server, self.path = ahead, server, place / "clocks.json"
         time = ServerTime(lambda: TRUE + self.ahead)
-        self.signing = ByTheServersClock(*PAIR, time=time, differences=Differences(self.path))
+        self.signing = SignsByServerClock(*PAIR, time=time, differences=Differences(self.path))
         self.reader = Differences(self.path)
 
     def ask(self) -> int:
@@ -135,9 +135,9 @@ def test_flower_counts_on_whatever_the_clock_is_set_to(monkeypatch: pytest.Monke
     for step in (-60, 3600, -(10**6)):
         monkeypatch.setattr(time, "time", lambda step=step: TRUE + step)
         since_boot[0] += 2
-        assert clock.now() == TRUE + since_boot[0] - 500
+        assert flower_internals.now() == TRUE + since_boot[0] - 500
     clock.install(base)  # another process of the same machine
-    assert clock.now() == TRUE + 6
+    assert flower_internals.now() == TRUE + 6
 
 
 def test_what_flower_counts_by_only_goes_forward() -> None:
@@ -149,17 +149,16 @@ def test_a_slow_answer_is_not_taken_for_a_wrong_clock(lag: float, ahead: float) 
     """The server's moment may be any between asking and hearing: what is in there is not news."""
     own = [1000.0 + ahead]
     known = ServerTime(lambda: own[0])
-    heard = known.ask()
+    began = known.own()
     own[0] += lag
-    assert heard(str(1000.0 + lag / 2)) is (not -lag / 2 <= ahead <= lag / 2)
+    assert known.learn(began, str(1000.0 + lag / 2)) is (not -lag / 2 <= ahead <= lag / 2)
     assert known.ahead == pytest.approx(0 if lag / 2 >= ahead else ahead)
-    assert not known.ask()(None)
-    assert not known.ask()("nan")
-    assert not known.ask()("soon")
+    for nothing in (None, "nan", "soon"):
+        assert not known.learn(known.own(), nothing)
 
 
 def test_the_server_says_with_every_answer_what_its_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "now", lambda: 1234.5)
+    monkeypatch.setattr(flower_internals, "now", lambda: 1234.5)
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
@@ -182,7 +181,7 @@ def test_a_reply_lives_as_long_as_what_it_replies_to_whatever_the_clock_here(shi
     made = time.time() + shift
     metadata = Metadata(1, "id", 1, 7, "", "", created_at=made, ttl=90.0, message_type="query")
     message = make_message(metadata, content=RecordDict())
-    reply = reply_of(RecordDict(), message)
+    reply = reply_to(message, RecordDict())
     assert reply.metadata.ttl == 90.0
     assert reply.metadata.created_at == made
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkeel.deploy.door import STRANGERS, raise_limit
+from fedkeel.deploy.connections import STRANGERS, raise_descriptor_limit
 from fedkeel.runs.run import Run
 from tests.deploy.real import Loopback, draw_images
 from tests.engine.executors.flower.test_executor import OVER_A_NETWORK, assert_same
@@ -115,7 +115,7 @@ def test_a_site_is_let_in_and_shut_out_while_the_server_runs(loopback: Loopback)
 def test_wrong_clocks_and_a_crowd_that_says_nothing_keep_no_site_out(
     loopback: Loopback, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    raise_limit()
+    raise_descriptor_limit()
     for site, shift in (("north", "8"), ("south", "-400"), ("west", "-4000")):
         monkeypatch.setenv("FEDKEEL_SHIFT", shift)
         loopback.site(site, module="tests.deploy.shifted")

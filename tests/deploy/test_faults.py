@@ -13,7 +13,7 @@ import torch
 from fedkeel.cli import main
 from fedkeel.core.messages import Broadcast, Update, broadcast_from_bytes, update_from_bytes, update_to_bytes
 from fedkeel.deploy.site import Site
-from fedkeel.engine.executors.flower.gathering import Reply, Table
+from fedkeel.engine.executors.flower.channel import Reply, Table
 from fedkeel.engine.executors.flower.roster import Roster
 from fedkeel.errors import FedkeelError, MethodError, TrainingError
 from fedkeel.methods.scaffold import Scaffold

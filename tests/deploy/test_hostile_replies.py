@@ -23,8 +23,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedkeel.core.messages import BadMessage, pack, unpack
 from fedkeel.deploy.grid import BYTES, SAFETENSORS, TABLE, from_records
+from fedkeel.engine.executors.flower.channel import Reply, Table
 from fedkeel.engine.executors.flower.executor import evaluations_of
-from fedkeel.engine.executors.flower.gathering import Reply, Table
 from fedkeel.engine.executors.flower.roster import Description, agree
 from fedkeel.runs.run import Run
 from tests import tiny

@@ -17,10 +17,10 @@ from fedkeel import models
 from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Broadcast, broadcast_to_bytes, update_from_bytes
-from fedkeel.deploy import asked
+from fedkeel.deploy import request_checks
 from fedkeel.deploy import site as site_module
-from fedkeel.deploy.account import Account
 from fedkeel.deploy.policy import Policy
+from fedkeel.deploy.privacy_ledger import PrivacyLedger
 from fedkeel.deploy.site import Site, own_folder
 from fedkeel.methods import build as build_method
 from fedkeel.models import timm_models
@@ -367,18 +367,20 @@ def test_every_training_with_noise_of_its_own_is_on_the_account(site: Site, tmp_
 
     names = ["w", "x", "y", "z"]
     assert len({str(of(f"r{name}", name)) for name in names}) == len(names)
-    account = Account(tmp_path / "state")
-    assert len(account._read()) == len(names)
+    account = PrivacyLedger(tmp_path / "state")
+    assert len(account.read()) == len(names)
     for again in range(8):  # the same message need not have the same bytes
         assert of(f"again{again}", "w") == of("rw", "w")
-    assert len(account._read()) == len(names)
+    assert len(account.read()) == len(names)
 
 
 @pytest.mark.parametrize("step", [None, 5, [], ["x\n"], {"a": 1}, [True], [[0]]], ids=str)
 def test_what_a_server_asks_is_one_line_of_the_log_whatever_it_is(step: object) -> None:
-    runtime = pytest.importorskip("fedkeel.deploy.runtime", reason="flwr is not installed")
-    assert runtime.heard({"do": "train", "step": [2, 0]}) == "train, round 3"
-    assert runtime.heard({"do": "all is well\n\x1b[2Jserver", "step": step}) == "all is well[2Jserver, round -"
+    pytest.importorskip("flwr", reason="flwr is not installed")
+    from fedkeel.deploy.deployment import summary
+
+    assert summary({"do": "train", "step": [2, 0]}) == "train, round 3"
+    assert summary({"do": "all is well\n\x1b[2Jserver", "step": step}) == "all is well[2Jserver, round -"
 
 
 def test_a_split_is_tested_once_however_often_it_is_asked_for(site: Site) -> None:
@@ -405,9 +407,9 @@ def test_every_method_can_be_counted_without_memory(images: Path) -> None:
     federation = load_site(images, "north", Config(data="folder(size=16)"))
     for method in METHODS.names():
         if not Composition.of(build(method)).is_pooled:
-            asked.check_network(Config(method=method), federation, Policy())
+            request_checks.check_network(Config(method=method), federation, Policy())
 
 
 def test_a_session_is_json_and_the_same_after_a_journey() -> None:
     given = json.loads(json.dumps(session()))
-    assert asked.Session.read(given, Policy()) == asked.Session.read(session(), None)
+    assert request_checks.Session.read(given, Policy()) == request_checks.Session.read(session(), None)

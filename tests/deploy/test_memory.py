@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 
 from fedkeel.core.messages import BadMessage
-from fedkeel.deploy.memory import KEPT_RUNS, Memory
-from fedkeel.engine.executors.flower.gathering import Reply
+from fedkeel.deploy.memory import KEPT_RUNS, SiteMemory
+from fedkeel.engine.executors.flower.channel import Reply
 from fedkeel.engine.local import Worker
 from fedkeel.errors import StoreError
 from tests import tiny
@@ -133,7 +133,7 @@ def test_a_request_that_was_overtaken_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_memory_after_a_step_is_that_of_the_last_one_that_counts(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, "run", keep=10)
+    memory = SiteMemory(tmp_path, "run", keep=10)
     assert memory.after(None) == {}
     for round in range(4):
         memory.keep((round, 0), {"x": torch.tensor(float(round))})
@@ -145,7 +145,7 @@ def test_memory_after_a_step_is_that_of_the_last_one_that_counts(tmp_path: Path)
 
 
 def test_a_memory_that_counts_outlives_any_number_of_rounds_that_do_not(tmp_path: Path) -> None:
-    memory = Memory(tmp_path, "run", keep=2)
+    memory = SiteMemory(tmp_path, "run", keep=2)
     memory.keep((0, 0), {"x": torch.tensor(7.0)})
     for round in range(1, 9):
         assert memory.after((0, 0))["x"] == 7
@@ -158,12 +158,12 @@ def test_a_memory_that_counts_outlives_any_number_of_rounds_that_do_not(tmp_path
 
 def test_a_run_cannot_name_another_folder(tmp_path: Path) -> None:
     with pytest.raises(BadMessage):
-        Memory(tmp_path, "../elsewhere", keep=2)
+        SiteMemory(tmp_path, "../elsewhere", keep=2)
 
 
 def test_a_memory_that_was_changed_is_not_used(tmp_path: Path) -> None:
     """Whichever bit it is: the site says so, and blames neither the server nor its message."""
-    memory = Memory(tmp_path, "r1", keep=3)
+    memory = SiteMemory(tmp_path, "r1", keep=3)
     memory.keep((0, 0), {"control": torch.arange(6.0), "number": torch.tensor(3)})
     (file,) = tmp_path.rglob("*.safetensors")
     written = file.read_bytes()
@@ -186,7 +186,7 @@ def test_of_other_runs_only_memories_are_forgotten(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
     (tmp_path / "images" / "scan.png").write_bytes(b"an image")
     for run in range(8):
-        Memory(tmp_path, f"r{run}", keep=3).keep((0, 0), {"control": torch.zeros(1)})
+        SiteMemory(tmp_path, f"r{run}", keep=3).keep((0, 0), {"control": torch.zeros(1)})
     assert (tmp_path / "images" / "scan.png").exists()
     assert (tmp_path / "notes").exists()
     assert len(list(tmp_path.rglob("*.safetensors"))) == KEPT_RUNS

@@ -10,7 +10,7 @@ import pytest
 
 from fedkeel.cli import main
 from fedkeel.config import Config
-from fedkeel.deploy import asked
+from fedkeel.deploy import request_checks
 from fedkeel.deploy.policy import Policy, Refused, options
 from fedkeel.errors import FedkeelError
 from tests import tiny
@@ -103,7 +103,7 @@ def test_each_line_refuses_what_is_beyond_it_and_is_named(
 ) -> None:
     policy = Policy.read(written(tmp_path, f"# ours\n\n{lines}\n"))
     with pytest.raises(Refused) as refused:
-        asked.check(Config(**config), policy)
+        request_checks.check(Config(**config), policy)
     name = lines.partition(" ")[0]
     assert str(refused.value).startswith(asked_for)
     assert str(refused.value).endswith(f", and its policy has '{policy.text(name)}'")
@@ -115,7 +115,7 @@ def test_what_is_within_a_policy_passes(tmp_path: Path) -> None:
         "methods = ['fedavg', 'gn']\nmodels = 'simple_*'\nrounds = 5\nbatch_size = 32\ndp = 'central'\nimage_size = 32"
     )
     config = Config(method="fedavg+gn", rounds=5, dp="local", evaluation_batch=32, data="folder(size=32)")
-    asked.check(config, Policy.read(written(tmp_path, lines)))
+    request_checks.check(config, Policy.read(written(tmp_path, lines)))
 
 
 def test_a_site_that_refuses_sits_out_and_both_ends_say_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -192,10 +192,10 @@ def test_what_all_runs_together_spend_is_counted_at_the_site(tmp_path: Path) -> 
 
 @needs_opacus
 def test_the_same_training_once_more_costs_nothing(tmp_path: Path) -> None:
-    from fedkeel.deploy.account import Account
+    from fedkeel.deploy.privacy_ledger import PrivacyLedger, epsilon
 
-    account, config = Account(tmp_path), Config(**{**tiny.OPTIONS, **PRIVATE})
-    once = Account.epsilon({"a": [1.5, 0.4, 3]}, 1e-5)
+    account, config = PrivacyLedger(tmp_path), Config(**{**tiny.OPTIONS, **PRIVATE})
+    once = epsilon({"a": [1.5, 0.4, 3]}, 1e-5)
     policy = Policy(dp="local", epsilon=once * 1.01)
     for _ in range(3):
         account.charge("a", config, 10, policy)

@@ -27,10 +27,10 @@ from flwr.superlink.config_loader import get_federation_manager, get_objectstore
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from fedkeel.deploy import quota
-from fedkeel.deploy.deployment import sweep
-from fedkeel.deploy.link import forget_removed_keys
-from fedkeel.engine.executors.flower.limits import LARGEST, largest_reply, most_pieces
+from fedkeel.deploy.flower_internals import free_removed_keys, limit_store
+from fedkeel.deploy.processes import delete_messages
+from fedkeel.deploy.quota import LARGEST, OverQuota, Quota, most_pieces
+from fedkeel.engine.executors.flower.channel import largest_reply
 
 pytestmark = pytest.mark.slow
 
@@ -120,7 +120,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
         (fleet_handlers, "push_object"),
     ):
         monkeypatch.setattr(module, name, getattr(module, name))  # put back at the end
-    quota.install(quota.Quota())
+    limit_store(Quota())
     store = Store(tmp_path / "link.db")
     for name, value in (("_task_id", 1), ("_run_id", store.run), ("_node_id", SUPERLINK_NODE_ID)):
         monkeypatch.setattr(TaskIdentity, name, value)  # as in the server's own process
@@ -199,21 +199,21 @@ def test_a_reply_is_one_s_own_and_of_few_pieces(store: Store) -> None:
 
 
 def test_what_a_site_may_send_follows_what_it_was_sent() -> None:
-    account = quota.Quota()
-    account.sent("one", 10 * MEGABYTE)
-    account.sent("one", 5 * MEGABYTE)
-    account.sent("two", 1000)  # a question without the model does not make the answers to the model shorter
-    account.begun(7, "reply", "session")
-    account.take(7, "session", largest_reply(15 * MEGABYTE))
-    account.take(7, "session", LARGEST)
-    with pytest.raises(quota.Refused, match="has more than"):
-        account.take(7, "session", 1)
+    quota = Quota()
+    quota.sent("one", 10 * MEGABYTE)
+    quota.sent("one", 5 * MEGABYTE)
+    quota.sent("two", 1000)  # a question without the model does not make the answers to the model shorter
+    quota.announced(7, "reply", "session")
+    quota.take(7, "session", largest_reply(15 * MEGABYTE))
+    quota.take(7, "session", LARGEST)
+    with pytest.raises(OverQuota, match="has more than"):
+        quota.take(7, "session", 1)
 
 
 def test_a_key_that_was_removed_may_be_added_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """Flower by itself keeps it for ever, and refuses it as one already in use."""
     monkeypatch.setattr(SqlLinkState, "delete_node", SqlLinkState.delete_node)  # put back at the end
-    forget_removed_keys()
+    free_removed_keys()
     store.state.delete_node(NOOP_FLWR_AID, store.node)
     assert store.state.get_node_id_by_public_key(b"a key") is None
     again = store.new_node(b"a key")
@@ -225,12 +225,12 @@ def test_of_a_server_that_was_killed_the_nodes_are_kept_and_the_messages_are_not
     question = store.send(4 * MEGABYTE)
     reply = store.reply(question, MEGABYTE)
     store.push(reply, store.announce(reply))
-    sweep(store.database)
+    delete_messages(store.database)
     assert store.bytes == 0
     assert store.database.stat().st_size < MEGABYTE
     assert store.state.get_node_id_by_public_key(b"a key") == store.node
     assert store.send(1000), "and it goes on"
     damaged = tmp_path / "damaged.db"
     damaged.write_bytes(b"not a database at all" * 100)
-    sweep(damaged)
+    delete_messages(damaged)
     assert not damaged.exists()

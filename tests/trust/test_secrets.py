@@ -20,7 +20,7 @@ from fedkeel.config import Config
 from fedkeel.core.client import Batch
 from fedkeel.core.messages import Broadcast, broadcast_to_bytes, update_from_bytes
 from fedkeel.core.state import Tensors
-from fedkeel.deploy.asked import Session
+from fedkeel.deploy.request_checks import Session
 from fedkeel.deploy.site import Site
 from fedkeel.errors import StoreError
 from fedkeel.experiments.tables import Results

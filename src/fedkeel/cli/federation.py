@@ -154,7 +154,7 @@ def run_server(arguments: argparse.Namespace) -> int:
     need_flower()
     from fedkeel.cli.console import RunProgress
     from fedkeel.deploy.certificates import ServerFiles
-    from fedkeel.deploy.deployment import serve
+    from fedkeel.deploy.deployment import ServerOptions, serve
 
     files = None
     given = (arguments.ca, arguments.certificate, arguments.key, arguments.keys)
@@ -164,9 +164,7 @@ def run_server(arguments: argparse.Namespace) -> int:
         files = ServerFiles(ca or files.ca, certificate or files.certificate, key or files.key, keys or files.sites)
     try:
         with interruptible(), RunProgress(quiet=arguments.quiet) as progress:
-            run = serve(
-                config, out, files=files, host=arguments.host, port=port, sites=sites, wait=wait, observer=progress
-            )
+            run = serve(config, out, ServerOptions(files, arguments.host, port, sites, wait), progress)
     except Stopped:
         return stopped(shlex.join(["fedkeel", *arguments.typed]))
     return show_result(arguments, run)

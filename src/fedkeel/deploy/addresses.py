@@ -15,13 +15,11 @@ NOT_TLS = ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "PACKET_LENGTH_TOO_LONG")  # 
 NOT_YET_VALID, EXPIRED = 9, 10  # OpenSSL's numbers
 
 
-def loopback(host: str) -> str:
-    """Refuse to go without TLS and keys over anything but this machine."""
+def refuse_beyond_loopback(host: str) -> None:
+    """Nothing goes without TLS and keys over anything but this machine."""
     with suppress(ValueError):
-        if ipaddress.ip_address(host).is_loopback:
-            return host
-    if host == "localhost":
-        return host
+        if host == "localhost" or ipaddress.ip_address(host).is_loopback:
+            return
     raise FedkeelError(
         f"'--insecure' is for this machine alone, and '{host}' is not a loopback address: "
         "give certificates, see 'fedkeel certificates --help'."
@@ -38,20 +36,14 @@ def refuse_untrusted(host: str, port: int, ca: Path | None) -> None:
     else:
         context = ssl.create_default_context(cafile=str(ca))
     try:
-        with (
-            socket.create_connection((host, port), timeout=10) as plain,
-            context.wrap_socket(plain, server_hostname=host),
-        ):
-            pass
+        with socket.create_connection((host, port), timeout=10) as plain:
+            context.wrap_socket(plain, server_hostname=host).close()
     except ssl.SSLCertVerificationError as error:
-        clocked = (
-            f", and the clock here says {time.strftime('%Y-%m-%d %H:%M')}"
-            if error.verify_code in (NOT_YET_VALID, EXPIRED)
-            else ""
-        )
+        reason = error.verify_message
+        if error.verify_code in (NOT_YET_VALID, EXPIRED):
+            reason += f", and the clock here says {time.strftime('%Y-%m-%d %H:%M')}"
         raise FedkeelError(
-            f"The certificate of {where} is not trusted ({error.verify_message}{clocked}): "
-            "ask the server's operator, and check --ca."
+            f"The certificate of {where} is not trusted ({reason}): ask the server's operator, and check --ca."
         ) from error
     except ssl.SSLError as error:
         if ca is not None and error.reason in NOT_TLS:

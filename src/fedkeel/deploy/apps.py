@@ -9,10 +9,7 @@ name.
 
 from __future__ import annotations
 
-import logging
-from collections import OrderedDict
-from collections.abc import Mapping
-from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +17,14 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedkeel.config import Config, from_dict
-from fedkeel.deploy.federation import carry_out
-from fedkeel.deploy.grid import from_records, to_records
+from fedkeel.config import from_dict
+from fedkeel.deploy.grid import GridChannel, from_records, to_records
 from fedkeel.deploy.policy import Policy
-from fedkeel.deploy.runtime import guarded
+from fedkeel.deploy.serving import train
 from fedkeel.deploy.site import Site, own_folder, share_of_data_set
+from fedkeel.engine.executors.flower.enrolment import Enrolment
 from fedkeel.errors import FedkeelError
 
-log = logging.getLogger("fedkeel")
 server_app = ServerApp()
 client_app = ClientApp()
 
@@ -37,33 +33,21 @@ def main(grid: Grid, context: Context) -> None:
     """The ServerApp: the ordinary round loop over the nodes of the grid."""
     given: dict[str, Any] = {name.replace("-", "_"): value for name, value in context.run_config.items()}
     out, sites, wait = str(given.pop("out", "")), int(given.pop("sites", 0)), float(given.pop("wait", 600))
-    carry_out(guarded(grid), from_dict(typed(given)), out=out or None, sites=sites, wait=wait)
-
-
-def typed(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Flower's own flags give whole numbers where a float is meant, and nothing else differs."""
-    floats = {entry.name for entry in fields(Config) if isinstance(entry.default, float)}
-    return {name: float(value) if name in floats else value for name, value in options.items()}
-
-
-KEPT_SITES = 16  # of a simulation, in one process
-_sites: OrderedDict[str, Site] = OrderedDict()
+    train(Enrolment(GridChannel(grid), sites, wait), from_dict(given), out=out or None)
 
 
 def answer(message: Message, context: Context) -> Message:
     """One request. The site stays in this process for the next one, where there is a next one."""
-    key = repr(sorted(context.node_config.items()))
-    if key not in _sites:
-        _sites[key] = site_of(context.node_config, context.run_config)
-    _sites.move_to_end(key)
-    while len(_sites) > KEPT_SITES:
-        _sites.popitem(last=False)
-    table, data = from_records(message.content)
-    return Message(to_records(*_sites[key].reply(table, data)), reply_to=message)
+    simulated = "partition-id" in context.node_config and "data" not in context.node_config
+    out = str(context.run_config.get("out", "")) if simulated else ""
+    site = site_of(tuple(sorted(context.node_config.items())), out)
+    return Message(to_records(*site.reply(*from_records(message.content))), reply_to=message)
 
 
-def site_of(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
+@lru_cache(maxsize=16)
+def site_of(node_config: tuple[tuple[str, Any], ...], out: str) -> Site:
     """From a node's configuration: its own folder, or one client of the data set that the server names."""
+    node = dict(node_config)
     state, device = node.get("state"), str(node.get("device", "auto"))
     if "data" in node:
         folder = Path(str(node["data"])).expanduser()
@@ -72,7 +56,7 @@ def site_of(node: Mapping[str, Any], run: Mapping[str, Any]) -> Site:
         return Site(own_folder(folder, name), Path(str(state)) if state else None, name, device, policy=policy)
     if "partition-id" in node:
         # Nodes of a simulation share a disk with the server, or at least its run directory.
-        position, out = int(node["partition-id"]), str(run.get("out", ""))
+        position = int(node["partition-id"])
         place = Path(out) / "sites" / str(position) if Path(out).is_absolute() else None
         return Site(share_of_data_set(position), place, device=device, position=position, policy=None)
     raise FedkeelError("A node needs its images: give 'data' in its node configuration, the folder of its classes.")

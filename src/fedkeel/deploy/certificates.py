@@ -20,8 +20,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
 from fedkeel.core.naming import file_name
 from fedkeel.errors import FedkeelError
+
+PEM, OPENSSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
 
 
 @dataclass(frozen=True)
@@ -40,10 +48,46 @@ class ServerFiles:
     def check(self) -> None:
         check_authority(self.ca)
         content("key of the server", self.key)
-        refuse_expired(self.certificate)
-        refuse_what_does_not_fit(self)
+        certificate = read_certificate("certificate of the server", self.certificate, "give the right one")
+        if certificate.not_valid_after_utc < datetime.datetime.now(datetime.timezone.utc):
+            day = f"{certificate.not_valid_after_utc:%Y-%m-%d}"
+            raise FedkeelError(f"The certificate '{self.certificate}' expired on {day}: renew it.")
+        self._check_handshake(self._own_context())
         if not any(self.sites.glob("*.pub")):
             raise FedkeelError(f"There are no public keys of sites in '{self.sites}': put NAME.pub of each site there.")
+
+    def _own_context(self) -> ssl.SSLContext:
+        """With the key, which must be that of the certificate."""
+        context, password = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), iter([""])
+        try:
+            context.load_cert_chain(self.certificate, self.key, password=lambda: next(password))
+        except ssl.SSLError as error:
+            if next(password, None) is None:  # it was asked for
+                problem = "is locked with a password, which nobody can type for it: give one without"
+            elif error.reason == "KEY_VALUES_MISMATCH":
+                problem = f"is not that of the certificate '{self.certificate}': give the one it was made with"
+            else:
+                problem = f"{not_what_it_should_be(self.key, 'a private key in PEM')}: give the one of the certificate"
+            raise FedkeelError(f"The key of the server, '{self.key}', {problem}.") from error
+        return context
+
+    def _check_handshake(self, server: ssl.SSLContext) -> None:
+        """A certificate of another authority is found before any site comes, by shaking hands with oneself."""
+        site = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        site.check_hostname = False
+        site.load_verify_locations(cafile=str(self.ca))
+        there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
+        ends = site.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
+        try:
+            for end in ends * 4:
+                with suppress(ssl.SSLWantReadError):
+                    end.do_handshake()
+        except ssl.SSLError as error:
+            reason = getattr(error, "verify_message", "") or error.reason
+            raise FedkeelError(
+                f"No site that has '{self.ca}' would trust the certificate '{self.certificate}' ({reason}): "
+                "give the certificate of the authority that signed it."
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -59,11 +103,23 @@ class SiteFiles:
 
     def check(self) -> None:
         check_authority(self.ca)
-        check_site_key(self.key)
+        found, the_key = content("key of this site", self.key), f"The key of this site, '{self.key}',"
+        make_one = "make one with \"ssh-keygen -t ecdsa -b 384 -N '' -f site.key\""
+        try:
+            key = serialization.load_ssh_private_key(found, None)
+        except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+            if "assword" in str(error):
+                raise FedkeelError(
+                    f"{the_key} is locked with a password, which nobody can type for it: "
+                    "remove it with \"ssh-keygen -p -N '' -f site.key\"."
+                ) from error
+            problem = not_what_it_should_be(self.key, "a private key in OpenSSH's format")
+            raise FedkeelError(f"{the_key} {problem}: {make_one}.") from error
+        if not isinstance(key, ec.EllipticCurvePrivateKey):
+            raise FedkeelError(f"{the_key} is not of a NIST curve: {make_one}.")
 
 
 def content(what: str, path: Path) -> bytes:
-    """Of one of these files, or a sentence that says why there is none."""
     try:
         found = path.read_bytes()
     except OSError as error:
@@ -77,106 +133,33 @@ def content(what: str, path: Path) -> bytes:
     return found
 
 
-def kind_of(found: bytes) -> str:
-    """What a file seems to be that is not what it should be."""
+def not_what_it_should_be(path: Path, wanted: str) -> str:
+    found = path.read_bytes()
+    kind = "something else"
     if b"PRIVATE KEY-----" in found:
-        return "a private key" + (" of another format" if b"OPENSSH" not in found else "")
-    if b"BEGIN CERTIFICATE-----" in found:
-        return "a certificate" if b"END CERTIFICATE-----" in found else "half a certificate"
-    if found.startswith((b"ecdsa-", b"ssh-", b"sk-")) or b"PUBLIC KEY-----" in found:
-        return "a public key"
-    return "something else"
+        kind = "a private key" + (" of another format" if b"OPENSSH" not in found else "")
+    elif b"BEGIN CERTIFICATE-----" in found:
+        kind = "a certificate" if b"END CERTIFICATE-----" in found else "half a certificate"
+    elif found.startswith((b"ecdsa-", b"ssh-", b"sk-")) or b"PUBLIC KEY-----" in found:
+        kind = "a public key"
+    return f"is {kind} and not {wanted} that can be used"
 
 
 def check_authority(path: Path) -> None:
-    from cryptography import x509
+    read_certificate("certificate of the authority", path, "ask the server's operator for ca.pem", trusted=True)
 
-    found = content("certificate of the authority", path)
+
+def read_certificate(what: str, path: Path, advice: str, *, trusted: bool = False) -> x509.Certificate:
+    """The first one in a file; `trusted`: all of them, as TLS takes them for those of authorities."""
+    found = content(what, path)
     try:
-        x509.load_pem_x509_certificates(found)
-        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=str(path))
+        if trusted:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=str(path))
+            return x509.load_pem_x509_certificates(found)[0]
+        return x509.load_pem_x509_certificate(found)
     except (ValueError, ssl.SSLError) as error:
-        raise FedkeelError(
-            f"The certificate of the authority, '{path}', is {kind_of(found)} and not a certificate in PEM that can be "
-            "used: ask the server's operator for ca.pem."
-        ) from error
-
-
-def check_site_key(path: Path) -> None:
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    found = content("key of this site", path)
-    make_one = "make one with \"ssh-keygen -t ecdsa -b 384 -N '' -f site.key\""
-    try:
-        key = serialization.load_ssh_private_key(found, None)
-    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        if "assword" in str(error):
-            raise FedkeelError(
-                f"The key of this site, '{path}', is locked with a password, which nobody can type for it: "
-                "remove it with \"ssh-keygen -p -N '' -f site.key\"."
-            ) from error
-        raise FedkeelError(
-            f"The key of this site, '{path}', is {kind_of(found)} and not a private key in OpenSSH's format "
-            f"that can be used: {make_one}."
-        ) from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise FedkeelError(f"The key of this site, '{path}', is not of a NIST curve: {make_one}.")
-
-
-def refuse_what_does_not_fit(files: ServerFiles) -> None:
-    """A key of another certificate, or a certificate of another authority: found before any site comes, by shaking
-    hands with oneself."""
-    server, site = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    locked = False
-
-    def asked() -> str:
-        nonlocal locked
-        locked = True
-        return ""
-
-    try:
-        server.load_cert_chain(files.certificate, files.key, password=asked)
-    except ssl.SSLError as error:
-        if locked:
-            problem = "is locked with a password, which nobody can type for it: give one without"
-        elif error.reason == "KEY_VALUES_MISMATCH":
-            problem = f"is not that of the certificate '{files.certificate}': give the one it was made with"
-        else:
-            found = kind_of(files.key.read_bytes())
-            problem = f"is {found} and not a private key in PEM that can be used: give the one of the certificate"
-        raise FedkeelError(f"The key of the server, '{files.key}', {problem}.") from error
-    site.check_hostname = False
-    site.load_verify_locations(cafile=str(files.ca))
-    there, back = ssl.MemoryBIO(), ssl.MemoryBIO()
-    ends = site.wrap_bio(back, there), server.wrap_bio(there, back, server_side=True)
-    try:
-        for _ in range(4):
-            for end in ends:
-                with suppress(ssl.SSLWantReadError):
-                    end.do_handshake()
-    except ssl.SSLError as error:
-        reason = getattr(error, "verify_message", "") or error.reason
-        raise FedkeelError(
-            f"No site that has '{files.ca}' would trust the certificate '{files.certificate}' ({reason}): "
-            "give the certificate of the authority that signed it."
-        ) from error
-
-
-def refuse_expired(path: Path) -> None:
-    from cryptography import x509
-
-    found = content("certificate of the server", path)
-    try:
-        certificate = x509.load_pem_x509_certificate(found)
-    except ValueError as error:
-        raise FedkeelError(
-            f"The certificate of the server, '{path}', is {kind_of(found)} and not a certificate in PEM "
-            "that can be used: give the right one."
-        ) from error
-    if certificate.not_valid_after_utc < datetime.datetime.now(datetime.timezone.utc):
-        raise FedkeelError(f"The certificate '{path}' expired on {certificate.not_valid_after_utc:%Y-%m-%d}: renew it.")
+        problem = not_what_it_should_be(path, "a certificate in PEM")
+        raise FedkeelError(f"The {what}, '{path}', {problem}: {advice}.") from error
 
 
 def make(directory: Path, sites: Sequence[str], hosts: Sequence[str], days: int = 365) -> None:
@@ -188,125 +171,78 @@ def make(directory: Path, sites: Sequence[str], hosts: Sequence[str], days: int 
     server = directory / "server"
     if not (server / "server.pem").exists():
         _server(server, authority, certificate, hosts, days)
-    _write(server / "ca.pem", _pem(certificate))
+    _write(server / "ca.pem", certificate.public_bytes(PEM))
     for name in sites:
         folder = directory / "sites" / name
         if not (folder / "site.key").exists():
-            _site(folder, server / "sites" / f"{name}.pub")
-        _write(folder / "ca.pem", _pem(certificate))
+            key = ec.generate_private_key(ec.SECP384R1())
+            public = key.public_key().public_bytes(OPENSSH, serialization.PublicFormat.OpenSSH)
+            _write_key(folder / "site.key", key, serialization.PrivateFormat.OpenSSH)
+            _write(server / "sites" / f"{name}.pub", public + b"\n")
+        _write(folder / "ca.pem", certificate.public_bytes(PEM))
 
 
-def _authority(directory: Path, days: int) -> tuple[Any, Any]:
-    from cryptography import x509
-    from cryptography.hazmat.primitives import serialization
-
+def _authority(directory: Path, days: int) -> tuple[Any, x509.Certificate]:
     key_file, certificate_file = directory / "authority.key", directory / "server" / "ca.pem"
     if key_file.exists():
-        key = serialization.load_pem_private_key(key_file.read_bytes(), None)
-        return key, x509.load_pem_x509_certificate(certificate_file.read_bytes())
-    key = _new_key()
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "Fedkeel trial authority")])
+        known = serialization.load_pem_private_key(key_file.read_bytes(), None)
+        return known, x509.load_pem_x509_certificate(certificate_file.read_bytes())
+    key, name = ec.generate_private_key(ec.SECP384R1()), _name("Fedkeel trial authority")
     usage = x509.KeyUsage(
         digital_signature=True, key_cert_sign=True, crl_sign=True, content_commitment=False, key_encipherment=False,
         data_encipherment=False, key_agreement=False, encipher_only=False, decipher_only=False,
     )  # fmt: skip
-    builder = (
-        _certificate(name, name, key.public_key(), days)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-        .add_extension(usage, critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-    )
-    certificate = _signed(builder, key)
-    _write(key_file, _private(key), secret=True)
-    _write(certificate_file, _pem(certificate))
+    critical = (x509.BasicConstraints(ca=True, path_length=0), usage)
+    further = (x509.SubjectKeyIdentifier.from_public_key(key.public_key()),)
+    certificate = _sign(_certificate(name, name, key, days), key, critical, further)
+    _write_key(key_file, key)
+    _write(certificate_file, certificate.public_bytes(PEM))
     return key, certificate
 
 
-def _server(folder: Path, authority: Any, issuer: Any, hosts: Sequence[str], days: int) -> None:
-    from cryptography import x509
-    from cryptography.x509.oid import ExtendedKeyUsageOID
-
-    key = _new_key()
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, hosts[0][:64])])
-    alternatives = x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys(hosts)])
-    identifier = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())
-    builder = (
-        _certificate(name, issuer.subject, key.public_key(), days)
-        .add_extension(alternatives, critical=False)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(identifier, critical=False)
-        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+def _server(folder: Path, authority: Any, issuer: x509.Certificate, hosts: Sequence[str], days: int) -> None:
+    key = ec.generate_private_key(ec.SECP384R1())
+    further = (
+        x509.SubjectAlternativeName([_general_name(host) for host in dict.fromkeys(hosts)]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()),
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]),
     )
-    _write(folder / "server.key", _private(key), secret=True)
-    _write(folder / "server.pem", _pem(_signed(builder, authority)))
+    unsigned = _certificate(_name(hosts[0][:64]), issuer.subject, key, days)
+    certificate = _sign(unsigned, authority, (x509.BasicConstraints(ca=False, path_length=None),), further)
+    _write_key(folder / "server.key", key)
+    _write(folder / "server.pem", certificate.public_bytes(PEM))
 
 
-def _site(folder: Path, public: Path) -> None:
-    from cryptography.hazmat.primitives import serialization
-
-    key = _new_key()
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
-    _write(folder / "site.key", private, secret=True)
-    _write(
-        public,
-        key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH) + b"\n",
-    )
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
 
-def _new_key() -> Any:
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    return ec.generate_private_key(ec.SECP384R1())
-
-
-def _certificate(subject: Any, issuer: Any, public_key: Any, days: int) -> Any:
-    from cryptography import x509
-
+def _certificate(subject: x509.Name, issuer: x509.Name, key: Any, days: int) -> x509.CertificateBuilder:
     now = datetime.datetime.now(datetime.timezone.utc)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(public_key)
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))  # clocks of sites differ
-        .not_valid_after(now + datetime.timedelta(days=days))
-    )
+    builder = x509.CertificateBuilder().subject_name(subject).issuer_name(issuer).public_key(key.public_key())
+    builder = builder.serial_number(x509.random_serial_number())
+    builder = builder.not_valid_before(now - datetime.timedelta(hours=1))  # clocks of sites differ
+    return builder.not_valid_after(now + datetime.timedelta(days=days))
 
 
-def _signed(builder: Any, key: Any) -> Any:
-    from cryptography.hazmat.primitives import hashes
-
+def _sign(builder: x509.CertificateBuilder, key: Any, critical: Sequence[Any], further: Sequence[Any]) -> Any:
+    for extension in (*critical, *further):
+        builder = builder.add_extension(extension, critical=extension in critical)
     return builder.sign(key, hashes.SHA384())
 
 
-def _general_name(host: str) -> Any:
-    from cryptography import x509
-
+def _general_name(host: str) -> x509.GeneralName:
     try:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         return x509.DNSName(host)
 
 
-def _pem(certificate: Any) -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
-    return bytes(certificate.public_bytes(serialization.Encoding.PEM))
+def _write_key(path: Path, key: Any, form: Any = serialization.PrivateFormat.PKCS8) -> None:
+    _write(path, key.private_bytes(PEM, form, serialization.NoEncryption()), mode=0o600)
 
 
-def _private(key: Any) -> bytes:
-    from cryptography.hazmat.primitives import serialization
-
-    return bytes(
-        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    )
-
-
-def _write(path: Path, content: bytes, *, secret: bool = False) -> None:
+def _write(path: Path, data: bytes, mode: int = 0o644) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600 if secret else 0o644)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
+        file.write(data)

@@ -11,7 +11,6 @@ Flower compares moments on two machines: a site signs the moment of each request
 
 from __future__ import annotations
 
-import datetime
 import json
 import math
 import os
@@ -21,13 +20,12 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
+from fedkeel.deploy import flower_internals
 from fedkeel.files import write_atomically
 
 BORNE = 900.0  # seconds
-TOLD = 5.0  # a smaller difference is not worth a word
+WORTH_A_WORD = 5.0
 MOST_CHANGES = 20
 CLOCK, DIFFERENCE = "fedkeel-clock", "fedkeel-clock-difference"  # headers of an answer, and of a request
 BASE, FILE = "FEDKEEL_CLOCK", "FEDKEEL_CLOCKS"  # variables of Flower's processes
@@ -40,17 +38,8 @@ def elapsed() -> float:
 
 def install(base: float | None = None) -> float:
     """Have Flower, in this process, count on from now, or from where another process of this machine did."""
-    from flwr.supercore import date
-
     start = time.time() - elapsed() if base is None else base
-
-    class Steady(datetime.datetime):
-        @classmethod
-        def now(cls, tz: datetime.tzinfo | None = None) -> Steady:
-            return cls.fromtimestamp(start + elapsed(), tz)
-
-    inner: Any = date  # all of Flower asks `date.now`, which asks this
-    inner.datetime = SimpleNamespace(datetime=Steady, UTC=datetime.timezone.utc)
+    flower_internals.use_clock(lambda: start + elapsed())
     return start
 
 
@@ -59,48 +48,32 @@ def install_given() -> None:
     install(float(os.environ[BASE]))
 
 
-def now() -> float:
-    """As Flower in this process has it."""
-    from flwr.supercore import date
-
-    return date.now().timestamp()
-
-
 class ServerTime:
     """The server's clock, as far as its answers tell."""
 
-    def __init__(self, own: Callable[[], float] = now) -> None:
-        self._own = own
+    def __init__(self, own: Callable[[], float] = flower_internals.now) -> None:
+        self.own = own
         self.ahead = 0.0  # of this machine's clock
 
-    @property
-    def is_borne(self) -> bool:
-        return abs(self.ahead) <= BORNE
-
     def now(self) -> float:
-        return self._own() - (self.ahead if self.is_borne else 0.0)
+        return self.own() - (self.ahead if abs(self.ahead) <= BORNE else 0.0)
 
-    def ask(self) -> Callable[[str | None], bool]:
-        """To be called before a request; what it returns, with what the answer says: whether that was news.
+    def learn(self, began: float, answer: str | None) -> bool:
+        """From what the answer to a request says that began at this moment, by the own clock; whether it was news.
 
         The server's moment lies between asking and hearing, so how far the clocks differ is known to within that.
         """
-        asked = self._own()
-
-        def heard(told: str | None) -> bool:
-            theirs = number(told)
-            if theirs is None:
-                return False
-            least, most = asked - theirs, self._own() - theirs
-            if least <= self.ahead <= most:
-                return False
-            self.ahead = (least + most) / 2
-            return True
-
-        return heard
+        theirs = number(answer)
+        if theirs is None:
+            return False
+        least, most = began - theirs, self.own() - theirs
+        if least <= self.ahead <= most:
+            return False
+        self.ahead = (least + most) / 2
+        return True
 
 
-def number(text: str | None) -> float | None:
+def number(text: str | bytes | None) -> float | None:
     with suppress(ValueError, TypeError):
         value = float(text)  # type: ignore[arg-type]
         return value if math.isfinite(value) and abs(value) < 1e12 else None
@@ -123,7 +96,7 @@ class Differences:
     def write(self, who: str, ahead: float) -> None:
         """Nothing is written as long as nothing changes, nor for whom it changes all the time."""
         with self._lock:
-            if abs(ahead - self._known.get(who, 0)) <= TOLD or self._changes[who] == MOST_CHANGES:
+            if abs(ahead - self._known.get(who, 0)) <= WORTH_A_WORD or self._changes[who] == MOST_CHANGES:
                 return
             self._known[who] = round(ahead)
             self._changes[who] += 1
@@ -145,8 +118,7 @@ class Differences:
 
 
 def sentence(whose: str, ahead: int, than: str) -> str:
-    """Of one clock and another."""
-    if abs(ahead) <= TOLD:
+    if abs(ahead) <= WORTH_A_WORD:
         return f"{whose} agrees with {than} again."
     said = f"{whose} is {abs(ahead):,} s {'ahead of' if ahead > 0 else 'behind'} {than}"
     if abs(ahead) <= BORNE:

@@ -10,27 +10,22 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from queue import Empty, Queue
 from typing import Any
 
 import httpx
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
-from flwr.common.constant import ErrorCode
 
 from fedkeel.core.messages import BadMessage, reading
-from fedkeel.engine.executors.flower.gathering import AWAY, POLL, Reply, Table, pause, plain
-from fedkeel.engine.executors.flower.limits import largest_reply
+from fedkeel.deploy import flower_internals
+from fedkeel.deploy.quota import ReplyMeter
+from fedkeel.engine.executors.flower.channel import AWAY, POLL, Reply, Table, largest_reply, pause, plain
 
 TABLE, BYTES = "fedkeel", "fedkeel.tensors"
 SAFETENSORS = "fedkeel.safetensors"
 LARGEST_TABLE = 4 * 2**20
-KINDS = {
-    "describe": MessageType.QUERY,
-    "train": MessageType.TRAIN,
-    "evaluate": MessageType.EVALUATE,
-    "ask": MessageType.QUERY,
-}
+KINDS = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
 
 
 def to_records(table: Table, message: bytes) -> RecordDict:
@@ -55,10 +50,12 @@ def from_records(records: RecordDict) -> Reply:
         return table, bytes(array.data) if array is not None else b""
 
 
-# Of a message's number, the largest size and the latest moment: its reply, what is wrong with it, or None as yet.
-Fetch = Callable[[str, int, float], "Reply | str | None"]
-# Messages, by their numbers, that nobody waits for any more.
-Forget = Callable[[list[str]], None]
+def reply_to(message: Message, records: RecordDict) -> Message:
+    """A reply is as old as what it replies to: the moment at which it was made is one of this machine's clock, by which
+    the server's might have run out before, or not have begun."""
+    reply = Message(records, reply_to=message)
+    reply.metadata.created_at, reply.metadata.ttl = message.metadata.created_at, message.metadata.ttl
+    return reply
 
 
 class GridChannel:
@@ -67,10 +64,8 @@ class GridChannel:
     Each reply is fetched by itself: one that cannot be read, or is never complete, is nobody else's business.
     """
 
-    def __init__(self, grid: Any, fetch: Fetch | None = None, forget: Forget | None = None) -> None:
+    def __init__(self, grid: Any) -> None:
         self._grid = grid
-        self._fetch = fetch or self._pull
-        self._forget = forget
 
     def nodes(self) -> list[int]:
         return sorted(self._grid.get_node_ids())
@@ -79,7 +74,7 @@ class GridChannel:
         self, requests: Mapping[int, Table], message: bytes, timeout: float
     ) -> Iterator[tuple[int, Reply | str]]:
         messages = [
-            Message(to_records(request, message), node, KINDS[request["do"]], ttl=timeout)
+            Message(to_records(request, message), node, KINDS.get(request["do"], MessageType.QUERY), ttl=timeout)
             for node, request in requests.items()
         ]
         ids = list(self._grid.push_messages(messages)) if messages else []
@@ -92,7 +87,7 @@ class GridChannel:
 
         def look(node: int, number: str) -> None:
             while not over.is_set() and time.monotonic() < deadline:
-                reply = self._try(number, most, deadline)
+                reply = self._fetch(number, ReplyMeter(most, deadline))
                 if reply is not None:
                     came.put((node, reply))
                     return
@@ -113,26 +108,22 @@ class GridChannel:
                 yield node, reply
         finally:
             over.set()
-            if self._forget is not None:
-                self._forget([number for number in ids if number])
+            flower_internals.forget(self._grid, [number for number in ids if number])
 
-    def _try(self, number: str, most: int, deadline: float) -> Reply | str | httpx.TransportError | None:
+    def _fetch(self, number: str, meter: ReplyMeter) -> Reply | str | httpx.TransportError | None:
         try:
-            return self._fetch(number, most, deadline)
+            reply = flower_internals.fetch(self._grid, number, meter)
+            return read_message(reply) if isinstance(reply, Message) else reply
         except httpx.TransportError as gone:  # Flower's own process, not the site
             return gone
         except Exception as error:  # whatever the objects of a stranger make Flower do
             return f"its reply cannot be read ({type(error).__name__})"
 
-    def _pull(self, number: str, _most: int, _deadline: float) -> Reply | str | None:
-        replies = list(self._grid.pull_messages([number]))
-        return read_reply(replies[0]) if replies else None
 
-
-def read_reply(reply: Message) -> Reply | str | None:
-    if reply.has_error() and reply.error.code == ErrorCode.MESSAGE_UNAVAILABLE:
-        return None  # its time ran out; whoever waits knows that by himself
-    if reply.has_error() and reply.error.code == ErrorCode.NODE_UNAVAILABLE:
+def read_message(reply: Message) -> Reply | str | None:
+    if reply.has_error() and reply.error.code == flower_internals.EXPIRED:
+        return None  # whoever waits knows by himself that its time ran out
+    if reply.has_error() and reply.error.code == flower_internals.UNREACHABLE:
         return AWAY
     if reply.has_error():
         return f"it failed ({plain(reply.error.reason)})"

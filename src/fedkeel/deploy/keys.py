@@ -7,59 +7,54 @@ out, also while a run goes on: the folder is looked at every few seconds.
 from __future__ import annotations
 
 import threading
+from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedkeel.errors import FedkeelError
 
-LOOK = 2.0  # seconds from one look at the folder to the next
+INTERVAL = 2.0  # seconds from one look at the folder to the next
 
 # Lets exactly these sites in, by name; says which node is whose.
-Register = Callable[[Mapping[str, bytes]], Mapping[int, str]]
+Register = Callable[[Mapping[str, bytes]], dict[int, str]]
 
 
-class Keys(Mapping[int, str]):
+class Keys(UserDict[int, str]):
     """Which site each node's key was made for, as the folder is at the moment."""
 
     def __init__(self, folder: Path, register: Register) -> None:
         self.folder = folder
         self._register = register
-        self._looked, self._is_there = stamps(folder), True
+        self._stamps, self._is_there = stamps(folder), True
         self._keys = read_keys(folder)
-        self._owners = register(self._keys)
-
-    def __getitem__(self, node: int) -> str:
-        return self._owners[node]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._owners)
-
-    def __len__(self) -> int:
-        return len(self._owners)
+        self.data = register(self._keys)
 
     def look(self, note: Callable[[str], None]) -> None:
         """Take up what changed since the last look. A file that cannot be used leaves its site as it was, a folder that
         is gone (a disk that is not mounted) all of them."""
-        is_there = self.folder.is_dir()
-        if not is_there and self._is_there:
+        was_there, self._is_there = self._is_there, self.folder.is_dir()
+        if was_there and not self._is_there:
             note(f"The keys of the sites stay as they were: the folder '{self.folder}' is gone.")
-        self._is_there = is_there
         found = stamps(self.folder)
-        if not is_there or found == self._looked:
+        if not self._is_there or found == self._stamps:
             return
         keys: dict[str, bytes] = {}
         problems: list[str] = []
         for name in sorted(found):
             try:
-                keys[name] = own_key(self.folder / f"{name}.pub", keys)
+                keys[name] = read_key(self.folder / f"{name}.pub", keys)
             except (FedkeelError, OSError) as error:
                 problems.append(str(error))
                 if name in self._keys:
                     keys[name] = self._keys[name]
         if keys != self._keys:
-            self._owners = self._register(keys)  # replaced as a whole: others read it meanwhile
-        before, self._keys, self._looked = self._keys, keys, found
+            self.data = self._register(keys)  # replaced as a whole: others read it meanwhile
+        before, self._keys, self._stamps = self._keys, keys, found
         for problem in problems:
             note(f"A key of a site is left aside: {problem}")
         for name in sorted({*before, *keys}):
@@ -76,7 +71,7 @@ class Keys(Mapping[int, str]):
         over = threading.Event()
 
         def follow() -> None:
-            while not over.wait(LOOK):
+            while not over.wait(INTERVAL):
                 try:
                     self.look(note)
                     also()
@@ -89,18 +84,16 @@ class Keys(Mapping[int, str]):
             yield
         finally:
             over.set()
-            thread.join(timeout=LOOK)
+            thread.join(timeout=INTERVAL)
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
     """What tells that a file was changed, of each."""
     found = {}
     for path in folder.glob("*.pub"):
-        try:
+        with suppress(OSError):  # it went in this very moment
             known = path.stat()
-        except OSError:  # it went in this very moment
-            continue
-        found[path.stem] = known.st_mtime_ns, known.st_size
+            found[path.stem] = known.st_mtime_ns, known.st_size
     return found
 
 
@@ -108,16 +101,12 @@ def read_keys(folder: Path) -> dict[str, bytes]:
     """The public keys of sites by name, as Flower wants them."""
     keys: dict[str, bytes] = {}
     for path in sorted(folder.glob("*.pub")):
-        keys[path.stem] = own_key(path, keys)
+        keys[path.stem] = read_key(path, keys)
     return keys
 
 
-def own_key(path: Path, others: Mapping[str, bytes]) -> bytes:
+def read_key(path: Path, others: Mapping[str, bytes]) -> bytes:
     """The public key in this file, which must be none of the others."""
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
     try:
         key = serialization.load_ssh_public_key(path.read_bytes())
     except (ValueError, UnsupportedAlgorithm) as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from contextlib import suppress
@@ -20,7 +19,7 @@ CHECKSUM = "checksum"
 STATE = re.compile(r"\d{6}-\d{4,}\.safetensors|\..*\.writing")
 
 
-class Memory:
+class SiteMemory:
     """What a site remembers of one run, in files: a state after each request that changed it.
 
     The server says with each request after which of them the site's memory counts. What came later did not happen:
@@ -36,25 +35,25 @@ class Memory:
 
     def after(self, step: Step | None) -> Tensors:
         """What was remembered after this step, or at first; whatever came later is forgotten."""
-        for known in self._steps():
+        states = self._states()
+        for known in list(states):
             if step is None or known > step:
-                self._forget(known)
-        steps = self._steps()
-        return self._read(self._path(steps[-1])) if steps else {}
+                states.pop(known).unlink(missing_ok=True)
+        return self._read(states[max(states)]) if states else {}
 
     def keep(self, step: Step, memory: Tensors) -> None:
         """Remember this after the step."""
-        if self.folder is None or (not memory and not self._steps()):
+        if self.folder is None or (not memory and not self._states()):
             return
         if not self.folder.exists():
             forget_other_runs(self.folder)
             self.folder.mkdir(parents=True)
-        write_atomically(self._path(step), pack({CHECKSUM: fingerprint(memory).hex()}, memory=memory))
+        path = self.folder / f"{step[0]:06d}-{step[1]:04d}.safetensors"
+        write_atomically(path, pack({CHECKSUM: fingerprint(memory).hex()}, memory=memory))
         # Of the states older than any checkpoint, the newest is still what a repeated round may begin with.
-        settled = max((known for known in self._steps() if known[0] <= step[0] - self.keep_rounds), default=None)
-        for known in self._steps():
-            if settled is not None and known < settled:
-                self._forget(known)
+        old = sorted(path for known, path in self._states().items() if known[0] <= step[0] - self.keep_rounds)
+        for path in old[:-1]:
+            path.unlink(missing_ok=True)
 
     @staticmethod
     def _read(path: Path) -> Tensors:
@@ -68,28 +67,18 @@ class Memory:
             "match: put it back from a copy, or begin a new run."
         )
 
-    def _forget(self, step: Step) -> None:
-        with suppress(FileNotFoundError):
-            os.unlink(self._path(step))
-
-    def _path(self, step: Step) -> Path:
-        assert self.folder is not None
-        return self.folder / f"{step[0]:06d}-{step[1]:04d}.safetensors"
-
-    def _steps(self) -> list[Step]:
-        if self.folder is None or not self.folder.exists():
-            return []
-        names = sorted(path.stem for path in self.folder.glob("*.safetensors"))
-        return [(int(round), int(number)) for round, number in (name.split("-") for name in names)]
+    def _states(self) -> dict[Step, Path]:
+        paths = self.folder.glob("*.safetensors") if self.folder is not None else ()
+        found = {path: path.stem.split("-") for path in paths}
+        return {(int(round), int(number)): path for path, (round, number) in found.items()}
 
 
 def forget_other_runs(folder: Path) -> None:
     """Keep the memories of the latest few runs; a site does not grow with every run it took part in."""
-    if not folder.parent.exists():
-        return
-    others = sorted(filter(is_memory, folder.parent.iterdir()), key=lambda path: path.stat().st_mtime)
-    for path in others[: max(0, len(others) - KEPT_RUNS + 1)]:
-        shutil.rmtree(path, ignore_errors=True)
+    if folder.parent.exists():
+        others = sorted(filter(is_memory, folder.parent.iterdir()), key=lambda path: path.stat().st_mtime)
+        for path in others[: max(0, len(others) - KEPT_RUNS + 1)]:
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def is_memory(folder: Path) -> bool:

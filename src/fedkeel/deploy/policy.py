@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedkeel.config import read_table
+from fedkeel.core.naming import visible
 from fedkeel.data.transforms import TRANSFORMS
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.methods import METHODS
@@ -34,8 +35,7 @@ class Refused(FedkeelError):
     """
 
     def __init__(self, reason: str, line: str = "") -> None:
-        shown = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in reason[:400])
-        super().__init__(shown)
+        super().__init__(visible(reason[:400]))
         self.line = line
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -28,12 +27,12 @@ from fedkeel.core.messages import BadMessage, Broadcast, broadcast_from_bytes, p
 from fedkeel.core.state import Tensors
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import load_site
-from fedkeel.deploy.account import Account
-from fedkeel.deploy.asked import Session, check_message, check_network, check_privacy
-from fedkeel.deploy.memory import KEPT_RUNS, Memory
+from fedkeel.deploy.memory import KEPT_RUNS, SiteMemory
 from fedkeel.deploy.policy import Policy, Refused
+from fedkeel.deploy.privacy_ledger import PrivacyLedger
+from fedkeel.deploy.request_checks import Session, check_message, check_network, check_privacy, seen_shape
 from fedkeel.engine import footprint
-from fedkeel.engine.executors.flower.gathering import plain
+from fedkeel.engine.executors.flower.channel import Reply, Table, plain
 from fedkeel.engine.executors.flower.roster import Description
 from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.setup import build_model, choose_device, load_federation
@@ -48,7 +47,6 @@ log = logging.getLogger("fedkeel")
 LONGEST_QUESTION = 100
 PATH = re.compile(r"'[^']*[/\\].*?'(?=[\s,.;:)]|$)")  # as sentences quote one: the site's own business
 
-Table = dict[str, Any]
 Read = Callable[[Config, Sequence[str] | None], Federation]
 
 
@@ -117,31 +115,29 @@ class Site:
     _session: Session | None = field(default=None, init=False)
     _worker: Worker | None = field(default=None, init=False)
 
-    def reply(self, request: Table, message: bytes) -> tuple[Table, bytes]:
+    def reply(self, request: Table, message: bytes) -> Reply:
         """What to send back; a failure is told in one sentence, without anything of the data in it."""
         try:
             return self._act(request, message)
         except Refused as refused:
             log.warning("The site refuses %s%s.", refused, f" ({refused.line})" if refused.line else "")
-            return self._failure(f"it refuses {refused}")
+            reason = f"it refuses {refused}"
         except (ClientFailure, FedkeelError) as failure:
             log.warning("The request '%s' failed: %s", plain(request.get("do")), failure)
-            return self._failure(PATH.sub("a file or folder of its own", str(failure)).rstrip("."))
+            reason = PATH.sub("a file or folder of its own", str(failure)).rstrip(".")
         except BadMessage as bad:
-            return self._failure(f"the server's message cannot be used: {bad}")
+            reason = f"the server's message cannot be used: {bad}"
         except Stopped:
-            return self._failure("it is being stopped")
+            reason = "it is being stopped"
         except Exception as error:
-            if lack := shortage(error):
-                return self._failure(lack.rstrip("."))
-            # Texts of unknown errors may quote paths or values, which are this site's own business.
-            log.exception("The request '%s' failed.", plain(request.get("do")))
-            return self._failure(f"it failed with a {type(error).__name__}; its own log says where")
-
-    def _failure(self, reason: str) -> tuple[Table, bytes]:
+            reason = shortage(error).rstrip(".")
+            if not reason:
+                # Texts of unknown errors may quote paths or values, which are this site's own business.
+                log.exception("The request '%s' failed.", plain(request.get("do")))
+                reason = f"it failed with a {type(error).__name__}; its own log says where"
         return {"failure": reason, "name": self.name}, b""
 
-    def _act(self, request: Table, message: bytes) -> tuple[Table, bytes]:
+    def _act(self, request: Table, message: bytes) -> Reply:
         version = request["session"]["version"]
         if version != fedkeel.__version__:
             raise FedkeelError(f"it runs fedkeel {fedkeel.__version__}, and the server {plain(version)[:40]}")
@@ -151,24 +147,24 @@ class Site:
         self._refuse_by_policy(do, message)
         worker, broadcast = self._worker_of(session), broadcast_from_bytes(message)
         step = check_message(request, broadcast, worker)
-        name = next(iter(worker.federation)).name
+        (site,) = worker.federation
         place = None if worker.config.stateless else self.state
-        memory = Memory(place, session.run, keep=KEPT_CHECKPOINTS * worker.config.checkpoint_every + 1)
+        memory = SiteMemory(place, session.run, keep=KEPT_CHECKPOINTS * worker.config.checkpoint_every + 1)
         counted = request["after"]
         self._refuse_overtaken(session.run, (int(request["start"]), *step))
         remembered = memory.after((int(counted[0]), int(counted[1])) if counted else None)
         if do == "train":
             self._charge(worker, session, broadcast, remembered)
-            update, kept = worker.train(name, broadcast, remembered)
+            update, kept = worker.train(site.name, broadcast, remembered)
             memory.keep(step, kept)
             return {}, update_to_bytes(update)
         if do == "ask":
-            answer, kept = worker.answer(name, broadcast, remembered, str(request["question"])[:LONGEST_QUESTION])
+            answer, kept = worker.answer(site.name, broadcast, remembered, str(request["question"])[:LONGEST_QUESTION])
             memory.keep(step, kept)
             return {"samples": answer.samples}, pack({}, tensors=answer.tensors)
         if do == "evaluate":
             splits = [split for split in ("test", "validation") if split in request["splits"]]
-            return {"evaluations": [asdict(e) for e in worker.evaluate(name, broadcast, remembered, splits)]}, b""
+            return {"evaluations": [asdict(e) for e in worker.evaluate(site.name, broadcast, remembered, splits)]}, b""
         raise BadMessage(f"there is no request '{do}'")
 
     def _agree(self, session: Session) -> Session:
@@ -194,7 +190,7 @@ class Site:
             self.policy.allows("evaluation", "to evaluate a model")
 
     def _charge(self, worker: Worker, session: Session, broadcast: Broadcast, remembered: Tensors) -> None:
-        """Count what a private training spends; without a folder there is no account, and no limit can be kept."""
+        """Count what a private training spends; without a folder there is no ledger, and no limit can be kept."""
         if worker.config.dp != "local" or self.policy is None:
             return
         if self.state is None:
@@ -205,15 +201,10 @@ class Site:
         # All that its noise depends on: whatever makes that another is another training.
         training = hashlib.blake2b(session.context, digest_size=32, key=worker.gradients.randomness.secret)
         training.update(str(broadcast.round).encode())
-        for seen in (
-            broadcast.weights,
-            broadcast.statistics,
-            broadcast.extras,
-            remembered,
-            worker.samples_of(site.name),
-        ):
+        sent = (broadcast.weights, broadcast.statistics, broadcast.extras)
+        for seen in (*sent, remembered, worker.samples_of(site.name)):
             training.update(fingerprint(seen))
-        Account(self.state).charge(training.hexdigest(), worker.config, site.samples, self.policy)
+        PrivacyLedger(self.state).charge(training.hexdigest(), worker.config, site.samples, self.policy)
 
     def _refuse_overtaken(self, run: str, moment: tuple[int, int, int]) -> None:
         """A request that a later one of the same run has overtaken must not undo what that one made remembered."""
@@ -223,47 +214,45 @@ class Site:
         self._latest = run, moment
 
     def _describe(self, session: Session) -> Description:
-        federation = self.read(session.config, None)
-        self._refuse_run(session, federation)
+        federation = self._read(session.config, None)
         (site,) = federation
-        x = federation.test_transform(federation.images[:1], torch.full((1, federation.test_transform.draws), 0.5))
-        _, channels, height, width = x.shape
+        counts = {part: len(getattr(site, part)) for part in ("train", "validation", "test")}
         return Description(
             name=site.name,
             domain=site.domain,
             classes=federation.classes,
-            shape=(channels, height, width),
-            train=len(site.train),
-            validation=len(site.validation),
-            test=len(site.test),
+            shape=seen_shape(federation),
             version=fedkeel.__version__,
             position=self.position,
+            **counts,
         )
 
-    def _refuse_run(self, session: Session, federation: Federation) -> None:
-        """What only the data decide: how large the network gets, and what the run tells of them."""
+    def _read(self, config: Config, classes: Sequence[str] | None) -> Federation:
+        """Its images, if the policy lets them be used so: only the data decide how large the network gets, and what the
+        run tells of them."""
+        federation = self.read(config, classes)
         if self.policy is not None:
-            check_privacy(session.config, federation, self.policy)
+            check_privacy(config, federation, self.policy)
             if self.model is None:
-                check_network(session.config, federation, self.policy)
+                check_network(config, federation, self.policy)
+        return federation
 
     def _worker_of(self, session: Session) -> Worker:
         """The model and data of this session, made once."""
         if self._worker is None or session != self._session:
             config = session.config.replace(device=self.device, executor="serial")
-            method = Composition.of(build_method(config.method))
+            method, device = Composition.of(build_method(config.method)), choose_device(config)
             if method.stateful_parts and self.state is None:
                 raise FedkeelError(
                     f"'{method.stateful_parts[0]}' needs sites that remember: give this site a folder for it"
                 )
-            federation = self.read(config, session.classes)
-            self._refuse_run(session, federation)
+            federation = self._read(config, session.classes)
             if self.model is None:
-                footprint.refuse_too_large(config, federation, choose_device(config))
+                footprint.refuse_too_large(config, federation, device)
             network = build_model(config, federation, method, self.model)
             privacy.refuse_network(config, network)
             rule = privacy.choose_gradients(config, self._randomness(session))
-            self._worker = Worker(config, federation, method, network, choose_device(config), gradient_rule=rule)
+            self._worker = Worker(config, federation, method, network, device, gradient_rule=rule)
             self._session = session
         return self._worker
 
@@ -271,6 +260,5 @@ class Site:
         """Of this site alone, and not of the server, which knows the seed; a simulation is all one."""
         if self.position is not None:
             return Randomness.here()
-        if self.state is None:
-            return Randomness(secrets.token_bytes(BYTES), session.context)
-        return Randomness(kept_in(self.state / FILE), session.context)
+        secret = secrets.token_bytes(BYTES) if self.state is None else kept_in(self.state / FILE)
+        return Randomness(secret, session.context)

@@ -48,6 +48,12 @@ def test_a_method_over_a_network_gives_what_it_gives_in_one_process(tmp_path: Pa
     assert_same(over_network(tmp_path / "flower", method), wanted)
 
 
+def test_on_one_machine_a_sentence_says_what_it_is_for(tmp_path: Path) -> None:
+    with pytest.raises(FedkeelError, match="The executor 'flower' is that of a federation over a network: start one"):
+        tiny.run(tmp_path / "run", executor="flower")
+    assert not (tmp_path / "run").exists()
+
+
 def test_who_comes_late_starts_from_the_same_factors_as_in_one_process(tmp_path: Path) -> None:
     options: dict[str, Any] = {"rounds": 5, "participation": 0.4}
     wanted = tiny.run(tmp_path / "serial", "hbn(variant=released)", **options)

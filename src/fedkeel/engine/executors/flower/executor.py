@@ -11,7 +11,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,35 +19,13 @@ from typing import Any
 import torch
 
 from fedkeel.config import Config, from_one
+from fedkeel.core import messages
 from fedkeel.core.evaluation import Evaluation
-from fedkeel.core.messages import (
-    Answer,
-    BadMessage,
-    Broadcast,
-    Missing,
-    Update,
-    broadcast_to_bytes,
-    check_samples,
-    is_whole,
-    shown,
-    unpack,
-    update_from_bytes,
-)
+from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, is_whole, shown
 from fedkeel.engine.executors.executor import EXECUTORS, Executor
-from fedkeel.engine.executors.flower.gathering import (
-    AWAY,
-    NEWCOMERS,
-    POLL,
-    SILENT,
-    Channel,
-    Table,
-    describe,
-    name_of,
-    pause,
-    understood,
-)
-from fedkeel.engine.executors.flower.limits import LARGEST_LOSS, MOST_SAMPLES, largest_reply
-from fedkeel.engine.executors.flower.roster import Description, Roster
+from fedkeel.engine.executors.flower.channel import AWAY, POLL, Table, largest_reply, pause, read_reply
+from fedkeel.engine.executors.flower.enrolment import SILENT, Enrolment
+from fedkeel.engine.executors.flower.roster import MOST_SAMPLES, Description, Roster
 from fedkeel.engine.memory import ClientMemory
 from fedkeel.errors import TrainingError
 from fedkeel.files import write_atomically
@@ -55,6 +33,9 @@ from fedkeel.files import write_atomically
 STATUS = "status.json"
 SPLITS, STATISTICS = ("test", "validation"), ("global", "batch")
 COUNTED = "step"
+LARGEST_LOSS = 1e15  # of a sample; a sum of such is still a number
+NEWCOMERS = 30.0  # seconds, for a site that comes in the midst of a run to say who it is
+ReadReply = Callable[[str, Table, bytes], Any]  # of which client
 HANGING = "it did not reply to an earlier request of this round"
 
 
@@ -65,7 +46,7 @@ class Status:
     directory: Path | None = None
     sites: dict[str, Table] = field(default_factory=dict)
 
-    def told(self, site: str, what: str, *, connected: bool = True) -> None:
+    def set(self, site: str, what: str, *, connected: bool = True) -> None:
         self.sites[site] = {"state": what, "connected": connected, "at": time.strftime("%Y-%m-%d %H:%M:%S")}
 
     def save(self) -> None:
@@ -79,26 +60,26 @@ class FlowerExecutor(Executor):
     """Clients at other machines, over a network that Flower carries.
 
     Attributes:
+        enrolment: the channel to the sites, and which of them a node is.
         roster: who takes part; a site that comes back is known by its name.
         session: what every request carries: the run's name, the configuration, the classes.
+        nodes: where the sites of the roster are at the moment.
         strangers: nodes that sit out, so that they are not asked again and again.
-        owners: the site that a node's key was made for; a node cannot pose as another site. None without keys.
         memory: what sites remember stays with them; here is, for each, after which of its steps that counts. The round
             loop puts it back for one whose update is dropped, as it would put back the memory itself.
     """
 
-    channel: Channel
+    enrolment: Enrolment
     roster: Roster
     session: Table
     config: Config
     note: Callable[[str], None]
-    owners: Mapping[int, str] | None = None
     nodes: dict[str, int] = field(default_factory=dict)
     strangers: set[int] = field(default_factory=set)
     status: Status = field(default_factory=Status)
     memory: ClientMemory = field(default_factory=ClientMemory)
     _hanging: set[str] = field(default_factory=set)
-    _newcomers: list[Description] = field(default_factory=list)
+    _newcomers: dict[str, Description] = field(default_factory=dict)
     _step: tuple[int, int] = (-1, 0)
     _evaluated: tuple[Broadcast | None, dict[str, list[Evaluation]]] = (None, {})
 
@@ -109,13 +90,12 @@ class FlowerExecutor(Executor):
     # -- what the round loop asks for ------------------------------------------------------------------------
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
         def read(client: str, _: Table, data: bytes) -> Update:
-            update = update_from_bytes(data)
+            update = messages.update_from_bytes(data)
             if update.client != client:
                 raise BadMessage(f"it is signed '{update.client[:80]}'")
             return update
 
-        least = self.config.min_clients
-        yield from self._remembering(clients, self._in_order(clients, broadcast, {"do": "train"}, read, least))
+        return self._exchange(clients, broadcast, {"do": "train"}, read, self.config.min_clients)
 
     def evaluate(
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
@@ -129,7 +109,7 @@ class FlowerExecutor(Executor):
         unknown = [client for client in clients if client not in results]
         if unknown:
             request = {"do": "evaluate", "splits": list(SPLITS)}
-            for client, result in zip(unknown, self._in_order(unknown, broadcast, request, read, least=1), strict=True):
+            for client, result in zip(unknown, self._exchange(unknown, broadcast, request, read, least=1), strict=True):
                 if isinstance(result, Missing):
                     self.note(f"Round {from_one(broadcast.round)}: '{client}' did not evaluate, {result.reason}.")
                 results[client] = [] if isinstance(result, Missing) else result
@@ -143,21 +123,20 @@ class FlowerExecutor(Executor):
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
         def read(client: str, table: Table, data: bytes) -> Answer:
             samples: Any = table.get("samples")
-            check_samples(samples)
-            return Answer(client, samples, unpack(data)[1].get("tensors", {}))
+            messages.check_samples(samples)
+            return Answer(client, samples, messages.unpack(data)[1].get("tensors", {}))
 
-        request = {"do": "ask", "question": question}
-        yield from self._remembering(clients, self._in_order(clients, broadcast, request, read))
+        return self._exchange(clients, broadcast, {"do": "ask", "question": question}, read)
 
     def close(self) -> None:
         self.status.save()
 
     # -- sites that come and go ------------------------------------------------------------------------------
-    def welcome(self) -> bool:
+    def admit_newcomers(self) -> bool:
         """Let those who came since the last call take part from now on; whether there are any."""
         self.recognise()
-        came, self._newcomers = self._newcomers, []
-        for site in came:
+        came, self._newcomers = self._newcomers, {}
+        for site in came.values():
             self.roster.add(site)
             self.note(f"The site '{site.name}' came and takes part from now on.")
         if came and self.status.directory is not None:
@@ -167,48 +146,48 @@ class FlowerExecutor(Executor):
     def recognise(self) -> None:
         """Find out who the nodes are that were not there before: sites of this run that came back, newcomers, or
         strangers."""
-        here = self.channel.nodes()
+        here = self.enrolment.channel.nodes()
         self.strangers &= set(here)
-        for name, node in list(self.nodes.items()):
-            if node not in here:
-                del self.nodes[name]
-                self.status.told(name, "not connected", connected=False)
+        for name in [name for name, node in self.nodes.items() if node not in here]:
+            del self.nodes[name]
+            self.status.set(name, "not connected", connected=False)
         new = [node for node in here if node not in self.nodes.values() and node not in self.strangers]
         if not new:
             return
         # Nobody waits long for a site that is only just coming: it is asked again before the next exchange.
         patience = min(self.config.round_timeout, NEWCOMERS)
-        for node, description in describe(self.channel, new, self.session, self.owners, patience).items():
-            if description in (SILENT, AWAY):
+        for node, site in self.enrolment.describe(new, self.session, patience).items():
+            if site in (SILENT, AWAY):
                 continue
-            problem = description if isinstance(description, str) else self._unfit(description)
-            if isinstance(description, str) or problem:
-                self.strangers.add(node)
-                who = name_of(node, self.owners) if isinstance(description, str) else f"'{description.name}'"
-                self.note(f"The site {who} sits out: {problem}.")
+            if isinstance(site, str):
+                who, problem = self.enrolment.name_of(node), site
             else:
-                self.nodes[description.name] = node
-                self.status.told(description.name, "connected")
-                if description.name not in self.roster:
-                    known = [site for site in self._newcomers if site.name != description.name]
-                    self._newcomers = [*known, description]
+                taken = f"another site is called '{site.name}'" if site.name in self.nodes else ""
+                who, problem = f"'{site.name}'", taken or self.roster.unfit(site)
+            if problem or isinstance(site, str):
+                self.strangers.add(node)
+                self.note(f"The site {who} sits out: {problem}.")
+                continue
+            self.nodes[site.name] = node
+            self.status.set(site.name, "connected")
+            if site.name not in self.roster:
+                self._newcomers[site.name] = site
         self.status.save()
 
-    def _unfit(self, site: Description) -> str:
-        if site.name in self.nodes:
-            return f"another site is called '{site.name}'"
-        return self.roster.unfit(site)
-
     # -- one exchange ----------------------------------------------------------------------------------------
-    def _in_order(
-        self,
-        clients: Sequence[str],
-        broadcast: Broadcast,
-        request: Table,
-        read: Callable[[str, Table, bytes], Any],
-        least: int = 0,
+    def _exchange(
+        self, clients: Sequence[str], broadcast: Broadcast, request: Table, read: ReadReply, least: int = 0
     ) -> Iterator[Any]:
-        """Send the request to every client that is there; yield results in the order of `clients`."""
+        """Send the request to every client that is there; yield results in the order of `clients`. What a site
+        remembers after this step counts if its reply came."""
+        for client, result in zip(clients, self._replies(clients, broadcast, request, read, least), strict=True):
+            if request["do"] != "evaluate" and not isinstance(result, Missing):
+                self.memory.keep(client, {COUNTED: torch.tensor(self._step)})
+            yield result
+
+    def _replies(
+        self, clients: Sequence[str], broadcast: Broadcast, request: Table, read: ReadReply, least: int
+    ) -> Iterator[Any]:
         round, number = self._step
         self._step = (round, number + 1) if round == broadcast.round else (broadcast.round, 0)
         if round != broadcast.round:
@@ -217,62 +196,48 @@ class FlowerExecutor(Executor):
         common = {**request, "session": self.session, "start": self.roster.starts, "step": list(self._step)}
         # Who hangs would make everybody wait for the whole timeout once more; the next round is a new chance.
         there = {self.nodes[c]: c for c in clients if c in self.nodes and c not in self._hanging}
-        results: dict[str, Any] = {
-            c: Missing(c, HANGING if c in self._hanging else AWAY) for c in clients if c not in there.values()
-        }
-        turn = 0
+        absent = [c for c in clients if c not in there.values()]
+        results: dict[str, Any] = {c: Missing(c, HANGING if c in self._hanging else AWAY) for c in absent}
         doing = f"round {from_one(broadcast.round)}: {request['do']}"
         for client in there.values():
-            self.status.told(client, f"{doing}, under way")
+            self.status.set(client, f"{doing}, under way")
         self.status.save()
-        requests = {node: {**common, "after": self._counted(client)} for node, client in there.items()}
-        message = broadcast_to_bytes(broadcast)
+        # After which step the memory of each counts; None: what it was at first.
+        counted = {node: self.memory.of(client).get(COUNTED) for node, client in there.items()}
+        requests = {node: {**common, "after": None if s is None else s.tolist()} for node, s in counted.items()}
+        message = messages.broadcast_to_bytes(broadcast)
         most = largest_reply(len(message))
-        replies = self.channel.exchange(requests, message, self.config.round_timeout)
-        for node, reply in replies:
+        turn = 0
+        for node, reply in self.enrolment.channel.exchange(requests, message, self.config.round_timeout):
             client = there[node]
-            result: Any
             try:
-                result = understood(reply, functools.partial(read, client), most)
+                results[client] = read_reply(reply, functools.partial(read, client), most)
+                self.status.set(client, f"{doing}, done")
             except BadMessage as bad:
-                result = Missing(client, str(bad))
-            results[client] = result
-            failed = isinstance(result, Missing)
-            self.status.told(client, f"{doing} failed, {result.reason}" if failed else f"{doing}, done")
+                results[client] = Missing(client, str(bad))
+                self.status.set(client, f"{doing} failed, {bad}")
             while turn < len(clients) and clients[turn] in results:
                 yield results[clients[turn]]
                 turn += 1
         for client in clients[turn:]:
             if client not in results:
                 self._hanging.add(client)
-                self.status.told(client, f"{doing}, no reply", connected=False)
+                self.status.set(client, f"{doing}, no reply", connected=False)
             late = Missing(client, f"it did not reply within {self.config.round_timeout:g} s")
             yield results.get(client, late)
         self.status.save()
 
-    def _remembering(self, clients: Sequence[str], results: Iterator[Any]) -> Iterator[Any]:
-        """The same; what a site remembers after this step counts if its reply came."""
-        for client, result in zip(clients, results, strict=True):
-            if not isinstance(result, Missing):
-                self.memory.keep(client, {COUNTED: torch.tensor(self._step)})
-            yield result
-
-    def _counted(self, client: str) -> list[int] | None:
-        """After which step the memory of a site counts; None: what it was at first."""
-        known = self.memory.of(client)
-        return known[COUNTED].tolist() if known else None
-
     def _await(self, clients: Sequence[str], least: int) -> None:
         """Wait until `least` of these are there, no longer than a round may take."""
-        deadline, told = time.monotonic() + self.config.round_timeout, False
+        deadline, noted = time.monotonic() + self.config.round_timeout, False
         while True:
             self.recognise()
             there = [client for client in clients if client in self.nodes]
             if len(there) >= least or time.monotonic() > deadline:
                 return
-            if not told:
+            if not noted:
                 self.note(f"Waiting for sites: {len(there)} of {len(clients)} are connected, and {least} are needed.")
-                told = True
+                noted = True
             pause(POLL)
 
 
@@ -293,9 +258,8 @@ def evaluation_of(client: str, domain: str, given: object) -> Evaluation:
     """
     if not isinstance(given, dict):
         raise BadMessage("an evaluation of it is not a table")
-    split, kind = given.get("split"), given.get("statistics")
-    numbers: list[Any] = [given.get(name) for name in ("correct", "samples", "loss_sum")]
-    correct, samples, loss = numbers
+    values: list[Any] = [given.get(name) for name in ("split", "statistics", "correct", "samples", "loss_sum")]
+    split, kind, correct, samples, loss = values
     if split not in SPLITS or kind not in STATISTICS:
         raise BadMessage(f"an evaluation of it is of {shown(split)} with {shown(kind)} statistics")
     if not is_whole(correct) or not is_whole(samples) or not 0 <= correct <= samples < MOST_SAMPLES or samples == 0:

@@ -7,9 +7,10 @@ samples, library version. Sites that do not fit sit out, each with a reason that
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,12 @@ from fedkeel.core.messages import BadMessage, is_whole, shown
 from fedkeel.data.federation import Federation
 from fedkeel.data.outline import Outline
 from fedkeel.data.outline import Site as Sized
-from fedkeel.engine.executors.flower.limits import LARGEST_IMAGE, LONGEST_NAME, MOST_CLASSES, MOST_SAMPLES
 from fedkeel.errors import StoreError, TrainingError
 from fedkeel.files import write_atomically
 
 FILE = "sites.json"
+LONGEST_NAME, MOST_CLASSES, MOST_SAMPLES = 200, 2**15, 2**40
+LARGEST_IMAGE = 2**26  # numbers: 3 x 4,700 x 4,700
 LISTED = 10  # classes, where a sentence names them
 
 
@@ -50,14 +52,12 @@ class Description:
         models are built after it."""
         if not isinstance(given, dict):
             raise BadMessage("it does not say who it is")
-        text: dict[str, Any] = {key: given.get(key) for key in ("name", "domain", "version")}
-        for key, value in text.items():
-            if not _is_name(value):
+        for key in ("name", "domain", "version"):
+            if not _is_name(given.get(key)):
                 raise BadMessage(f"its {key} is not a line of text")
-        numbers: dict[str, Any] = {key: given.get(key) for key in ("train", "validation", "test")}
-        for key, value in numbers.items():
-            if not is_whole(value) or not 0 <= value < MOST_SAMPLES:
-                raise BadMessage(f"its number of {key} samples is {shown(value)}")
+        for key in ("train", "validation", "test"):
+            if not _is_count(given.get(key)):
+                raise BadMessage(f"its number of {key} samples is {shown(given.get(key))}")
         classes, shape, position = given.get("classes"), given.get("shape"), given.get("position")
         if not isinstance(classes, list) or not 0 < len(classes) <= MOST_CLASSES:
             raise BadMessage(f"its classes are {shown(classes)}, and not a list of 1 to {MOST_CLASSES:,} names")
@@ -65,22 +65,20 @@ class Description:
             raise BadMessage("its classes are not all names, or are named twice")
         if not isinstance(shape, list) or len(shape) != 3 or not all(is_whole(n) and n > 0 for n in shape):
             raise BadMessage(f"its image shape is {shown(shape)}")
-        channels, height, width = shape
-        if channels * height * width > LARGEST_IMAGE:
+        if math.prod(shape) > LARGEST_IMAGE:
             raise BadMessage(f"its image shape is {shown(shape)}, more than {LARGEST_IMAGE:,} numbers")
-        if position is not None and not (is_whole(position) and 0 <= position < MOST_SAMPLES):
+        if position is not None and not _is_count(position):
             raise BadMessage(f"its position is {shown(position)}")
-        return Description(
-            **text,
-            **numbers,
-            classes=tuple(classes),
-            shape=(channels, height, width),
-            position=position,
-        )
+        known: dict[str, Any] = {entry.name: given.get(entry.name) for entry in fields(Description)}
+        return Description(**{**known, "classes": tuple(classes), "shape": tuple(shape)})
 
 
 def _is_name(value: object) -> bool:
     return isinstance(value, str) and 0 < len(value) <= LONGEST_NAME and value.isprintable()
+
+
+def _is_count(value: object) -> bool:
+    return is_whole(value) and 0 <= value < MOST_SAMPLES  # type: ignore[operator]
 
 
 @dataclass
@@ -104,15 +102,20 @@ class Roster:
         return any(site.name == name for site in self.sites)
 
     def unfit(self, site: Description) -> str:
-        """Why a site cannot take part, or nothing."""
+        """Why a site that comes now cannot take part, or nothing."""
         return cannot_train(site, self.unseen) or differs(site, self.classes, self.sites[0].shape)
 
     def add(self, site: Description) -> None:
         self.sites = in_order([*self.sites, site])
 
+    def refuse_empty(self) -> None:
+        if all(site.domain in self.unseen for site in self.sites):
+            reasons = "; ".join(f"'{name}': {reason}" for name, reason in self.sitting_out.items())
+            shown = f" ({reasons})" if reasons else ""
+            raise TrainingError(f"No site can take part{shown}: see to one and start again.")
+
     def outline(self) -> Federation:
         """The federation as the server sees it; sites say what the network sees, and not how it is made of images."""
-        held_out = [site for site in self.sites if site.domain in self.unseen]
         training = [site for site in self.sites if site.domain not in self.unseen]
         return Outline(
             name="federation",
@@ -122,7 +125,7 @@ class Roster:
             train_transform=None,
             test_transform=None,
             clients=tuple(Sized(s.name, s.domain, s.train, s.validation, s.test) for s in training),
-            unseen=tuple(Sized(s.name, s.domain, 0, 0, s.test) for s in held_out),
+            unseen=tuple(Sized(s.name, s.domain, 0, 0, s.test) for s in self.sites if s.domain in self.unseen),
             number=len(training),
         ).federation()
 
@@ -137,14 +140,9 @@ class Roster:
             return None
         try:
             stored: dict[str, Any] = json.loads(path.read_bytes())
-            return Roster(
-                run=str(stored["run"]),
-                classes=tuple(stored["classes"]),
-                sites=[Description.read(site) for site in stored["sites"]],
-                unseen=tuple(stored["unseen"]),
-                sitting_out=dict(stored["sitting_out"]),
-                starts=int(stored.get("starts", 0)),
-            )
+            run, classes, unseen = str(stored["run"]), tuple(stored["classes"]), tuple(stored["unseen"])
+            sites = [Description.read(site) for site in stored["sites"]]
+            return Roster(run, classes, sites, unseen, dict(stored["sitting_out"]), int(stored.get("starts", 0)))
         except (OSError, ValueError, TypeError, KeyError, AttributeError, BadMessage) as error:
             raise StoreError(
                 f"'{path}', which says who takes part, cannot be read ({type(error).__name__}): put it back from a "
@@ -165,25 +163,21 @@ def agree(
     `classes` and `shape` are those of the configuration. Without them, the classes are what most sites have, or of
     equally many the longest list; a site may lack some of them, but one that has others sits out.
     """
-    out: dict[str, str] = {}
+    sitting_out: dict[str, str] = {}
     fitting: list[Description] = []
     for site in described:
         if site.name in (other.name for other in fitting):
-            out[f"{site.name} (again)"] = f"another site is called '{site.name}'"
+            sitting_out[f"{site.name} (again)"] = f"another site is called '{site.name}'"
         elif reason := cannot_train(site, unseen):
-            out[site.name] = reason
+            sitting_out[site.name] = reason
         else:
             fitting.append(site)
     agreed = tuple(classes) if classes is not None else _usual_classes([site.classes for site in fitting])
     agreed_shape = shape or _usual([site.shape for site in fitting])
-    kept: list[Description] = []
-    for site in fitting:
-        reason = differs(site, agreed, agreed_shape)
-        if reason:
-            out[site.name] = reason
-        else:
-            kept.append(site)
-    return Roster(run, agreed, in_order(kept), tuple(unseen), out)
+    differing = {site.name: differs(site, agreed, agreed_shape) for site in fitting}
+    sitting_out |= {name: reason for name, reason in differing.items() if reason}
+    kept = in_order([site for site in fitting if not differing[site.name]])
+    return Roster(run, agreed, kept, tuple(unseen), sitting_out)
 
 
 def in_order(sites: Sequence[Description]) -> list[Description]:
@@ -209,14 +203,9 @@ def differs(site: Description, classes: Sequence[str], shape: Sequence[int]) -> 
         others = f" and {len(classes) - LISTED:,} others" if len(classes) > LISTED else ""
         return f"it has the {noun} {listed}, and the federation has {', '.join(classes[:LISTED])}{others}"
     if tuple(site.shape) != tuple(shape):
-        return f"its images have the shape {_by(site.shape)}, and those of the federation {_by(shape)}"
+        ours, theirs = ("x".join(map(str, given)) for given in (shape, site.shape))
+        return f"its images have the shape {theirs}, and those of the federation {ours}"
     return ""
-
-
-def refuse_empty(roster: Roster) -> None:
-    if not any(site.domain not in roster.unseen for site in roster.sites):
-        reasons = "; ".join(f"'{name}': {reason}" for name, reason in roster.sitting_out.items())
-        raise TrainingError(f"No site can take part{f' ({reasons})' if reasons else ''}: see to one and start again.")
 
 
 def _usual_classes(given: Sequence[tuple[str, ...]]) -> tuple[str, ...]:
@@ -228,7 +217,3 @@ def _usual(values: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     """The most frequent of these; of equally frequent ones the longest, of those the first."""
     counts = Counter(values)
     return max(values, key=lambda value: (counts[value], len(value)), default=())
-
-
-def _by(shape: Sequence[int]) -> str:
-    return "x".join(map(str, shape))

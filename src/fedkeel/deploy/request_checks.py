@@ -24,12 +24,14 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.site import CUTTING, OPTIONS
 from fedkeel.data.transforms import TRANSFORMS
 from fedkeel.deploy.policy import Policy, Refused
-from fedkeel.engine.executors.flower.limits import largest_reply
+from fedkeel.engine.executors.flower.channel import largest_reply
+from fedkeel.engine.executors.flower.roster import LONGEST_NAME
 from fedkeel.engine.local import Worker
-from fedkeel.errors import FedkeelError, nearest
+from fedkeel.errors import FedkeelError
 from fedkeel.methods import METHODS
 from fedkeel.methods import build as build_method
-from fedkeel.models import MODELS, architecture, timm_models
+from fedkeel.models import MODELS, timm_models
+from fedkeel.models.architecture import refuse_strange
 from fedkeel.trust import privacy
 
 # The options of a server that a site's part of a run depends on. All others (files, devices, what is recorded) stay as
@@ -42,7 +44,6 @@ TAKEN = (
     *("schedule", "decay", "clip_norm", "evaluate_with", "evaluation_batch", "seed", "precision", "checkpoint_every"),
 )
 LONGEST_TEXT = 4000  # of an option
-LONGEST_NAME = 200  # of a class
 MOST_PARTS = 16  # of a composition, or of transforms
 MOST_STEPS = 10_000  # exchanges within a round
 RUN = re.compile(r"[A-Za-z0-9]{1,64}")
@@ -114,59 +115,59 @@ def _check_method(text: str, policy: Policy) -> None:
     for part in _parts(text):
         METHODS.entry(part.name)
         policy.one_of("methods", part.name, "method")
-        architecture.refuse_strange(part.name, part.options)
-        for name, value in part.options.items():
-            if isinstance(value, int | float) and (name == "samples" or "batch" in name):  # passes of a method's own
+        refuse_strange(part.name, part.options)
+        for name, value in _numbers(part):
+            if name == "samples" or "batch" in name:  # passes of a method's own
                 policy.at_most("batch_size", value, f"as the '{name}' of '{part.name}'")
-            if isinstance(value, int | float) and name.endswith("_samples"):  # the images of such a pass
+            if name.endswith("_samples"):  # the images of such a pass
                 policy.at_least("samples", value, f"images as the '{name}' of '{part.name}'")
 
 
 def _check_model(text: str, policy: Policy) -> None:
-    asked = spec.parse(text)
-    own = asked.name in MODELS
-    full_name = asked.name if own or asked.name.startswith(timm_models.PREFIX) else f"{timm_models.PREFIX}{asked.name}"
+    requested = spec.parse(text)
+    name, options, prefix = requested.name, requested.options, timm_models.PREFIX
+    own = name in MODELS
+    full_name = name if own or name.startswith(prefix) else f"{prefix}{name}"
     policy.one_of("models", full_name, "model")
-    if asked.options.get("pretrained"):
+    if options.get("pretrained"):
         raise FedkeelError(
             f"'{text}' has weights fetched from elsewhere: give the server a file with '--weights', it sends them."
         )
     if own:
-        named = MODELS.entry(asked.name).options()
-        for option in asked.options:
-            if option not in named:
-                raise FedkeelError(f"The model '{asked.name}' has no option '{option}': {nearest(option, named)}")
-        architecture.refuse_strange(asked.name, asked.options)
-    else:
-        architecture.refuse_strange(full_name, asked.options)
-        rest = {name: value for name, value in asked.options.items() if name not in ("pretrained", "projector")}
-        timm_models.find(asked.name, rest, MODELS.names())
+        MODELS.entry(name).check_options("model", options)
+    refuse_strange(full_name, options)
+    if not own:
+        rest = {key: value for key, value in options.items() if key not in ("pretrained", "projector")}
+        timm_models.find(name, rest, MODELS.names())
 
 
 def _check_data(text: str, policy: Policy) -> None:
-    asked = spec.parse(text)
-    for name, value in asked.options.items():
+    data = spec.parse(text)
+    for name, value in data.options.items():
         if name not in (*OPTIONS, *CUTTING):
-            raise FedkeelError(f"A site does not know the option '{name}' of '{asked.name}': leave it out.")
+            raise FedkeelError(f"A site does not know the option '{name}' of '{data.name}': leave it out.")
         if name not in PLACES:
-            architecture.refuse_strange(asked.name, {name: value})
-    _at_most_pixels(asked, policy)
+            refuse_strange(data.name, {name: value})
+    _check_pixels(data, policy)
     for name in ("train_transform", "test_transform"):
-        given = asked.options.get(name, "")
+        given = data.options.get(name, "")
         if not isinstance(given, str):
-            raise FedkeelError(f"The option '{name}' of '{asked.name}' is {given!r}: give transforms joined by '+'.")
+            raise FedkeelError(f"The option '{name}' of '{data.name}' is {given!r}: give transforms joined by '+'.")
         for part in _parts(given) if given.strip() else ():
             TRANSFORMS.entry(part.name)
             policy.one_of("transforms", part.name, "transform")
-            architecture.refuse_strange(part.name, part.options)
-            _at_most_pixels(part, policy)
+            refuse_strange(part.name, part.options)
+            _check_pixels(part, policy)
 
 
-def _at_most_pixels(asked: spec.Spec, policy: Policy) -> None:
-    for name in ("size", "padding"):
-        value = asked.options.get(name)
-        if isinstance(value, int | float):
-            policy.at_most("image_size", value, f"pixels as the '{name}' of '{asked.name}'")
+def _check_pixels(requested: spec.Spec, policy: Policy) -> None:
+    for name, value in _numbers(requested):
+        if name in ("size", "padding"):
+            policy.at_most("image_size", value, f"pixels as the '{name}' of '{requested.name}'")
+
+
+def _numbers(requested: spec.Spec) -> list[tuple[str, float]]:
+    return [(name, value) for name, value in requested.options.items() if isinstance(value, int | float)]
 
 
 def _parts(text: str) -> list[spec.Spec]:
@@ -176,14 +177,19 @@ def _parts(text: str) -> list[spec.Spec]:
     return parts
 
 
-def check_network(config: Config, federation: Federation, policy: Policy) -> None:
-    """Refuse a network, as the method will have it, that has too many numbers; none of them takes memory here."""
+def seen_shape(federation: Federation) -> tuple[int, int, int]:
+    """Channels, height and width of an image as the network sees it."""
     transform = federation.test_transform
     _, channels, height, width = transform(federation.images[:1], torch.full((1, transform.draws), 0.5)).shape
+    return channels, height, width
+
+
+def check_network(config: Config, federation: Federation, policy: Policy) -> None:
+    """Refuse a network, as the method will have it, that has too many numbers; none of them takes memory here."""
+    channels, *size = seen_shape(federation)
+    shape: dict[str, Any] = {"num_classes": federation.num_classes, "in_channels": channels, "image_size": tuple(size)}
     with torch.device("meta"):
-        network = models.build_spec(
-            config.model, num_classes=federation.num_classes, in_channels=channels, image_size=(height, width)
-        )
+        network = models.build_spec(config.model, **shape)
         Composition.of(build_method(config.method)).prepare(network)
     count = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))  # tables of positions too
     policy.at_most("parameters", count, "numbers in the network")
@@ -191,31 +197,28 @@ def check_network(config: Config, federation: Federation, policy: Policy) -> Non
 
 def check_privacy(config: Config, federation: Federation, policy: Policy) -> None:
     """Refuse a run of too few images, or one that by itself would spend more than this site gives in all."""
-    for client in federation:
-        for part, chosen in (("train", client.train), ("validate", client.validation), ("test", client.test)):
-            if len(chosen):
-                policy.at_least("samples", len(chosen), f"images to {part} on")
+    (site,) = federation
+    for part, chosen in (("train", site.train), ("validate", site.validation), ("test", site.test)):
+        if len(chosen):
+            policy.at_least("samples", len(chosen), f"images to {part} on")
     method = Composition.of(build_method(config.method))
     if method.is_pooled:
         raise Refused(f"'{config.method}', which pools the data of all sites")
     privacy.refuse_what_tells_more(config, method)
     if policy.epsilon:
         privacy.require_accountant()
-        (site,) = federation
         limit = config.replace(dp_delta=policy.delta)
         policy.at_most("epsilon", privacy.spent(limit, config.rounds, [site.samples]) or 0.0, "as the epsilon of a run")
 
 
 def check_message(request: Mapping[str, Any], broadcast: Broadcast, worker: Worker) -> tuple[int, int]:
     """Refuse a broadcast that is not of this model and of a round of this run; returns the step that it is."""
-    config, step = worker.config, request.get("step")
+    rounds, step, number = worker.config.rounds, request.get("step"), from_one(broadcast.round)
     if not isinstance(step, list) or len(step) != 2 or not all(type(n) is int for n in step):
         raise BadMessage("it does not say which step of the run it is")
-    if broadcast.rounds != config.rounds or not 0 <= broadcast.round < config.rounds:
-        number = from_one(broadcast.round)
-        raise BadMessage(f"it is of round {number} of {broadcast.rounds}, and the run has {config.rounds}")
+    if broadcast.rounds != rounds or not 0 <= broadcast.round < rounds:
+        raise BadMessage(f"it is of round {number} of {broadcast.rounds}, and the run has {rounds}")
     if step[0] != broadcast.round or not 0 <= step[1] < MOST_STEPS:
-        number = from_one(broadcast.round)
         raise BadMessage(f"it is step {step[1]} of round {from_one(step[0])}, and the message of round {number}")
     entries, layout = worker.entries, worker.layout
     most = largest_reply(state.nbytes(dict(entries)))

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("uvicorn", reason="uvicorn, which comes with flwr, is not installed")
 
-from fedkeel.deploy.door import BODY, HEADERS, Door, raise_limit
+from fedkeel.deploy.connections import BODY, HEADERS, ConnectionGuard, raise_descriptor_limit
 from tests.deploy.served import Served, is_closed, request, status_of
 
 
@@ -117,19 +117,19 @@ def test_strangers_make_room_where_most_of_them_are(app: App) -> None:
 def test_who_has_shown_a_key_does_not_make_room_for_strangers() -> None:
     import socket
 
-    door = Door(strangers=2, of_a_site=2, later=lambda _seconds, _act: None)
+    guard = ConnectionGuard(strangers=2, of_a_site=2, call_later=lambda _seconds, _act: None)
     pairs = [socket.socketpair() for _ in range(8)]
     try:
         for port, (end, _) in enumerate(pairs[:2]):
-            door.came(end, ("10.0.0.1", port))
-            door.showed(("10.0.0.1", port), b"key")
+            guard.connected(end, ("10.0.0.1", port))
+            guard.authenticated(("10.0.0.1", port), b"key")
         for port, (end, _) in enumerate(pairs[2:7], start=2):
-            door.came(end, ("10.0.0.1", port))
-        assert sorted(port for _, port in door._guests) == [0, 1, 5, 6]
-        door.came(pairs[7][0], ("10.0.0.9", 7))
-        door.showed(("10.0.0.9", 7), b"key")
-        assert 7 in {port for _, port in door._guests}
-        assert 0 not in {port for _, port in door._guests}, "a site has only so many, and the first of them goes"
+            guard.connected(end, ("10.0.0.1", port))
+        assert sorted(port for _, port in guard._open) == [0, 1, 5, 6]
+        guard.connected(pairs[7][0], ("10.0.0.9", 7))
+        guard.authenticated(("10.0.0.9", 7), b"key")
+        assert 7 in {port for _, port in guard._open}
+        assert 0 not in {port for _, port in guard._open}, "a site has only so many, and the first of them goes"
         assert is_closed(pairs[0][1])
     finally:
         for pair in pairs:
@@ -161,7 +161,7 @@ def test_a_process_takes_as_many_descriptors_as_it_may() -> None:
     low = min(soft, 512) if soft != resource.RLIM_INFINITY else 512
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
-        raise_limit()
+        raise_descriptor_limit()
         now = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         assert now == (2**16 if hard == resource.RLIM_INFINITY else min(hard, 2**16))
     finally:

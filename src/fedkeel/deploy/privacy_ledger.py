@@ -7,6 +7,7 @@ noise and the same result, and costs nothing.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from fedkeel.config import Config
@@ -15,41 +16,38 @@ from fedkeel.errors import StoreError
 from fedkeel.files import Unsealed, explained, seal, unseal, write_atomically
 from fedkeel.trust import privacy
 
-FILE = "privacy.json"
 
-
-class Account:
+class PrivacyLedger:
     def __init__(self, folder: Path) -> None:
-        self._path = folder / FILE
+        self._path = folder / "privacy.json"
 
     def charge(self, training: str, config: Config, samples: int, policy: Policy) -> None:
         """Count a training, known by all that it depends on, before it is done; or refuse it."""
-        done = self._read()
+        done = self.read()
         if training in done:
             return
         rate, steps = privacy.sampling_rate(config, samples), privacy.local_steps(config, samples)
         done[training] = [config.dp_noise, rate, steps]
         if policy.epsilon:
             privacy.require_accountant()
-            policy.at_most("epsilon", self.epsilon(done, policy.delta), "as the epsilon of all that was trained here")
+            policy.at_most("epsilon", epsilon(done, policy.delta), "as the epsilon of all that was trained here")
         with explained(self._path):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path, seal(done))
 
-    @staticmethod
-    def epsilon(done: dict[str, list[float]], delta: float) -> float:
-        kinds: dict[tuple[float, float], int] = {}
-        for noise, rate, steps in done.values():
-            kinds[noise, rate] = kinds.get((noise, rate), 0) + int(steps)
-        return privacy.composed([(noise, rate, steps) for (noise, rate), steps in kinds.items()], delta)
-
-    def _read(self) -> dict[str, list[float]]:
-        if not self._path.exists():
-            return {}
+    def read(self) -> dict[str, list[float]]:
+        """Of each training: noise multiplier, sampling rate and steps."""
         try:
-            return unseal(self._path.read_bytes())
+            return unseal(self._path.read_bytes()) if self._path.exists() else {}
         except (OSError, Unsealed) as error:
             raise StoreError(
                 f"'{self._path}', the account of what was spent of this site's privacy, cannot be read: put it back "
                 "from a copy."
             ) from error
+
+
+def epsilon(done: dict[str, list[float]], delta: float) -> float:
+    kinds = Counter[tuple[float, float]]()
+    for noise, rate, steps in done.values():
+        kinds[noise, rate] += int(steps)
+    return privacy.composed([(noise, rate, steps) for (noise, rate), steps in kinds.items()], delta)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import importlib.util
 from base64 import b64encode
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,21 +11,29 @@ from typing import Any
 
 import pytest
 
-from fedkeel.deploy import clock
-from fedkeel.deploy.clock import Differences
-from fedkeel.deploy.door import Door
-from fedkeel.deploy.link import SECRET, OnlySites, pass_word, shorten
-from fedkeel.engine.executors.flower.limits import LARGEST, UNDER_WAY
+pytest.importorskip("flwr", reason="flwr is not installed")
 
-flower = pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed")
+import httpx
+from flwr.proto.control_pb2 import ListNodesRequest
+from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes, sign_message
+
+from fedkeel.deploy import flower_internals
+from fedkeel.deploy.clock import Differences
+from fedkeel.deploy.connections import SECRET, ConnectionGuard, password
+from fedkeel.deploy.flower_internals import Endpoint
+from fedkeel.deploy.quota import LARGEST, UNDER_WAY
+from fedkeel.deploy.superlink import RequestGuard, shorten
+from tests.deploy.served import Served
+
 PUSH = "/v1/fleet/push-object"
-WORD = pass_word(b"secret")
+WORD = password(b"secret")
 NOW = 1_800_000_000.0
 
 
 @pytest.fixture(autouse=True)
 def clock_of_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clock, "now", lambda: NOW)
+    monkeypatch.setattr(flower_internals, "now", lambda: NOW)
 
 
 class Flower:
@@ -37,13 +44,11 @@ class Flower:
         self.go: asyncio.Event | None = None
         state = SimpleNamespace(get_node_id_by_public_key=lambda key: 7 if key in (keys or ()) else None)
         factory = SimpleNamespace(state=lambda: state)
-        self.app = SimpleNamespace(
-            state=SimpleNamespace(enable_supernode_auth=keys is not None, linkstate_factory=factory)
-        )
+        self.state = SimpleNamespace(enable_supernode_auth=keys is not None, linkstate_factory=factory)
         self.told: dict[str, float] = {}
         differences = Differences(Path("/nowhere/clocks.json"))
         differences.write = self.told.__setitem__  # type: ignore[method-assign]
-        self.guard = OnlySites(self, WORD, Door(), differences)
+        self.guard = RequestGuard(self, b"secret", ConnectionGuard(), differences)
 
     async def __call__(self, _scope: Any, _receive: Any, send: Any) -> None:
         self.read += 1
@@ -59,7 +64,6 @@ class Flower:
 
         scope: dict[str, Any] = {"type": "http", "path": path, "client": (client, 4711) if client else None}
         scope["headers"] = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-        scope["app"] = self.app
         await self.guard(scope, None, send)
         return int(sent[0]["status"])
 
@@ -77,22 +81,14 @@ OWN = ["/v1/control/start-run", "/v1/runtime/acquire-task", "/docs", "/", "/v1/f
 def test_wherever_it_comes_from_only_the_secret_opens_more_than_the_fleet_api(path: str, client: str | None) -> None:
     assert status(path, client) == 403
     assert status(path, client, x_forwarded_for="127.0.0.1", forwarded="for=127.0.0.1") == 403
-    for wrong in ("", "secret", WORD[:-1], WORD + "0", pass_word(b"another")):
+    for wrong in ("", "secret", WORD[:-1], WORD + "0", password(b"another")):
         assert status(path, client, fedkeel_secret=wrong) == 403
     assert status(path, client, fedkeel_secret=WORD) == 200
     assert status("/v1/fleet/pull-messages", client) == 200
 
 
-@flower
 def test_fedkeels_own_requests_are_let_in_and_those_of_other_users_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     """Over a socket, as Flower's client sends them, where uvicorn is told to believe what proxies say."""
-    import httpx
-    from flwr.proto.control_pb2 import ListNodesRequest
-    from flwr.supercore.control.control_http_client import ControlHttpClient
-
-    from fedkeel.deploy.runtime import Endpoint
-    from tests.deploy.served import Served
-
     monkeypatch.setenv("FORWARDED_ALLOW_IPS", "*")
     for name in ("http_proxy", "all_proxy", "HTTP_PROXY", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")  # what stays on this machine does not go by it
@@ -103,7 +99,7 @@ def test_fedkeels_own_requests_are_let_in_and_those_of_other_users_are_not(monke
         await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"0")]})
         await send({"type": "http.response.body"})
 
-    with Served(app, word=WORD) as served:
+    with Served(app) as served:
         for secret, wanted in ((b"secret", 200), (b"another", 403)):
             client = Endpoint(f"127.0.0.1:{served.port}", None, secret).client(ControlHttpClient, retry=False)
             if wanted == 200:
@@ -142,8 +138,6 @@ def test_a_long_log_begins_anew_and_is_written_on(tmp_path: Path) -> None:
 
 def signed(pair: Any, ahead: float = 0, **changes: str) -> dict[str, str]:
     """The headers of a node's request, by a clock that is so far ahead of the server's."""
-    from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
-
     private, public = pair
     moment = datetime.datetime.fromtimestamp(NOW + ahead, datetime.timezone.utc).isoformat()
     return {
@@ -154,10 +148,7 @@ def signed(pair: Any, ahead: float = 0, **changes: str) -> dict[str, str]:
     }
 
 
-@flower
 def test_who_has_no_key_of_a_site_is_not_even_read() -> None:
-    from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-
     site, thief = generate_key_pairs(), generate_key_pairs()
     link = Flower((public_key_to_bytes(site[1]),))
 
@@ -177,10 +168,7 @@ def test_who_has_no_key_of_a_site_is_not_even_read() -> None:
     assert asked(PUSH, **signed(site)) == 200
 
 
-@flower
 def test_a_site_cannot_fill_the_memory_with_requests_that_never_end() -> None:
-    from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-
     pairs = [generate_key_pairs(), generate_key_pairs()]
     link = Flower(tuple(public_key_to_bytes(public) for _, public in pairs))
     most = UNDER_WAY // LARGEST
@@ -208,10 +196,7 @@ def test_a_site_cannot_fill_the_memory_with_requests_that_never_end() -> None:
     assert later == 200
 
 
-@flower
 def test_the_server_learns_how_far_off_the_clock_of_a_site_is() -> None:
-    from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_to_bytes
-
     site, thief = generate_key_pairs(), generate_key_pairs()
     link = Flower((public_key_to_bytes(site[1]),))
 

@@ -1,0 +1,350 @@
+"""All that leans on Flower's inner parts: what Fedkeel calls, replaces or reads of Flower that is not its public API.
+
+The extra `flower` pins the version that this file is of, and a test fails when one of these parts changes. Nothing else
+imports more of Flower than `flwr.app`, `flwr.clientapp` and `flwr.serverapp`. What an interface of Flower's own would
+have to offer, so that a part of this file could go:
+
+    use_clock, now      a source of time that can be given, in place of one that all modules share
+    signer, signature   a check of a request's signature by its headers alone, before the body is read
+    run_superlink/node  processes that are given their middleware, their socket and what signs their requests
+    free_removed_keys   a node that is removed and whose key may be registered again
+    limit_store         a hook before a message, or a piece of one, is stored
+    MESSAGE_TABLES      a SuperLink that can be started without the messages of an earlier start
+    Endpoint            runs, nodes and tasks of apps for a process that is already running, over a connection it gives
+    *_app, *_task       the grid, or the message, of such a task
+    fetch, forget       a reply with a limit of its size and its time; deleting what nobody waits for any more
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import hashlib
+import importlib
+import ssl
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+from flwr.app import Message
+from flwr.cli.build import build_fab_from_files
+from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE, ErrorCode, SubStatus
+from flwr.common.serde import fab_to_proto, run_from_proto
+from flwr.proto import control_pb2, runtime_pb2
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
+from flwr.supercore import constant, date, interceptors
+from flwr.supercore.control.control_http_client import ControlHttpClient
+from flwr.supercore.fab import Fab
+from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
+from flwr.supercore.primitives import asymmetric
+from flwr.supercore.retry import make_simple_http_retry_invoker
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supercore.task_identity import TaskIdentity
+from flwr.superlink.grid import HttpGrid
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
+
+from fedkeel.deploy.connections import SECRET, password
+from fedkeel.deploy.quota import OverQuota, Quota, ReplyMeter
+
+EXPIRED, UNREACHABLE = ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE  # errors in place of a reply
+SIGNED = (constant.FLEET_HTTP_PUBLIC_KEY_HEADER, constant.FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
+OLDEST, NEWEST = -TIMESTAMP_TOLERANCE - SYSTEM_TIME_TOLERANCE, SYSTEM_TIME_TOLERANCE  # seconds, of a signature
+ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
+CLIENT_APP = constant.TaskType.CLIENT_APP
+FOR_SITES, FIRST_REQUEST = "/v1/fleet/", "/v1/fleet/activate-node"
+SECRET_FILE = "--superexec-auth-secret-file"
+MORE_PORTS = "FLWR_INTERNAL_"  # variables that open further ports, which nobody guards
+MESSAGE_TABLES = (
+    "message_ins", "message_res", "object_push_session_pending", "object_push_session_roots", "object_push_sessions",
+    "object_children", "run_objects", "objects",
+)  # fmt: skip
+
+
+def use_clock(moment: Callable[[], float]) -> None:
+    class Given(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Given:
+            return cls.fromtimestamp(moment(), tz)
+
+    # All of Flower asks `date.now`, which asks this.
+    date.datetime = SimpleNamespace(datetime=Given, UTC=datetime.timezone.utc)  # type: ignore[assignment,attr-defined]
+
+
+def now() -> float:
+    return date.now().timestamp()
+
+
+def signature(private: Any, public: Any, moment: float) -> dict[str, str]:
+    """The headers of a node's request that was made at this moment."""
+    stamp = datetime.datetime.fromtimestamp(moment, datetime.timezone.utc).isoformat()
+    signed = b64encode(asymmetric.sign_message(private, stamp.encode())).decode()
+    key = b64encode(asymmetric.public_key_to_bytes(public)).decode()
+    return dict(zip(SIGNED, (key, signed, stamp), strict=True))
+
+
+def signer(headers: Mapping[bytes, bytes], state: Any) -> tuple[bytes, int, float] | None:
+    """The registered key that a request is signed with, its node, and the moment that was signed."""
+    try:
+        key, signed, stamp = (headers[name.lower().encode()] for name in SIGNED)
+        key, signed = b64decode(key, validate=True), b64decode(signed, validate=True)
+        node = state.linkstate_factory.state().get_node_id_by_public_key(key)
+        if node is None or not asymmetric.verify_signature(asymmetric.bytes_to_public_key(key), stamp, signed):
+            return None
+        return key, node, datetime.datetime.fromisoformat(stamp.decode()).timestamp()
+    except (KeyError, ValueError, TypeError, OverflowError, OSError):
+        return None
+
+
+def run_superlink(serve: Callable[[Any, Any, dict[str, Any]], None]) -> None:
+    """`serve` gets Flower's ASGI app, its configuration (host, port, TLS) and how to log."""
+    from flwr.supercore.http_logging import get_uvicorn_log_config
+    from flwr.supercore.logger import console_handler
+    from flwr.superlink.main import create_app
+
+    cli: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
+
+    def serve_app(lifespan_config: Any) -> None:
+        app = create_app(lifespan_config, cli.SuperLinkLifespan)
+        serve(app, lifespan_config, get_uvicorn_log_config(console_handler.level))
+
+    cli._run_superlink_http_api = serve_app
+    cli.flower_superlink()
+
+
+def run_supernode(interceptor: type) -> None:
+    from flwr.supernode import fleet_http_connection
+    from flwr.supernode.cli import flower_supernode
+
+    fleet_http_connection.NodeAuthHttpInterceptor = interceptor  # type: ignore[assignment,attr-defined]
+    flower_supernode()
+
+
+def free_removed_keys() -> None:
+    """A key that was removed may be added again: Flower would keep it for ever, and refuse it as one already in use."""
+    from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
+    from flwr.supercore.state.schema.linkstate_models import Node
+    from flwr.supercore.utils import uint64_to_int64
+    from sqlalchemy import update
+
+    usual = SqlLinkState.delete_node
+
+    def delete_node(self: Any, owner_aid: str, node_id: int) -> None:
+        usual(self, owner_aid, node_id)
+        with self.session() as session:
+            session.execute(update(Node).where(Node.node_id == uint64_to_int64(node_id)).values(public_key=None))
+
+    SqlLinkState.delete_node = delete_node  # type: ignore[method-assign]
+
+
+def limit_store(quota: Quota) -> None:
+    """Have Flower's process ask the quota before it stores anything."""
+    from fastapi import HTTPException
+    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+    from flwr.superlink.servicer.fleet import fleet_handlers
+    from flwr.superlink.servicer.runtime import runtime_handlers
+
+    send, announce, store = runtime_handlers.push_object, fleet_handlers.push_messages, fleet_handlers.push_object
+
+    def sent(request: Any, state: Any, task: Any) -> Any:
+        quota.sent(request.session_id, len(request.object_content))
+        return send(request, state, task)
+
+    @contextmanager
+    def refusing(state: Any) -> Iterator[None]:
+        try:
+            yield
+        except OverQuota as refused:
+            if refused.reply:
+                state.object_store.delete(refused.reply)
+            raise HTTPException(413, str(refused)) from refused
+
+    def announced(request: Any, state: Any) -> Any:
+        node = request.node.node_id
+        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
+            raise HTTPException(400, "One reply at a time.")
+        metadata, tree = request.messages_list[0].metadata, request.message_object_trees[0]
+        with refusing(state):
+            pieces = sum(1 for _ in iterate_object_tree(tree))
+            earlier = quota.check(node, metadata.src_node_id, metadata.message_id, tree.object_id, pieces)
+        if earlier and state.get_valid_message_ins(metadata.reply_to_message_id) is not None:
+            state.object_store.delete(earlier)  # before: else its pieces would be in the store, and not counted
+        answer = announce(request=request, state=state)
+        if tree.object_id in state.object_store:
+            quota.announced(node, tree.object_id, answer.session_id)
+        return answer
+
+    def stored(request: Any, state: Any) -> Any:
+        with refusing(state):
+            quota.take(request.node.node_id, request.session_id, len(request.object_content))
+        return store(request=request, state=state)
+
+    runtime_handlers.push_object = sent
+    fleet_handlers.push_messages, fleet_handlers.push_object = announced, stored
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A Flower process on this machine: where it listens, whose certificate it shows, the secret it shares with us."""
+
+    address: str
+    ca: Path | None
+    secret: bytes
+
+    def client(self, kind: Any, *signs: Any, retry: bool = True) -> Any:
+        verify: Any = True
+        if self.ca is not None:
+            # The certificate is made out to the name that sites use, and this is the same machine by another name.
+            verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            verify.check_hostname = False
+            verify.load_verify_locations(cafile=str(self.ca))
+        url = f"{'http' if self.ca is None else 'https'}://{self.address}"
+        version = interceptors.RuntimeVersionHttpInterceptor(component_name="fedkeel")
+        retries = make_simple_http_retry_invoker() if retry else None
+        client = kind(url, interceptors=[version, *signs], verify=verify, retry_invoker=retries)
+        client.close()
+        # The same, but what stays on this machine, with a secret in it, goes by no proxy.
+        own = {SECRET: password(self.secret)}
+        client._client = httpx.Client(headers=own, verify=verify, timeout=client._client.timeout, trust_env=False)
+        return client
+
+    def is_up(self) -> bool:
+        with closing(self.client(ControlHttpClient, retry=False)) as client, suppress(httpx.HTTPError):
+            client.ListNodes(control_pb2.ListNodesRequest())
+            return True
+        return False
+
+    def register(self, keys: Mapping[str, bytes]) -> dict[int, str]:
+        """Let exactly these sites in, by their public keys; returns which node is whose."""
+        with closing(self.client(ControlHttpClient)) as client:
+            nodes = client.ListNodes(control_pb2.ListNodesRequest()).nodes_info
+            known = {bytes(n.public_key): n.node_id for n in nodes if n.status != constant.NodeStatus.UNREGISTERED}
+            owners: dict[int, str] = {}
+            for name, key in keys.items():
+                request = control_pb2.RegisterNodeRequest(public_key=key, name=name)
+                owners[known.pop(key, None) or client.RegisterNode(request).node_id] = name
+            for node in known.values():
+                client.UnregisterNode(control_pb2.UnregisterNodeRequest(node_id=node))
+            return owners
+
+    def start_run(self, app: Mapping[str, bytes]) -> None:
+        content, _ = build_fab_from_files(app)
+        fab = Fab(hashlib.sha256(content).hexdigest(), content, {})
+        with closing(self.client(ControlHttpClient)) as client:
+            client.StartRun(control_pb2.StartRunRequest(fab=fab_to_proto(fab)))
+
+    def tasks(self, kind: str, pauses: Callable[[], None]) -> Iterator[str]:
+        """The token of one task after another; `pauses` is called while there is none."""
+        signs = interceptors.SuperExecAuthHttpInterceptor(master_secret=self.secret, protected_methods=ACQUIRE)
+        with closing(self.client(RuntimeHttpClient, signs, retry=False)) as client:
+            while True:
+                with suppress(httpx.TransportError):  # it is not up yet, or is going down, which the caller watches
+                    answer = client.AcquireTask(runtime_pb2.AcquireTaskRequest(supported_task_types={kind}))
+                    if answer.HasField("task") and answer.token:
+                        yield answer.token
+                        continue
+                pauses()
+
+    @contextmanager
+    def task(self, token: str, lost: Callable[[], None] = lambda: None) -> Iterator[Any]:
+        """A client for one task; Flower is told that it is alive, and `lost` is called when Flower has given it up."""
+        with closing(self.client(RuntimeHttpClient, interceptors.RuntimeTokenHttpInterceptor(token))) as client:
+
+            def beat() -> bool:
+                try:
+                    alive = client.SendTaskHeartbeat(runtime_pb2.SendTaskHeartbeatRequest()).success
+                except httpx.TransportError:
+                    return False
+                except httpx.HTTPStatusError:
+                    alive = False
+                if not alive:
+                    lost()
+                return True
+
+            heartbeat = HeartbeatSender(beat)
+            heartbeat.start()
+            try:
+                yield client
+            finally:
+                heartbeat.stop()
+
+
+@contextmanager
+def server_app(endpoint: Endpoint, pauses: Callable[[], None], lost: Callable[[], None]) -> Iterator[HttpGrid]:
+    """Take the run that was started; the block is its ServerApp."""
+    token = next(endpoint.tasks(constant.TaskType.SERVER_APP, pauses))
+    with endpoint.task(token, lost) as client:
+        status, details = SubStatus.FAILED, "stopped"
+        try:
+            given = client.PullTaskInput(runtime_pb2.PullTaskInputRequest())
+            TaskIdentity.task_id, TaskIdentity.run_id = given.task_id, given.run.run_id
+            TaskIdentity.node_id = given.context.node_id
+            grid = HttpGrid(endpoint.address, insecure=endpoint.ca is None, token=token)
+            grid._client = client
+            grid.set_run(run_from_proto(given.run))
+            yield grid
+            status, details = SubStatus.COMPLETED, ""
+        finally:
+            with suppress(httpx.HTTPError):
+                client.PushTaskOutput(runtime_pb2.PushTaskOutputRequest(sub_status=status, details=details))
+
+
+def answer_task(endpoint: Endpoint, token: str, answer: Callable[[Message], Message]) -> None:
+    """Reply to the one message of a task of a ClientApp."""
+    with endpoint.task(token) as client:
+        status, details, context = SubStatus.FAILED, "the reply could not be sent", None
+        try:
+            message, context, _, _ = pull_task_input(client)
+            push_message(client, answer(message), context)
+            status, details = SubStatus.COMPLETED, ""
+        finally:
+            push_task_output(client, context, status, details)
+
+
+class MeasuredClient:
+    """Flower's client, for one reply: by itself it would take whatever a site sends, and wait for hours for the rest of
+    what was cut off."""
+
+    def __init__(self, client: Any, meter: ReplyMeter) -> None:
+        self._client, self._meter = client, meter
+        self.replies: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def PullMessages(self, request: Any) -> Any:  # noqa: N802 - Flower's name
+        answer = self._client.PullMessages(request)
+        self.replies += [message.metadata.message_id for message in answer.messages_list]
+        return answer
+
+    def PullObject(self, request: Any) -> Any:  # noqa: N802 - Flower's name
+        part = self._client.PullObject(request)
+        refusal = self._meter.take(len(part.object_content), part.object_found, part.object_available)
+        if refusal:
+            raise ObjectPullError(request.object_id, refusal)
+        return part
+
+
+def fetch(grid: Any, number: str, meter: ReplyMeter) -> Message | str | None:
+    """The reply to one message, if there is one yet. Where it comes over a network, it is measured while it comes."""
+    if not isinstance(grid, HttpGrid):
+        return next(iter(grid.pull_messages([number])), None)
+    one: Any = copy.copy(grid)
+    one._client = MeasuredClient(grid._runtime_client, meter)
+    replies = list(one.pull_messages([number]))
+    if meter.refusal:
+        forget(grid, one._client.replies)
+    return meter.refusal or next(iter(replies), None)
+
+
+def forget(grid: Any, numbers: list[str]) -> None:
+    """Delete what is left of these messages: one that nobody fetched holds the whole model until the run ends."""
+    for number in numbers if isinstance(grid, HttpGrid) else ():
+        request = ConfirmMessageReceivedRequest(node=grid.node, run_id=grid.run.run_id, message_object_id=number)
+        with suppress(httpx.HTTPError):
+            grid._runtime_client.ConfirmMessageReceived(request)
