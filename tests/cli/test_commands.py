@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from fedkeel.cli import build_parser, main
-from fedkeel.cli.listing import KINDS
-from fedkeel.cli.parsing import given_options, with_root
+from fedkeel.cli.list import KINDS
+from fedkeel.cli.terminal.parsing import given_options, with_options
 from fedkeel.config import Config, option_names
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import METHODS
@@ -50,7 +50,7 @@ class TestOptions:
     def test_root_goes_into_the_data_set(self) -> None:
         assert typed("--data", "folder(size=64)", "--root", "./a b")["data"] == "folder(size=64, root='./a b')"
         with pytest.raises(FedkeelError, match="twice"):
-            with_root("folder(root=x)", "y")
+            with_options("folder(root=x)", root="y")
 
     def test_help_shows_defaults_and_examples(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["run", "--help"]) == 0
@@ -139,7 +139,7 @@ class TestMistakes:
         def broken(*_: object, **__: object) -> None:
             raise RuntimeError("a bug")
 
-        monkeypatch.setattr("fedkeel.cli.listing.list_names", broken)
+        monkeypatch.setattr("fedkeel.cli.list.run", broken)
         with pytest.raises(RuntimeError, match="a bug"):
             main(["list", "methods"])
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fedkeel.cli.console import results_table
+from fedkeel.cli.terminal.output import results_table
 from fedkeel.config import Config
 from fedkeel.core.naming import slug
 from fedkeel.engine.executors.heartbeat import Heart

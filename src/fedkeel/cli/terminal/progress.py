@@ -1,0 +1,185 @@
+"""How runs are going, on stderr: live on a terminal, a plain line every tenth of the way elsewhere."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from statistics import fmean
+from typing import IO, Any
+
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+from fedkeel.cli.terminal.output import console, duration
+from fedkeel.config import Config, from_one
+from fedkeel.core.evaluation import Scores
+from fedkeel.core.naming import visible
+from fedkeel.errors import FedkeelError
+from fedkeel.experiments.jobs import Job, JobsObserver
+from fedkeel.experiments.tables import DASH, percent
+from fedkeel.observer import Observer
+from fedkeel.runs.run import Run
+
+
+class Clock:
+    """How far the work is: the time left, and each tenth of the way once."""
+
+    def __init__(self) -> None:
+        self._tenth = 0
+        self.start(0.0)
+
+    def start(self, first: float) -> None:
+        """The work begins at this share, e.g. when a run is resumed."""
+        self._began, self._first = time.monotonic(), first
+
+    def left(self, share: float) -> str:
+        if share <= self._first:
+            return "-:--"
+        return duration((time.monotonic() - self._began) * (1 - share) / (share - self._first))
+
+    def reaches_tenth(self, share: float) -> bool:
+        tenth = int(share * 10 + 1e-9)
+        before, self._tenth = self._tenth, max(tenth, self._tenth)
+        return tenth > before
+
+
+class Display(AbstractContextManager[Any]):
+    """Bars on a terminal, lines elsewhere; when quiet, notes alone."""
+
+    def __init__(self, stream: IO[str] | None = None, *, quiet: bool = False) -> None:
+        self._console, self._quiet, self._clock = console(stream or sys.stderr), quiet, Clock()
+        self._bars: Progress | None = None
+        if self._console.is_terminal and not quiet:
+            label, text = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[text]"))
+            # Drawn when something happens, not by a thread: processes are forked meanwhile, and a lock that the
+            # thread holds at that moment would stay locked in the child for ever.
+            options: dict[str, Any] = {"console": self._console, "auto_refresh": False, "transient": True}
+            self._bars = Progress(label, BarColumn(bar_width=24), text, **options)
+
+    def __exit__(self, *exception: object) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def note(self, text: str) -> None:
+        self._console.print(f"fedkeel: {text}")
+
+    def say(self, text: str) -> None:
+        if not self._quiet:
+            self._console.print(text)
+
+
+class RunProgress(Display, Observer):
+    """The progress of one run."""
+
+    _task: TaskID
+    _accuracy = "-"
+
+    def started(self, config: Config, first_round: int) -> None:
+        self._rounds = config.rounds
+        self._clock.start(first_round / config.rounds)
+        if self._bars is not None:
+            self._bars.start()
+            self._task = self._bars.add_task(visible(config.method), total=config.rounds, text="")
+            self._draw(first_round)
+
+    def client_done(self, round: int, done: int, total: int) -> None:
+        self._draw(round + done / total)
+
+    def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
+        if scores is not None:
+            self._accuracy = f"{percent(scores.average)} %"
+        self._draw(round + 1)
+        share = (round + 1) / rounds
+        if self._bars is None and self._clock.reaches_tenth(share):
+            known = f"accuracy {self._accuracy}  loss {f'{loss:.3f}' if math.isfinite(loss) else DASH}"
+            self.say(f"round {from_one(round)}/{rounds}  {known}  left {self._clock.left(share)}")
+
+    def _draw(self, rounds_done: float) -> None:
+        if self._bars is not None:
+            text = f"{_round(rounds_done, self._rounds)}  accuracy {self._accuracy}"
+            text += f"  left {self._clock.left(rounds_done / self._rounds)}"
+            self._bars.update(self._task, completed=rounds_done, text=text, refresh=True)
+
+
+class ComparisonProgress(Display, JobsObserver):
+    """The progress of a comparison: one bar for all of it, and one for each run under way."""
+
+    def planned(self, jobs: Sequence[Job], finished: Sequence[Job]) -> None:
+        self._jobs, self._over = jobs, {*finished}
+        self._shares = {job: float(job in self._over) for job in jobs}
+        self._accuracy: dict[Job, float] = {}  # of the last round that was evaluated
+        # Of runs that are over, by the rule that their configuration names.
+        self._results = {job: result for job in finished if (result := _result(job)) is not None}
+        self._clock.start(self._share())
+        self._clock.reaches_tenth(self._share())
+        if finished:
+            self.say(f"{len(finished)} of {len(jobs)} runs were finished before.")
+        if self._bars is not None:
+            self._bars.start()
+            self._overall = self._bars.add_task("all runs", total=1.0, text="")
+            self._tasks: dict[Job, TaskID] = {}
+            self.tick()
+
+    def job_started(self, job: Job, first_round: int) -> None:
+        if self._bars is not None:
+            task = self._bars.add_task(visible(str(job)), total=job.config.rounds, completed=first_round, text="")
+            self._tasks[job] = task
+
+    def job_progress(self, job: Job, rounds_done: float, accuracy: float | None) -> None:
+        self._shares[job] = rounds_done / job.config.rounds
+        if accuracy is not None:
+            self._accuracy[job] = accuracy
+        if self._bars is not None:
+            known = f"  {percent(self._accuracy[job])} %" if job in self._accuracy else ""
+            text = f"{_round(rounds_done, job.config.rounds)}{known}"
+            self._bars.update(self._tasks[job], completed=rounds_done, text=text)
+
+    def job_finished(self, job: Job, problem: str) -> None:
+        self._over.add(job)
+        self._shares[job] = 1.0
+        if self._bars is not None and job in self._tasks:
+            self._bars.remove_task(self._tasks.pop(job))
+        if problem:
+            self.note(f"{job} failed: {problem}")
+        elif (result := _result(job)) is not None:
+            self._results[job] = result
+        if self._is_over(job.label) and (mean := self._mean(job.label)) is not None:
+            self.say(f"{job.label:<12} {percent(mean)} %")
+
+    def tick(self) -> None:
+        if self._bars is not None:
+            self._bars.update(self._overall, completed=self._share(), text=self._standing(), refresh=True)
+        elif self._clock.reaches_tenth(self._share()):
+            self.say(self._standing())
+
+    def _share(self) -> float:
+        return fmean(self._shares.values())
+
+    def _is_over(self, label: str) -> bool:
+        return all(job in self._over for job in self._jobs if job.label == label)
+
+    def _mean(self, label: str) -> float | None:
+        known = [result for job, result in self._results.items() if job.label == label]
+        return fmean(known) if known else None
+
+    def _standing(self) -> str:
+        labels = dict.fromkeys(job.label for job in self._jobs)
+        means = {label: mean for label in labels if (mean := self._mean(label)) is not None}
+        best = max(means, key=means.__getitem__, default=None)
+        so_far = f"  best so far {best} {percent(means[best])} %" if best else ""
+        done = f"methods {sum(map(self._is_over, labels))}/{len(labels)}  runs {len(self._over)}/{len(self._jobs)}"
+        return f"{done}{so_far}  left {self._clock.left(self._share())}"
+
+
+def _round(rounds_done: float, rounds: int) -> str:
+    return f"round {min(from_one(int(rounds_done)), rounds)}/{rounds}"
+
+
+def _result(job: Job) -> float | None:
+    """What the table will show of it, which need not be the accuracy of its last round."""
+    try:
+        return Run(job.directory).accuracy
+    except (FedkeelError, KeyError, TypeError, ValueError):  # gone, or no run's own
+        return None
