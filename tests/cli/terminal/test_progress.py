@@ -16,29 +16,6 @@ from tests.experiments.test_comparison import finish as finish_run
 
 
 class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    monkeypatch.setenv("TERM", "xterm-256color")
-    stream = Terminal()
-    job = Job("fedavg", 0, Config(rounds=2), Path("."))
-    with ComparisonProgress(stream) as progress:
-        progress.planned([job], [])
-        progress.job_started(job, 0)
-        progress.job_progress(job, 1.0, 0.5)
-        progress.tick()
-    assert "fedavg seed 0" in stream.getvalue()
-    assert "round 2/2  50.0 %" in stream.getvalue()
-
-
-def test_every_tenth_is_reached_once() -> None:
-    clock = Clock()
-    assert [clock.reaches_tenth(share) for share in (0.0, 0.05, 0.1, 0.19, 0.35, 1.0)] == [
-        False, False, True, False, True, True,
-    ]  # fmt: skip
-
-
-class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
 
@@ -146,7 +123,26 @@ def test_a_quiet_comparison_still_tells_notes_and_failures(tmp_path: Path) -> No
 
 
 def test_a_live_comparison_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    def test_progress_on_a_terminal_shows_a_name_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    stream = Terminal()
+    job = Job("fedavg", 0, Config(rounds=2), Path("."))
+    with ComparisonProgress(stream) as progress:
+        progress.planned([job], [])
+        progress.job_started(job, 0)
+        progress.job_progress(job, 1.0, 0.5)
+        progress.tick()
+    assert "fedavg seed 0" in stream.getvalue()
+    assert "round 2/2  50.0 %" in stream.getvalue()
+
+
+def test_every_tenth_is_reached_once() -> None:
+    clock = Clock()
+    assert [clock.reaches_tenth(share) for share in (0.0, 0.05, 0.1, 0.19, 0.35, 1.0)] == [
+        False, False, True, False, True, True,
+    ]  # fmt: skip
+
+
+def test_progress_on_a_terminal_shows_a_name_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
     name = "fedavg@data=x([/b], \x07)"
