@@ -21,10 +21,11 @@ import sys
 from collections.abc import Sequence
 
 import fedkeel
-from fedkeel.cli.terminal.interrupts import EXIT_CODE, Interrupted
+from fedkeel.cli.terminal.interrupts import EXIT_CODE
 from fedkeel.cli.terminal.parsing import Parser, add_command
 from fedkeel.core.naming import visible
 from fedkeel.errors import FedkeelError, shortages_explained
+from fedkeel.stopping import Stopped
 
 ABOUT = """Federated learning that stays upright when clients' data shift.
 
@@ -69,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not hasattr(parsed, "run"):
             parser.print_help()
             return 0
-        parsed.command_line = shlex.join(["fedkeel", *given])
+        parsed.continue_with = shlex.join(["fedkeel", *given])  # after Ctrl-C, unless the command knows better
         with shortages_explained():
             code = int(parsed.run(parsed))
         sys.stdout.flush()
@@ -82,8 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of a pipe left, as `head` does. Python must not find that out again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except Interrupted as stop:
-        print(f"fedkeel: stopped; continue with: {stop}", file=sys.stderr)
+    except Stopped:
+        print(f"fedkeel: stopped; continue with: {parsed.continue_with}", file=sys.stderr)
         return EXIT_CODE
     except KeyboardInterrupt:
         return EXIT_CODE

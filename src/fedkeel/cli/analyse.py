@@ -8,19 +8,16 @@ examples:
   fedkeel run --record statistics-divergence,loss-gap --record-every 5
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import fedkeel
+from fedkeel.cli.terminal.output import Table, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser
 from fedkeel.errors import FedkeelError
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 HELP = "look at a run through one of the papers' diagnostics"
 USAGE = "NAME DIR... [options]"
@@ -35,40 +32,33 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: Arguments) -> int:
-    from fedkeel import analysis
-    from fedkeel.cli.terminal.output import console
-    from fedkeel.runs.run import Run
-
-    diagnostic, given = analysis.build(arguments.name), len(arguments.directories)
+    diagnostic, given = fedkeel.analysis.build(arguments.name), len(arguments.directories)
     if arguments.out is not None and given > 1:
         raise FedkeelError(f"'--out {arguments.out}' takes one run and {given} are given: give one.")
-    runs = [Run(directory) for directory in arguments.directories]  # all of them are there before the first is read
-    out, documents = console(), []
+    runs = [fedkeel.Run(directory) for directory in arguments.directories]  # all are there before the first is read
+    documents: list[dict[str, Any]] = []
     for run in runs:
         place = run.directory if arguments.out is None else Path(arguments.out)
-        document = analysis.run(arguments.name, run, save=place)
+        document = fedkeel.analysis.run(arguments.name, run, save=place)
         documents.append({"directory": str(run.directory), **document})
         if not arguments.json:
-            out.print(f"{run.config.method}, seed {run.config.seed}: {document['title']} ({document['paper']})")
-            out.print(document["what"])
-            for figure in document["figures"]:
-                print_figure(figure, out)
-            out.print(f"written {place / analysis.FOLDER / diagnostic.name}.json")
+            title = f"{run.config.method}, seed {run.config.seed}: {document['title']} ({document['paper']})"
+            written = f"written {place / fedkeel.analysis.FOLDER / diagnostic.name}.json"
+            show([title, document["what"], *figure_lines(document["figures"]), written])
     if arguments.json:
         print(json.dumps(documents[0] if given == 1 else documents, indent=1))
     return 0
 
 
-def print_figure(figure: dict[str, Any], out: Console) -> None:
-    from fedkeel.cli.terminal.output import plain_table
-
-    headings, rows = figure_table(figure)
-    out.print(f"\n{figure['title']}")
-    out.print(plain_table(headings, rows[:MOST_ROWS]))
-    if figure.get("note"):
-        out.print(figure["note"])
-    if len(rows) > MOST_ROWS:
-        out.print(f"{len(rows) - MOST_ROWS} rows more are in the file.")
+def figure_lines(figures: Iterable[dict[str, Any]]) -> Iterator[str | Table]:
+    for figure in figures:
+        headings, rows = figure_table(figure)
+        yield f"\n{figure['title']}"
+        yield Table(headings, rows[:MOST_ROWS])
+        if figure.get("note"):
+            yield figure["note"]
+        if len(rows) > MOST_ROWS:
+            yield f"{len(rows) - MOST_ROWS} rows more are in the file."
 
 
 def figure_table(figure: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

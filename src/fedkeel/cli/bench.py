@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedkeel import config as configuration
 from fedkeel.cli.terminal.interrupts import EXIT_CODE, interruptible
+from fedkeel.cli.terminal.output import Table, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.rows import typed
@@ -47,15 +48,18 @@ def run(arguments: Arguments) -> int:
     if arguments.json and not Path(arguments.json).absolute().parent.is_dir():
         raise FedkeelError(f"'{arguments.json}' cannot be written: its folder does not exist.")
 
-    from fedkeel.experiments.bench import bench, choose
+    from fedkeel.experiments.bench import bench, choose, reason_to_skip
 
     rows = choose(arguments.rows)
     if arguments.list:
-        print_rows(rows)
+        lines = [
+            (name, r.work, r.method, aim_text(r.group, r.aim), reason_to_skip(r) or "yes") for name, r in rows.items()
+        ]
+        show([Table(["row", "work", "method", "aim", "here"], lines)])
         return 0
     with interruptible(), progress_line(quiet=arguments.quiet) as say:
         report = bench(rows, quick=arguments.quick, options=options, say=say)
-    print_report(report)
+    show(report_lines(report))
     if arguments.json:
         Path(arguments.json).write_text(json.dumps(report.to_dict(), indent=1) + "\n")
     if report.stopped:
@@ -100,39 +104,23 @@ def progress_line(*, quiet: bool) -> Iterator[Callable[[str], None]]:
             print("\r\033[K", end="", file=stream, flush=True)
 
 
-# -- tables ----------------------------------------------------------------------------------------------------------
-def print_rows(rows: dict[str, Any]) -> None:
-    from fedkeel.cli.terminal.output import console, plain_table
-    from fedkeel.experiments.bench import reason_to_skip
-
-    lines = [
-        (name, row.work, row.method, aim_text(row.group, row.aim), reason_to_skip(row) or "yes")
-        for name, row in rows.items()
-    ]
-    console().print(plain_table(["row", "work", "method", "aim", "here"], lines))
-
-
-def print_report(report: Report) -> None:
-    from fedkeel.cli.terminal.output import console, plain_table
+def report_lines(report: Report) -> Iterator[str | Table]:
     from fedkeel.experiments.bench import GROUPS
 
-    out = console()
     for group, title in GROUPS.items():
-        measured = [result for result in report.results if result.group == group and not result.skipped]
-        if measured:
-            out.print(title)
-            out.print(plain_table(headings(group), [cells(result) for result in measured]))
+        if measured := [cells(result) for result in report.results if result.group == group and not result.skipped]:
+            yield title
+            yield Table(headings(group), measured)
     skipped: dict[str, list[str]] = {}
     for result in report.results:
         if result.skipped:
             skipped.setdefault(result.skipped, []).append(result.row)
-    for reason, names in skipped.items():
-        out.print(f"Skipped {', '.join(names)}: {reason}.")
+    yield from (f"Skipped {', '.join(names)}: {reason}." for reason, names in skipped.items())
     if report.quick:
-        out.print("Only a few steps each (--quick): these ratios mean nothing.")
+        yield "Only a few steps each (--quick): these ratios mean nothing."
     if report.busy:
-        out.print(f"The machine was busy before it began (load {report.load:g}): the ratios of CPU rows mean little.")
-    out.print(f"{report.machine}; torch {report.torch}; {report.date}")
+        yield f"The machine was busy before it began (load {report.load:g}): the ratios of CPU rows mean little."
+    yield f"{report.machine}; torch {report.torch}; {report.date}"
 
 
 def headings(group: str) -> list[str]:

@@ -6,12 +6,11 @@ examples:
   fedkeel certificates --out keys --host 127.0.0.1 --sites a,b
 """
 
-from __future__ import annotations
-
 import shlex
 from pathlib import Path
 
-from fedkeel.cli.terminal.parsing import Arguments, Parser, WholeNumber
+from fedkeel.cli.terminal.parsing import Arguments, Parser, whole
+from fedkeel.deploy import need_flower
 from fedkeel.errors import FedkeelError
 
 HELP = "make a private authority, a server certificate and keys of sites, for a trial"
@@ -24,13 +23,12 @@ def add_arguments(parser: Parser) -> None:
     hosts = "names and addresses by which sites reach the server (default: localhost,127.0.0.1)"
     add("--host", metavar="NAMES", default="localhost,127.0.0.1", help=hosts)
     days = "how long they are valid (default: 365)"
-    add("--days", action=WholeNumber, least=1, metavar="N", default=365, help=days)
+    add("--days", type=whole("days", 1), metavar="N", default=365, help=days)
 
 
 def run(arguments: Arguments) -> int:
-    from fedkeel.deploy import need_flower
-
     need_flower()
+
     from fedkeel.deploy.certificates import make
 
     sites, hosts = read_names(arguments.sites, "sites"), read_names(arguments.host, "host")

@@ -8,12 +8,12 @@ examples:
   fedkeel compare fedavg fedbn --json > table.json
 """
 
-from __future__ import annotations
-
+import fedkeel
+from fedkeel.cli.show import show_comparison
 from fedkeel.cli.terminal.interrupts import interruptible
 from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options
 from fedkeel.config import option_names
-from fedkeel.experiments.rows import SET_BY_COMPARISON, read_entries, read_seeds
+from fedkeel.experiments.rows import SET_BY_COMPARISON, read_entries
 from fedkeel.runs.trackers import require
 
 HELP = "train several methods over several seeds and print a table"
@@ -33,13 +33,11 @@ def run(arguments: Arguments) -> int:
     for name in SET_BY_COMPARISON:  # a run's config.toml, given with --config, names both
         options.pop(name, None)
     read_entries(arguments.methods, options)
-    options |= {"seeds": read_seeds(arguments.seeds), "jobs": arguments.jobs, "track": arguments.track}
     require(arguments.track)
 
-    from fedkeel.cli.show import show_comparison
     from fedkeel.cli.terminal.progress import ComparisonProgress
-    from fedkeel.experiments.comparison import compare
 
-    with interruptible(arguments.command_line), ComparisonProgress(quiet=arguments.quiet) as progress:
-        comparison = compare(arguments.methods, directory=arguments.out, observer=progress, **options)
+    with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
+        own = {name: getattr(arguments, name) for name in ("methods", "seeds", "jobs", "track")}
+        comparison = fedkeel.compare(**own, directory=arguments.out, observer=progress, **options)
     return show_comparison(comparison, as_json=arguments.json)

@@ -8,20 +8,16 @@ examples:
   fedkeel data pack pacs --size 64 --out pacs.npz
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fedkeel.cli.terminal.output import Table, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser, add_command, given_options, with_options
 from fedkeel.config import from_dict
 from fedkeel.core.naming import file_name
-
-if TYPE_CHECKING:
-    from fedkeel.data import Federation
 
 HELP = "look at a data set"
 USAGE = "COMMAND NAME [options]"
@@ -101,9 +97,6 @@ def describe_data(arguments: Arguments) -> int:
     federation = load_federation(config)
     most = arguments.clients or (None if arguments.json else MOST_ROWS)
     clients = [asdict(row) for row in data.describe(federation, most)]
-    if not arguments.json:
-        print_clients(federation, clients, most)
-        return 0
     document = {
         "name": federation.name,
         "classes": federation.classes,
@@ -111,20 +104,14 @@ def describe_data(arguments: Arguments) -> int:
         "training_clients": len(federation.clients),
         "clients": clients,
     }
-    print(json.dumps(document, indent=1))
-    return 0
-
-
-def print_clients(federation: Federation, clients: list[dict[str, Any]], most: int | None) -> None:
-    from fedkeel.cli.terminal.output import console, plain_table
-
     shape = "x".join(map(str, federation.image_shape))
     caption = f"{federation.name}: {federation.num_classes} classes, images {shape}."
     if most is not None and most < len(federation.clients):
         caption += f" The first {most:,} of {len(federation.clients):,} clients."
     headings = ["client", "domain", "train", "validation", "test", "classes"]
     rows = [[*(row[name] for name in headings), "unseen" if row["unseen"] else ""] for row in clients]
-    console().print(plain_table([*headings, ""], rows, caption=caption))
+    show([Table([*headings, ""], rows, caption)], document, as_json=arguments.json)
+    return 0
 
 
 def list_data(arguments: Arguments) -> int:
@@ -135,7 +122,7 @@ def list_data(arguments: Arguments) -> int:
       fedkeel data list
       fedkeel data list pacs domainnet
     """
-    from fedkeel.cli.terminal.output import console
+    from fedkeel.cli.terminal.console import console
     from fedkeel.data.check import standings
 
     found = standings(arguments.names)
@@ -155,7 +142,7 @@ def list_data(arguments: Arguments) -> int:
         ]
         print(json.dumps(document, indent=1))
         return 0
-    out = console()
+    out = console(sys.stdout)
     for standing in found:
         entry = standing.entry
         out.print(entry.name, style="bold")
@@ -178,7 +165,7 @@ def check_data(arguments: Arguments) -> int:
       fedkeel data check pacs --root ./PACS
       fedkeel data check 'domainnet(classes=all)'
     """
-    from fedkeel.cli.terminal.output import console, plain_table
+    from fedkeel.cli.terminal.console import console, drawn
     from fedkeel.data.check import check
 
     result = check(arguments.data, arguments.root, decode_images=arguments.decode)
@@ -189,9 +176,9 @@ def check_data(arguments: Arguments) -> int:
         print(json.dumps({**document, "problems": result.problems}, indent=1))
         return code
     rows = [(n.domain, n.use, f"{n.found:,}", " or ".join(f"{size:,}" for size in n.published)) for n in result.counts]
-    out = console()
+    out = console(sys.stdout)
     out.print(f"{result.name} in {result.root}", soft_wrap=True)
-    out.print(plain_table(["domain", "for", "found", "published"], rows))
+    out.print(drawn(Table(["domain", "for", "found", "published"], rows)))
     for sentence in result.problems:
         out.print(f"- {sentence}", soft_wrap=True)
     if result.complete and any(count.published for count in result.counts):

@@ -7,8 +7,6 @@ examples:
   fedkeel export runs/digits-shift-fedbn-seed0 --client mnist --format torchscript --out mnist.pt
 """
 
-from __future__ import annotations
-
 from fedkeel.cli.terminal.parsing import Arguments, Parser
 
 HELP = "write a trained model as ONNX, TorchScript or pt2"

@@ -5,8 +5,6 @@ examples:
   fedkeel join fl.example.org --data /data/scans --certificates keys/sites/north
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import os
@@ -14,9 +12,11 @@ import sys
 from pathlib import Path
 
 from fedkeel.cli.server import PORT, trusted_files
-from fedkeel.cli.terminal.interrupts import Interrupted, interruptible
+from fedkeel.cli.terminal.interrupts import interruptible
 from fedkeel.cli.terminal.parsing import Arguments, Parser
 from fedkeel.core.naming import file_name
+from fedkeel.deploy import need_flower
+from fedkeel.stopping import Stopped
 
 HELP = "be a site of a federation: train on the images in a folder, which stay here"
 USAGE = "HOST[:PORT] --data DIR [options]"
@@ -50,9 +50,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: Arguments) -> int:
-    from fedkeel.deploy import need_flower
-
     need_flower()
+
     from fedkeel.deploy.certificates import SiteFiles
     from fedkeel.deploy.deployment import join
     from fedkeel.deploy.policy import Policy
@@ -69,6 +68,6 @@ def run(arguments: Arguments) -> int:
     try:
         with interruptible():
             join(arguments.address, folder, name, state, files=files, device=arguments.device, policy=policy)
-    except Interrupted:
+    except Stopped:
         print(f"fedkeel: the site '{name}' left", file=sys.stderr)
     return 0

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import pkgutil
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,15 +23,15 @@ if TYPE_CHECKING:
 
 HELP = "the methods, models, data sets, ... there are"
 USAGE = "[KIND [NAME...]] [options]"
-KINDS = {
-    "methods": "how a federation trains: --method",
-    "models": "the networks: --model",
-    "data": "the data sets: --data",
-    "partitions": "how a domain's images become clients: --partition",
-    "transforms": "what is done to images: options of --data",
-    "executors": "where clients run: --executor",
-    "robust": "rules against clients that lie: --robust",
-    "diagnostics": "how to look at a run: analyse, --record",
+KINDS = {  # what they are, and where
+    "methods": ("how a federation trains: --method", "fedkeel.methods:METHODS"),
+    "models": ("the networks: --model", "fedkeel.models:MODELS"),
+    "data": ("the data sets: --data", "fedkeel.data:DATASETS"),
+    "partitions": ("how a domain's images become clients: --partition", "fedkeel.data:PARTITIONS"),
+    "transforms": ("what is done to images: options of --data", "fedkeel.data:TRANSFORMS"),
+    "executors": ("where clients run: --executor", "fedkeel.engine:EXECUTORS"),
+    "robust": ("rules against clients that lie: --robust", "fedkeel.trust.robust:ROBUST"),
+    "diagnostics": ("how to look at a run: analyse, --record", "fedkeel.analysis:DIAGNOSTICS"),
 }
 # What a builder takes from the data or the engine, and nobody types.
 GIVEN_BY_ENGINE = ("num_classes", "in_channels", "image_size", "worker", "memory", "workers")
@@ -44,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: Arguments) -> int:
     kind: str | None = arguments.list
     if kind is None:
-        lines = [f"{name:<{max(map(len, KINDS))}}  {text}" for name, text in KINDS.items()]
+        lines = [f"{name:<{max(map(len, KINDS))}}  {what}" for name, (what, _) in KINDS.items()]
         text = "\n".join([*lines, "", "KIND is one of these: fedkeel list KIND"])
         print(json.dumps([*KINDS]) if arguments.json else text)
         return 0
@@ -61,9 +63,9 @@ def run(arguments: Arguments) -> int:
 
 def print_names(kind: str, entries: Sequence[dict[str, Any]]) -> None:
     """A line each, cut where the terminal ends, and with the paper where it is wide enough."""
-    from fedkeel.cli.terminal.output import console
+    from fedkeel.cli.terminal.console import console
 
-    out = console()
+    out = console(sys.stdout)
     names, summaries, papers = (max(len(entry[column]) for entry in entries) for column in ("name", "summary", "paper"))
     has_room = out.width >= names + summaries + papers + 4
     for entry in entries:
@@ -84,20 +86,8 @@ def in_full(entry: dict[str, Any]) -> str:
 
 
 def registry(kind: str) -> Registry[Any]:
-    from fedkeel import analysis, data, engine, methods, models
-    from fedkeel.trust import robust
-
-    tables: dict[str, Registry[Any]] = {
-        "methods": methods.METHODS,
-        "models": models.MODELS,
-        "data": data.DATASETS,
-        "partitions": data.PARTITIONS,
-        "transforms": data.TRANSFORMS,
-        "executors": engine.EXECUTORS,
-        "robust": robust.ROBUST,
-        "diagnostics": analysis.DIAGNOSTICS,
-    }
-    return tables[kind]
+    found: Registry[Any] = pkgutil.resolve_name(KINDS[kind][1])
+    return found
 
 
 def describe_entry(entry: Entry[Any]) -> dict[str, Any]:

@@ -7,8 +7,6 @@ examples:
   fedkeel report runs/demo --figures paper/figures --format pdf --tables paper/tables
 """
 
-from __future__ import annotations
-
 import json
 
 from fedkeel.cli.terminal.parsing import Arguments, Parser
@@ -42,8 +40,6 @@ def run(arguments: Arguments) -> int:
             written += figures.write(collected, arguments.figures, arguments.format)
         if arguments.tables:
             written += report.write_tables(collected, arguments.tables)
-    if arguments.json:
-        print(json.dumps({"page": str(page), "written": [str(path) for path in written]}, indent=1))
-    else:
-        print("\n".join(map(str, written)))
+    paths = [str(path) for path in written]
+    print(json.dumps({"page": str(page), "written": paths}, indent=1) if arguments.json else "\n".join(paths))
     return 0

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fedkeel.cli.terminal.interrupts import interruptible
-from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options
+from fedkeel.cli.terminal.output import Table, show
+from fedkeel.cli.terminal.parsing import SEEDS, Arguments, Parser, given_options
 from fedkeel.core.naming import visible
 from fedkeel.errors import FedkeelError
 
@@ -36,8 +38,9 @@ def add_arguments(parser: Parser) -> None:
     folder = "folder that has the data sets in it (default: $FEDKEEL_DATA)"
     parser.add_argument("--root", dest="data_sets", metavar="DIR", help=folder)
     parser.add_argument("--only", nargs="+", default=[], metavar="LABEL", help="rows, groups or columns; * is anything")
-    parser.add_argument("--seeds", metavar="N", help="how many, or which, like 0,1,5 (default: the recipe's)")
-    parser.add_argument("--scale", metavar="X", help="share of the rounds, e.g. 0.1, for a quick look (default: 1)")
+    parser.add_argument("--seeds", metavar="N", help=f"{SEEDS} (default: the recipe's)")
+    share = "share of the rounds, e.g. 0.1, for a quick look (default: 1)"
+    parser.add_argument("--scale", type=read_scale, default=1.0, metavar="X", help=share)
     parser.add_argument("--markdown", action="store_true", help="print Markdown")
     parser.add_shared("--jobs")
     parser.add_argument("--out", metavar="DIR", help="where the run directories go (default: runs/reproduce)")
@@ -53,13 +56,13 @@ def run(arguments: Arguments) -> int:
     from fedkeel.experiments.recipes import chosen, load
 
     recipes = [load(name) for name in dict.fromkeys(name for word in arguments.recipes for name in chosen(word))]
-    options = {"root": arguments.data_sets, "only": arguments.only, "seeds": arguments.seeds, "jobs": arguments.jobs}
-    options |= {"scale": read_scale(arguments.scale), **given_options(arguments)}
+    options = {name: getattr(arguments, name) for name in ("only", "seeds", "jobs", "scale")}
+    options |= {"root": arguments.data_sets, **given_options(arguments)}
 
     from fedkeel.cli.terminal.progress import ComparisonProgress
     from fedkeel.experiments.reproduce import PLACE, reproduce_all
 
-    with interruptible(arguments.command_line), ComparisonProgress(quiet=arguments.quiet) as progress:
+    with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
         results = reproduce_all(recipes, directory=arguments.out or PLACE, observer=progress, **options)
     if arguments.json:
         documents = [result.to_dict() for result in results]
@@ -67,44 +70,40 @@ def run(arguments: Arguments) -> int:
     elif arguments.markdown:
         print("\n".join(result.markdown() for result in results))
     else:
-        for number, result in enumerate(results):
-            print_reproduction(result, blank_line=number > 0)
-        print(f"The run directories are in {results[0].directory}/")
+        lines = [line for result in results for line in ("", *lines_of(result))]
+        show([*lines[1:], f"The run directories are in {results[0].directory}/"])
+        for result in results:
+            failures = [f"{name} failed: {why}" for name, why in (result.failures or {}).items()]
+            for sentence in (*result.skipped, *failures):
+                print(f"fedkeel: {visible(sentence)}", file=sys.stderr)
     return 1 if any(result.missing for result in results) else 0
 
 
-def read_scale(text: str | None) -> float:
+def read_scale(text: str) -> float:
     try:
-        return 1.0 if text is None else float(text)
+        return float(text)
     except ValueError:
         raise FedkeelError(f"'scale' is '{text}': give a share of the rounds, like 0.1.") from None
 
 
-def print_reproduction(result: Reproduction, blank_line: bool) -> None:
-    from fedkeel.cli.terminal.output import console, plain_table
-
-    out, marks = console(), [f"*** {mark} ***" for mark in result.marks]
-    for line in (f"\n{result.title}" if blank_line else result.title, *marks, result.legend):
-        out.print(line)
+def lines_of(result: Reproduction) -> Iterator[str | Table]:
+    marks = [f"*** {mark} ***" for mark in result.marks]
+    yield from (result.title, *marks, result.legend)
     for group, headings, rows in result.tables():
         if group:
-            out.print(f"\n{group}")
-        out.print(plain_table(headings, rows))
-    for line in (*(f"- {sentence}" for sentence in [*result.sentences(), *result.notes()]), *marks):
-        out.print(line)
-    for sentence in [*result.skipped, *(f"{name} failed: {why}" for name, why in (result.failures or {}).items())]:
-        print(f"fedkeel: {visible(sentence)}", file=sys.stderr)
+            yield f"\n{group}"
+        yield Table(headings, rows)
+    yield from (f"- {sentence}" for sentence in [*result.sentences(), *result.notes()])
+    yield from marks
 
 
 def list_recipes(*, as_json: bool) -> int:
-    from fedkeel.cli.terminal.output import console, plain_table
     from fedkeel.experiments.recipes import load, names
 
     recipes = [load(name) for name in names()]
-    if as_json:
-        keys = ("name", "paper", "table", "caption", "protocol", "substitute")
-        print(json.dumps([{key: getattr(recipe, key) for key in keys} for recipe in recipes], indent=1))
-    else:
-        # The name says paper and table already, and a terminal of 80 columns has no room to say it twice.
-        console().print(plain_table(["paper/table", "what"], [(recipe.name, recipe.caption) for recipe in recipes]))
+    keys = ("name", "paper", "table", "caption", "protocol", "substitute")
+    document = [{key: getattr(recipe, key) for key in keys} for recipe in recipes]
+    # The name says paper and table already, and a terminal of 80 columns has no room to say it twice.
+    table = Table(["paper/table", "what"], [(recipe.name, recipe.caption) for recipe in recipes])
+    show([table], document, as_json=as_json)
     return 0

@@ -6,8 +6,8 @@ examples:
   fedkeel resume runs/digits-shift-fedavg-seed0 --device cpu     on another machine than it began on
 """
 
-from __future__ import annotations
-
+import fedkeel
+from fedkeel.cli.show import show_run
 from fedkeel.cli.terminal.interrupts import interruptible
 from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options
 from fedkeel.config import MACHINE_OPTIONS
@@ -26,14 +26,12 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: Arguments) -> int:
     require(arguments.track)
 
-    from fedkeel.cli.show import show_run
     from fedkeel.cli.terminal.progress import RunProgress
-    from fedkeel.simulation import resume
 
     with (
-        interruptible(arguments.command_line),
+        interruptible(),
         RunProgress(quiet=arguments.quiet) as progress,
         tracked(arguments.track, arguments.directory, progress) as observer,
     ):
-        result = resume(arguments.directory, observer=observer, **given_options(arguments))
+        result = fedkeel.resume(arguments.directory, observer=observer, **given_options(arguments))
     return show_run(result, as_json=arguments.json)

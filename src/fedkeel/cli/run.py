@@ -7,10 +7,10 @@ examples:
   fedkeel run --config runs/old/config.toml --learning-rate 0.05
 """
 
-from __future__ import annotations
-
 import shlex
 
+import fedkeel
+from fedkeel.cli.show import show_run
 from fedkeel.cli.terminal.interrupts import interruptible
 from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options
 from fedkeel.config import from_dict
@@ -29,15 +29,15 @@ def run(arguments: Arguments) -> int:
     config = from_dict(given_options(arguments))
     require(arguments.track)
 
-    from fedkeel.cli.show import show_run
     from fedkeel.cli.terminal.progress import RunProgress
-    from fedkeel.simulation import free_directory, simulate
+    from fedkeel.simulation import free_directory
 
     directory = arguments.out or free_directory(config)
+    arguments.continue_with = f"fedkeel resume {shlex.quote(str(directory))}"
     with (
-        interruptible(f"fedkeel resume {shlex.quote(str(directory))}"),
+        interruptible(),
         RunProgress(quiet=arguments.quiet) as progress,
         tracked(arguments.track, directory, progress) as observer,
     ):
-        result = simulate(config, directory=directory, observer=observer)
+        result = fedkeel.simulate(config, directory=directory, observer=observer)
     return show_run(result, as_json=arguments.json)

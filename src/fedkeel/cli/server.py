@@ -13,9 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from fedkeel.cli.show import show_run
 from fedkeel.cli.terminal.interrupts import interruptible
-from fedkeel.cli.terminal.parsing import Arguments, Parser, WholeNumber, given_options
+from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options, whole
 from fedkeel.config import from_dict, option_names
+from fedkeel.deploy import need_flower
 from fedkeel.errors import FedkeelError
 
 if TYPE_CHECKING:
@@ -35,9 +37,9 @@ def add_arguments(parser: Parser) -> None:
     add("--host", metavar="ADDRESS", default="", help="where to listen (default: every address)")
     port, sites = f"the one port that sites use (default: {PORT})", "sites to wait for (default: one for each key)"
     wait = "then begin with 'min_clients' or more (default: 600)"
-    add("--port", action=WholeNumber, least=1, metavar="N", default=PORT, help=port)
-    add("--sites", action=WholeNumber, least=0, metavar="N", default=0, help=sites)
-    add("--wait", action=WholeNumber, least=0, metavar="SECONDS", default=600, help=wait)
+    add("--port", type=whole("port", 1), metavar="N", default=PORT, help=port)
+    add("--sites", type=whole("sites", 0), metavar="N", default=0, help=sites)
+    add("--wait", type=whole("wait", 0), metavar="SECONDS", default=600, help=wait)
     trust = parser.add_argument_group("trust").add_argument
     trust("--certificates", metavar="DIR", help="the folder 'server' that 'fedkeel certificates' made")
     trust("--ca", metavar="FILE", help="certificate of the authority, in PEM")
@@ -54,11 +56,8 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: Arguments) -> int:
     config = from_dict({"data": "folder", **given_options(arguments)})
     out = Path(arguments.out or Path("runs") / (Path(arguments.config).stem if arguments.config else "federation"))
-
-    from fedkeel.deploy import need_flower
-
     need_flower()
-    from fedkeel.cli.show import show_run
+
     from fedkeel.cli.terminal.progress import RunProgress
     from fedkeel.deploy.certificates import ServerFiles
     from fedkeel.deploy.deployment import serve
@@ -66,7 +65,7 @@ def run(arguments: Arguments) -> int:
     own = {"ca": arguments.ca, "certificate": arguments.certificate, "key": arguments.key, "sites": arguments.keys}
     files = trusted_files(arguments, ServerFiles, "certificates/server", **own)
     network = {name: getattr(arguments, name) for name in ("host", "port", "sites", "wait")}
-    with interruptible(arguments.command_line), RunProgress(quiet=arguments.quiet) as progress:
+    with interruptible(), RunProgress(quiet=arguments.quiet) as progress:
         result = serve(config, out, files=files, observer=progress, **network)
     return show_run(result, as_json=arguments.json)
 

@@ -4,12 +4,12 @@ examples:
   fedkeel status runs/fed
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
 
+import fedkeel
+from fedkeel.cli.terminal.output import Table, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser
 from fedkeel.errors import FedkeelError
 
@@ -23,26 +23,25 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: Arguments) -> int:
-    from fedkeel.cli.terminal.output import console, plain_table
     from fedkeel.engine.executors.flower.executor import STATUS
     from fedkeel.experiments.tables import percent
-    from fedkeel.runs.run import Run
 
-    run = Run(arguments.directory)
+    run = fedkeel.Run(arguments.directory)
     path, config = run.directory / STATUS, run.config
     if not path.exists():
         raise FedkeelError(f"'{run.directory}' is no run over a network: see it with 'fedkeel show {run.directory}'.")
     sites, done, scores = read_sites(path), len(run.records("round")), run.scores()
     accuracy = scores[-1]["average"] if scores else None
-    if arguments.json:
-        document = {"method": config.method, "rounds": config.rounds, "done": done, "finished": run.finished}
-        print(json.dumps({**document, "accuracy": accuracy, "sites": sites}, indent=1))
-        return 0
+    document = {"method": config.method, "rounds": config.rounds, "done": done, "finished": run.finished}
+    document |= {"accuracy": accuracy, "sites": sites}
     known = f", accuracy {percent(accuracy)} %" if accuracy is not None else ""
     state = "finished" if run.finished else f"round {done + 1}"
-    print(f"{config.method}: {state} of {config.rounds}{known}")
     rows = [[name, "yes" if s["connected"] else "no", s["state"], s["at"]] for name, s in sorted(sites.items())]
-    console().print(plain_table(["site", "connected", "last", "at"], rows))
+    lines: list[str | Table] = [
+        f"{config.method}: {state} of {config.rounds}{known}",
+        Table(["site", "connected", "last", "at"], rows),
+    ]
+    show(lines, document, as_json=arguments.json)
     return 0
 
 

@@ -13,23 +13,23 @@ from fedkeel import config as configuration
 from fedkeel import spec
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError, nearest, unknown
-from fedkeel.experiments.rows import typed
+from fedkeel.experiments.rows import read_seeds, typed
 from fedkeel.runs.trackers import TRACKERS
 
 Arguments = argparse.Namespace
+SEEDS = "how many, or which, like 0,1,5"
+JOBS = "runs at the same time (default: one per core; on a GPU 1)"
 
 
-class WholeNumber(argparse.Action):
-    """The value of a flag as a whole number of at least `least`. Of a `type`, argparse would hide what is wrong."""
+def whole(name: str, least: int) -> Callable[[str], int]:
+    """The type of a flag that takes a whole number."""
 
-    def __init__(self, *, least: int, **options: Any) -> None:
-        super().__init__(**options)
-        self.least = least
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise FedkeelError(f"'{name}' is '{text}': give a whole number, at least {least}.")
+        return int(text)
 
-    def __call__(self, parser: object, arguments: Arguments, text: Any, flag: str | None = None) -> None:
-        if not text.isdecimal() or int(text) < self.least:
-            raise FedkeelError(f"'{self.dest}' is '{text}': give a whole number, at least {self.least}.")
-        setattr(arguments, self.dest, int(text))
+    return read
 
 
 # Flags that several commands have.
@@ -39,13 +39,8 @@ SHARED: dict[str, dict[str, Any]] = {
     "--track": {"metavar": "|".join(TRACKERS), "help": "send the curves to a tracker too, as they grow"},
     "--config": {"metavar": "FILE", "help": "read options from a TOML file; flags come on top"},
     "--root": {"metavar": "DIR", "help": "short for --data 'NAME(root=DIR)'"},
-    "--seeds": {"metavar": "N", "default": "3", "help": "how many, or which, like 0,1,5 (default: 3)"},
-    "--jobs": {
-        "action": WholeNumber,
-        "least": 1,
-        "metavar": "N",
-        "help": "runs at the same time (default: one per core; on a GPU 1)",
-    },
+    "--seeds": {"metavar": "N", "default": "3", "type": read_seeds, "help": f"{SEEDS} (default: 3)"},
+    "--jobs": {"metavar": "N", "type": whole("jobs", 1), "help": JOBS},
 }
 
 
@@ -109,6 +104,13 @@ class Parser(argparse.ArgumentParser):
         near = nearest(word, flags)
         # All sixty flags are no help when none is near.
         return re.sub(r"'(\w)", r"'--\1", near) if near.startswith("did") else f"see '{self.prog} --help'."
+
+    def _get_value(self, action: argparse.Action, text: str) -> Any:
+        try:
+            return super()._get_value(action, text)
+        except argparse.ArgumentError as error:
+            # argparse hides the sentence of a `type`, which says what to give.
+            raise error.__context__ if isinstance(error.__context__, FedkeelError) else error from None
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:

@@ -12,7 +12,8 @@ from typing import IO, Any
 
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
-from fedkeel.cli.terminal.output import console, duration
+from fedkeel.cli.terminal.console import console
+from fedkeel.cli.terminal.output import duration
 from fedkeel.config import Config, from_one
 from fedkeel.core.evaluation import Scores
 from fedkeel.core.naming import visible
@@ -23,44 +24,21 @@ from fedkeel.observer import Observer
 from fedkeel.runs.run import Run
 
 
-class Clock:
-    """How far the work is: the time left, and each tenth of the way once."""
-
-    def __init__(self) -> None:
-        self._tenth = 0
-        self.start(0.0)
-
-    def start(self, first: float) -> None:
-        """The work begins at this share, e.g. when a run is resumed."""
-        self._began, self._first = time.monotonic(), first
-
-    def left(self, share: float) -> str:
-        if share <= self._first:
-            return "-:--"
-        return duration((time.monotonic() - self._began) * (1 - share) / (share - self._first))
-
-    def reaches_tenth(self, share: float) -> bool:
-        tenth = int(share * 10 + 1e-9)
-        before, self._tenth = self._tenth, max(tenth, self._tenth)
-        return tenth > before
-
-
 class Display(AbstractContextManager[Any]):
-    """Bars on a terminal, lines elsewhere; when quiet, notes alone."""
+    """Bars on a terminal, lines elsewhere; when quiet, notes alone. How far the work is, is a share of it."""
 
     def __init__(self, stream: IO[str] | None = None, *, quiet: bool = False) -> None:
-        self._console, self._quiet, self._clock = console(stream or sys.stderr), quiet, Clock()
-        self._bars: Progress | None = None
-        if self._console.is_terminal and not quiet:
-            label, text = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[text]"))
-            # Drawn when something happens, not by a thread: processes are forked meanwhile, and a lock that the
-            # thread holds at that moment would stay locked in the child for ever.
-            options: dict[str, Any] = {"console": self._console, "auto_refresh": False, "transient": True}
-            self._bars = Progress(label, BarColumn(bar_width=24), text, **options)
+        self._console, self._quiet = console(stream or sys.stderr), quiet
+        self._live = self._console.is_terminal and not quiet
+        label, text = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[text]"))
+        # Drawn when something happens, not by a thread: processes are forked meanwhile, and a lock that the thread
+        # holds at that moment would stay locked in the child for ever.
+        options: dict[str, Any] = {"auto_refresh": False, "transient": True, "disable": not self._live}
+        self._bars = Progress(label, BarColumn(bar_width=24), text, console=self._console, **options)
+        self._tenths = 0
 
     def __exit__(self, *exception: object) -> None:
-        if self._bars is not None:
-            self._bars.stop()
+        self._bars.stop()
 
     def note(self, text: str) -> None:
         self._console.print(f"fedkeel: {text}")
@@ -69,20 +47,30 @@ class Display(AbstractContextManager[Any]):
         if not self._quiet:
             self._console.print(text)
 
+    def start(self, first: float) -> None:
+        """The work begins at this share, e.g. when a run is resumed."""
+        self._began, self._first = time.monotonic(), first
+        self._bars.start()
+
+    def time_left(self, share: float) -> str:
+        if share <= self._first:
+            return "-:--"
+        return duration((time.monotonic() - self._began) * (1 - share) / (share - self._first))
+
+    def reaches_tenth(self, share: float) -> bool:
+        """Every tenth of the way, once."""
+        before, self._tenths = self._tenths, max(self._tenths, int(share * 10 + 1e-9))
+        return self._tenths > before
+
 
 class RunProgress(Display, Observer):
     """The progress of one run."""
 
-    _task: TaskID
-    _accuracy = "-"
-
     def started(self, config: Config, first_round: int) -> None:
-        self._rounds = config.rounds
-        self._clock.start(first_round / config.rounds)
-        if self._bars is not None:
-            self._bars.start()
-            self._task = self._bars.add_task(visible(config.method), total=config.rounds, text="")
-            self._draw(first_round)
+        self._rounds, self._accuracy = config.rounds, "-"
+        self.start(first_round / config.rounds)
+        self._task = self._bars.add_task(visible(config.method), total=config.rounds, text="")
+        self._draw(first_round)
 
     def client_done(self, round: int, done: int, total: int) -> None:
         self._draw(round + done / total)
@@ -92,15 +80,14 @@ class RunProgress(Display, Observer):
             self._accuracy = f"{percent(scores.average)} %"
         self._draw(round + 1)
         share = (round + 1) / rounds
-        if self._bars is None and self._clock.reaches_tenth(share):
+        if not self._live and self.reaches_tenth(share):
             known = f"accuracy {self._accuracy}  loss {f'{loss:.3f}' if math.isfinite(loss) else DASH}"
-            self.say(f"round {from_one(round)}/{rounds}  {known}  left {self._clock.left(share)}")
+            self.say(f"round {from_one(round)}/{rounds}  {known}  left {self.time_left(share)}")
 
     def _draw(self, rounds_done: float) -> None:
-        if self._bars is not None:
-            text = f"{_round(rounds_done, self._rounds)}  accuracy {self._accuracy}"
-            text += f"  left {self._clock.left(rounds_done / self._rounds)}"
-            self._bars.update(self._task, completed=rounds_done, text=text, refresh=True)
+        left = self.time_left(rounds_done / self._rounds)
+        text = f"{_round(rounds_done, self._rounds)}  accuracy {self._accuracy}  left {left}"
+        self._bars.update(self._task, completed=rounds_done, text=text, refresh=True)
 
 
 class ComparisonProgress(Display, JobsObserver):
@@ -112,34 +99,30 @@ class ComparisonProgress(Display, JobsObserver):
         self._accuracy: dict[Job, float] = {}  # of the last round that was evaluated
         # Of runs that are over, by the rule that their configuration names.
         self._results = {job: result for job in finished if (result := _result(job)) is not None}
-        self._clock.start(self._share())
-        self._clock.reaches_tenth(self._share())
+        self._tasks: dict[Job, TaskID] = {}
+        self.reaches_tenth(self._share())
         if finished:
             self.say(f"{len(finished)} of {len(jobs)} runs were finished before.")
-        if self._bars is not None:
-            self._bars.start()
-            self._overall = self._bars.add_task("all runs", total=1.0, text="")
-            self._tasks: dict[Job, TaskID] = {}
-            self.tick()
+        self.start(self._share())
+        self._overall = self._bars.add_task("all runs", total=1.0, text="")
+        self.tick()
 
     def job_started(self, job: Job, first_round: int) -> None:
-        if self._bars is not None:
-            task = self._bars.add_task(visible(str(job)), total=job.config.rounds, completed=first_round, text="")
-            self._tasks[job] = task
+        options: dict[str, Any] = {"total": job.config.rounds, "completed": first_round, "text": ""}
+        self._tasks[job] = self._bars.add_task(visible(str(job)), **options)
 
     def job_progress(self, job: Job, rounds_done: float, accuracy: float | None) -> None:
         self._shares[job] = rounds_done / job.config.rounds
         if accuracy is not None:
             self._accuracy[job] = accuracy
-        if self._bars is not None:
-            known = f"  {percent(self._accuracy[job])} %" if job in self._accuracy else ""
-            text = f"{_round(rounds_done, job.config.rounds)}{known}"
-            self._bars.update(self._tasks[job], completed=rounds_done, text=text)
+        known = f"  {percent(self._accuracy[job])} %" if job in self._accuracy else ""
+        text = f"{_round(rounds_done, job.config.rounds)}{known}"
+        self._bars.update(self._tasks[job], completed=rounds_done, text=text)
 
     def job_finished(self, job: Job, problem: str) -> None:
         self._over.add(job)
         self._shares[job] = 1.0
-        if self._bars is not None and job in self._tasks:
+        if job in self._tasks:
             self._bars.remove_task(self._tasks.pop(job))
         if problem:
             self.note(f"{job} failed: {problem}")
@@ -149,10 +132,10 @@ class ComparisonProgress(Display, JobsObserver):
             self.say(f"{job.label:<12} {percent(mean)} %")
 
     def tick(self) -> None:
-        if self._bars is not None:
-            self._bars.update(self._overall, completed=self._share(), text=self._standing(), refresh=True)
-        elif self._clock.reaches_tenth(self._share()):
-            self.say(self._standing())
+        share, text = self._share(), self._standing()
+        self._bars.update(self._overall, completed=share, text=text, refresh=True)
+        if not self._live and self.reaches_tenth(share):
+            self.say(text)
 
     def _share(self) -> float:
         return fmean(self._shares.values())
@@ -170,7 +153,7 @@ class ComparisonProgress(Display, JobsObserver):
         best = max(means, key=means.__getitem__, default=None)
         so_far = f"  best so far {best} {percent(means[best])} %" if best else ""
         done = f"methods {sum(map(self._is_over, labels))}/{len(labels)}  runs {len(self._over)}/{len(self._jobs)}"
-        return f"{done}{so_far}  left {self._clock.left(self._share())}"
+        return f"{done}{so_far}  left {self.time_left(self._share())}"
 
 
 def _round(rounds_done: float, rounds: int) -> str:
