@@ -30,6 +30,7 @@ from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Broadcast, Update
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.options import Count, Positive, Range
 from fedkeel.registry import Registry
 from fedkeel.spec import parse_sum
@@ -212,7 +213,7 @@ class Defence:
         for rule in self.rules:
             if rule.replaces_mean:
                 return rule.mean(states)
-        return state.mean(states, shares)
+        return weighted_mean(states, shares)
 
 
 # -- the formulas ------------------------------------------------------------------------------------------------------
