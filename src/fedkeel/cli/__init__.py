@@ -3,7 +3,7 @@
     HELP                    its line in `fedkeel --help`
     USAGE                   what follows its name, unless that is "[options]"
     add_arguments(parser)   its flags
-    run(arguments) -> int   what it does, and its exit code
+    run(arguments) -> int   what it does, and its exit code; none where `add_arguments` adds commands of its own
 
 Its docstring is what `fedkeel NAME --help` shows. What commands share is in `terminal/`. A command's module imports
 nothing that needs torch before `run`, so that help comes at once.
@@ -53,10 +53,8 @@ def build_parser() -> Parser:
     names = {module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg}
     for name in (*(name for name in ORDER if name in names), *sorted(names.difference(ORDER))):
         module = importlib.import_module(f"{__name__}.{name}")
-        usage = getattr(module, "USAGE", "[options]")
-        module.add_arguments(
-            add_command(commands, name, module.run, help=module.HELP, page=module.__doc__, usage=usage)
-        )
+        texts = {"help": module.HELP, "page": module.__doc__, "usage": getattr(module, "USAGE", "[options]")}
+        module.add_arguments(add_command(commands, name, getattr(module, "run", None), **texts))
     return parser
 
 

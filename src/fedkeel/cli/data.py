@@ -59,10 +59,6 @@ def add_arguments(parser: Parser) -> None:
     packing.add_argument("--size", type=int, metavar="N", help="pixels of a side (default: the data set's)")
 
 
-def run(arguments: Arguments) -> int:
-    raise NotImplementedError("each of its commands has its own")
-
-
 def show_data(arguments: Arguments) -> int:
     """Write a PNG with a block of rows for each domain and a column for each class.
 

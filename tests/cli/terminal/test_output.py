@@ -6,7 +6,8 @@ import io
 
 import pytest
 
-from fedkeel.cli.terminal.output import console, duration, plain_table, results_table
+from fedkeel.cli.terminal.console import console, drawn
+from fedkeel.cli.terminal.output import Table, duration
 from fedkeel.core.naming import visible
 from fedkeel.experiments.tables import DASH, Cell, Results, sparkline
 
@@ -15,7 +16,7 @@ def test_a_table_in_a_pipe_is_never_cut() -> None:
     domains = {f"a-domain-with-a-long-name-{number}": 0.5 for number in range(20)}
     summary = {"result": "last", "domains": domains, "accuracy": 0.5, "unseen_domains": []}
     stream = io.StringIO()
-    console(stream).print(results_table(Results.of([("fedavg", 0, summary), ("gn", 0, summary)])))
+    console(stream).print(drawn(Results.of([("fedavg", 0, summary), ("gn", 0, summary)])))
     assert all(name in stream.getvalue() for name in domains)
     assert "…" not in stream.getvalue()
 
@@ -47,8 +48,8 @@ def test_a_name_is_shown_and_not_obeyed(name: str) -> None:
     summaries = {"domains": {name: 0.5, "b": 0.4}, "unseen_domains": [name], "accuracy": 0.5, "result": "last"}
     stream = io.StringIO()
     out = console(stream)
-    out.print(results_table(Results.of([(name, 0, summaries), (f"{name}@x=1", 0, summaries)])))
-    out.print(plain_table([name], [[name]], caption=f"of {name}"))
+    out.print(drawn(Results.of([(name, 0, summaries), (f"{name}@x=1", 0, summaries)])))
+    out.print(drawn(Table([name], [[name]], f"of {name}")))
     out.print(f"- {name}")
     text = stream.getvalue()
     assert text.count(seen) >= (4 if "\n" in name else 6)
@@ -56,5 +57,5 @@ def test_a_name_is_shown_and_not_obeyed(name: str) -> None:
 
 
 def test_a_dash_among_numbers_leaves_them_to_the_right() -> None:
-    columns = plain_table(["domain", "accuracy %"], [["a", "22.2"], ["b", DASH]]).columns
-    assert [column.justify for column in columns] == ["left", "right"]
+    table = drawn(Table(["domain", "accuracy %"], [["a", "22.2"], ["b", DASH]]))
+    assert [column.justify for column in table.columns] == ["left", "right"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from fedkeel.cli.terminal.progress import Clock, ComparisonProgress, RunProgress
+from fedkeel.cli.terminal.progress import ComparisonProgress, Display, RunProgress
 from fedkeel.config import Config
 from fedkeel.core.evaluation import Scores
 from fedkeel.experiments.jobs import Job
@@ -136,8 +136,8 @@ def test_a_live_comparison_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_every_tenth_is_reached_once() -> None:
-    clock = Clock()
-    assert [clock.reaches_tenth(share) for share in (0.0, 0.05, 0.1, 0.19, 0.35, 1.0)] == [
+    display = Display(io.StringIO())
+    assert [display.reaches_tenth(share) for share in (0.0, 0.05, 0.1, 0.19, 0.35, 1.0)] == [
         False, False, True, False, True, True,
     ]  # fmt: skip
 

@@ -101,9 +101,8 @@ class Parser(argparse.ArgumentParser):
             return f"methods have no flag, as in '{self.prog} fedavg greg'."
         if word.replace("-", "_") in configuration.option_names() and not {word, f"{word}s"} & {*flags}:
             return f"it is one of 'fedkeel run'; see '{self.prog} --help'."
-        near = nearest(word, flags)
-        # All sixty flags are no help when none is near.
-        return re.sub(r"'(\w)", r"'--\1", near) if near.startswith("did") else f"see '{self.prog} --help'."
+        near = nearest(word, flags, otherwise="")
+        return near.replace(" '", " '--") or f"see '{self.prog} --help'."
 
     def _get_value(self, action: argparse.Action, text: str) -> Any:
         try:
@@ -119,7 +118,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def add_command(
-    commands: Any, name: str, run: Callable[[Arguments], int], *, help: str, page: str | None, usage: str = "[options]"
+    commands: Any, name: str, run: Callable[[Arguments], int] | None, *, help: str, page: str | None, usage: str
 ) -> Parser:
     """A command under `commands`; its `--help` shows `page`, a docstring that may end in "examples:"."""
     description, heading, examples = inspect.cleandoc(page or "").partition("examples:")
