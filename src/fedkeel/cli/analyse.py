@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import fedkeel
-from fedkeel.cli.terminal.output import Table, show
+from fedkeel.cli.terminal.output import Line, Table, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser
 from fedkeel.errors import FedkeelError
 
@@ -50,7 +50,7 @@ def run(arguments: Arguments) -> int:
     return 0
 
 
-def figure_lines(figures: Iterable[dict[str, Any]]) -> Iterator[str | Table]:
+def figure_lines(figures: Iterable[dict[str, Any]]) -> Iterator[Line]:
     for figure in figures:
         headings, rows = figure_table(figure)
         yield f"\n{figure['title']}"

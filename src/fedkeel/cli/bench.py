@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedkeel import config as configuration
 from fedkeel.cli.terminal.interrupts import EXIT_CODE, interruptible
-from fedkeel.cli.terminal.output import Table, show
+from fedkeel.cli.terminal.output import Line, Table, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.rows import typed
@@ -87,24 +87,23 @@ def read_options(texts: Sequence[str]) -> dict[str, Any]:
 @contextmanager
 def progress_line(*, quiet: bool) -> Iterator[Callable[[str], None]]:
     """Takes "row: what is done": one line that changes on a terminal, elsewhere a line for each row."""
-    stream, last = sys.stderr, ""
-    is_live = stream.isatty()
+    last, clear = "", "\r\033[K" if sys.stderr.isatty() else ""
 
     def say(text: str) -> None:
         nonlocal last
         row = text.partition(":")[0]
-        if not quiet and (is_live or row != last):
-            print(f"\r\033[K{text}" if is_live else text, end="" if is_live else "\n", file=stream, flush=True)
+        if not quiet and (clear or row != last):
+            print(clear + text, end="" if clear else "\n", file=sys.stderr, flush=True)
         last = row
 
     try:
         yield say
     finally:
-        if is_live and last and not quiet:
-            print("\r\033[K", end="", file=stream, flush=True)
+        if last and not quiet:
+            print(clear, end="", file=sys.stderr, flush=True)
 
 
-def report_lines(report: Report) -> Iterator[str | Table]:
+def report_lines(report: Report) -> Iterator[Line]:
     from fedkeel.experiments.bench import GROUPS
 
     for group, title in GROUPS.items():

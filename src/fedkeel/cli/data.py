@@ -8,13 +8,14 @@ examples:
   fedkeel data pack pacs --size 64 --out pacs.npz
 """
 
-import json
 import sys
 from dataclasses import asdict
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from fedkeel.cli.terminal.output import Table, show
+import fedkeel
+from fedkeel.cli.terminal.output import Line, Table, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser, add_command, given_options, with_options
 from fedkeel.config import from_dict
 from fedkeel.core.naming import file_name
@@ -67,11 +68,10 @@ def show_data(arguments: Arguments) -> int:
     """
     config = from_dict(given_options(arguments))
 
-    from fedkeel import data
     from fedkeel.engine.setup import load_federation
 
     federation = load_federation(config)
-    print(data.contact_sheet(federation, arguments.output or Path(f"{file_name(federation.name)}.png")))
+    print(fedkeel.data.contact_sheet(federation, arguments.output or Path(f"{file_name(federation.name)}.png")))
     return 0
 
 
@@ -84,7 +84,6 @@ def describe_data(arguments: Arguments) -> int:
     """
     config = from_dict(given_options(arguments))
 
-    from fedkeel import data
     from fedkeel.data.source import whole
     from fedkeel.engine.setup import load_federation
 
@@ -92,7 +91,7 @@ def describe_data(arguments: Arguments) -> int:
         whole("--clients", arguments.clients, 1)
     federation = load_federation(config)
     most = arguments.clients or (None if arguments.json else MOST_ROWS)
-    clients = [asdict(row) for row in data.describe(federation, most)]
+    clients = [asdict(row) for row in fedkeel.data.describe(federation, most)]
     document = {
         "name": federation.name,
         "classes": federation.classes,
@@ -118,38 +117,26 @@ def list_data(arguments: Arguments) -> int:
       fedkeel data list
       fedkeel data list pacs domainnet
     """
-    from fedkeel.cli.terminal.console import console
+    from rich.text import Text
+
     from fedkeel.data.check import standings
 
-    found = standings(arguments.names)
-    if arguments.json:
-        document = [
-            {
-                **{name: getattr(entry, name) for name in ("name", "what", "home", "licence")},
-                "layout": entry.layout.splitlines(),
-                "classes": entry.classes,
-                "images": entry.total(),
-                "sizes": entry.sizes,
-                "found": check is not None,
-                "complete": check is not None and check.complete,
-                "root": check.root if check else None,
-            }
-            for entry, check in ((standing.entry, standing.check) for standing in found)
-        ]
-        print(json.dumps(document, indent=1))
-        return 0
-    out = console(sys.stdout)
-    for standing in found:
-        entry = standing.entry
-        out.print(entry.name, style="bold")
+    documents, lines = [], list[Any]()
+    for standing in standings(arguments.names):
+        entry, check, layout = standing.entry, standing.check, standing.entry.layout.splitlines()
+        document = {name: getattr(entry, name) for name in ("name", "what", "home", "licence")}
+        document |= {"layout": layout, "classes": entry.classes, "images": entry.total(), "sizes": entry.sizes}
+        document |= {"found": check is not None, "complete": bool(check and check.complete)}
+        documents.append({**document, "root": check.root if check else None})
         size = f"{entry.total():,} images, {entry.classes} classes, {len(entry.sizes)} domain(s)"
-        lines = [("what", entry.what), ("size", size), ("get", f"{entry.home}   (licence: {entry.licence})")]
-        lines += [("" if number else "looks", line) for number, line in enumerate(entry.layout.splitlines())]
-        for head, text in (*lines, ("found", standing.found)):
-            out.print(f"  {head:7}{text}", soft_wrap=True)
+        rows = [("what", entry.what), ("size", size), ("get", f"{entry.home}   (licence: {entry.licence})")]
+        rows += [*zip_longest(["looks"], layout, fillvalue=""), ("found", standing.found)]
+        lines += [Text(entry.name, style="bold"), *(f"  {head:7}{text}" for head, text in rows)]
     if not arguments.names:
-        own = "Your own images are read by 'folder' and 'npz', and digits-shift is built in: see fedkeel list data."
-        out.print(own)
+        lines.append(
+            "Your own images are read by 'folder' and 'npz', and digits-shift is built in: see fedkeel list data."
+        )
+    show(lines, documents, as_json=arguments.json, soft_wrap=True)
     return 0
 
 
@@ -161,27 +148,21 @@ def check_data(arguments: Arguments) -> int:
       fedkeel data check pacs --root ./PACS
       fedkeel data check 'domainnet(classes=all)'
     """
-    from fedkeel.cli.terminal.console import console, drawn
     from fedkeel.data.check import check
 
     result = check(arguments.data, arguments.root, decode_images=arguments.decode)
-    code = 0 if result.complete else 1
-    if arguments.json:
-        counts = [asdict(count) for count in result.counts]
-        document = {"name": result.name, "root": result.root, "complete": result.complete, "counts": counts}
-        print(json.dumps({**document, "problems": result.problems}, indent=1))
-        return code
+    document = {"name": result.name, "root": result.root, "complete": result.complete}
+    document |= {"counts": [asdict(count) for count in result.counts], "problems": result.problems}
     rows = [(n.domain, n.use, f"{n.found:,}", " or ".join(f"{size:,}" for size in n.published)) for n in result.counts]
-    out = console(sys.stdout)
-    out.print(f"{result.name} in {result.root}", soft_wrap=True)
-    out.print(drawn(Table(["domain", "for", "found", "published"], rows)))
-    for sentence in result.problems:
-        out.print(f"- {sentence}", soft_wrap=True)
-    if result.complete and any(count.published for count in result.counts):
-        out.print("Complete: everything is as published.")
-    elif result.complete:
-        out.print("Nothing is missing; there are no published sizes of this choice to compare with.")
-    return code
+    if any(count.published for count in result.counts):
+        verdict = "Complete: everything is as published."
+    else:
+        verdict = "Nothing is missing; there are no published sizes of this choice to compare with."
+    table = Table(["domain", "for", "found", "published"], rows)
+    sentences = [verdict] if result.complete else [f"- {problem}" for problem in result.problems]
+    lines: list[Line] = [f"{result.name} in {result.root}", table, *sentences]
+    show(lines, document, as_json=arguments.json, soft_wrap=True)
+    return 0 if result.complete else 1
 
 
 def pack_data(arguments: Arguments) -> int:
@@ -192,11 +173,10 @@ def pack_data(arguments: Arguments) -> int:
       fedkeel data pack pacs --size 64 --out pacs-64.npz
       fedkeel data pack 'domainnet(classes=top-100)' --root ./DomainNet --size 128 --out ./domainnet-128
     """
-    from fedkeel.data import DATASETS
     from fedkeel.data.formats.packing import pack
 
     given = with_options(arguments.data, root=arguments.root, size=arguments.size)
-    source = DATASETS.build(given.name, **given.options)
+    source = fedkeel.data.DATASETS.build(given.name, **given.options)
     target = pack(source, arguments.out)
     reader = "npz" if target.suffix == ".npz" else "folder"
     size = "" if reader == "npz" else f", size={source.images.shape[-1]}"

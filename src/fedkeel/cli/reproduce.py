@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fedkeel.cli.terminal.interrupts import interruptible
-from fedkeel.cli.terminal.output import Table, show
+from fedkeel.cli.terminal.output import Line, Table, show
 from fedkeel.cli.terminal.parsing import SEEDS, Arguments, Parser, given_options
 from fedkeel.core.naming import visible
 from fedkeel.errors import FedkeelError
@@ -86,7 +86,7 @@ def read_scale(text: str) -> float:
         raise FedkeelError(f"'scale' is '{text}': give a share of the rounds, like 0.1.") from None
 
 
-def lines_of(result: Reproduction) -> Iterator[str | Table]:
+def lines_of(result: Reproduction) -> Iterator[Line]:
     marks = [f"*** {mark} ***" for mark in result.marks]
     yield from (result.title, *marks, result.legend)
     for group, headings, rows in result.tables():

@@ -62,19 +62,19 @@ def run(arguments: Arguments) -> int:
     from fedkeel.deploy.certificates import ServerFiles
     from fedkeel.deploy.deployment import serve
 
-    own = {"ca": arguments.ca, "certificate": arguments.certificate, "key": arguments.key, "sites": arguments.keys}
-    files = trusted_files(arguments, ServerFiles, "certificates/server", **own)
+    paths = {"ca": arguments.ca, "certificate": arguments.certificate, "key": arguments.key, "sites": arguments.keys}
+    files = trusted_files(arguments, ServerFiles, "certificates/server", **paths)
     network = {name: getattr(arguments, name) for name in ("host", "port", "sites", "wait")}
     with interruptible(), RunProgress(quiet=arguments.quiet) as progress:
         result = serve(config, out, files=files, observer=progress, **network)
     return show_run(result, as_json=arguments.json)
 
 
-def trusted_files(arguments: Arguments, kind: type[Files], folder: str, **own: str | None) -> Files | None:
-    """The certificates and keys in --certificates, each in its place unless given on its `own`; --insecure: none."""
+def trusted_files(arguments: Arguments, kind: type[Files], folder: str, **paths: str | None) -> Files | None:
+    """Certificates and keys: those of --certificates, or of `folder`, but for `paths`. With --insecure, none."""
+    given = {name: Path(path) for name, path in paths.items() if path}
     if not arguments.insecure:
-        paths = {name: Path(path) for name, path in own.items() if path}
-        return replace(kind.of(Path(arguments.certificates or folder)), **paths)
-    if arguments.certificates or any(own.values()):
+        return replace(kind.of(Path(arguments.certificates or folder)), **given)
+    if arguments.certificates or given:
         raise FedkeelError("'--insecure' is given together with certificates: keep one.")
     return None

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedkeel
-from fedkeel.cli.terminal.output import Table, duration, show
+from fedkeel.cli.terminal.output import Line, Table, duration, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser
 from fedkeel.config import Config
 from fedkeel.core.naming import visible
@@ -22,7 +22,6 @@ from fedkeel.runs.summary import RULES, SOURCES
 
 if TYPE_CHECKING:
     from fedkeel.experiments.comparison import Comparison
-    from fedkeel.experiments.tables import Results
 
 HELP = "the result of a run, or a table of several"
 USAGE = "DIR... [options]"
@@ -56,17 +55,17 @@ def show_run(run: fedkeel.Run, *, as_json: bool) -> int:
     return 0
 
 
-def run_lines(run: fedkeel.Run) -> Iterator[str | Table]:
+def run_lines(run: fedkeel.Run) -> Iterator[Line]:
     from fedkeel.experiments.tables import DASH, percent, sparkline
     from fedkeel.runs.intact import how_to_continue
 
-    config, summary, curve, usual = run.config, run.sound_summary() or {}, run.scores(), Config()
-    names = {**config.to_dict(), **{option: thing["name"] for option, thing in run.given.items()}}
+    config, summary, curve = run.config, run.sound_summary() or {}, run.scores()
+    options, defaults = config.to_dict(), Config().to_dict()
+    names = {**options, **{option: thing["name"] for option, thing in run.given.items()}}
     yield f"{names['method']} on {names['data']}, model {names['model']}, seed {config.seed}"
     always, never = ("rounds", "batch_size", "learning_rate"), ("method", "data", "model", "seed")
-    options = config.to_dict().items()
-    told = [f"{k}={v}" for k, v in options if k in always or (k not in never and v != getattr(usual, k))]
-    yield f"with {', '.join(told)}"
+    notable = [name for name in options if name in always or (name not in never and options[name] != defaults[name])]
+    yield f"with {', '.join(f'{name}={options[name]}' for name in notable)}"
     domains = summary["domains"] if summary else curve[-1]["domains"] if curve else {}
     if domains:
         cells = {name: percent(value) for name, value in domains.items()}
@@ -116,7 +115,7 @@ def cost_lines(run: fedkeel.Run, summary: dict[str, Any]) -> Iterator[str]:
     yield f"run     {run.directory}"
 
 
-def profile_lines(document: dict[str, Any]) -> Iterator[str | Table]:
+def profile_lines(document: dict[str, Any]) -> Iterator[Line]:
     from fedkeel.engine.profile import client_caption, client_rows, phase_rows
 
     on_gpu = ["waited for the GPU"] if document["device"] != "cpu" else []
@@ -142,7 +141,7 @@ def show_comparison(
     """Returns the exit code of a command that was to fill the table: 1 where a run is missing."""
     extra = {} if findings is None else {"findings": findings}
     extra |= {"report": str(page)} if page else {}
-    lines: list[str | Results] = [comparison.results] if comparison.results.rows else []
+    lines: list[Line] = [comparison.results] if comparison.results.rows else []
     lines += [*(f"- {sentence}" for sentence in findings), ""] if findings else []
     lines += [f"Missing, not finished: {', '.join(comparison.missing)}."] if comparison.missing else []
     lines += [f"The run directories are in {comparison.directory}/"]

@@ -8,7 +8,7 @@ from rich import table as rich_table
 from rich.console import Console
 from rich.text import Text
 
-from fedkeel.cli.terminal.output import Table
+from fedkeel.cli.terminal.output import Line
 from fedkeel.core.naming import visible
 from fedkeel.experiments.tables import DASH, Results
 
@@ -28,9 +28,9 @@ def console(stream: IO[str]) -> Console:
     return PlainConsole(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
-def drawn(line: str | Table | Results) -> str | rich_table.Table:
+def drawn(line: Line) -> str | Text | rich_table.Table:
     """A table as rich draws it: of results, method by domain, the best of each column is bold."""
-    if isinstance(line, str):
+    if isinstance(line, str | Text):
         return line
     table = rich_table.Table(box=box.SIMPLE_HEAD, caption=line.caption, caption_justify="left", pad_edge=False)
     if isinstance(line, Results):

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
     from fedkeel.experiments.tables import Results
 
 
@@ -19,15 +21,19 @@ class Table(NamedTuple):
     caption: str | None = None
 
 
-def show(lines: Iterable[str | Table | Results], document: Any = None, *, as_json: bool = False) -> None:
+Line: TypeAlias = "str | Table | Results | Text"
+
+
+def show(lines: Iterable[Line], document: Any = None, *, as_json: bool = False, soft_wrap: bool = False) -> None:
+    """Print the lines, or the document instead. With `soft_wrap` a text is left to the terminal to break."""
     if as_json:
         print(json.dumps(document, indent=1))
         return
-    from fedkeel.cli.terminal.console import console, drawn  # rich takes as long to import as all of a `--help`
+    from fedkeel.cli.terminal.console import console, drawn  # rich takes half as long as all of a `--help`
 
     out = console(sys.stdout)
     for line in lines:
-        out.print(drawn(line))
+        out.print(drawn(line), soft_wrap=soft_wrap and not isinstance(line, Table))
 
 
 def duration(seconds: float) -> str:
