@@ -9,8 +9,6 @@ Its docstring is what `fedkeel NAME --help` shows. What commands share is in `te
 nothing that needs torch before `run`, so that help comes at once.
 """
 
-from __future__ import annotations
-
 import errno
 import importlib
 import logging

@@ -7,19 +7,15 @@ examples:
   fedkeel list models --json
 """
 
-from __future__ import annotations
-
 import inspect
 import json
 import pkgutil
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fedkeel.cli.terminal.parsing import Arguments, Parser
-
-if TYPE_CHECKING:
-    from fedkeel.registry import Entry, Registry
+from fedkeel.registry import Entry, Registry
 
 HELP = "the methods, models, data sets, ... there are"
 USAGE = "[KIND [NAME...]] [options]"

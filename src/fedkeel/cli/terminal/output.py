@@ -1,7 +1,5 @@
 """Results on stdout: lines and tables for a person, or one JSON document for a script."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Iterable, Sequence

@@ -1,13 +1,11 @@
 """From what a person types to options: flags made from `Config`, and a mistake in one sentence."""
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import re
 from collections.abc import Callable, Container
 from dataclasses import fields
-from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+from typing import Any, NoReturn, get_args, get_type_hints
 
 from fedkeel import config as configuration
 from fedkeel import spec
@@ -65,7 +63,8 @@ class Parser(argparse.ArgumentParser):
             heading, hint = entry.metadata["group"], hints[entry.name]
             if heading not in groups:
                 groups[heading] = self.add_argument_group(heading)
-            kind = {"action": argparse.BooleanOptionalAction} if hint is bool else {"metavar": metavar(hint)}
+            metavar = "|".join(get_args(hint)) or {int: "N", float: "X"}.get(hint, "TEXT")
+            kind = {"action": argparse.BooleanOptionalAction} if hint is bool else {"metavar": metavar}
             usual = default or ("no" if hint is bool else str(entry.default) or "none")
             text = f"{entry.metadata['help'].replace('%', '%%')} (default: {usual})"
             groups[heading].add_argument(f"--{entry.name.replace('_', '-')}", default=None, help=text, **kind)
@@ -127,12 +126,6 @@ def add_command(
     parser: Parser = commands.add_parser(name, help=help, **texts)
     parser.set_defaults(run=run)
     return parser
-
-
-def metavar(hint: Any) -> str:
-    if get_origin(hint) is Literal:
-        return "|".join(get_args(hint))
-    return {int: "N", float: "X"}.get(hint, "TEXT")
 
 
 def given_options(arguments: Arguments) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """How runs are going, on stderr: live on a terminal, a plain line every tenth of the way elsewhere."""
 
-from __future__ import annotations
-
 import math
 import sys
 import time
