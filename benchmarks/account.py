@@ -40,7 +40,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
-from fedkeel.cli.benchmarking import read_options
+from fedkeel.cli.bench import read_options
 from fedkeel.core.messages import Broadcast
 from fedkeel.data.federation import Federation
 from fedkeel.engine.setup import Setup, prepare

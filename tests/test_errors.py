@@ -76,7 +76,7 @@ def test_a_command_says_it_and_ends_with_2(monkeypatch: pytest.MonkeyPatch, caps
     def too_much(*_: object) -> int:
         raise MemoryError
 
-    monkeypatch.setattr("fedkeel.cli.training.run_one", too_much)
+    monkeypatch.setattr("fedkeel.cli.run.run", too_much)
     assert cli.main(["run"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("fedkeel: The memory of this machine does not suffice")

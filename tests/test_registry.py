@@ -103,7 +103,7 @@ def test_a_sentence_of_several_lines_is_not_cut() -> None:
 
 
 def test_everything_that_is_listed_is_told_in_whole_sentences() -> None:
-    from fedkeel.cli.listing import KINDS, registry
+    from fedkeel.cli.list import KINDS, registry
 
     for kind in KINDS:
         for entry in registry(kind):

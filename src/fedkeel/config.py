@@ -194,7 +194,7 @@ def refuse_unknown(given: Mapping[str, Any]) -> None:
                 raise FedkeelError(
                     f"There is no option '{name}': a place is given with --out, in Python as directory=PATH."
                 )
-            near = nearest(ELSEWHERE.get(name, str(name)), option_names())
+            near = nearest(ELSEWHERE.get(name, str(name)), option_names(), otherwise="see 'fedkeel run --help'.")
             raise FedkeelError(f"There is no option '{name}': {near}")
 
 

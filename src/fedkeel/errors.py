@@ -38,21 +38,23 @@ class ShortageError(FedkeelError):
     """There is too little memory."""
 
 
-def nearest(given: str, choices: Iterable[str]) -> str:
-    """The end of an error sentence: the nearest valid choice, several where they are equally near, or all of them when
-    none is.
+def nearest(given: str, choices: Iterable[str], otherwise: str | None = None) -> str:
+    """The end of an error sentence: the nearest valid choice, several where they are equally near. When none is near,
+    all of them; or, where these are too many to help, `otherwise`.
 
     >>> nearest("fedbm", ["fedavg", "fedbn", "fedfm"])
     "did you mean 'fedbn' or 'fedfm'?"
     """
     choices, word = sorted(set(choices)), str(given).lower()
     in_lower_case = {choice.lower(): choice for choice in choices}
-    close = get_close_matches(word, in_lower_case, n=5, cutoff=0.5)
+    close = get_close_matches(word, in_lower_case, n=5, cutoff=0.5 if otherwise is None else 0.6)
     if close:
         # Each compared the way round in which `get_close_matches` does it: the two ways can differ.
         near = {name: SequenceMatcher(None, name, word).ratio() for name in close}
         equal = sorted(f"'{in_lower_case[name]}'" for name in close if near[name] > near[close[0]] - 1e-9)
         return f"did you mean {' or '.join(equal)}?"
+    if otherwise is not None:
+        return otherwise
     return f"choose from {', '.join(choices)}." if choices else "there is nothing to choose from."
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from fedkeel.analysis.diagnostic import DIAGNOSTICS
 from fedkeel.cli import main
-from fedkeel.cli.analysing import figure_table
+from fedkeel.cli.analyse import figure_table
 from fedkeel.config import Config
 
 SMALL = ["--rounds", "2", "--subsample", "20", "--executor", "serial", "--device", "cpu", "--quiet"]

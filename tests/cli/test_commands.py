@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import os
@@ -11,15 +12,34 @@ from pathlib import Path
 
 import pytest
 
+from fedkeel import cli
 from fedkeel.cli import build_parser, main
-from fedkeel.cli.listing import KINDS
-from fedkeel.cli.parsing import given_options, with_root
+from fedkeel.cli.list import KINDS
+from fedkeel.cli.terminal.parsing import given_options, with_options
 from fedkeel.config import Config, option_names
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import METHODS
 from fedkeel.runs.run import Run
 from tests.experiments.test_comparison import finish
 
+COMMANDS = sorted(path.stem for path in Path(cli.__file__).parent.glob("[a-z]*.py"))
+GREET = '''"""Greet a site.
+
+examples:
+  fedkeel greet --name north
+"""
+
+HELP = "greet a site"
+
+
+def add_arguments(parser):
+    parser.add_argument("--name", metavar="NAME", help="of the site")
+
+
+def run(arguments):
+    print("hello", arguments.name)
+    return 0
+'''
 TINY = ["--subsample", "10", "--model", "simple_cnn(width=2)", "--executor", "serial", "--device", "cpu"]
 
 
@@ -50,7 +70,7 @@ class TestOptions:
     def test_root_goes_into_the_data_set(self) -> None:
         assert typed("--data", "folder(size=64)", "--root", "./a b")["data"] == "folder(size=64, root='./a b')"
         with pytest.raises(FedkeelError, match="twice"):
-            with_root("folder(root=x)", "y")
+            with_options("folder(root=x)", root="y")
 
     def test_help_shows_defaults_and_examples(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["run", "--help"]) == 0
@@ -72,6 +92,7 @@ class TestMistakes:
             (["run", "--rouns", "3"], "did you mean '--rounds'?"),
             (["run", "--learning_rate=3"], "did you mean '--learning-rate'?"),
             (["run", "--zzzzzz"], "see 'fedkeel run --help'."),
+            (["run", "--foo"], "see 'fedkeel run --help'."),
             (["run", "--lr", "0.1"], "did you mean '--learning-rate'?"),
             (["run", "--device", "gpu"], "did you mean 'cuda'?"),
             (["run", "fedbn"], "did you mean '--method fedbn'?"),
@@ -95,6 +116,7 @@ class TestMistakes:
             (["compare", "fedavg", "--seeds", "x"], "'seeds' is 'x'"),
             (["compare", "fedavg", "--jobs", "x"], "'jobs' is 'x'"),
             (["compare", "fedavg@round=3"], "did you mean 'rounds'?"),
+            (["compare", "fedavg@foo=3"], "There is no option 'foo': see 'fedkeel run --help'."),
             (["compare", "fedavg@lr=3"], "did you mean 'learning_rate'?"),
             (["compare", "fedavg", "--method", "gn"], "methods have no flag, as in 'fedkeel compare fedavg greg'."),
             (["compare", "--methods", "fedavg", "gn"], "methods have no flag, as in 'fedkeel compare fedavg greg'."),
@@ -139,7 +161,7 @@ class TestMistakes:
         def broken(*_: object, **__: object) -> None:
             raise RuntimeError("a bug")
 
-        monkeypatch.setattr("fedkeel.cli.listing.list_names", broken)
+        monkeypatch.setattr("fedkeel.cli.list.run", broken)
         with pytest.raises(RuntimeError, match="a bug"):
             main(["list", "methods"])
 
@@ -329,9 +351,40 @@ class TestTraining:
         assert "fedavg seed 0 is missing from the table: ZeroDivisionError" in err
 
 
+class TestFiles:
+    @pytest.mark.parametrize("name", COMMANDS)
+    def test_a_file_is_a_command_whose_docstring_is_its_help(
+        self, name: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main([name, "--help"]) == 0
+        shown = capsys.readouterr().out
+        page = importlib.import_module(f"fedkeel.cli.{name}").__doc__
+        assert page
+        assert all(line in shown for line in page.splitlines())
+        assert "examples:\n" in shown
+        assert main(["--help"]) == 0
+        assert any(line.split()[:1] == [name] for line in capsys.readouterr().out.splitlines())
+
+    def test_a_command_is_added_by_adding_a_file(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "greet.py").write_text(GREET)
+        monkeypatch.setattr(cli, "__path__", [*cli.__path__, str(tmp_path)])
+        assert main(["greet", "--name", "north"]) == 0
+        assert capsys.readouterr().out == "hello north\n"
+        assert main(["greet", "--nmae", "north"]) == 2
+        assert "did you mean '--name'?" in capsys.readouterr().err
+
+
 class TestTheProcess:
-    def test_help_does_not_wait_for_torch(self) -> None:
-        code = "import sys; from fedkeel.cli import main; main(['run', '--help']); sys.exit('torch' in sys.modules)"
+    def test_no_help_waits_for_torch(self) -> None:
+        code = f"""
+import sys
+from fedkeel.cli import main
+for name in [[], *([name] for name in {COMMANDS}), ["data", "describe"]]:
+    assert main([*name, "--help"]) == 0
+sys.exit(bool({{"torch", "numpy", "rich"}} & {{*sys.modules}}))
+"""
         assert subprocess.run([sys.executable, "-c", code], capture_output=True).returncode == 0
 
     @pytest.mark.slow

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from fedkeel.cli.console import results_table
+from fedkeel.cli.terminal.console import drawn
 from fedkeel.config import Config
 from fedkeel.core.naming import slug
 from fedkeel.engine.executors.heartbeat import Heart
@@ -399,7 +399,7 @@ class TestResults:
         assert unfinished.missing == ["fedavg seed 0", "gn seed 1"]
         assert unfinished.to_dict()["rows"] == []
         assert findings(unfinished) == []
-        results_table(unfinished.results)
+        drawn(unfinished.results)
 
     def test_mean_and_spread_are_those_of_the_seeds(self, tmp_path: Path) -> None:
         row = self.comparison(tmp_path).rows()[0]

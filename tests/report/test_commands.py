@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedkeel.cli import build_parser
-from fedkeel.cli.parsing import given_options
+from fedkeel.cli.terminal.parsing import given_options
 from fedkeel.config import Config, from_dict
 from fedkeel.experiments.rows import read_entries, read_seeds
 from fedkeel.report.commands import compare_command, run_command

@@ -1,102 +1,101 @@
-"""The `fedkeel` command. Nothing here waits for torch until a command needs it."""
+"""The `fedkeel` command. Each file of this folder is a command of that name, found by itself:
 
-from __future__ import annotations
+    HELP                    its line in `fedkeel --help`
+    USAGE                   what follows its name, unless that is "[options]"
+    add_arguments(parser)   its flags
+    run(arguments) -> int   what it does, and its exit code; none where `add_arguments` adds commands of its own
+
+Its docstring is what `fedkeel NAME --help` shows. What commands share is in `terminal/`. A command's module imports
+nothing that needs torch before `run`, so that help comes at once.
+"""
 
 import errno
+import importlib
 import logging
 import os
+import pkgutil
+import shlex
 import sys
 from collections.abc import Sequence
 
 import fedkeel
-from fedkeel.cli import (
-    analysing,
-    benchmarking,
-    exporting,
-    federation,
-    listing,
-    looking,
-    reporting,
-    reproducing,
-    training,
-)
-from fedkeel.cli.parsing import Parser, examples
+from fedkeel.cli.terminal.interrupts import EXIT_CODE
+from fedkeel.cli.terminal.parsing import Parser, add_command
 from fedkeel.core.naming import visible
 from fedkeel.errors import FedkeelError, shortages_explained
+from fedkeel.stopping import Stopped
 
 ABOUT = """Federated learning that stays upright when clients' data shift.
 
 Train one model over clients whose data look different, and compare the methods for it.
 'fedkeel COMMAND --help' explains a command."""
+EXAMPLES = """examples:
+  fedkeel demo                                    compare the methods on built-in digits
+  fedkeel run --method fedbn --rounds 20          train one federation
+  fedkeel compare fedavg fedbn gn --seeds 3       train several, get a table
+  fedkeel reproduce hbn/table1 --root ./data      a table of a paper, ours beside it
+  fedkeel run --data folder --root ./images       your own images: ./images/DOMAIN/CLASS/*.png
+  fedkeel report runs/demo                        the results as one HTML page
+  fedkeel list methods                            what there is to choose from"""
+# The order in which a person meets them; others follow by name.
+ORDER = (
+    *("run", "compare", "resume", "demo", "reproduce", "show", "data", "list", "analyse", "report", "bench", "export"),
+    *("certificates", "server", "join", "status"),
+)
 
 
 def build_parser() -> Parser:
-    parser = Parser(
-        prog="fedkeel",
-        description=ABOUT,
-        epilog=examples(
-            [
-                "fedkeel demo                                    compare the methods on built-in digits",
-                "fedkeel run --method fedbn --rounds 20          train one federation",
-                "fedkeel compare fedavg fedbn gn --seeds 3       train several, get a table",
-                "fedkeel reproduce hbn/table1 --root ./data      a table of a paper, ours beside it",
-                "fedkeel run --data folder --root ./images       your own images: ./images/DOMAIN/CLASS/*.png",
-                "fedkeel report runs/demo                        the results as one HTML page",
-                "fedkeel list methods                            what there is to choose from",
-            ]
-        ),
-    )
+    parser = Parser(prog="fedkeel", description=ABOUT, epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"fedkeel {fedkeel.__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    training.add_commands(commands)
-    reproducing.add_commands(commands)
-    looking.add_commands(commands)
-    listing.add_commands(commands)
-    analysing.add_commands(commands)
-    reporting.add_commands(commands)
-    benchmarking.add_commands(commands)
-    exporting.add_commands(commands)
-    federation.add_commands(commands)
+    commands = parser.add_commands(required=False)
+    names = {module.name for module in pkgutil.iter_modules(__path__) if not module.ispkg}
+    for name in (*(name for name in ORDER if name in names), *sorted(names.difference(ORDER))):
+        module = importlib.import_module(f"{__name__}.{name}")
+        texts = {"help": module.HELP, "page": module.__doc__, "usage": getattr(module, "USAGE", "[options]")}
+        module.add_arguments(add_command(commands, name, getattr(module, "run", None), **texts))
     return parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns its exit code: 0 done, 1 partly failed, 2 bad input, 130 stopped."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    notes_to_stderr()
+    given = sys.argv[1:] if arguments is None else [*arguments]
+    _log_to_stderr()
     try:
         parser = build_parser()
         parsed = parser.parse_args(given)
-        if parsed.command is None:
+        if not hasattr(parsed, "run"):
             parser.print_help()
             return 0
-        parsed.typed = given
+        parsed.continue_with = shlex.join(["fedkeel", *given])  # after Ctrl-C, unless the command knows better
         with shortages_explained():
-            code = int(parsed.act(parsed))
+            code = int(parsed.run(parsed))
         sys.stdout.flush()
         return code
     except SystemExit as request:  # argparse leaves so after --help and --version
         return int(request.code or 0)
     except FedkeelError as error:
-        return complain(str(error))
+        return _fail(str(error))
     except BrokenPipeError:
         # The reader of a pipe left, as `head` does. Python must not find that out again when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except Stopped:
+        print(f"fedkeel: stopped; continue with: {parsed.continue_with}", file=sys.stderr)
+        return EXIT_CODE
     except KeyboardInterrupt:
-        return 130
+        return EXIT_CODE
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT):
             raise
-        return complain(f"'{error.filename}' cannot be used: {error.strerror}; make room or choose another directory.")
+        return _fail(f"'{error.filename}' cannot be used: {error.strerror}; make room or choose another directory.")
 
 
-def complain(sentence: str) -> int:
+def _fail(sentence: str) -> int:
     print(f"fedkeel: {visible(sentence)}", file=sys.stderr)
     return 2
 
 
-def notes_to_stderr() -> None:
+def _log_to_stderr() -> None:
     """What the library logs, one sentence each, to wherever stderr goes at that moment."""
 
     class Notes(logging.Handler):

@@ -1,6 +1,6 @@
 """The results of runs as a table: method by domain, mean and spread over seeds.
 
-Numbers only; `fedkeel.cli.console` draws them on a terminal.
+Numbers only; `fedkeel.cli.terminal.output` draws them on a terminal.
 """
 
 from __future__ import annotations

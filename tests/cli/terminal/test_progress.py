@@ -1,4 +1,4 @@
-"""What is seen while runs go on: plain lines in a pipe, whole tables, honest arithmetic of time."""
+"""What is seen while runs go on: plain lines in a pipe, honest arithmetic of time."""
 
 from __future__ import annotations
 
@@ -8,21 +8,16 @@ from typing import Any
 
 import pytest
 
-from fedkeel.cli.console import (
-    ComparisonProgress,
-    Milestones,
-    RunProgress,
-    console,
-    duration,
-    plain_table,
-    results_table,
-)
+from fedkeel.cli.terminal.progress import ComparisonProgress, Display, RunProgress
 from fedkeel.config import Config
 from fedkeel.core.evaluation import Scores
-from fedkeel.core.naming import visible
 from fedkeel.experiments.jobs import Job
-from fedkeel.experiments.tables import DASH, Cell, Results, sparkline
 from tests.experiments.test_comparison import finish as finish_run
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def scores(average: float) -> Scores:
@@ -128,10 +123,6 @@ def test_a_quiet_comparison_still_tells_notes_and_failures(tmp_path: Path) -> No
 
 
 def test_a_live_comparison_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
     monkeypatch.setenv("TERM", "xterm-256color")
     stream = Terminal()
     job = Job("fedavg", 0, Config(rounds=2), Path("."))
@@ -144,60 +135,11 @@ def test_a_live_comparison_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) 
     assert "round 2/2  50.0 %" in stream.getvalue()
 
 
-def test_a_table_in_a_pipe_is_never_cut() -> None:
-    domains = {f"a-domain-with-a-long-name-{number}": 0.5 for number in range(20)}
-    summary = {"result": "last", "domains": domains, "accuracy": 0.5, "unseen_domains": []}
-    stream = io.StringIO()
-    console(stream).print(results_table(Results.of([("fedavg", 0, summary), ("gn", 0, summary)])))
-    assert all(name in stream.getvalue() for name in domains)
-    assert "…" not in stream.getvalue()
-
-
-def test_spread_is_blank_with_a_single_seed() -> None:
-    assert str(Cell.of([0.5])) == "50.0"
-    assert str(Cell.of([0.5, 0.5])) == "50.0 ±0.0"
-
-
 def test_every_tenth_is_reached_once() -> None:
-    milestones = Milestones()
-    assert [milestones.reached(share) for share in (0.0, 0.05, 0.1, 0.19, 0.35, 1.0)] == [
+    display = Display(io.StringIO())
+    assert [display.reaches_tenth(share) for share in (0.0, 0.05, 0.1, 0.19, 0.35, 1.0)] == [
         False, False, True, False, True, True,
     ]  # fmt: skip
-
-
-def test_duration() -> None:
-    assert [duration(seconds) for seconds in (0, 59.6, 3661)] == ["0:00", "1:00", "1:01:01"]
-
-
-def test_a_sparkline_spans_from_lowest_to_highest_and_keeps_the_ends() -> None:
-    assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
-    assert sparkline([0.3, 0.3]) == "▁▁"
-    assert sparkline([]) == ""
-    long = sparkline([number / 500 for number in range(501)], width=60)
-    assert len(long) == 60
-    assert (long[0], long[-1]) == ("▁", "█")
-
-
-HOSTILE = ("[/b]", "[bold]x[/bold]", "[link=x]y", ":bomb:", "\x1b[31mred", "a\rb", "a\nb", "\x9b2J", "\udcff")
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("name", HOSTILE, ids=ascii)
-def test_a_name_is_shown_and_not_obeyed(name: str) -> None:
-    seen = visible(name)
-    summaries = {"domains": {name: 0.5, "b": 0.4}, "unseen_domains": [name], "accuracy": 0.5, "result": "last"}
-    stream = io.StringIO()
-    out = console(stream)
-    out.print(results_table(Results.of([(name, 0, summaries), (f"{name}@x=1", 0, summaries)])))
-    out.print(plain_table([name], [[name]], caption=f"of {name}"))
-    out.print(f"- {name}")
-    text = stream.getvalue()
-    assert text.count(seen) >= (4 if "\n" in name else 6)
-    assert not set(text) & set("\x1b\r\x9b\udcff")
 
 
 def test_progress_on_a_terminal_shows_a_name_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,8 +158,3 @@ def test_progress_on_a_terminal_shows_a_name_as_it_is(monkeypatch: pytest.Monkey
         run.note("[/b] \x07")
     assert "[/b]" in stream.getvalue()
     assert "\x07" not in stream.getvalue()
-
-
-def test_a_dash_among_numbers_leaves_them_to_the_right() -> None:
-    columns = plain_table(["domain", "accuracy %"], [["a", "22.2"], ["b", DASH]]).columns
-    assert [column.justify for column in columns] == ["left", "right"]

@@ -1,7 +1,5 @@
 """Ctrl-C: the first one stops after the current step and keeps the run, the second one leaves at once."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator
@@ -9,6 +7,8 @@ from contextlib import contextmanager
 from types import FrameType
 
 from fedkeel.stopping import stop_requested
+
+EXIT_CODE = 130
 
 
 @contextmanager

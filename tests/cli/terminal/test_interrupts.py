@@ -16,7 +16,7 @@ from fedkeel.runs.run import Run
 from fedkeel.stopping import RENAMED
 from tests.processes import HANG, children, ended, exit_code, forked, state, until, wait_here
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TINY = ["--subsample", "10", "--model", "simple_cnn(width=2)", "--device", "cpu", "--rounds", "4"]
 TINY += ["--checkpoint-every", "1"]  # by default a slow disk has fewer
 

@@ -1,0 +1,43 @@
+"""Train each method with each seed and print a table: method by domain, mean and spread.
+The same command again continues: what is finished is not trained again.
+
+examples:
+  fedkeel compare fedavg fedbn gn
+  fedkeel compare fedavg 'fedprox(mu=0.1)' fedprox+gn --seeds 5 --rounds 50
+  fedkeel compare fedavg gn@learning_rate=0.05,batch_size=16 --seeds 0,7
+  fedkeel compare fedavg fedbn --json > table.json
+"""
+
+import fedkeel
+from fedkeel.cli.show import show_comparison
+from fedkeel.cli.terminal.interrupts import interruptible
+from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options
+from fedkeel.config import option_names
+from fedkeel.experiments.rows import SET_BY_COMPARISON, read_entries
+from fedkeel.runs.trackers import require
+
+HELP = "train several methods over several seeds and print a table"
+USAGE = "METHOD... [options]"
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("methods", nargs="+", metavar="METHOD", help="a method; its own options after an @")
+    parser.add_shared("--seeds", "--jobs")
+    parser.add_argument("--out", metavar="DIR", help="where the run directories go (default: runs/compare-DATA)")
+    parser.add_shared("--json", "--quiet", "--track", "--config", "--root")
+    parser.add_options({*option_names()}.difference(SET_BY_COMPARISON))
+
+
+def run(arguments: Arguments) -> int:
+    options = given_options(arguments)
+    for name in SET_BY_COMPARISON:  # a run's config.toml, given with --config, names both
+        options.pop(name, None)
+    read_entries(arguments.methods, options)
+    require(arguments.track)
+
+    from fedkeel.cli.terminal.progress import ComparisonProgress
+
+    with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
+        own = {name: getattr(arguments, name) for name in ("methods", "seeds", "jobs", "track")}
+        comparison = fedkeel.compare(**own, directory=arguments.out, observer=progress, **options)
+    return show_comparison(comparison, as_json=arguments.json)

@@ -1,0 +1,187 @@
+"""Look at a data set before training on it.
+
+examples:
+  fedkeel data list                               what there is, and what of it is here
+  fedkeel data check pacs --root ./PACS           is it complete?
+  fedkeel data describe folder --root ./images
+  fedkeel data show digits-shift -o digits.png
+  fedkeel data pack pacs --size 64 --out pacs.npz
+"""
+
+import sys
+from dataclasses import asdict
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+import fedkeel
+from fedkeel.cli.terminal.output import Line, Table, show
+from fedkeel.cli.terminal.parsing import Arguments, Parser, add_command, given_options, with_options
+from fedkeel.config import from_dict
+from fedkeel.core.naming import file_name
+from fedkeel.errors import FedkeelError
+
+HELP = "look at a data set"
+USAGE = "COMMAND NAME [options]"
+MOST_ROWS = 100  # of a table of clients that a person reads
+
+
+def add_arguments(parser: Parser) -> None:
+    commands = parser.add_commands(required=True)
+
+    def add(name: str, run: Any, help: str, *, usage: str = "NAME [options]") -> Parser:
+        return add_command(commands, name, run, help=help, page=run.__doc__, usage=usage)
+
+    show = add("show", show_data, "write a picture of its domains and classes")
+    show.add_argument("-o", "--output", metavar="FILE", help="the PNG to write (default: NAME.png)")
+    describe = add("describe", describe_data, "a table of its clients")
+    describe.add_shared("--json")
+    clients = f"show the first N clients that train (default: {MOST_ROWS}; with --json, all)"
+    describe.add_argument("--clients", type=int, metavar="N", help=clients)
+    for federated in (show, describe):
+        text = "data set, with options: 'folder(root=./images, size=64)'"
+        federated.add_argument("data", metavar="NAME", help=text)
+        federated.add_shared("--root")
+        federated.add_options(("partition", "unseen", "subsample", "seed"))
+
+    summary = "the published data sets: where to get them, how they must look, what is here"
+    listing = add("list", list_data, summary, usage="[NAME...] [options]")
+    listing.add_argument("names", nargs="*", metavar="NAME", help="only these")
+    listing.add_shared("--json")
+    check = add("check", check_data, "count a data set against its published sizes")
+    check.add_argument("data", metavar="NAME", help="a data set of 'fedkeel data list'")
+    check.add_argument("--root", metavar="DIR", help="where it lies (default: in FEDKEEL_DATA)")
+    check.add_argument("--decode", action="store_true", help="open every image file too")
+    check.add_shared("--json")
+    summary = "write it as one .npz file, or as a tree of small images"
+    packing = add("pack", pack_data, summary, usage="NAME --out FILE.npz|DIR [options]")
+    packing.add_argument("data", metavar="NAME", help="data set, with options: 'pacs(subset=greg)'")
+    packing.add_argument("--root", metavar="DIR", help="where it lies (default: in FEDKEEL_DATA)")
+    packing.add_argument("--out", required=True, metavar="FILE.npz|DIR", help="what to write")
+    packing.add_argument("--size", type=int, metavar="N", help="pixels of a side (default: the data set's)")
+
+
+def show_data(arguments: Arguments) -> int:
+    """Write a PNG with a block of rows for each domain and a column for each class.
+
+    examples:
+      fedkeel data show digits-shift -o digits.png
+    """
+    config = from_dict(given_options(arguments))
+
+    from fedkeel.engine.setup import load_federation
+
+    federation = load_federation(config)
+    print(fedkeel.data.contact_sheet(federation, arguments.output or Path(f"{file_name(federation.name)}.png")))
+    return 0
+
+
+def describe_data(arguments: Arguments) -> int:
+    """A table of the clients: their domain and how many images they have.
+
+    examples:
+      fedkeel data describe digits-shift --partition 'dirichlet(alpha=0.3, clients=4)'
+      fedkeel data describe folder --root ./images --unseen sketch
+    """
+    config = from_dict(given_options(arguments))
+
+    from fedkeel.engine.setup import load_federation
+
+    if arguments.clients is not None and arguments.clients < 1:
+        raise FedkeelError(f"--clients is {arguments.clients}: give a whole number of at least 1.")
+    federation = load_federation(config)
+    most = arguments.clients or (None if arguments.json else MOST_ROWS)
+    clients = [asdict(row) for row in fedkeel.data.describe(federation, most)]
+    document = {
+        "name": federation.name,
+        "classes": federation.classes,
+        "image": dict(zip(("channels", "height", "width"), federation.image_shape, strict=True)),
+        "training_clients": len(federation.clients),
+        "clients": clients,
+    }
+    shape = "x".join(map(str, federation.image_shape))
+    caption = f"{federation.name}: {federation.num_classes} classes, images {shape}."
+    if most is not None and most < len(federation.clients):
+        caption += f" The first {most:,} of {len(federation.clients):,} clients."
+    headings = ["client", "domain", "train", "validation", "test", "classes"]
+    rows = [[*(row[name] for name in headings), "unseen" if row["unseen"] else ""] for row in clients]
+    show([Table([*headings, ""], rows, caption)], document, as_json=arguments.json)
+    return 0
+
+
+def list_data(arguments: Arguments) -> int:
+    """Each published data set that has a reader: what it is, where to get it, how its folder must look,
+    and what was found of it in FEDKEEL_DATA.
+
+    examples:
+      fedkeel data list
+      fedkeel data list pacs domainnet
+    """
+    from rich.text import Text
+
+    from fedkeel.data.check import standings
+
+    documents, lines = [], list[Any]()
+    for standing in standings(arguments.names):
+        entry, check, layout = standing.reader, standing.check, standing.reader.layout.splitlines()
+        document = {name: getattr(entry, name) for name in ("name", "what", "home", "licence")}
+        document |= {"layout": layout, "classes": entry.num_classes, "images": entry.total()}
+        document |= {"sizes": entry.published_sizes()}
+        document |= {"found": check is not None, "complete": bool(check and check.complete)}
+        documents.append({**document, "root": check.root if check else None})
+        size = f"{entry.total():,} images, {entry.num_classes} classes, {len(entry.sizes)} domain(s)"
+        rows = [("what", entry.what), ("size", size), ("get", f"{entry.home}   (licence: {entry.licence})")]
+        rows += [*zip_longest(["looks"], layout, fillvalue=""), ("found", standing.found)]
+        lines += [Text(entry.name, style="bold"), *(f"  {head:7}{text}" for head, text in rows)]
+    if not arguments.names:
+        lines.append(
+            "Your own images are read by 'folder' and 'npz', and digits-shift is built in: see fedkeel list data."
+        )
+    show(lines, documents, as_json=arguments.json, soft_wrap=True)
+    return 0
+
+
+def check_data(arguments: Arguments) -> int:
+    """Count the images of a data set against the published sizes and say what is missing.
+    The exit code is 1 if anything is.
+
+    examples:
+      fedkeel data check pacs --root ./PACS
+      fedkeel data check 'domainnet(classes=all)'
+    """
+    from fedkeel.data.check import check
+
+    result = check(arguments.data, arguments.root, decode_images=arguments.decode)
+    document = {"name": result.name, "root": result.root, "complete": result.complete}
+    document |= {"counts": [asdict(count) for count in result.counts], "problems": result.problems}
+    rows = [(n.domain, n.use, f"{n.found:,}", " or ".join(f"{size:,}" for size in n.published)) for n in result.counts]
+    if any(count.published for count in result.counts):
+        verdict = "Complete: everything is as published."
+    else:
+        verdict = "Nothing is missing; there are no published sizes of this choice to compare with."
+    table = Table(["domain", "for", "found", "published"], rows)
+    sentences = [verdict] if result.complete else [f"- {problem}" for problem in result.problems]
+    lines: list[Line] = [f"{result.name} in {result.root}", table, *sentences]
+    show(lines, document, as_json=arguments.json, soft_wrap=True)
+    return 0 if result.complete else 1
+
+
+def pack_data(arguments: Arguments) -> int:
+    """Read a data set and write its images, labels and splits as one .npz file, or as a folder
+    DIR/DOMAIN/CLASS/ with lists in DIR/splits.
+
+    examples:
+      fedkeel data pack pacs --size 64 --out pacs-64.npz
+      fedkeel data pack 'domainnet(classes=top-100)' --root ./DomainNet --size 128 --out ./domainnet-128
+    """
+    from fedkeel.data.formats.writing import write
+
+    given = with_options(arguments.data, root=arguments.root, size=arguments.size)
+    dataset = fedkeel.data.DATASETS.build(given.name, **given.options)
+    target = write(dataset, arguments.out)
+    reader = "npz" if target.suffix == ".npz" else "folder"
+    size = "" if reader == "npz" else f", size={dataset.images.shape[-1]}"
+    held = "" if any(len(split.validation) for split in dataset.domains.values()) else ", validation=0"
+    print(target)
+    print(f"Read it with --data '{reader}(root={target}{size}{held})'.", file=sys.stderr)
+    return 0

@@ -1,0 +1,45 @@
+"""Write one HTML page with tables, curves, diagnostics and the commands to repeat it all.
+It is a single file that opens from disk and asks nothing of any network.
+
+examples:
+  fedkeel report runs/demo
+  fedkeel report runs/digits-shift-fedavg-seed0 runs/digits-shift-fedbn-seed0 -o both.html
+  fedkeel report runs/demo --figures paper/figures --format pdf --tables paper/tables
+"""
+
+import json
+
+from fedkeel.cli.terminal.parsing import Arguments, Parser
+
+HELP = "a run, or a comparison, as one HTML page; figures and tables for a paper"
+USAGE = "DIR... [options]"
+FORMATS = ("svg", "png", "pdf")
+
+
+def add_arguments(parser: Parser) -> None:
+    add = parser.add_argument
+    add("directories", nargs="+", metavar="DIR", help="a run directory, or a folder of run directories")
+    add("-o", "--output", metavar="FILE", help="the page (default: DIR/report.html; of several: report.html)")
+    add("--figures", metavar="DIR", help="write the figures there too, for a paper")
+    add("--format", choices=FORMATS, default="svg", metavar="|".join(FORMATS), help="of the figures (default: svg)")
+    add("--tables", metavar="DIR", help="write the table there too, as Markdown, LaTeX and CSV")
+    add("--json", action="store_true", help="print one JSON document: what was written, and what to know")
+
+
+def run(arguments: Arguments) -> int:
+    from fedkeel import report
+    from fedkeel.report import figures
+
+    if arguments.figures:
+        figures.require_matplotlib()  # before anything is written
+    page = report.write(arguments.directories, arguments.output)
+    written = [page]
+    if arguments.figures or arguments.tables:
+        collected = report.collect(arguments.directories)
+        if arguments.figures:
+            written += figures.write(collected, arguments.figures, arguments.format)
+        if arguments.tables:
+            written += report.write_tables(collected, arguments.tables)
+    paths = [str(path) for path in written]
+    print(json.dumps({"page": str(page), "written": paths}, indent=1) if arguments.json else "\n".join(paths))
+    return 0

@@ -1,0 +1,109 @@
+"""Run the cells of a paper's table or figure and print ours / paper / difference.
+The same command again continues: a cell that is done is never run again.
+
+examples:
+  fedkeel reproduce --list
+  fedkeel reproduce hbn/table1 --root ./data --only CIFAR-10
+  fedkeel reproduce fedwon/table1 --only FedBN FedWon Office-Caltech-10 --seeds 1
+  fedkeel reproduce hbn/table6 --root ./data --scale 0.1       a quick look
+  fedkeel reproduce hbn                                        all of a paper's tables and figures
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from fedkeel.cli.terminal.interrupts import interruptible
+from fedkeel.cli.terminal.output import Line, Table, show
+from fedkeel.cli.terminal.parsing import SEEDS, Arguments, Parser, given_options
+from fedkeel.core.naming import visible
+from fedkeel.errors import FedkeelError
+
+if TYPE_CHECKING:
+    from fedkeel.experiments.paper_table import Reproduction
+
+HELP = "run a table or figure of a paper and print ours beside it"
+USAGE = "NAME... [options]"
+CHANGEABLE = ("rounds", "model", "weights", "executor", "workers", "device", "precision", "checkpoint_every")
+
+
+def add_arguments(parser: Parser) -> None:
+    names = "recipes, see --list, a paper, or a TOML file of your own"
+    parser.add_argument("recipes", nargs="*", metavar="NAME", help=names)
+    parser.add_argument("--list", action="store_true", help="every recipe and what it is")
+    # Not `root`, which is the folder of one data set.
+    folder = "folder that has the data sets in it (default: $FEDKEEL_DATA)"
+    parser.add_argument("--root", dest="data_sets", metavar="DIR", help=folder)
+    parser.add_argument("--only", nargs="+", default=[], metavar="LABEL", help="rows, groups or columns; * is anything")
+    parser.add_argument("--seeds", metavar="N", help=f"{SEEDS} (default: the recipe's)")
+    share = "share of the rounds, e.g. 0.1, for a quick look (default: 1)"
+    parser.add_argument("--scale", type=read_scale, default=1.0, metavar="X", help=share)
+    parser.add_argument("--markdown", action="store_true", help="print Markdown")
+    parser.add_shared("--jobs")
+    parser.add_argument("--out", metavar="DIR", help="where the run directories go (default: runs/reproduce)")
+    parser.add_shared("--json", "--quiet")
+    parser.add_options(CHANGEABLE)
+
+
+def run(arguments: Arguments) -> int:
+    if arguments.list:
+        return list_recipes(as_json=arguments.json)
+    if not arguments.recipes:
+        raise FedkeelError("'fedkeel reproduce' lacks NAME: 'fedkeel reproduce --list' shows what there is.")
+    from fedkeel.experiments.recipes import chosen, load
+
+    recipes = [load(name) for name in dict.fromkeys(name for word in arguments.recipes for name in chosen(word))]
+    options = {name: getattr(arguments, name) for name in ("only", "seeds", "jobs", "scale")}
+    options |= {"root": arguments.data_sets, **given_options(arguments)}
+
+    from fedkeel.cli.terminal.progress import ComparisonProgress
+    from fedkeel.experiments.reproduce import PLACE, reproduce_all
+
+    with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
+        results = reproduce_all(recipes, directory=arguments.out or PLACE, observer=progress, **options)
+    if arguments.json:
+        documents = [result.to_dict() for result in results]
+        print(json.dumps(documents if len(documents) > 1 else documents[0], indent=1))
+    elif arguments.markdown:
+        print("\n".join(result.markdown() for result in results))
+    else:
+        lines = [line for result in results for line in ("", *lines_of(result))]
+        show([*lines[1:], f"The run directories are in {results[0].directory}/"])
+        for result in results:
+            failures = [f"{name} failed: {why}" for name, why in (result.failures or {}).items()]
+            for sentence in (*result.skipped, *failures):
+                print(f"fedkeel: {visible(sentence)}", file=sys.stderr)
+    return 1 if any(result.missing for result in results) else 0
+
+
+def read_scale(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise FedkeelError(f"'scale' is '{text}': give a share of the rounds, like 0.1.") from None
+
+
+def lines_of(result: Reproduction) -> Iterator[Line]:
+    marks = [f"*** {mark} ***" for mark in result.marks]
+    yield from (result.title, *marks, result.legend)
+    for group, headings, rows in result.tables():
+        if group:
+            yield f"\n{group}"
+        yield Table(headings, rows)
+    yield from (f"- {sentence}" for sentence in [*result.sentences(), *result.notes()])
+    yield from marks
+
+
+def list_recipes(*, as_json: bool) -> int:
+    from fedkeel.experiments.recipes import load, names
+
+    recipes = [load(name) for name in names()]
+    keys = ("name", "paper", "table", "caption", "protocol", "substitute")
+    document = [{key: getattr(recipe, key) for key in keys} for recipe in recipes]
+    # The name says paper and table already, and a terminal of 80 columns has no room to say it twice.
+    table = Table(["paper/table", "what"], [(recipe.name, recipe.caption) for recipe in recipes])
+    show([table], document, as_json=as_json)
+    return 0

@@ -1,0 +1,37 @@
+"""Go on with a run from its last good checkpoint. The result is that of a run never stopped.
+What changes the result needs a new run: fedkeel run --config DIR/config.toml --rounds 50
+
+examples:
+  fedkeel resume runs/digits-shift-fedavg-seed0
+  fedkeel resume runs/digits-shift-fedavg-seed0 --device cpu     on another machine than it began on
+"""
+
+import fedkeel
+from fedkeel.cli.show import show_run
+from fedkeel.cli.terminal.interrupts import interruptible
+from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options
+from fedkeel.config import MACHINE_OPTIONS
+from fedkeel.runs.trackers import require, tracked
+
+HELP = "go on with a run that was stopped"
+USAGE = "DIR [options]"
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("directory", metavar="DIR", help="the run directory")
+    parser.add_shared("--json", "--quiet", "--track")
+    parser.add_options({*MACHINE_OPTIONS} - {"round_timeout"}, default="as before")
+
+
+def run(arguments: Arguments) -> int:
+    require(arguments.track)
+
+    from fedkeel.cli.terminal.progress import RunProgress
+
+    with (
+        interruptible(),
+        RunProgress(quiet=arguments.quiet) as progress,
+        tracked(arguments.track, arguments.directory, progress) as observer,
+    ):
+        result = fedkeel.resume(arguments.directory, observer=observer, **given_options(arguments))
+    return show_run(result, as_json=arguments.json)

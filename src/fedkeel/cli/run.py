@@ -1,0 +1,43 @@
+"""Train one federation. Its run directory holds the configuration, the metrics and the model.
+
+examples:
+  fedkeel run --method 'fedprox(mu=0.1)' --rounds 50 --seed 1
+  fedkeel run --data folder --root ./images --model 'resnet18(stem=small)' --device cuda
+  fedkeel run --partition 'dirichlet(alpha=0.3, clients=4)' --participation 0.5
+  fedkeel run --config runs/old/config.toml --learning-rate 0.05
+"""
+
+import shlex
+
+import fedkeel
+from fedkeel.cli.show import show_run
+from fedkeel.cli.terminal.interrupts import interruptible
+from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options
+from fedkeel.config import from_dict
+from fedkeel.runs.trackers import require, tracked
+
+HELP = "train one federation"
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("--out", metavar="DIR", help="the run directory (default: a new one in runs/)")
+    parser.add_shared("--json", "--quiet", "--track", "--config", "--root")
+    parser.add_options()
+
+
+def run(arguments: Arguments) -> int:
+    config = from_dict(given_options(arguments))
+    require(arguments.track)
+
+    from fedkeel.cli.terminal.progress import RunProgress
+    from fedkeel.simulation import free_directory
+
+    directory = arguments.out or free_directory(config)
+    arguments.continue_with = f"fedkeel resume {shlex.quote(str(directory))}"
+    with (
+        interruptible(),
+        RunProgress(quiet=arguments.quiet) as progress,
+        tracked(arguments.track, directory, progress) as observer,
+    ):
+        result = fedkeel.simulate(config, directory=directory, observer=observer)
+    return show_run(result, as_json=arguments.json)

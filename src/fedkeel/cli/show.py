@@ -1,0 +1,152 @@
+"""Show a run: its options, result and curve. Several runs, or a folder of them: one table.
+
+examples:
+  fedkeel show runs/digits-shift-fedavg-seed0
+  fedkeel show runs/demo
+  fedkeel show runs/*
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import fedkeel
+from fedkeel.cli.terminal.output import Line, Table, duration, show
+from fedkeel.cli.terminal.parsing import Arguments, Parser
+from fedkeel.config import Config
+from fedkeel.core.naming import visible
+from fedkeel.runs.summary import RULES, SOURCES
+
+if TYPE_CHECKING:
+    from fedkeel.experiments.comparison import Comparison
+
+HELP = "the result of a run, or a table of several"
+USAGE = "DIR... [options]"
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("directories", nargs="+", metavar="DIR", help="a run directory, or a folder of run directories")
+    parser.add_shared("--json")
+
+
+def run(arguments: Arguments) -> int:
+    from fedkeel.experiments.comparison import gather
+
+    comparison = gather(arguments.directories)
+    if len(comparison.places) == 1:
+        return show_run(fedkeel.Run(comparison.places[0].directory), as_json=arguments.json)
+    show_comparison(comparison, as_json=arguments.json)
+    return 0
+
+
+def show_run(run: fedkeel.Run, *, as_json: bool) -> int:
+    document = {
+        "directory": str(run.directory),
+        "finished": run.finished,
+        "config": run.config.to_dict(),
+        "summary": run.sound_summary(),
+        "curve": [{"round": entry["round"], "accuracy": entry["average"]} for entry in run.scores()],
+        **({"profile": run.profile} if run.profile else {}),
+    }
+    show(run_lines(run), document, as_json=as_json)
+    return 0
+
+
+def run_lines(run: fedkeel.Run) -> Iterator[Line]:
+    from fedkeel.experiments.tables import DASH, percent, sparkline
+    from fedkeel.runs.intact import how_to_continue
+
+    config, summary, curve = run.config, run.sound_summary() or {}, run.scores()
+    options, defaults = config.to_dict(), Config().to_dict()
+    names = {**options, **{option: thing["name"] for option, thing in run.given.items()}}
+    yield f"{names['method']} on {names['data']}, model {names['model']}, seed {config.seed}"
+    always, never = ("rounds", "batch_size", "learning_rate"), ("method", "data", "model", "seed")
+    notable = [name for name in options if name in always or (name not in never and options[name] != defaults[name])]
+    yield f"with {', '.join(f'{name}={options[name]}' for name in notable)}"
+    domains = summary["domains"] if summary else curve[-1]["domains"] if curve else {}
+    if domains:
+        cells = {name: percent(value) for name, value in domains.items()}
+        cells |= dict.fromkeys(summary.get("untested_domains", []), DASH)
+        unseen = summary.get("unseen_domains", [])
+        rows = [(f"{name} (unseen)" if name in unseen else name, cell) for name, cell in cells.items()]
+        yield Table(["domain", "accuracy %"], rows)
+    if summary:
+        yield from accuracy_lines(run, summary)
+    averages = [entry["average"] for entry in curve if entry["average"] is not None]
+    if averages:
+        yield f"rounds  {sparkline(averages)}  {percent(averages[0])} to {percent(averages[-1])} %"
+    if summary:
+        yield from cost_lines(run, summary)
+    else:
+        done = curve[-1]["round"] + 1 if curve else 0
+        yield f"not finished: {done} of {config.rounds} rounds; continue with: {how_to_continue(run.directory)}"
+    if run.profile:
+        yield from profile_lines(run.profile)
+
+
+def accuracy_lines(run: fedkeel.Run, summary: dict[str, Any]) -> Iterator[str]:
+    from fedkeel.experiments.tables import DASH, percent
+    from fedkeel.runs.result import summarise_run
+
+    yield f"average {percent(summary['accuracy'])} % over domains ({RULES[summary['result']]})"
+    yield f"        {percent(summary['samples_accuracy'])} % over samples"
+    if summary["unseen"] is not None:
+        yield f"        {percent(summary['unseen'])} % on unseen domains"
+    if run.config.evaluate_with == "both":
+        by_batch = summarise_run(run, summary["unseen_domains"], "batch")
+        yield f"        {percent(by_batch['accuracy'])} % over domains with the batch's statistics"
+    if untested := summary.get("untested_domains"):
+        yield f"        {DASH} not tested: {', '.join(untested)}"
+    if diverged := summary.get("diverged_domains"):
+        yield f"loss    {DASH} not finite on {', '.join(diverged)}: the model has diverged there"
+
+
+def cost_lines(run: fedkeel.Run, summary: dict[str, Any]) -> Iterator[str]:
+    up, down, config = summary["bytes_up"], summary["bytes_down"], run.config
+    asked = f", {summary['questions']} exchanges beside the training" if summary.get("questions") else ""
+    yield f"took    {duration(summary['seconds'])} ({summary['executor']})"
+    yield f"sent    {size(up)} up, {size(down)} down{asked}, {size((up + down) / config.rounds)} a round"
+    if "epsilon" in summary:
+        source = SOURCES[summary.get("randomness", "seed")]
+        yield f"privacy epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}, {config.dp}; {source}"
+    yield f"run     {run.directory}"
+
+
+def profile_lines(document: dict[str, Any]) -> Iterator[Line]:
+    from fedkeel.engine.profile import client_caption, client_rows, phase_rows
+
+    on_gpu = ["waited for the GPU"] if document["device"] != "cpu" else []
+    rounds, total = len(document["rounds"]), document["total"]
+    yield f"Where {total['seconds']:.1f} s went, {rounds} rounds and what came before them (profile.json):"
+    yield Table(["phase", "seconds", "share %", "ms a round", "calls", *on_gpu], phase_rows(document))
+    if total["clients"]:
+        yield f"On the clients. {client_caption(document)}"
+        yield Table(["part", "seconds", "share %", "calls", *on_gpu], client_rows(document))
+
+
+def size(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def show_comparison(
+    comparison: Comparison, *, as_json: bool, findings: Sequence[str] | None = None, page: Path | None = None
+) -> int:
+    """Returns the exit code of a command that was to fill the table: 1 where a run is missing."""
+    extra = {} if findings is None else {"findings": findings}
+    extra |= {"report": str(page)} if page else {}
+    lines: list[Line] = [comparison.results] if comparison.results.rows else []
+    lines += [*(f"- {sentence}" for sentence in findings), ""] if findings else []
+    lines += [f"Missing, not finished: {', '.join(comparison.missing)}."] if comparison.missing else []
+    lines += [f"The run directories are in {comparison.directory}/"]
+    lines += [f"The report, with curves: {page}"] if page else []
+    show(lines, {**comparison.to_dict(), **extra}, as_json=as_json)
+    for name, problem in comparison.failures.items():
+        print(f"fedkeel: {visible(f'{name} is missing from the table: {problem}')}", file=sys.stderr)
+    return 1 if comparison.missing else 0

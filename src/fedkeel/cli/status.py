@@ -1,0 +1,56 @@
+"""How far a run over a network is, and what each of its sites last did.
+
+examples:
+  fedkeel status runs/fed
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import fedkeel
+from fedkeel.cli.terminal.output import Table, show
+from fedkeel.cli.terminal.parsing import Arguments, Parser
+from fedkeel.errors import FedkeelError
+
+HELP = "how a federation and each of its sites are doing"
+USAGE = "DIR [options]"
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.add_argument("directory", metavar="DIR", help="the run directory, at the server")
+    parser.add_shared("--json")
+
+
+def run(arguments: Arguments) -> int:
+    from fedkeel.engine.executors.flower.executor import STATUS
+    from fedkeel.experiments.tables import percent
+
+    run = fedkeel.Run(arguments.directory)
+    path, config = run.directory / STATUS, run.config
+    if not path.exists():
+        raise FedkeelError(f"'{run.directory}' is no run over a network: see it with 'fedkeel show {run.directory}'.")
+    sites, done, scores = read_sites(path), len(run.records("round")), run.scores()
+    accuracy = scores[-1]["average"] if scores else None
+    document = {"method": config.method, "rounds": config.rounds, "done": done, "finished": run.finished}
+    document |= {"accuracy": accuracy, "sites": sites}
+    known = f", accuracy {percent(accuracy)} %" if accuracy is not None else ""
+    state = "finished" if run.finished else f"round {done + 1}"
+    rows = [[name, "yes" if s["connected"] else "no", s["state"], s["at"]] for name, s in sorted(sites.items())]
+    lines: list[str | Table] = [
+        f"{config.method}: {state} of {config.rounds}{known}",
+        Table(["site", "connected", "last", "at"], rows),
+    ]
+    show(lines, document, as_json=arguments.json)
+    return 0
+
+
+def read_sites(path: Path) -> dict[str, dict[str, Any]]:
+    """What each site last did; one sentence where that cannot be read."""
+    try:
+        sites = json.loads(path.read_bytes())
+        return {name: {key: site[key] for key in ("state", "connected", "at")} for name, site in sites.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise FedkeelError(
+            f"'{path}' cannot be read ({type(error).__name__}): the server writes it anew at its next exchange."
+        ) from error

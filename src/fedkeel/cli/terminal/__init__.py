@@ -1,0 +1,1 @@
+"""What the commands share: what a person types (`parsing`, `interrupts`) and sees (`output`, `console`, `progress`)."""
