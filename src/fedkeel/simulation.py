@@ -25,9 +25,9 @@ from fedkeel.observer import Observer, Observers
 from fedkeel.options import as_path, described
 from fedkeel.runs.intact import how_to_continue
 from fedkeel.runs.origin import Origin, records, refuse_other_data
-from fedkeel.runs.result import summarise_run
 from fedkeel.runs.run import PYTHON_OBJECT, Run
 from fedkeel.runs.store import Store
+from fedkeel.runs.summary import summarise_run
 
 if TYPE_CHECKING:
     pass

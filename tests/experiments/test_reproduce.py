@@ -23,8 +23,8 @@ from fedkeel.experiments.reproduce import choose_seeds, directory_name, epoch_se
 from fedkeel.files import seal
 from fedkeel.runs.bytecode import python_version
 from fedkeel.runs.origin import Origin
-from fedkeel.runs.result import summarise_run
 from fedkeel.runs.run import Run
+from fedkeel.runs.summary import summarise_run
 from tests.experiments.test_comparison import Watching, finish
 
 RECIPE = """

@@ -126,8 +126,7 @@ def print_run(run: Run) -> None:
     from fedkeel.cli.console import console, duration, plain_table
     from fedkeel.experiments.tables import DASH, percent, sparkline
     from fedkeel.runs.intact import how_to_continue
-    from fedkeel.runs.result import summarise_run
-    from fedkeel.runs.summary import RULES, SOURCES
+    from fedkeel.runs.summary import RULES, SOURCES, summarise_run
 
     out = console(sys.stdout)
 

@@ -35,8 +35,7 @@ from fedkeel.options import as_path, described
 from fedkeel.runs.origin import Origin, outline_of, read_outline
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import fingerprint
-from fedkeel.runs.trackers import prepare as prepare_tracker
-from fedkeel.runs.trackers import require
+from fedkeel.runs.trackers import require, share
 
 FILE = "comparison.json"
 
@@ -158,7 +157,7 @@ def compare(
     refuse_outdated(planned, now, observer.note)
     finished = [job for job in planned if has_finished(job.directory)]
     if min(processes, len(planned) - len(finished)) > 1:
-        prepare_tracker(track)
+        share(track)
     write_index(place, planned)
     observer.planned(planned, finished)
     todo = [job for job in planned if job not in finished]

@@ -35,9 +35,9 @@ from fedkeel.files import explained
 from fedkeel.models import MODELS
 from fedkeel.options import described
 from fedkeel.runs.origin import other_method
-from fedkeel.runs.result import summarise_run
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import fingerprint
+from fedkeel.runs.summary import summarise_run
 from fedkeel.spec import parse
 
 PLACE = "runs/reproduce"

@@ -54,16 +54,14 @@ class Origin:
     def of(setup: Setup, given: Mapping[str, Any] | None = None) -> Origin:
         """Of a run that is ready to start; `given` are the objects that its configuration cannot name."""
         worker = setup.worker
-        objects = {name: thing for name, thing in (given or {}).items() if thing is not None}
-        on_cpu = worker.device.type == "cpu"
         threads = 1 if setup.executor_name == "processes" else setup.config.threads or torch.get_num_threads()
         return Origin(
             fedkeel=fedkeel.__version__,
             python=python_version(),
             code={**method_code(worker.method), "the model": model_digest(worker.model)},
-            given={name: told_apart(thing) for name, thing in objects.items()},
+            given={name: identify(thing) for name, thing in (given or {}).items() if thing is not None},
             machine=machine(worker.device),
-            threads=threads if on_cpu else None,
+            threads=threads if worker.device.type == "cpu" else None,
         )
 
     @staticmethod
@@ -111,10 +109,7 @@ def outline_of(setup: Setup) -> Outline:
 
 def records(setup: Setup, given: Mapping[str, Any]) -> dict[str, bytes]:
     """The files in which a run directory keeps what the run began with."""
-    return {
-        FEDERATION: seal(outline_of(setup).to_dict()),
-        FILE: seal(asdict(Origin.of(setup, given))),
-    }
+    return {FEDERATION: seal(outline_of(setup).to_dict()), FILE: seal(asdict(Origin.of(setup, given)))}
 
 
 def read_outline(directory: Path) -> Outline | None:
@@ -146,22 +141,22 @@ def method_code(method: Composition) -> dict[str, str]:
 
 def model_digest(model: nn.Module) -> str:
     """Of its layers with their options and of the code of those that are not torch's; not of its weights."""
-    kinds = {type(module) for module in model.modules() if is_followed(type(module).__module__)}
-    values = (value for module in model.modules() for value in vars(module).values())
-    replaced = [f for f in (getattr(value, "__func__", value) for value in values) if isinstance(f, FunctionType)]
     shapes = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
-    ordered = sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__))
-    settings = [
-        (name, setting, value)  # what a forward reads of itself, and its repr need not say
-        for name, module in model.named_modules()
-        if type(module) in kinds
-        for setting, value in vars(module).items()
-        if isinstance(value, PLAIN) and setting != "training" and not setting.startswith("_")
-    ]
-    return code_digest(re.sub(r" at 0x[0-9a-f]+", "", repr(model)), shapes, settings, *ordered, *replaced)
+    kinds: dict[type, None] = {}
+    settings, replaced = [], []
+    for path, module in model.named_modules():
+        own = is_followed(type(module).__module__)
+        kinds |= {type(module): None} if own else {}
+        for name, value in vars(module).items():
+            function = getattr(value, "__func__", value)
+            if isinstance(function, FunctionType):
+                replaced.append(function)  # a forward that was put in place of the layer's own
+            elif own and isinstance(value, PLAIN) and name != "training" and not name.startswith("_"):
+                settings.append((path, name, value))  # what a forward reads of itself, and its repr need not say
+    return code_digest(re.sub(r" at 0x[0-9a-f]+", "", repr(model)), shapes, settings, *kinds, *replaced)
 
 
-def told_apart(thing: Any) -> dict[str, str]:
+def identify(thing: Any) -> dict[str, str]:
     """A name for a table, and a digest that differs where the thing does."""
     kind = type(thing).__name__
     if isinstance(thing, nn.Module):
@@ -177,8 +172,11 @@ def told_apart(thing: Any) -> dict[str, str]:
 
 def with_options(method: Method) -> str:
     """`Momentum(beta=0.3)`: its class and what it was made with, as far as that is plain."""
-    plain = {name: value for name, value in vars(method).items() if isinstance(value, PLAIN)}
-    options = [f"{name}={value!r}" for name, value in plain.items() if name != "name" and not name.startswith("_")]
+    options = [
+        f"{name}={value!r}"
+        for name, value in vars(method).items()
+        if isinstance(value, PLAIN) and name != "name" and not name.startswith("_")
+    ]
     return type(method).__name__ + (f"({', '.join(options)})" if options else "")
 
 

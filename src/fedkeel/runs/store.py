@@ -65,13 +65,12 @@ def fingerprint(config: Config) -> str:
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:16]
 
 
-_held: weakref.WeakSet[Store] = weakref.WeakSet()
+_locks: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
 
 
 def _let_go() -> None:
-    for store in _held:
-        if store._lock is not None:
-            store._lock.close()
+    for lock in _locks:
+        lock.close()
 
 
 # A worker that outlives a killed run for a moment must not keep the directory locked.
@@ -128,7 +127,7 @@ class Store:
         except BlockingIOError:
             self._lock.close()
             raise StoreError(f"Another process is running '{self.directory}': wait for it or stop it.") from None
-        _held.add(self)
+        _locks.add(self._lock)
 
     @property
     def is_blank(self) -> bool:
@@ -150,7 +149,6 @@ class Store:
                 with suppress(OSError):  # a full disk: what could not be written was reported by `flush`
                     file.close()
         self._metrics = self._lock = None
-        _held.discard(self)
 
     # -- metrics ---------------------------------------------------------------------------------------------
     def append(self, record: dict[str, Any]) -> None:
@@ -212,14 +210,15 @@ class Store:
             write_durably(aside / "checkpoint.json", seal(header))
             rename(aside, target)
             # A later one is of a future that was given up: `latest` found it damaged.
-            given_up = [folder for folder in self._checkpoints() if folder.name > target.name]
-            for folder in given_up + self._checkpoints()[: -KEPT_CHECKPOINTS - len(given_up)]:
+            there = checkpoints(self.directory)
+            kept = [folder for folder in there if folder.name <= target.name][-KEPT_CHECKPOINTS:]
+            for folder in set(there) - set(kept):
                 shutil.rmtree(folder, ignore_errors=True)
-            self.shelf.release(int(self._checkpoints()[0].name.removeprefix("round-")))
+            self.shelf.release(int(kept[0].name.removeprefix("round-")))
 
     def latest(self, note: Callable[[str], None]) -> Checkpoint | None:
         """The newest checkpoint that is whole; damaged ones are passed over with a note. The shelf follows it."""
-        folders, damaged_metrics = self._checkpoints(), False
+        folders, damaged_metrics = checkpoints(self.directory), False
         for place, folder in reversed(list(enumerate(folders))):
             try:
                 header, checkpoint = read_checkpoint(folder)
@@ -240,7 +239,11 @@ class Store:
                 note(f"'{metrics}' is damaged before the checkpoint '{folder}': going back to the one before it.")
                 continue
             self.truncate(header["metrics_bytes"])
-            self.shelf.restore(header["memory"], checkpoint.round, _references(folders[:place]))
+            older: list[Reference] = []
+            for before in folders[:place]:
+                with suppress(DamagedCheckpoint):
+                    older.append(read_checkpoint(before)[0]["memory"])
+            self.shelf.restore(header["memory"], checkpoint.round, older)
             return checkpoint
         if damaged_metrics:  # all rounds again would be a high price for what may be one bit
             raise StoreError(
@@ -251,9 +254,6 @@ class Store:
             note("No checkpoint is usable: starting again from the first round.")
         self.shelf.restore(None)
         return None
-
-    def _checkpoints(self) -> list[Path]:
-        return sorted((self.directory / "checkpoints").glob("round-*"))
 
     def flush(self) -> None:
         """Bring the metrics to disk."""
@@ -302,6 +302,11 @@ def read_config(directory: str | Path) -> Config:
     return configuration.from_dict(configuration.read(path))
 
 
+def checkpoints(directory: Path) -> list[Path]:
+    """Their folders, the oldest first."""
+    return sorted((directory / "checkpoints").glob("round-*"))
+
+
 def read_header(folder: Path) -> dict[str, Any]:
     try:
         return unseal((folder / "checkpoint.json").read_bytes())
@@ -323,15 +328,6 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
         return header, Checkpoint(int(header["round"]), groups, header["best"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, BadMessage) as error:
         raise DamagedCheckpoint(str(error)) from error
-
-
-def _references(folders: Iterable[Path]) -> list[Reference]:
-    """What older checkpoints say of clients' memories, as far as they can be read."""
-    references = []
-    for folder in folders:
-        with suppress(DamagedCheckpoint):
-            references.append(read_checkpoint(folder)[0]["memory"])
-    return references
 
 
 def save_tensors(path: Path, tensors: Tensors) -> str:
