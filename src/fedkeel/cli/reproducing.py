@@ -58,9 +58,9 @@ def reproduce_one(arguments: argparse.Namespace) -> int:
         return list_recipes(arguments)
     if not arguments.recipes:
         raise FedkeelError("'fedkeel reproduce' lacks NAME: 'fedkeel reproduce --list' shows what there is.")
-    from fedkeel.experiments.recipes import chosen, load
+    from fedkeel.experiments.recipes import matching, load
 
-    recipes = [load(name) for name in dict.fromkeys(name for word in arguments.recipes for name in chosen(word))]
+    recipes = [load(name) for name in dict.fromkeys(name for word in arguments.recipes for name in matching(word))]
     scale, jobs = share(arguments.scale), whole_jobs(arguments)
     root, arguments.root = arguments.root, None  # here it is the folder above the data sets, not that of one of them
     changes = given_options(arguments)
