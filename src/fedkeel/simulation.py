@@ -26,7 +26,7 @@ from fedkeel.options import as_path, described
 from fedkeel.runs.intact import how_to_continue
 from fedkeel.runs.origin import Origin, records, refuse_other_data
 from fedkeel.runs.run import PYTHON_OBJECT, Run
-from fedkeel.runs.store import Store
+from fedkeel.runs.store import Store, numbered
 from fedkeel.runs.summary import summarise_run
 
 if TYPE_CHECKING:
@@ -201,8 +201,7 @@ def _settings(config: Config | Mapping[str, Any] | str | Path | None, options: d
 def free_directory(config: Config) -> Path:
     """`runs/data-method-seed0`, or that with a number when it is taken."""
     base = naming.slug(f"{config.data.partition('(')[0]}-{config.method}-seed{config.seed}")
-    for number in range(1, 10_000):
-        path = Path("runs") / (base if number == 1 else f"{base}-{number}")
-        if not path.exists():
-            return path
-    raise FedkeelError(f"'runs/{base}' and ten thousand after it are taken: give a directory with --out.")
+    free = next((path for path in numbered(base) if not path.exists()), None)
+    if free is None:
+        raise FedkeelError(f"'runs/{base}' and ten thousand after it are taken: give a directory with --out.")
+    return free

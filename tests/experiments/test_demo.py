@@ -14,9 +14,10 @@ from fedkeel.analysis import chosen
 from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.comparison import Comparison, Place
+from fedkeel.experiments.comparison import Comparison
 from fedkeel.experiments.demo import BASELINES, MARK, PAPERS, SETTINGS, claim, findings, methods
-from fedkeel.experiments.rows import read_entries
+from fedkeel.experiments.jobs import Trial
+from fedkeel.experiments.rows import read_methods
 from fedkeel.experiments.tables import Cell, Results, Row
 from tests.experiments.test_comparison import finish
 
@@ -47,7 +48,7 @@ def test_it_takes_whatever_is_registered() -> None:
     names = [re.split("[@(]", text)[0] for text in methods()]
     assert names[: len(BASELINES)] == list(BASELINES)
     assert set(names[len(BASELINES) :]) == {name for name in PAPERS if name in registered.METHODS}
-    for config in read_entries(methods(), SETTINGS).values():
+    for config in read_methods(methods(), SETTINGS).values():
         assert [diagnostic.needs_batch_norm for diagnostic in chosen(config)] == [False, False], (
             "some have no batch norm"
         )
@@ -58,7 +59,7 @@ def test_of_a_method_with_several_options_the_best_counts_and_is_named_with_them
     for label, value in (("central", 0.9), ("fedavg@learning_rate=0.1", 0.6), ("fedavg", 0.4), ("gn", 0.5)):
         for seed in range(2):
             finish(tmp_path / label / str(seed), Config(), {"scan": value})
-            places.append(Place(label, seed, tmp_path / label / str(seed)))
+            places.append(Trial(label, seed, tmp_path / label / str(seed)))
     sentences = findings(Comparison(tmp_path, places))
     assert sentences[0] == "Best on average, by more than the spread: fedavg@learning_rate=0.1 (60.0)."
     assert sentences[1].startswith("The shift costs fedavg@learning_rate=0.1 30.0 points")
@@ -101,7 +102,7 @@ class TestFindings:
             for seed, (scan, street) in enumerate(rows):
                 directory = place / method / str(seed)
                 finish(directory, Config(method=method, seed=seed), {"scan": scan, "street": street})
-                places.append(Place(f"{method}@learning_rate=0.1" if method == "gn" else method, seed, directory))
+                places.append(Trial(f"{method}@learning_rate=0.1" if method == "gn" else method, seed, directory))
         return Comparison(place, places)
 
     def test_they_say_what_the_numbers_say(self, tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 from scipy.stats import rankdata
-import numpy as np
 
 from fedkeel.experiments.paper_table import Order, PaperCell, Reproduction
 from fedkeel.experiments.recipes import PublishedNumber, parse

@@ -18,7 +18,7 @@ from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.paper_table import Reproduction
-from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, matching, load, names, parse
+from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, load, matching, names, parse
 from fedkeel.experiments.reproduce import directory_name, epoch_seconds, reproduce, reproduce_all
 from fedkeel.experiments.request import choose_seeds, select
 from fedkeel.files import seal

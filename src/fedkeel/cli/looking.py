@@ -94,12 +94,12 @@ def add_commands(commands: Any) -> None:
 
 # -- show -----------------------------------------------------------------------------------------------------
 def show_runs(arguments: argparse.Namespace) -> int:
-    from fedkeel.experiments.comparison import gather
+    from fedkeel.experiments.comparison import collect_runs
     from fedkeel.runs.run import Run
 
-    comparison = gather(arguments.directories)
-    if len(comparison.places) == 1:
-        run = Run(comparison.places[0].directory)
+    comparison = collect_runs(arguments.directories)
+    if len(comparison.trials) == 1:
+        run = Run(comparison.trials[0].directory)
         if arguments.json:
             print(json.dumps(run_document(run), indent=1))
         else:

@@ -58,7 +58,7 @@ def reproduce_one(arguments: argparse.Namespace) -> int:
         return list_recipes(arguments)
     if not arguments.recipes:
         raise FedkeelError("'fedkeel reproduce' lacks NAME: 'fedkeel reproduce --list' shows what there is.")
-    from fedkeel.experiments.recipes import matching, load
+    from fedkeel.experiments.recipes import load, matching
 
     recipes = [load(name) for name in dict.fromkeys(name for word in arguments.recipes for name in matching(word))]
     scale, jobs = share(arguments.scale), whole_jobs(arguments)
@@ -66,7 +66,8 @@ def reproduce_one(arguments: argparse.Namespace) -> int:
     changes = given_options(arguments)
 
     from fedkeel.cli.console import ComparisonProgress
-    from fedkeel.experiments.reproduce import PLACE, reproduce_all
+    from fedkeel.experiments.reproduce import reproduce_all
+    from fedkeel.experiments.request import PLACE
 
     try:
         with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:

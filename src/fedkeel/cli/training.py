@@ -14,7 +14,7 @@ from fedkeel.cli.parsing import add_options, add_sources, examples, given_option
 from fedkeel.config import MACHINE_OPTIONS, from_dict
 from fedkeel.core.naming import visible
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.rows import SET_BY_COMPARISON, read_entries, read_seeds
+from fedkeel.experiments.rows import SET_BY_COMPARISON, read_methods, read_seeds
 from fedkeel.runs.trackers import TRACKERS, require, tracked
 from fedkeel.stopping import Stopped
 
@@ -160,7 +160,7 @@ def run_several(arguments: argparse.Namespace) -> int:
     options = given_options(arguments)
     for name in SET_BY_COMPARISON:  # a run's config.toml, given with --config, names both
         options.pop(name, None)
-    read_entries(arguments.methods, options)
+    read_methods(arguments.methods, options)
     seeds, jobs = read_seeds(arguments.seeds), whole_jobs(arguments)
     require(arguments.track)
 

@@ -88,7 +88,7 @@ def claim(place: Path, *, keep: bool) -> None:
         raise FedkeelError(f"'{place}' is not empty and was not made by the demo: choose another directory with --out.")
     with explained(place):
         if mark.exists() and not keep and (place / FILE).exists():
-            for run in read_comparison(place).places:
+            for run in read_comparison(place).trials:
                 # Only the runs go: whatever else someone put there stays.
                 inside = place.resolve() in run.directory.resolve().parents
                 if inside and (run.directory / "config.toml").exists():

@@ -14,7 +14,16 @@ from fedkeel.core.state import Tensors
 from fedkeel.engine.executors.flower.roster import FILE as SITES
 from fedkeel.errors import FedkeelError
 from fedkeel.files import digest, read_sealed
-from fedkeel.runs.store import CHECKSUMS, METRICS, SUMMARY, DamagedCheckpoint, are_metrics, checkpoints, read_header
+from fedkeel.runs.store import (
+    CHECKSUMS,
+    METRICS,
+    SUMMARY,
+    DamagedCheckpoint,
+    are_metrics,
+    checkpoints,
+    has_finished,
+    read_header,
+)
 
 
 def how_to_continue(directory: str | Path) -> str:
@@ -34,7 +43,7 @@ class Files:
 
     @property
     def finished(self) -> bool:
-        return (self.directory / SUMMARY).exists()
+        return has_finished(self.directory)
 
     def check(self) -> None:
         """An error for the first file of a finished run that is not as the run wrote it."""

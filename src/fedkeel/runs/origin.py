@@ -74,11 +74,11 @@ class Origin:
                 f"'{directory / FILE}' is of another version of Fedkeel ({error}): read it with that one."
             ) from error
 
-    def other_code(self, before: Origin) -> str:
-        """Whose code is not as it was, or nothing. Compiled by another Python, it cannot be compared."""
-        if before.python != self.python:
+    def changed_code(self, now: Mapping[str, str]) -> str:
+        """Whose code is another now, or nothing. Compiled by another Python, it cannot be compared."""
+        if self.python != python_version():
             return ""
-        return next((what for what, digest in self.code.items() if before.code.get(what, digest) != digest), "")
+        return next((what for what, digest in now.items() if self.code.get(what, digest) != digest), "")
 
     def notes(self, before: Origin, directory: Path) -> list[str]:
         """What a person should know who goes on with a run, a sentence each."""
@@ -88,7 +88,7 @@ class Origin:
                 f"'{directory}' began with fedkeel {before.fedkeel}, and this is {self.fedkeel}: "
                 "its result may be that of neither."
             )
-        if what := self.other_code(before):
+        if what := before.changed_code(self.code):
             said.append(
                 f"The code of {what} is not what '{directory}' began with: the rounds before and after this one are of "
                 "different code; start a new run for a result of one."
@@ -125,13 +125,6 @@ def refuse_other_data(directory: Path, setup: Setup) -> None:
         raise StoreError(
             f"The data of '{directory}' have changed, {what}: put them back as they were, or start a new run."
         )
-
-
-def other_method(directory: Path, method: Composition) -> str:
-    """Which part of a method has other code than when the run there began, as in `Origin.other_code`."""
-    before = Origin.load(directory)
-    now = Origin(fedkeel.__version__, python_version(), method_code(method))
-    return now.other_code(before) if before is not None else ""
 
 
 # -- code ------------------------------------------------------------------------------------------------------------

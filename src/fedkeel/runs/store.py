@@ -23,7 +23,7 @@ import math
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -63,6 +63,15 @@ def fingerprint(config: Config) -> str:
     """The same for two configurations that give the same run."""
     options = {name: value for name, value in config.to_dict().items() if name not in MACHINE_OPTIONS}
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def has_finished(directory: Path) -> bool:
+    return (directory / SUMMARY).exists()
+
+
+def numbered(name: str) -> Iterator[Path]:
+    """`runs/<name>`, `runs/<name>-2`, ...: the first that its caller can use is taken."""
+    return (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 10_000))
 
 
 _locks: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
