@@ -11,71 +11,64 @@ from typing import Any
 
 import numpy as np
 
-import fedkeel
+from fedkeel import data
 from fedkeel.data.federation import Federation
+from fedkeel.experiments.bench.rows import AUGMENTATION
+from fedkeel.observer import Observer
+from fedkeel.simulation import simulate
 
 PARTITION = "dirichlet(alpha=0.6, clients=100, minimum=1)"
+CELL = {
+    "model": "simple_cnn",
+    "participation": 0.1,
+    "batch_size": 4,
+    "clip_norm": 10.0,
+    "learning_rate": 0.01,
+    "momentum": 0.9,
+    "schedule": "exponential",
+    "evaluate_every": 10,
+    "evaluation_batch": 2000,
+    "checkpoint_every": 50,
+}
 
 
-def random_cifar(folder: Path, *, images: int = 50_000) -> Federation:
+def random_cifar(folder: Path, images: int) -> Federation:
     """Random images of CIFAR-10's shapes and numbers, cut as the cell cuts it: time does not depend on the images."""
     generator = np.random.default_rng(0)
-    tests = images // 5
-    arrays = {
-        "x_cifar10": generator.integers(0, 256, (images, 32, 32, 3), dtype=np.uint8),
-        "y_cifar10": np.repeat(np.arange(10), images // 10),
-        "x_cifar10_test": generator.integers(0, 256, (tests, 32, 32, 3), dtype=np.uint8),
-        "y_cifar10_test": np.repeat(np.arange(10), tests // 10),
-    }
+    arrays = {}
+    for ending, count in (("", images), ("_test", images // 5)):
+        arrays[f"x_cifar10{ending}"] = generator.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+        arrays[f"y_cifar10{ending}"] = np.repeat(np.arange(10), count // 10)
     np.savez(folder / "random.npz", **arrays)  # type: ignore[arg-type]
-    return fedkeel.data.load(
-        "npz",
-        root=str(folder / "random.npz"),
-        partition=PARTITION,
-        train_transform="crop(padding=4)+flip+normalise(like=cifar10)",
-        test_transform="normalise(like=cifar10)",
-        validation=0,
-    )
+    transforms = {"train_transform": AUGMENTATION, "test_transform": "normalise(like=cifar10)"}
+    return data.load("npz", root=str(folder / "random.npz"), partition=PARTITION, validation=0, **transforms)
 
 
 def run_cell(
     *,
     method: str = "fedavg",
     rounds: int = 500,
-    data: str = "random",
-    learning_rate: float = 0.01,
+    data_set: str = "random",
     images: int = 50_000,
-    observer: fedkeel.Observer | None = None,
+    observer: Observer | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Train the cell; its seconds, those of its phases, and its accuracy. Reading the images is not counted."""
     with tempfile.TemporaryDirectory() as temporary:
-        if data == "random":
-            federation = random_cifar(Path(temporary), images=images)
-        else:
-            federation = fedkeel.data.load(data, partition=PARTITION)
+        folder = Path(temporary)
+        is_random = data_set == "random"
+        federation = random_cifar(folder, images) if is_random else data.load(data_set, partition=PARTITION)
         # A validation set is no part of the cell.
         clients = tuple(replace(client, validation=client.validation[:0]) for client in federation.clients)
+        federation = replace(federation, clients=clients)
         began = time.perf_counter()
-        run = fedkeel.simulate(
-            federation=replace(federation, clients=clients),
-            directory=Path(temporary) / "run",
+        run = simulate(
+            CELL | options,
+            federation=federation,
+            directory=folder / "run",
             observer=observer,
             method=method,
             rounds=rounds,
-            learning_rate=learning_rate,
-            **{
-                "model": "simple_cnn",
-                "participation": 0.1,
-                "batch_size": 4,
-                "momentum": 0.9,
-                "schedule": "exponential",
-                "clip_norm": 10.0,
-                "evaluate_every": 10,
-                "evaluation_batch": 2000,
-                "checkpoint_every": 50,
-                **options,
-            },
         )
         seconds = time.perf_counter() - began
         timing = [json.loads(line) for line in (run.directory / "timing.jsonl").read_text().splitlines()]

@@ -1,5 +1,5 @@
 """The two sides of a row: the usual loop, and Fedkeel's executors. Both train the same clients with the same network,
-batches, augmentation and optimiser, and say how many client-steps a second that was."""
+batches, augmentation and optimizer, and say how many client-steps a second that was."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ from fedkeel.core.messages import Broadcast, Update
 from fedkeel.data.federation import Client, Federation
 from fedkeel.engine.setup import prepare
 from fedkeel.errors import TrainingError
-from fedkeel.experiments.bench.rows import Row
+from fedkeel.experiments.bench.rows import Benchmark
 from fedkeel.stopping import Stopped, stop_requested
 
 CLIENTS_OF_USUAL_LOOP = 10  # of more, one takes as long as another
 
 
-def device_of(row: Row) -> torch.device:
+def device_of(row: Benchmark) -> torch.device:
     return torch.device("cpu" if row.group == "cpu" else "cuda")
 
 
-def settle(device: torch.device) -> None:
+def synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
-def configured(row: Row, executor: str, **options: Any) -> Config:
+def configured(row: Benchmark, executor: str, **options: Any) -> Config:
     """The options of a run that does the row's work."""
     given: dict[str, Any] = {
         "model": row.model,
@@ -51,7 +51,7 @@ class UsualLoop:
 
     name = "usual loop"
 
-    def __init__(self, row: Row, federation: Federation) -> None:
+    def __init__(self, row: Benchmark, federation: Federation) -> None:
         self.row, self.federation, self.device = row, federation, device_of(row)
         config = configured(row, "serial", method="fedavg", precision="tf32")
         self.model = prepare(config, federation=federation).worker.model
@@ -59,7 +59,7 @@ class UsualLoop:
         self.start = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
         self.model.train()
         self._client(federation.clients[0])
-        settle(self.device)
+        synchronise(self.device)
 
     def speed(self) -> float:
         """Client-steps per second of one more round."""
@@ -67,11 +67,11 @@ class UsualLoop:
         # Fedkeel asks for convolutions that repeat their sums bit by bit; nobody's loop does.
         asked, torch.backends.cudnn.deterministic = torch.backends.cudnn.deterministic, False
         try:
-            settle(self.device)
+            synchronise(self.device)
             began = time.perf_counter()
             for client in clients:
                 self._client(client)
-            settle(self.device)
+            synchronise(self.device)
             return self.row.steps * len(clients) / (time.perf_counter() - began)
         finally:
             torch.backends.cudnn.deterministic = asked
@@ -84,9 +84,9 @@ class UsualLoop:
         for i in range(0, len(order), size):
             if stop_requested.is_set():
                 raise Stopped
-            chosen = order[i : i + size]
-            x = transform(self.images[chosen], torch.rand(len(chosen), transform.draws, device=device))
-            loss = F.cross_entropy(self.model(x).logits, self.labels[chosen])
+            batch = order[i : i + size]
+            x = transform(self.images[batch], torch.rand(len(batch), transform.draws, device=device))
+            loss = F.cross_entropy(self.model(x).logits, self.labels[batch])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -98,7 +98,7 @@ class UsualLoop:
 class Executed:
     """The same clients by one of Fedkeel's executors; its first two rounds are not timed."""
 
-    def __init__(self, row: Row, federation: Federation, executor: str, **options: Any) -> None:
+    def __init__(self, row: Benchmark, federation: Federation, executor: str, **options: Any) -> None:
         self.row, self.name, self.device = row, executor, device_of(row)
         self.setup = prepare(configured(row, executor, **options), federation=federation)
         self._executor = self.setup.executor()
@@ -117,10 +117,10 @@ class Executed:
 
     def round(self) -> float:
         """Train one more round; returns its seconds."""
-        settle(self.device)
+        synchronise(self.device)
         began = time.perf_counter()
         updates = list(self._executor.train(self._names, self._broadcast))
-        settle(self.device)
+        synchronise(self.device)
         seconds = time.perf_counter() - began
         for update in updates:
             if not isinstance(update, Update):
