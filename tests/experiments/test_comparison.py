@@ -400,7 +400,7 @@ class TestResults:
         assert unfinished.rows() == unfinished.runs == []
         assert unfinished.missing == ["fedavg seed 0", "gn seed 1"]
         assert unfinished.to_dict()["rows"] == []
-        assert findings(unfinished) == []
+        assert findings(unfinished.results) == []
         results_table(unfinished.results)
 
     def test_mean_and_spread_are_those_of_the_seeds(self, tmp_path: Path) -> None:

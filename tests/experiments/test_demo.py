@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -60,7 +59,7 @@ def test_of_a_method_with_several_options_the_best_counts_and_is_named_with_them
         for seed in range(2):
             finish(tmp_path / label / str(seed), Config(), {"scan": value})
             places.append(Trial(label, seed, tmp_path / label / str(seed)))
-    sentences = findings(Comparison(tmp_path, places))
+    sentences = findings(Comparison(tmp_path, places).results)
     assert sentences[0] == "Best on average, by more than the spread: fedavg@learning_rate=0.1 (60.0)."
     assert sentences[1].startswith("The shift costs fedavg@learning_rate=0.1 30.0 points")
 
@@ -108,7 +107,7 @@ class TestFindings:
     def test_they_say_what_the_numbers_say(self, tmp_path: Path) -> None:
         numbers = {"central": (0.9, 0.9), "standalone": (0.7, 0.2), "fedavg": (0.8, 0.3), "gn": (0.9, 0.6)}
         twice = {method: [accuracies, accuracies] for method, accuracies in numbers.items()}
-        assert findings(self.comparison(tmp_path, twice)) == [
+        assert findings(self.comparison(tmp_path, twice).results) == [
             "Best on average, by more than the spread: gn (75.0).",
             "The shift costs fedavg 35.0 points against training on the pooled data (90.0).",
             "Ahead of fedavg by more than the spread: gn (75.0).",
@@ -125,7 +124,7 @@ class TestFindings:
             "gn": [(0.52, 0.52), (0.6, 0.6)],
             "fedbn": [(0.1, 0.1), (0.12, 0.12)],
         }
-        assert findings(self.comparison(tmp_path, numbers)) == [
+        assert findings(self.comparison(tmp_path, numbers).results) == [
             "Level within the spread: gn (56.0), fedavg (55.0).",
             "fedavg (55.0) and training on the pooled data (60.0) are level within the spread.",
             "No method here is ahead of fedavg by more than the spread.",
@@ -134,13 +133,13 @@ class TestFindings:
 
     def test_one_seed_is_an_anecdote(self, tmp_path: Path) -> None:
         numbers = {"central": [(0.9, 0.9)], "fedavg": [(0.2, 0.3)], "gn": [(0.7, 0.6)]}
-        assert findings(self.comparison(tmp_path, numbers)) == [
+        assert findings(self.comparison(tmp_path, numbers).results) == [
             "One seed tells no two methods apart: give several with --seeds."
         ]
 
     def test_no_loss_is_said_too(self, tmp_path: Path) -> None:
         numbers = {"central": [(0.5, 0.5)] * 2, "standalone": [(0.9, 0.9)] * 2, "fedavg": [(0.6, 0.6)] * 2}
-        said = " ".join(findings(self.comparison(tmp_path, numbers)))
+        said = " ".join(findings(self.comparison(tmp_path, numbers).results))
         assert "fedavg (60.0) is ahead of training on the pooled data (50.0)." in said
         assert "On no domain are most methods ahead" in said
 
@@ -160,4 +159,4 @@ def test_the_sentences_below_readmes_table_are_what_the_demo_says_of_it() -> Non
         rows.append(Row(label.strip(), [0, 1, 2], dict(zip(domains, cells, strict=False)), cells[-1]))
     results = Results(rows, domains, frozenset(), ("last",))
     said = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
-    assert said == findings(SimpleNamespace(results=results))
+    assert said == findings(results)

@@ -205,7 +205,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
         again = [word for word in arguments.typed if word != "--resume"]
         return stopped(shlex.join(["fedkeel", *again, "--resume"]))
     page = write_report(comparison) if comparison.runs else None
-    return show_comparison(arguments, comparison, [] if arguments.quick else findings(comparison), page)
+    return show_comparison(arguments, comparison, [] if arguments.quick else findings(comparison.results), page)
 
 
 def write_report(comparison: Any) -> Path | None:

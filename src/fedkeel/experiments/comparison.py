@@ -42,17 +42,11 @@ FILE = "comparison.json"
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of a comparison.
+    """The runs of a comparison, in the order of the table."""
 
-    Attributes:
-        directory: holds `<method>/seed<k>/`, each a run directory.
-        trials: every run that belongs to it, in the order of the table.
-        failures: why a run is missing, by the run's name.
-    """
-
-    directory: Path
+    directory: Path  # holds `<method>/seed<k>/`, each a run directory
     trials: Sequence[Trial]
-    failures: dict[str, str] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)  # why a run is missing, by the run's name
 
     @property
     def runs(self) -> list[Run]:

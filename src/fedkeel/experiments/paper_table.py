@@ -65,18 +65,13 @@ class PaperCell:
 
 @dataclass(frozen=True)
 class Order:
-    """The methods of one column, highest first, in the paper and here.
-
-    Attributes:
-        same: no two of them are the other way round here. Ours count as they would be printed.
-        correlation: Spearman's, of the two rankings; None where one of them ranks nothing.
-    """
+    """The methods of one column, highest first, in the paper and here, where they count as they would be printed."""
 
     where: str
     paper: list[str]
     ours: list[str]
-    same: bool
-    correlation: float | None
+    same: bool  # no two of them are the other way round here
+    correlation: float | None  # Spearman's, of the two rankings; None where one of them ranks nothing
 
     @staticmethod
     def of(where: str, cells: Mapping[str, PaperCell]) -> Order | None:
@@ -108,26 +103,18 @@ class Order:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A recipe's cells as far as they were asked for.
-
-    Attributes:
-        cells: by row label and column name.
-        marks: what makes this something else than the paper's experiment, a sentence each.
-        skipped: why cells were not run, a sentence each.
-        diverged: which runs have a test loss that is not finite, a sentence each.
-        failures: why a run is missing, by the run's name.
-    """
+    """A recipe's cells as far as they were asked for, and sentences about them."""
 
     recipe: Recipe
     rows: Sequence[RecipeRow]
     columns: Sequence[RecipeColumn]
-    cells: Mapping[tuple[str, str], PaperCell]
+    cells: Mapping[tuple[str, str], PaperCell]  # by row label and column name
     seeds: Sequence[int]
     directory: Path
-    marks: Sequence[str] = ()
-    skipped: Sequence[str] = ()
-    diverged: Sequence[str] = ()
-    failures: Mapping[str, str] | None = None
+    marks: Sequence[str] = ()  # what makes this something else than the paper's experiment
+    skipped: Sequence[str] = ()  # why cells were not run
+    diverged: Sequence[str] = ()  # which runs have a test loss that is not finite
+    failures: Mapping[str, str] | None = None  # why a run is missing, by the run's name
 
     @property
     def missing(self) -> list[str]:

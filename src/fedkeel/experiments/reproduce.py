@@ -43,8 +43,8 @@ def reproduce(name: str | Recipe, **options: Any) -> Reproduction:
 
     Args:
         name: of a recipe, "hbn/table1", or the path of a TOML file of one's own.
-        options: what `Request` has, `root`, `only`, `seeds`, `scale`, `directory`, `jobs` and `observer`; any other is
-            one of all runs in place of the recipe's, as in `Config`.
+        options: `root`, `only`, `seeds`, `scale`, `directory`, `jobs` and `observer`, see `request.Request`; any other
+            is one of all runs in place of the recipe's, as in `Config`.
 
     Raises `fedkeel.stopping.Stopped` when it was asked to stop; the same call then continues it.
     """
@@ -76,24 +76,17 @@ def reproduce_all(names: Sequence[str | Recipe], **options: Any) -> list[Reprodu
 
 
 class TableRuns:
-    """The runs behind the cells that were asked for.
-
-    Attributes:
-        runs: the directory of each cell's run, without the seed, by the label of its row and the name of its column.
-        jobs: every run once, though several cells may read it.
-        skipped: why a cell is not run or a diagnostic not made, a sentence each.
-        diverged: of a run what became of the test loss, where it is not finite.
-    """
+    """The runs behind the cells that were asked for."""
 
     def __init__(
         self, recipe: Recipe, request: Request, rows: Sequence[RecipeRow], columns: Sequence[RecipeColumn]
     ) -> None:
         self.recipe, self.request, self.rows, self.columns = recipe, request, rows, columns
         self.seeds = choose_seeds(recipe, request.seeds)
-        self.runs: dict[tuple[str, str], Path] = {}
-        self.jobs: list[Job] = []
-        self.skipped: dict[str, None] = {}
-        self.diverged: dict[Path, str] = {}
+        self.runs: dict[tuple[str, str], Path] = {}  # of a cell, by its row's label and its column's name; all seeds
+        self.jobs: list[Job] = []  # every run once, though several cells may read it
+        self.skipped: dict[str, None] = {}  # why a cell is not run or a diagnostic not made, a sentence each
+        self.diverged: dict[Path, str] = {}  # what became of a run's test loss, where it is not finite
         read = [recipe.reading(row, column).get("read", "") for row in rows for column in columns]
         # Those that the recipe names, and those that a cell reads.
         self.diagnostics = list(dict.fromkeys([*recipe.diagnostics, *(name for name in read if name in DIAGNOSTICS)]))

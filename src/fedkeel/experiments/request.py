@@ -22,27 +22,16 @@ PLACE = "runs/reproduce"
 
 @dataclass(frozen=True)
 class Request:
-    """What of the recipes is run, and how.
+    """What of the recipes is run, and how."""
 
-    Attributes:
-        root: the folder that has the data sets in it, in place of $FEDKEEL_DATA.
-        only: rows, groups or columns by their labels, with `*` for anything; without any, all.
-        seeds: how many of the recipe's, or which; by default all of the recipe's.
-        scale: share of the rounds to run, for a quick look.
-        directory: of the run directories.
-        jobs: runs at the same time, as in `compare`.
-        observer: is told how it is going.
-        changes: options of all runs in place of the recipe's, as in `Config`.
-    """
-
-    root: str | Path | None = None
-    only: Sequence[str] = ()
-    seeds: int | str | Sequence[int] | None = None
-    scale: float = 1.0
-    directory: str | Path = PLACE
-    jobs: int | None = None
-    observer: JobsObserver | None = None
-    changes: Mapping[str, Any] = field(default_factory=dict)
+    root: str | Path | None = None  # the folder that has the data sets in it, in place of $FEDKEEL_DATA
+    only: Sequence[str] = ()  # rows, groups or columns by their labels, with `*` for anything; without any, all
+    seeds: int | str | Sequence[int] | None = None  # how many of the recipe's, or which; by default all of them
+    scale: float = 1.0  # share of the rounds to run, for a quick look
+    directory: str | Path = PLACE  # of the run directories
+    jobs: int | None = None  # runs at the same time, as in `compare`
+    observer: JobsObserver | None = None  # is told how it is going
+    changes: Mapping[str, Any] = field(default_factory=dict)  # options of all runs in place of the recipe's
 
     def __post_init__(self) -> None:
         if not isinstance(self.only, Sequence):

@@ -102,20 +102,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Results:
-    """A table of results.
-
-    Attributes:
-        rows: a row for each method, in the order given.
-        domains: the columns; those in `unseen` were never trained on and do not count in the average.
-        rule: which round the numbers are from, `Config.result`; several, when the runs differ.
-        untested: those of the columns in which a run has no number.
-    """
+    """A table of results: a row for each method, in the order given, and a column for each domain."""
 
     rows: list[Row]
     domains: list[str]
-    unseen: frozenset[str]
-    rule: tuple[str, ...]
-    untested: frozenset[str] = frozenset()
+    unseen: frozenset[str]  # domains that were never trained on and do not count in the average
+    rule: tuple[str, ...]  # which round the numbers are from, `Config.result`; several, when the runs differ
+    untested: frozenset[str] = frozenset()  # domains in which a run has no number
 
     @staticmethod
     def of(summaries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> Results:
@@ -198,50 +191,36 @@ class Results:
             sentences.append(f"Diverged, the test loss is not finite: {'; '.join(diverged)}.")
         return " ".join([*sentences, *(f"Epsilon: {SOURCES[source]}." for source in SOURCES if source in sources)])
 
-    def _lines(
-        self, text: Callable[[str], str], cell: Callable[[Cell | None, bool], str]
-    ) -> tuple[list[str], list[list[str]]]:
+    def _lines(self, text: Callable[[str], str], cell: Callable[[Cell | None, bool], str]) -> list[list[str]]:
         """The headings and the rows, as a kind of document writes names, and numbers that may be the best."""
-        rows = [
-            [text(self.name(row)), *(cell(*marked) for marked in self.marked(row)), *self.traffic(row)]
-            for row in self.rows
-        ]
-        return [text(heading) for heading in self.headings], rows
+        lines = [[text(heading) for heading in self.headings]]
+        for row in self.rows:
+            lines.append([text(self.name(row)), *(cell(*marked) for marked in self.marked(row)), *self.traffic(row)])
+        return lines
 
     def text(self) -> str:
         """Plain text, the best of each column with a star."""
-        headings, rows = self._lines(visible, lambda cell, best: f"{cell or DASH}{'*' if best else ' '}")
-        widths = [max(map(len, column)) for column in zip(headings, *rows, strict=True)]
-        rule = ["-" * width for width in widths]
-        lines = [
-            "  ".join(entry.ljust(width) for entry, width in zip(line, widths, strict=True)).rstrip()
-            for line in (headings, rule, *rows)
-        ]
-        legend = " * best of its column." if self.rows else ""
-        return "\n".join([*lines, "", visible(self.caption) + legend])
+        lines = self._lines(visible, lambda cell, best: f"{cell or DASH}{'*' if best else ' '}")
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["-" * width for width in widths])
+        padded = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+        return "\n".join([*padded, "", visible(self.caption) + (" * best of its column." if self.rows else "")])
 
     def markdown(self) -> str:
         """A table for a README or a paper's notes, the best of each column in bold."""
-        headings, rows = self._lines(markdown_text, lambda cell, best: f"**{cell}**" if best else str(cell or DASH))
-        lines = ["| " + " | ".join(line) + " |" for line in (headings, ["---"] * len(headings), *rows)]
-        return "\n".join([*lines, "", markdown_text(self.caption)])
+        lines = self._lines(markdown_text, lambda cell, best: f"**{cell}**" if best else str(cell or DASH))
+        lines.insert(1, ["---"] * len(self.headings))
+        return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", markdown_text(self.caption)])
 
     def latex(self) -> str:
         """A table for a paper, with the package booktabs: the best of each column in bold, the spread beside it."""
-        headings, rows = self._lines(latex_text, _latex_cell)
+        headings, *rows = (" & ".join(line) + r" \\" for line in self._lines(latex_text, _latex_cell))
         lines = [
             "% needs \\usepackage{booktabs}",
-            "\\begin{table}",
-            "\\centering",
-            f"\\caption{{{latex_text(self.caption)}}}",
-            f"\\begin{{tabular}}{{l{'r' * (len(headings) - 1)}}}",
-            "\\toprule",
-            " & ".join(headings) + r" \\",
-            "\\midrule",
-            *(" & ".join(row) + r" \\" for row in rows),
-            "\\bottomrule",
-            "\\end{tabular}",
-            "\\end{table}",
+            *("\\begin{table}", "\\centering", f"\\caption{{{latex_text(self.caption)}}}"),
+            f"\\begin{{tabular}}{{l{'r' * (len(self.headings) - 1)}}}",
+            *("\\toprule", headings, "\\midrule", *rows, "\\bottomrule"),
+            *("\\end{tabular}", "\\end{table}"),
         ]
         return "\n".join(lines) + "\n"
 

@@ -34,21 +34,14 @@ MACHINE = ("cpu", "capability", "gpu", "torch", "settings")  # what decides the 
 
 @dataclass(frozen=True)
 class Origin:
-    """The code and the machine of a run.
-
-    Attributes:
-        code: a digest for each part of the method and for the model, by what messages call it.
-        given: what was given in Python in place of a name: its name in a table, and a digest that is the same for the
-            same thing made twice.
-        threads: of a local step, where that decides bits.
-    """
+    """The code and the machine of a run."""
 
     fedkeel: str
     python: str
-    code: Mapping[str, str]
-    given: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    code: Mapping[str, str]  # a digest for each part of the method and for the model, by what messages call it
+    given: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # in Python: see `identify`
     machine: Mapping[str, str] = field(default_factory=dict)
-    threads: int | None = None
+    threads: int | None = None  # of a local step, where that decides bits
 
     @staticmethod
     def of(setup: Setup, given: Mapping[str, Any] | None = None) -> Origin:

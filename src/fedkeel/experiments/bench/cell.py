@@ -40,8 +40,8 @@ def random_cifar(folder: Path, images: int) -> Federation:
         arrays[f"x_cifar10{ending}"] = generator.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
         arrays[f"y_cifar10{ending}"] = np.repeat(np.arange(10), count // 10)
     np.savez(folder / "random.npz", **arrays)  # type: ignore[arg-type]
-    transforms = {"train_transform": AUGMENTATION, "test_transform": "normalise(like=cifar10)"}
-    return data.load("npz", root=str(folder / "random.npz"), partition=PARTITION, validation=0, **transforms)
+    options: dict[str, Any] = {"train_transform": AUGMENTATION, "test_transform": "normalise(like=cifar10)"}
+    return data.load("npz", root=str(folder / "random.npz"), partition=PARTITION, validation=0, **options)
 
 
 def run_cell(

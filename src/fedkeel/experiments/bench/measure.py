@@ -32,26 +32,18 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Result:
-    """One measured line, or the reason why it is missing.
-
-    Attributes:
-        other, ours: the names of the two sides.
-        other_speed, our_speed: client-steps per second, the median of the cycles.
-        ratio: of ours over the other's; for a cost the other way round; both the median over the cycles.
-        ratios: of each cycle.
-        seconds: of a whole experiment.
-    """
+    """One measured line, or the reason why it is missing."""
 
     row: str
     group: str
     work: str
-    other: str = ""
+    other: str = ""  # the names of the two sides
     ours: str = ""
-    other_speed: float | None = None
+    other_speed: float | None = None  # client-steps per second, the median of the cycles
     our_speed: float | None = None
-    ratio: float | None = None
-    ratios: tuple[float, ...] = ()
-    seconds: float | None = None
+    ratio: float | None = None  # of ours over the other's, for a cost the other way round; the median of the cycles
+    ratios: tuple[float, ...] = ()  # of each cycle
+    seconds: float | None = None  # of a whole experiment
     aim: float | None = None
     skipped: str = ""
 

@@ -23,31 +23,22 @@ GROUPS: dict[Group, str] = {
 
 @dataclass(frozen=True)
 class Benchmark:
-    """One line of a table, or one for each of `executors`.
-
-    Attributes:
-        steps: per client and round.
-        rounds: that are timed, after those that warm up.
-        aim: the ratio to reach: at least, or for a cost at most; seconds for a cell.
-        compiled_aim: the same with `compile`.
-        against: the method that a cost is measured against.
-        peer: the other library, whose side runs in an environment of its own.
-    """
+    """One line of a table, or one for each of `executors`."""
 
     model: str
     pixels: int
     batch: int
     clients: int
-    steps: int
-    rounds: int
+    steps: int  # per client and round
+    rounds: int  # that are timed, after those that warm up
     precision: str = "tf32"
     method: str = "fedavg"
     group: Group = "gpu"
     executors: tuple[str, ...] = ("cuda",)
-    aim: float | None = None
-    compiled_aim: float | None = None
-    against: str = ""
-    peer: str = ""
+    aim: float | None = None  # the ratio to reach: at least, or for a cost at most; seconds for a cell
+    compiled_aim: float | None = None  # the same with `compile`
+    against: str = ""  # the method that a cost is measured against
+    peer: str = ""  # the other library, whose side runs in an environment of its own
 
     @property
     def work(self) -> str:

@@ -81,20 +81,13 @@ class PublishedNumber:
 
 @dataclass(frozen=True)
 class RecipeColumn:
-    """A setting: data, partition, unseen domain, batch size, ...
-
-    Attributes:
-        group: heading over several columns, with options of its own.
-        average: the mean of the group's other columns.
-        relative_to: the row by whose number the others are divided.
-        reading: of a run's result, see `Recipe.reading`.
-    """
+    """A setting: data, partition, unseen domain, batch size, ..."""
 
     label: str
-    group: str = ""
-    average: bool = False
-    relative_to: str = ""
-    reading: Mapping[str, str] = field(default_factory=dict)
+    group: str = ""  # heading over several columns, with options of its own
+    average: bool = False  # the mean of the group's other columns
+    relative_to: str = ""  # the row by whose number the others are divided
+    reading: Mapping[str, str] = field(default_factory=dict)  # of a run's result, see `Recipe.reading`
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -114,39 +107,28 @@ class RecipeRow:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A table or figure of a paper.
+    """A table or figure of a paper."""
 
-    Attributes:
-        name: as typed, "hbn/table1".
-        measure: what the numbers are. protocol: where in the paper the settings are stated.
-        decisions: what the paper leaves open, and what was decided.
-        misprints: numbers of the paper that contradict each other. claims: what its text says of it.
-        substitute: why the published numbers are only a reference here, empty when they are the same experiment.
-        diagnostics: what is recorded besides accuracy.
-        order: whether the "rows" of a column or the "columns" of a group are what the paper puts in order.
-        published: by row label and column name; a cell without a number is not there.
-        absent: cells that the paper's table does not have, which are not run.
-    """
-
-    name: str
+    name: str  # as typed, "hbn/table1"
     paper: str
     table: str
     caption: str
-    measure: str
-    protocol: str
+    measure: str  # what the numbers are
+    protocol: str  # where in the paper the settings are stated
     seeds: tuple[int, ...]
     columns: tuple[RecipeColumn, ...]
     rows: tuple[RecipeRow, ...]
     base: Mapping[str, Any]
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    # By row label and column name; a cell without a number is not there.
     published: Mapping[tuple[str, str], PublishedNumber] = field(default_factory=dict)
-    absent: frozenset[tuple[str, str]] = frozenset()
-    decisions: tuple[str, ...] = ()
-    misprints: tuple[str, ...] = ()
-    claims: tuple[str, ...] = ()
-    substitute: str = ""
-    diagnostics: tuple[str, ...] = ()
-    order: str = "rows"
+    absent: frozenset[tuple[str, str]] = frozenset()  # cells that the paper's table does not have, which are not run
+    decisions: tuple[str, ...] = ()  # what the paper leaves open, and what was decided
+    misprints: tuple[str, ...] = ()  # numbers of the paper that contradict each other
+    claims: tuple[str, ...] = ()  # what its text says of it
+    substitute: str = ""  # why the published numbers are only a reference; empty when they are the same experiment
+    diagnostics: tuple[str, ...] = ()  # what is recorded besides accuracy
+    order: str = "rows"  # whether the "rows" of a column or the "columns" of a group are what the paper puts in order
 
     def parts(self, average: RecipeColumn) -> list[RecipeColumn]:
         """The columns of which this one is the mean."""
