@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 
-from fedkeel.experiments.bench.cell import run_cell
+from fedkeel.experiments.bench.sides import run_cell
 
 
 def main() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,17 +19,17 @@ from typing import Any, NamedTuple
 
 from fedkeel import analysis
 from fedkeel import methods as registered
-from fedkeel.config import MACHINE_OPTIONS, Config
+from fedkeel.config import MACHINE_OPTIONS, Config, option_names
 from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
 from fedkeel.data.federation import Federation
 from fedkeel.data.outline import Outline, changed
-from fedkeel.engine.setup import choose_device, choose_executor, load_federation, prepare
+from fedkeel.engine.setup import choose_device, choose_executor, load_federation
 from fedkeel.engine.spawning import leave_if_imported_again
 from fedkeel.engine.threads import available_cores
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.jobs import Job, JobsObserver, Trial, beside_others, run_all, uses_gpu
-from fedkeel.experiments.rows import read_methods, read_seeds
+from fedkeel.experiments.rows import SET_BY_COMPARISON, read_methods, read_seeds
 from fedkeel.experiments.tables import Results
 from fedkeel.files import explained, write_atomically
 from fedkeel.options import as_path, described
@@ -36,6 +37,7 @@ from fedkeel.runs.origin import Origin, outline_of, read_outline
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import has_finished, numbered
 from fedkeel.runs.trackers import require, share
+from fedkeel.simulation import prepare_run
 
 FILE = "comparison.json"
 
@@ -129,8 +131,12 @@ def compare(
     processes = choose_jobs(jobs, configs.values())
     if processes > 1:
         configs = {label: beside_others(config) for label, config in configs.items()}
-    if directory is not None:
-        refuse_other_configurations(plan(configs, numbers, as_path(directory)))
+    for job in plan(configs, numbers, as_path(directory)) if directory is not None else ():
+        if what := other_option(job):
+            raise FedkeelError(
+                f"'{job.directory}' holds a run of another configuration ({what}): choose another directory, or "
+                "remove that one."
+            )
     now = check_all(configs, numbers[0])
     folder = free_folder(configs, numbers, now, observer.note) if directory is None else as_path(directory)
     planned = plan(configs, numbers, folder, track)
@@ -187,15 +193,6 @@ def other_option(job: Job) -> str:
     return next((f"{name} is {theirs[name]!r} there and {ours[name]!r} here" for name in differing), "")
 
 
-def refuse_other_configurations(jobs: Sequence[Job]) -> None:
-    for job in jobs:
-        if what := other_option(job):
-            raise FedkeelError(
-                f"'{job.directory}' holds a run of another configuration ({what}): choose another directory, or "
-                "remove that one."
-            )
-
-
 class Beginning(NamedTuple):
     """What a method would begin with now: its code, and the data, divided by that seed."""
 
@@ -240,9 +237,7 @@ def check_all(configs: Mapping[str, Config], seed: int) -> dict[str, Beginning]:
         key = (config.data, config.partition, config.unseen, config.subsample)
         if key not in loaded:
             loaded[key] = load_federation(config)
-        setup = prepare(config, federation=loaded[key])
-        for diagnostic in analysis.chosen(config):
-            diagnostic.check(setup.worker)
+        setup = prepare_run(config, federation=loaded[key])
         found[label] = Beginning(Origin.of(setup), outline_of(setup), seed)
     return found
 
@@ -288,30 +283,22 @@ def collect_runs(directories: Sequence[str | Path]) -> Comparison:
 
 def labels(runs: Iterable[Run | Trial]) -> list[str]:
     """Each run's method, and the options in which these runs differ besides method and seed."""
-    options = options_of([Run(run.directory) for run in runs])
-    same = {*MACHINE_OPTIONS, "method", "seed"}
-    varying = [
-        name
-        for name in (options[0] if options else ())
-        if name not in same and len({str(table[name]) for table in options}) > 1
-    ]
-    return [
-        "@".join([table["method"], ",".join(f"{name}={table[name]}" for name in varying)]).rstrip("@")
-        for table in options
-    ]
+    tables = options_of([Run(run.directory) for run in runs])
+    others = [name for name in option_names() if name not in (*MACHINE_OPTIONS, *SET_BY_COMPARISON)]
+    varying = [name for name in others if len({str(table[name]) for table in tables}) > 1]
+    own = [",".join(f"{name}={table[name]}" for name in varying) for table in tables]
+    return [f"{table['method']}@{options}".rstrip("@") for table, options in zip(tables, own, strict=True)]
 
 
 def options_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The options of runs; what was given in Python by its class, and where that stands for several by which it is."""
-    tables = [run.config.to_dict() for run in runs]
     given = [run.given for run in runs]
-    for option in ("method", "data", "model"):
-        digests: dict[str, set[str]] = {}
-        for objects in given:
-            if option in objects:
-                digests.setdefault(objects[option]["name"], set()).add(objects[option]["digest"])
-        for table, objects in zip(tables, given, strict=True):
-            if option in objects:
-                name, which = objects[option]["name"], objects[option]["digest"]
-                table[option] = f"{name}#{which[:6]}" if len(digests[name]) > 1 else name
+    digests: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for option, thing in (entry for objects in given for entry in objects.items()):
+        digests[option, thing["name"]].add(thing["digest"])
+    tables = [run.config.to_dict() for run in runs]
+    for table, objects in zip(tables, given, strict=True):
+        for option, thing in objects.items():
+            which = f"#{thing['digest'][:6]}" if len(digests[option, thing["name"]]) > 1 else ""
+            table[option] = thing["name"] + which
     return tables

@@ -221,8 +221,8 @@ class Store:
             # A later one is of a future that was given up: `latest` found it damaged.
             there = checkpoints(self.directory)
             kept = [folder for folder in there if folder.name <= target.name][-KEPT_CHECKPOINTS:]
-            for folder in set(there) - set(kept):
-                shutil.rmtree(folder, ignore_errors=True)
+            for old in (folder for folder in reversed(there) if folder not in kept):
+                shutil.rmtree(old, ignore_errors=True)
             self.shelf.release(int(kept[0].name.removeprefix("round-")))
 
     def latest(self, note: Callable[[str], None]) -> Checkpoint | None:

@@ -26,8 +26,8 @@ from fedkeel.experiments.bench import (
     peers,
     sides,
 )
-from fedkeel.experiments.bench.cell import run_cell
 from fedkeel.experiments.bench.measure import Result, fitted
+from fedkeel.experiments.bench.sides import run_cell
 from fedkeel.stopping import Stopped, stop_requested
 
 TINY = Benchmark("simple_cnn(width=2)", 32, 4, 3, 2, 1, group="cpu", executors=("serial", "processes"), aim=1.5)

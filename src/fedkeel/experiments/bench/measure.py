@@ -17,9 +17,8 @@ from fedkeel.config import from_one
 from fedkeel.core.evaluation import Scores
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.bench import peers
-from fedkeel.experiments.bench.cell import run_cell
 from fedkeel.experiments.bench.rows import Benchmark, made_up
-from fedkeel.experiments.bench.sides import Executed, UsualLoop
+from fedkeel.experiments.bench.sides import Executed, UsualLoop, run_cell
 from fedkeel.observer import Observer
 from fedkeel.runs.origin import cpu_name
 from fedkeel.stopping import Stopped
