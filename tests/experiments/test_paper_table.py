@@ -43,6 +43,7 @@ def reproduction(ours: dict[tuple[str, str], list[float]], text: str = RECIPE, *
         )
         for row in recipe.rows
         for column in recipe.columns
+        if (row.label, column.name) not in recipe.absent
     }
     return Reproduction(recipe, recipe.rows, recipe.columns, entries, [0, 1], Path("runs"), **more)  # type: ignore[arg-type]
 

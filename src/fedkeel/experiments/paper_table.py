@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
@@ -108,22 +108,18 @@ class Reproduction:
     recipe: Recipe
     rows: Sequence[RecipeRow]
     columns: Sequence[RecipeColumn]
-    cells: Mapping[tuple[str, str], PaperCell]  # by row label and column name
+    cells: Mapping[tuple[str, str], PaperCell]  # by row label and column name, as far as the paper's table has them
     seeds: Sequence[int]
     directory: Path
     marks: Sequence[str] = ()  # what makes this something else than the paper's experiment
     skipped: Sequence[str] = ()  # why cells were not run
     diverged: Sequence[str] = ()  # which runs have a test loss that is not finite
-    failures: Mapping[str, str] | None = None  # why a run is missing, by the run's name
+    failures: Mapping[str, str] = field(default_factory=dict)  # why a run is missing, by the run's name
 
     @property
     def missing(self) -> list[str]:
         """The cells that have no number of ours though the paper's table has them."""
-        return [
-            f"{row}, {column}"
-            for (row, column), cell in self.cells.items()
-            if not cell.ours and (row, column) not in self.recipe.absent
-        ]
+        return [f"{row}, {column}" for (row, column), cell in self.cells.items() if not cell.ours]
 
     @property
     def title(self) -> str:
@@ -138,27 +134,26 @@ class Reproduction:
         """For each group of columns its name, the headings and the lines."""
         for group in dict.fromkeys(column.group for column in self.columns):
             columns = [column for column in self.columns if column.group == group]
-            lines = [
-                [row.label, *(self._text(row, column) for column in columns)]
-                for row in self.rows
-                if any((row.label, column.name) not in self.recipe.absent for column in columns)
+            cells = [
+                (row, [str(self.cells.get((row.label, column.name), "")) for column in columns]) for row in self.rows
             ]
+            lines = [[row.label, *texts] for row, texts in cells if any(texts)]
             yield group, ["method", *(column.label for column in columns)], lines
-
-    def _text(self, row: RecipeRow, column: RecipeColumn) -> str:
-        return "" if (row.label, column.name) in self.recipe.absent else str(self.cells[row.label, column.name])
 
     def orders(self) -> list[Order]:
         """The order of the methods in each column, or of the columns in each row and group."""
-        ranked: list[tuple[str, dict[str, PaperCell]]] = []
-        if self.recipe.order == "rows":
-            for column in self.columns:
-                ranked.append((column.name, {row.label: self.cells[row.label, column.name] for row in self.rows}))
-        else:
-            for group, row in product(dict.fromkeys(column.group for column in self.columns), self.rows):
-                cells = {c.label: self.cells[row.label, c.name] for c in self.columns if c.group == group}
-                ranked.append((f"{row.label} {group}".strip(), cells))
-        return [order for where, cells in ranked if (order := Order.of(where, cells)) is not None]
+        by_rows = self.recipe.order == "rows"
+        groups = dict.fromkeys(column.group for column in self.columns)
+        ranked: dict[str, dict[str, PaperCell]] = {}
+        for column in self.columns if by_rows else ():
+            ranked[column.name] = {row.label: self._cell(row, column) for row in self.rows}
+        for group, row in () if by_rows else product(groups, self.rows):
+            columns = [column for column in self.columns if column.group == group]
+            ranked[f"{row.label} {group}".strip()] = {column.label: self._cell(row, column) for column in columns}
+        return [order for where, cells in ranked.items() if (order := Order.of(where, cells)) is not None]
+
+    def _cell(self, row: RecipeRow, column: RecipeColumn) -> PaperCell:
+        return self.cells.get((row.label, column.name), PaperCell({}))
 
     def sentences(self) -> list[str]:
         """What the comparison with the paper says."""
@@ -182,8 +177,7 @@ class Reproduction:
             *(f"The paper: {claim}" for claim in self.recipe.claims),
             *(f"A misprint: {misprint}" for misprint in self.recipe.misprints),
             *(
-                f"Ours, {DIAGNOSTICS[name]}: "
-                f"diagnostics/{name}.json of each run, shown by 'fedkeel analyse {name} RUN'."
+                f"Ours, {DIAGNOSTICS[name]}: diagnostics/{name}.json of each run, shown by 'fedkeel analyse {name} RUN'."
                 for name in self.recipe.diagnostics
             ),
         ]
@@ -194,7 +188,7 @@ class Reproduction:
         for group, headings, rows in self.tables():
             lines += ["", f"**{group}**", ""] if group else [""]
             lines += ["| " + " | ".join(line) + " |" for line in (headings, ["---"] * len(headings), *rows)]
-        notes = [*self.sentences(), *self.skipped, *(f"{name}: {why}" for name, why in (self.failures or {}).items())]
+        notes = [*self.sentences(), *self.skipped, *(f"{name}: {why}" for name, why in self.failures.items())]
         return "\n".join([*lines, "", *(f"- {sentence}" for sentence in notes)])
 
     def to_dict(self) -> dict[str, Any]:
@@ -203,16 +197,10 @@ class Reproduction:
             "recipe": recipe.name,
             **{name: getattr(recipe, name) for name in ("paper", "table", "caption", "measure", "protocol")},
             **{name: list(getattr(recipe, name)) for name in ("decisions", "misprints", "claims")},
-            "marks": list(self.marks),
-            "seeds": list(self.seeds),
-            "cells": [
-                {"row": row, "column": column, **cell.to_dict()}
-                for (row, column), cell in self.cells.items()
-                if (row, column) not in recipe.absent
-            ],
+            **{name: list(getattr(self, name)) for name in ("marks", "seeds")},
+            "cells": [{"row": row, "column": name, **cell.to_dict()} for (row, name), cell in self.cells.items()],
             "orders": [asdict(order) for order in self.orders()],
-            "skipped": list(self.skipped),
-            "diverged": list(self.diverged),
-            "failures": dict(self.failures or {}),
+            **{name: list(getattr(self, name)) for name in ("skipped", "diverged")},
+            "failures": dict(self.failures),
             "directory": str(self.directory),
         }

@@ -12,6 +12,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -139,11 +140,9 @@ class TableRuns:
     def reproduction(self, failures: Mapping[Path, str]) -> Reproduction:
         """Every cell that was asked for, in the order of the table."""
         cells = {
-            (row.label, column.name): PaperCell(
-                self._ours(row, column), self.recipe.published.get((row.label, column.name))
-            )
-            for row in self.rows
-            for column in self.columns
+            cell: PaperCell(self._ours(row, column), self.recipe.published.get(cell))
+            for row, column in product(self.rows, self.columns)
+            if (cell := (row.label, column.name)) not in self.recipe.absent
         }
         return Reproduction(
             recipe=self.recipe,
