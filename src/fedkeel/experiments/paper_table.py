@@ -132,12 +132,11 @@ class Reproduction:
 
     def tables(self) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         """For each group of columns its name, the headings and the lines."""
+        labels = [row.label for row in self.rows]
         for group in dict.fromkeys(column.group for column in self.columns):
             columns = [column for column in self.columns if column.group == group]
-            cells = [
-                (row, [str(self.cells.get((row.label, column.name), "")) for column in columns]) for row in self.rows
-            ]
-            lines = [[row.label, *texts] for row, texts in cells if any(texts)]
+            texts = {row: [str(self.cells.get((row, column.name), "")) for column in columns] for row in labels}
+            lines = [[row, *cells] for row, cells in texts.items() if any(cells)]
             yield group, ["method", *(column.label for column in columns)], lines
 
     def orders(self) -> list[Order]:
@@ -173,14 +172,12 @@ class Reproduction:
 
     def notes(self) -> list[str]:
         """What the paper says of this table or figure besides its numbers, and where the same is of ours."""
-        return [
-            *(f"The paper: {claim}" for claim in self.recipe.claims),
-            *(f"A misprint: {misprint}" for misprint in self.recipe.misprints),
-            *(
-                f"Ours, {DIAGNOSTICS[name]}: diagnostics/{name}.json of each run, shown by 'fedkeel analyse {name} RUN'."
-                for name in self.recipe.diagnostics
-            ),
-        ]
+        notes = [f"The paper: {claim}" for claim in self.recipe.claims]
+        notes += [f"A misprint: {misprint}" for misprint in self.recipe.misprints]
+        for name in self.recipe.diagnostics:
+            where = f"diagnostics/{name}.json of each run, shown by 'fedkeel analyse {name} RUN'"
+            notes.append(f"Ours, {DIAGNOSTICS[name]}: {where}.")
+        return notes
 
     def markdown(self) -> str:
         """For a page of results."""

@@ -38,6 +38,8 @@ from fedkeel.runs.store import fingerprint, has_finished
 from fedkeel.runs.summary import summarise_run
 from fedkeel.spec import parse
 
+OWN_OPTIONS = [entry.name for entry in fields(Request) if entry.name != "changes"]
+
 
 def reproduce(name: str | Recipe, **options: Any) -> Reproduction:
     """Run what is not done yet of a recipe, and put ours beside the paper's.
@@ -59,7 +61,7 @@ def reproduce_all(names: Sequence[str | Recipe], **options: Any) -> list[Reprodu
     """
     leave_if_imported_again()
     recipes = [name if isinstance(name, Recipe) else load(name) for name in names]
-    own = {entry.name: options.pop(entry.name) for entry in fields(Request) if entry.name in options}
+    own = {name: options.pop(name) for name in OWN_OPTIONS if name in options}
     request = Request(**own, changes=options)
     tables = [TableRuns(recipe, request, *select(recipe, request.only, recipes)) for recipe in recipes]
     directory = Path(request.directory)
