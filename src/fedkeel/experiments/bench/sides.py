@@ -43,10 +43,10 @@ def synchronise(device: torch.device) -> None:
 
 def configured(row: Benchmark, executor: str, **options: Any) -> Config:
     """The options of a run that does the row's work."""
-    work = Config(model=row.model, method=row.method, batch_size=row.batch, momentum=0.9, precision=row.precision)
+    work = Config(model=row.model, method=row.method, batch_size=row.batch, momentum=0.9)
     # Random labels: nothing can be learned, and nothing shall explode.
     work = work.replace(learning_rate=1e-4, rounds=1000, executor=executor, device=device_of(row).type)
-    return work.replace(**options)
+    return work.replace(**{"precision": row.precision, **options})
 
 
 class UsualLoop:
