@@ -52,7 +52,6 @@ class Comparison:
 
     @property
     def runs(self) -> list[Run]:
-        """The finished runs."""
         return [run for _, run in self._finished()]
 
     @property
@@ -252,7 +251,6 @@ def write_index(folder: Path, jobs: Sequence[Job]) -> None:
 
 
 def read_comparison(directory: str | Path) -> Comparison:
-    """A comparison from its directory."""
     folder = Path(directory)
     try:
         index = json.loads((folder / FILE).read_text())

@@ -98,7 +98,6 @@ def uses_gpu(configs: Iterable[Config]) -> bool:
 
 
 def execute(job: Job, observer: Observer) -> None:
-    """Start this run, or go on with it."""
     with tracked(job.track, job.directory, observer, title=str(job)) as observer:
         if (job.directory / "config.toml").exists():
             running.resume(job.directory, observer=observer)
@@ -247,7 +246,6 @@ class _LogToObserver(logging.Handler):
 
 
 def _work(job: Job, pipe: Connection, not_its_own: Sequence[Connection], heart: Heart | None) -> None:
-    """The life of a job's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, lambda _number, _frame: stop_requested.set())
     if heart is not None:

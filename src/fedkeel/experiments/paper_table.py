@@ -180,7 +180,6 @@ class Reproduction:
         return notes
 
     def markdown(self) -> str:
-        """For a page of results."""
         lines = [f"### {self.title}", "", *(f"**{mark}**" for mark in self.marks), "", self.legend]
         for group, headings, rows in self.tables():
             lines += ["", f"**{group}**", ""] if group else [""]

@@ -34,7 +34,7 @@ from fedkeel.files import explained
 from fedkeel.models import MODELS
 from fedkeel.runs.origin import Origin, method_code
 from fedkeel.runs.run import Run
-from fedkeel.runs.store import fingerprint, has_finished
+from fedkeel.runs.store import fingerprint, has_finished, read_timing
 from fedkeel.runs.summary import summarise_run
 from fedkeel.spec import parse
 
@@ -160,7 +160,6 @@ class TableRuns:
         )
 
     def _ours(self, row: RecipeRow, column: RecipeColumn) -> dict[int, float]:
-        """A cell's number by seed."""
         if column.average:
             parts = [self._ours(row, part) for part in self.recipe.parts(column)]
             complete = [seed for seed in self.seeds if all(seed in part for part in parts)]
@@ -263,7 +262,6 @@ def read(run: Run, reading: Mapping[str, str]) -> float | None:
 
 def epoch_seconds(run: Run) -> float | None:
     """Mean time of one client's local epoch. The first round is left out: it also prepares the device."""
-    path = run.directory / "timing.jsonl"
-    times = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    times = read_timing(run.directory)[1:]
     clients = {record["round"]: record["clients"] for record in run.records("round")}
-    return fmean(t["train"] / clients[t["round"]] for t in times[1:]) / run.config.local_epochs if times[1:] else None
+    return fmean(t["train"] / clients[t["round"]] for t in times) / run.config.local_epochs if times else None

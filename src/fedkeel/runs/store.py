@@ -52,7 +52,8 @@ from fedkeel.files import (
 from fedkeel.stopping import WRITING, reached
 
 KEPT_CHECKPOINTS = 2
-METRICS, MODEL, SUMMARY, CHECKSUMS = "metrics.jsonl", "model.safetensors", "summary.json", "checksums.json"
+METRICS, TIMING, MODEL = "metrics.jsonl", "timing.jsonl", "model.safetensors"
+SUMMARY, CHECKSUMS = "summary.json", "checksums.json"
 
 
 class DamagedCheckpoint(Exception):
@@ -123,7 +124,6 @@ class Store:
 
     @classmethod
     def open(cls, directory: str | Path) -> Store:
-        """The run directory of a run that was started before."""
         store = cls(directory, read_config(directory))
         with explained(store.directory):
             store._take()
@@ -169,18 +169,13 @@ class Store:
             self._written.update(line)
 
     def append_timing(self, record: dict[str, Any]) -> None:
-        path = self.directory / "timing.jsonl"
+        path = self.directory / TIMING
         with explained(path), open(path, "a") as file:
             file.write(json.dumps(record) + "\n")
 
     def seconds(self) -> float:
         """What the rounds so far took, in all starts of the run together; rounds that were done again count again."""
-        path, total = self.directory / "timing.jsonl", 0.0
-        with suppress(OSError), open(path, "rb") as file:
-            for line in file:
-                with suppress(ValueError, AttributeError, TypeError):  # a line that a kill has cut off
-                    total += sum(value for name, value in json.loads(line).items() if name != "round")
-        return total
+        return sum(value for times in read_timing(self.directory) for name, value in times.items() if name != "round")
 
     def truncate(self, size: int = 0) -> None:
         """Forget the records of rounds that were not completed."""
@@ -265,7 +260,6 @@ class Store:
         return None
 
     def flush(self) -> None:
-        """Bring the metrics to disk."""
         if self._metrics is not None:
             with explained(self.directory / METRICS):
                 self._metrics.flush()
@@ -311,6 +305,15 @@ def read_config(directory: str | Path) -> Config:
     return configuration.from_dict(configuration.read(path))
 
 
+def read_timing(directory: Path) -> list[dict[str, float]]:
+    """The `round` of each line and the seconds of its phases; a line that a kill has cut off is left out."""
+    path, times = directory / TIMING, []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            times.append(json.loads(line))
+    return times
+
+
 def checkpoints(directory: Path) -> list[Path]:
     """Their folders, the oldest first."""
     return sorted((directory / "checkpoints").glob("round-*"))
@@ -341,7 +344,6 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
 
 def save_tensors(path: Path, tensors: Tensors) -> str:
     """Returns the checksum of the file."""
-    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    data = safetensors.torch.save(plain)
+    data = safetensors.torch.save({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()})
     write_atomically(path, data)
     return digest(data)

@@ -57,7 +57,6 @@ class Tracker(Observer):
         self._try(self.log, from_one(round), known)
 
     def closed(self, outcome: Outcome) -> None:
-        """The run is over."""
         self._try(self.close, outcome)
 
     def _try(self, act: Callable[..., None], *given: Any) -> None:

@@ -188,7 +188,6 @@ class _Rounds(Observer):
 
 
 def time_cell(name: str, row: Benchmark, report: Report, options: dict[str, Any], say: Say) -> None:
-    """The wall clock of a whole experiment."""
     say(f"{name}: making the images")
     rounds, images = (2, 1000) if report.quick else (row.rounds, 50_000)
     done = run_cell(method=row.method, rounds=rounds, images=images, observer=_Rounds(name, say), **options)

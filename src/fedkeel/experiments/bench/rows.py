@@ -42,7 +42,6 @@ class Benchmark:
 
     @property
     def work(self) -> str:
-        """In words."""
         if self.peer or self.group == "cell":
             return self.model
         clients = "one client" if self.clients == 1 else f"{self.clients} clients"

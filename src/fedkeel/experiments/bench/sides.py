@@ -4,7 +4,6 @@ HBN's CIFAR-10 cell: 100 clients, 10 a round, batch 4, evaluation every 10 round
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from dataclasses import replace
@@ -23,6 +22,7 @@ from fedkeel.engine.setup import prepare
 from fedkeel.errors import TrainingError
 from fedkeel.experiments.bench.rows import AUGMENTATION, Benchmark
 from fedkeel.observer import Observer
+from fedkeel.runs.store import read_timing
 from fedkeel.simulation import simulate
 from fedkeel.stopping import Stopped, stop_requested
 
@@ -182,6 +182,6 @@ def run_cell(
             rounds=rounds,
         )
         seconds = time.perf_counter() - began
-        timing = [json.loads(line) for line in (run.directory / "timing.jsonl").read_text().splitlines()]
+        timing = read_timing(run.directory)
         phases = {phase: round(sum(t[phase] for t in timing), 2) for phase in ("train", "aggregate", "evaluate")}
         return {"method": method, "seconds": round(seconds, 1), **phases, "accuracy": run.accuracy}
