@@ -45,7 +45,7 @@ from fedkeel.core.messages import Broadcast
 from fedkeel.data.federation import Federation
 from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import unknown
-from fedkeel.experiments.bench import ROWS, Executed, Row, made_up
+from fedkeel.experiments.bench import ROWS, Benchmark, Executed, made_up
 from fedkeel.experiments.bench.sides import configured
 
 # NVIDIA's figures for the H200 SXM, dense: TFLOP/s by `precision`, and TB/s of its memory.
@@ -276,7 +276,7 @@ def step_cost(setup: Setup, size: int) -> Cost:
 
 
 # -- on the card ---------------------------------------------------------------------------------------------------
-def warm(row: Row, federation: Federation, executor: str, options: dict[str, Any]) -> Executed:
+def warm(row: Benchmark, federation: Federation, executor: str, options: dict[str, Any]) -> Executed:
     """A row whose next round is like all others: in round 0 methods may do less, and the first after it captures."""
     side = Executed(row, federation, executor, **options)
     side.round()
@@ -353,7 +353,7 @@ def main() -> None:
     print(f"{torch.cuda.get_device_name(0)}, torch {torch.__version__}", flush=True)
 
     # All plain timings first: once the profiler is attached it stays, and may slow what comes after.
-    cases: list[tuple[str, Row, Federation, float, Cost]] = []
+    cases: list[tuple[str, Benchmark, Federation, float, Cost]] = []
     for name in options.rows:
         federation = made_up(ROWS[name])
         for method in options.methods:

@@ -11,14 +11,14 @@ from __future__ import annotations
 import argparse
 import json
 
-from fedkeel.experiments.bench.cell import run_cell
+from fedkeel.experiments.bench.sides import run_cell
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--method", default="fedavg")
     parser.add_argument("--rounds", type=int, default=500)
-    parser.add_argument("--data", default="random")
+    parser.add_argument("--data", dest="data_set", default="random")
     parser.add_argument("--learning-rate", type=float, default=0.01)
     print(json.dumps(run_cell(**vars(parser.parse_args()))))
 

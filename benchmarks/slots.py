@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from fedkeel.data.federation import Federation
-from fedkeel.experiments.bench import ROWS, Executed, Row, UsualLoop, made_up
+from fedkeel.experiments.bench import ROWS, Benchmark, Executed, UsualLoop, made_up
 
 
-def executor_speed(row: Row, federation: Federation, executor: str, **options: Any) -> dict[str, float]:
+def executor_speed(row: Benchmark, federation: Federation, executor: str, **options: Any) -> dict[str, float]:
     side = Executed(row, federation, executor, **options)
     speed = side.speed()
     side.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -25,12 +25,9 @@ from fedkeel.observer import Observer, Observers
 from fedkeel.options import as_path, described
 from fedkeel.runs.intact import how_to_continue
 from fedkeel.runs.origin import Origin, records, refuse_other_data
-from fedkeel.runs.result import summarise_run
 from fedkeel.runs.run import PYTHON_OBJECT, Run
-from fedkeel.runs.store import Store
-
-if TYPE_CHECKING:
-    pass
+from fedkeel.runs.store import Store, numbered
+from fedkeel.runs.summary import summarise_run
 
 
 @shortages_explained()
@@ -66,7 +63,7 @@ def simulate(
     directory = None if directory is None else as_path(directory)
     given = {"data": federation, "model": model, "method": method}
     settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
-    setup = _prepare(settings, federation, model, method)
+    setup = prepare_run(settings, federation=federation, model=model, method=method)
     setup = setup.with_threads((observer or Observer()).note)
     files = records(setup, given)
     return finish(Store.create(directory or free_directory(settings), setup.config, files), setup, observer)
@@ -114,20 +111,14 @@ def resume(
             f"'{how_to_continue(directory)}'."
         )
     before = Origin.load(run.directory)
-    settings = _with_the_same_threads(settings, before, machine)
-    setup = _prepare(settings, federation, model, method)
+    if before and not settings.threads and settings.executor != "processes" and "workers" not in machine:
+        # As many as it began with, whatever this machine would take: their number decides the last bits.
+        settings = settings.replace(threads=before.threads or 0)
+    setup = prepare_run(settings, federation=federation, model=model, method=method)
     refuse_other_data(run.directory, setup)
     for note in Origin.of(setup).notes(before, run.directory) if before else ():
         (observer or Observer()).note(note)
     return finish(Store.open(directory), setup, observer)
-
-
-def _with_the_same_threads(config: Config, before: Origin | None, machine: Mapping[str, Any]) -> Config:
-    """As many as the run began with, whatever this machine would take: their number decides the last bits."""
-    others = config.executor == "processes" or "workers" in machine
-    if config.threads or others or before is None or not before.threads:
-        return config
-    return config.replace(threads=before.threads)
 
 
 def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
@@ -137,7 +128,8 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
     observer = observer or Observer()
     try:
         if setup.config.record:
-            observer = Observers([observer, _recorder(store, setup, observer)])
+            recorder = analysis.Recorder(analysis.chosen(setup.config), store.directory, setup, observer.note)
+            observer = Observers([observer, recorder])
         executor = setup.executor(store.shelf)
         federated = Federated(setup, executor, store, observer)
         server = federated.run()
@@ -169,19 +161,19 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
     return Run(store.directory)
 
 
-def _prepare(config: Config, federation: Federation | None, model: nn.Module | None, method: Method | None) -> Setup:
+def prepare_run(
+    config: Config,
+    *,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    method: Method | None = None,
+) -> Setup:
     """As `prepare`, with the diagnostics to be recorded refused as early as can be."""
-    if not config.record:
-        return prepare(config, federation=federation, model=model, method=method)
-    diagnostics = analysis.chosen(config)
+    diagnostics = analysis.chosen(config) if config.record else ()
     setup = prepare(config, federation=federation, model=model, method=method)
     for diagnostic in diagnostics:
         diagnostic.check(setup.worker)
     return setup
-
-
-def _recorder(store: Store, setup: Setup, observer: Observer) -> Observer:
-    return analysis.Recorder(analysis.chosen(setup.config), store.directory, setup, observer.note)
 
 
 def _settings(config: Config | Mapping[str, Any] | str | Path | None, options: dict[str, Any]) -> Config:
@@ -201,8 +193,7 @@ def _settings(config: Config | Mapping[str, Any] | str | Path | None, options: d
 def free_directory(config: Config) -> Path:
     """`runs/data-method-seed0`, or that with a number when it is taken."""
     base = naming.slug(f"{config.data.partition('(')[0]}-{config.method}-seed{config.seed}")
-    for number in range(1, 10_000):
-        path = Path("runs") / (base if number == 1 else f"{base}-{number}")
-        if not path.exists():
-            return path
-    raise FedkeelError(f"'runs/{base}' and ten thousand after it are taken: give a directory with --out.")
+    free = next((path for path in numbered(base) if not path.exists()), None)
+    if free is None:
+        raise FedkeelError(f"'runs/{base}' and ten thousand after it are taken: give a directory with --out.")
+    return free

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedkeel.engine.executors.flower.channel import Reply
-from fedkeel.experiments.comparison import gather
+from fedkeel.experiments.comparison import collect_runs
 from tests import tiny
 from tests.deploy.loop import over_network
 from tests.deploy.test_faults import loop_of, spoiling
@@ -43,6 +43,6 @@ def test_a_site_without_test_images_is_in_the_table_with_a_dash(tmp_path: Path) 
     notes = tiny.Notes()
     run = over_network(tmp_path, on=replace(federation, clients=clients), rounds=1, observer=notes)
     assert [note for note in notes.notes if "'dark' has no test images" in note]
-    results = gather([run.directory]).results
+    results = collect_runs([run.directory]).results
     assert results.cells(results.rows[0])[results.domains.index("dark")] is None
     assert "Not tested, –: dark." in results.text()

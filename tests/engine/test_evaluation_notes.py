@@ -18,7 +18,7 @@ from fedkeel.core.types import Output
 from fedkeel.data.federation import Federation
 from fedkeel.engine.evaluation import quoted
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.comparison import gather
+from fedkeel.experiments.comparison import collect_runs
 from fedkeel.models import Classifier
 from fedkeel.runs.run import Run
 from fedkeel.runs.summary import unsound
@@ -86,7 +86,7 @@ class TestDiverged:
         assert run.scores()[-1]["loss"] is None
         assert main(["show", str(run.directory)]) == 0
         assert "loss    – not finite on bright, dark, tinted" in capsys.readouterr().out
-        results = gather([run.directory]).results
+        results = collect_runs([run.directory]).results
         for kind in FORMATS:
             text = getattr(results, kind)()
             assert "Diverged, the test loss is not finite: fedavg on bright, dark, tinted." in text or kind == "csv"
@@ -157,7 +157,7 @@ class TestUntested:
         assert run.summary is not None
         assert run.summary["untested_domains"] == ["dark"]
         assert run.accuracy == pytest.approx((run.domains["bright"] + run.domains["tinted"]) / 2)
-        results = gather([run.directory]).results
+        results = collect_runs([run.directory]).results
         assert results.domains == ["bright", "tinted", "dark"]
         for kind in ("text", "markdown", "latex"):
             text = getattr(results, kind)()

@@ -48,7 +48,7 @@ def unguarded(*_: object) -> None:
 
 def test_whoever_started_it_says_so_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs, "_work", unguarded)
-    todo = [Job("fedavg", seed, Config(), tmp_path / str(seed)) for seed in range(3)]
+    todo = [Job("fedavg", seed, tmp_path / str(seed), Config()) for seed in range(3)]
     with pytest.raises(FedkeelError) as error:
         jobs.run_all(todo, 2, JobsObserver())
     assert str(error.value) == SENTENCE

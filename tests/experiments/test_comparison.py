@@ -22,10 +22,10 @@ from fedkeel.core.naming import slug
 from fedkeel.engine.executors.heartbeat import Heart
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments import jobs
-from fedkeel.experiments.comparison import Comparison, Place, compare, gather, read_comparison
+from fedkeel.experiments.comparison import Comparison, collect_runs, compare, read_comparison
 from fedkeel.experiments.demo import findings
-from fedkeel.experiments.jobs import Job, JobsObserver
-from fedkeel.experiments.rows import read_entry, read_seeds
+from fedkeel.experiments.jobs import Job, JobsObserver, Trial
+from fedkeel.experiments.rows import read_method, read_seeds
 from fedkeel.files import seal, unseal
 from fedkeel.methods import METHODS, register
 from fedkeel.models import MODELS, wrap
@@ -85,7 +85,9 @@ class Watching(JobsObserver):
 
 class TestEntries:
     def test_options_after_the_at_sign_belong_to_that_method_alone(self) -> None:
-        config = read_entry("fedprox(mu=0.1)+gn@learning-rate=0.5,stateless=true", {"learning_rate": 0.01, "rounds": 7})
+        config = read_method(
+            "fedprox(mu=0.1)+gn@learning-rate=0.5,stateless=true", {"learning_rate": 0.01, "rounds": 7}
+        )
         assert (config.method, config.learning_rate, config.stateless) == ("fedprox(mu=0.1)+gn", 0.5, True)
         assert config.rounds == 7
 
@@ -101,7 +103,7 @@ class TestEntries:
     )
     def test_a_bad_option_is_refused_and_named(self, text: str, named: str) -> None:
         with pytest.raises(FedkeelError, match=named):
-            read_entry(text, {})
+            read_method(text, {})
 
     def test_seeds(self) -> None:
         assert read_seeds(3) == read_seeds("3") == [0, 1, 2]
@@ -356,7 +358,7 @@ class TestRunning:
 
         monkeypatch.setattr(jobs, "execute", execute)
         monkeypatch.setattr(jobs, "Heart", lambda: Heart(3.0, WhileStopped()))
-        watching, job = Watching(), Job("fedavg", 0, Config(), tmp_path / "r")
+        watching, job = Watching(), Job("fedavg", 0, tmp_path / "r", Config())
         failures = jobs.run_all([job], 2, watching)
         said = "its process hung and was ended; the same command again goes on with it"
         assert failures == {job: said}
@@ -367,7 +369,7 @@ class TestRunning:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(jobs, "execute", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-        job = Job("fedavg", 0, Config(), tmp_path / "r")
+        job = Job("fedavg", 0, tmp_path / "r", Config())
         (said,) = jobs.run_all([job], 2, Watching()).values()
         assert said == "its process died (signal SIGKILL), as when memory runs out: give fewer --jobs"
 
@@ -389,7 +391,7 @@ class TestResults:
         return read_comparison(place)
 
     def test_without_a_finished_run_every_format_says_so(self, tmp_path: Path) -> None:
-        unfinished = Comparison(tmp_path, [Place("fedavg", 0, tmp_path / "fedavg"), Place("gn", 1, tmp_path / "gn")])
+        unfinished = Comparison(tmp_path, [Trial("fedavg", 0, tmp_path / "fedavg"), Trial("gn", 1, tmp_path / "gn")])
         for text in (unfinished.table(), unfinished.markdown(), unfinished.results.latex()):
             assert "No run is finished yet." in text
             assert "average" in text
@@ -398,7 +400,7 @@ class TestResults:
         assert unfinished.rows() == unfinished.runs == []
         assert unfinished.missing == ["fedavg seed 0", "gn seed 1"]
         assert unfinished.to_dict()["rows"] == []
-        assert findings(unfinished) == []
+        assert findings(unfinished.results) == []
         drawn(unfinished.results)
 
     def test_mean_and_spread_are_those_of_the_seeds(self, tmp_path: Path) -> None:
@@ -431,7 +433,7 @@ class TestResults:
                 path = tmp_path / name / f"{seed}" / "summary.json"
                 counted = {"rounds": 4, "bytes_up": up, "bytes_down": down * (1 + seed), "questions": questions}
                 path.write_text(json.dumps(json.loads(path.read_text()) | counted))
-        both, alone = gather([tmp_path]), gather([tmp_path / "fedavg"])
+        both, alone = collect_runs([tmp_path]), collect_runs([tmp_path / "fedavg"])
         assert both.results.headings == ["method", "scan", "average", "MB/round", "exchanges/round"]
         assert [both.results.traffic(row) for row in both.results.rows] == [["1.88", "1"], ["94.5", "3"]]
         assert "| hbn | 50.0 ±0.0 | 50.0 ±0.0 | 94.5 | 3 |".replace("50.0 ±0.0", "**50.0 ±0.0**") in both.markdown()
@@ -444,7 +446,7 @@ class TestResults:
 
     def test_an_unseen_domain_is_named_and_stays_out_of_the_average(self, tmp_path: Path) -> None:
         finish(tmp_path / "a", Config(unseen="scan"), {"scan": 0.2, "street": 0.8}, unseen=("scan",))
-        results = gather([tmp_path / "a"]).results
+        results = collect_runs([tmp_path / "a"]).results
         assert results.headings == ["method", "street", "scan (unseen)", "average"]
         assert results.rows[0].average.mean == pytest.approx(0.8)
         assert results.rows[0].average.std is None
@@ -452,7 +454,7 @@ class TestResults:
     def test_loose_runs_are_told_apart_by_what_differs(self, tmp_path: Path) -> None:
         for number, rate in enumerate((0.1, 0.1, 0.5)):
             finish(tmp_path / f"r{number}", Config(learning_rate=rate, seed=number), {"scan": 0.1 * number})
-        rows = gather([tmp_path]).rows()
+        rows = collect_runs([tmp_path]).rows()
         assert [(row["method"], row["seeds"]) for row in rows] == [
             ("fedavg@learning_rate=0.1", [0, 1]),
             ("fedavg@learning_rate=0.5", [2]),
@@ -463,7 +465,7 @@ class TestResults:
         for name, width in widths.items():
             for seed in (0, 1):
                 tiny.run(tmp_path / f"{name}{seed}", network=tiny.model(width=width, seed=seed), rounds=1, seed=seed)
-        rows = gather([tmp_path]).rows()
+        rows = collect_runs([tmp_path]).rows()
         assert [row["seeds"] for row in rows] == [[0, 1], [0, 1]]
         assert all(re.fullmatch(r"fedavg@model=Classifier#[0-9a-f]{6}", row["method"]) for row in rows)
         collected = collect([tmp_path])
@@ -475,18 +477,18 @@ class TestResults:
         models = {"a": tiny.model(), "b": wrap(nn.Sequential(*layers), head="1")}
         for name, network in models.items():
             tiny.run(tmp_path / name, network=network, rounds=1)
-        assert [row["method"] for row in gather([tmp_path]).rows()] == [
+        assert [row["method"] for row in collect_runs([tmp_path]).rows()] == [
             *("fedavg@model=Classifier", "fedavg@model=Sequential")
         ]
         for factor in (1.0, 0.5):
             tiny.run(tmp_path / "methods" / str(factor), Scaled(factor), rounds=1)
-        rows = [row["method"] for row in gather([tmp_path / "methods"]).rows()]
+        rows = [row["method"] for row in collect_runs([tmp_path / "methods"]).rows()]
         assert rows == ["Scaled(factor=0.5)", "Scaled(factor=1.0)"]
 
     def test_a_method_s_own_options_stand_below_the_table_unless_names_clash(self, tmp_path: Path) -> None:
         for number, rate in enumerate((0.1, 0.5)):
             finish(tmp_path / f"r{number}", Config(learning_rate=rate), {"scan": 0.5})
-        places = [Place(f"gn@learning_rate={rate}", 0, tmp_path / f"r{n}") for n, rate in enumerate((0.1, 0.5))]
+        places = [Trial(f"gn@learning_rate={rate}", 0, tmp_path / f"r{n}") for n, rate in enumerate((0.1, 0.5))]
         both = Comparison(tmp_path, places).table()
         assert "gn@learning_rate=0.5" in both.splitlines()[3]
         alone = Comparison(tmp_path, places[1:]).table()
@@ -495,10 +497,10 @@ class TestResults:
 
     def test_what_is_no_run_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(FedkeelError, match="not a run directory"):
-            gather([tmp_path])
+            collect_runs([tmp_path])
         (tmp_path / "comparison.json").write_text("{")
         with pytest.raises(FedkeelError, match="does not hold a comparison"):
-            gather([tmp_path])
+            collect_runs([tmp_path])
 
 
 @pytest.mark.slow

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,9 +13,10 @@ from fedkeel.analysis import chosen
 from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.comparison import Comparison, Place
+from fedkeel.experiments.comparison import Comparison
 from fedkeel.experiments.demo import BASELINES, MARK, PAPERS, SETTINGS, claim, findings, methods
-from fedkeel.experiments.rows import read_entries
+from fedkeel.experiments.jobs import Trial
+from fedkeel.experiments.rows import read_methods
 from fedkeel.experiments.tables import Cell, Results, Row
 from tests.experiments.test_comparison import finish
 
@@ -47,7 +47,7 @@ def test_it_takes_whatever_is_registered() -> None:
     names = [re.split("[@(]", text)[0] for text in methods()]
     assert names[: len(BASELINES)] == list(BASELINES)
     assert set(names[len(BASELINES) :]) == {name for name in PAPERS if name in registered.METHODS}
-    for config in read_entries(methods(), SETTINGS).values():
+    for config in read_methods(methods(), SETTINGS).values():
         assert [diagnostic.needs_batch_norm for diagnostic in chosen(config)] == [False, False], (
             "some have no batch norm"
         )
@@ -58,8 +58,8 @@ def test_of_a_method_with_several_options_the_best_counts_and_is_named_with_them
     for label, value in (("central", 0.9), ("fedavg@learning_rate=0.1", 0.6), ("fedavg", 0.4), ("gn", 0.5)):
         for seed in range(2):
             finish(tmp_path / label / str(seed), Config(), {"scan": value})
-            places.append(Place(label, seed, tmp_path / label / str(seed)))
-    sentences = findings(Comparison(tmp_path, places))
+            places.append(Trial(label, seed, tmp_path / label / str(seed)))
+    sentences = findings(Comparison(tmp_path, places).results)
     assert sentences[0] == "Best on average, by more than the spread: fedavg@learning_rate=0.1 (60.0)."
     assert sentences[1].startswith("The shift costs fedavg@learning_rate=0.1 30.0 points")
 
@@ -101,13 +101,13 @@ class TestFindings:
             for seed, (scan, street) in enumerate(rows):
                 directory = place / method / str(seed)
                 finish(directory, Config(method=method, seed=seed), {"scan": scan, "street": street})
-                places.append(Place(f"{method}@learning_rate=0.1" if method == "gn" else method, seed, directory))
+                places.append(Trial(f"{method}@learning_rate=0.1" if method == "gn" else method, seed, directory))
         return Comparison(place, places)
 
     def test_they_say_what_the_numbers_say(self, tmp_path: Path) -> None:
         numbers = {"central": (0.9, 0.9), "standalone": (0.7, 0.2), "fedavg": (0.8, 0.3), "gn": (0.9, 0.6)}
         twice = {method: [accuracies, accuracies] for method, accuracies in numbers.items()}
-        assert findings(self.comparison(tmp_path, twice)) == [
+        assert findings(self.comparison(tmp_path, twice).results) == [
             "Best on average, by more than the spread: gn (75.0).",
             "The shift costs fedavg 35.0 points against training on the pooled data (90.0).",
             "Ahead of fedavg by more than the spread: gn (75.0).",
@@ -124,7 +124,7 @@ class TestFindings:
             "gn": [(0.52, 0.52), (0.6, 0.6)],
             "fedbn": [(0.1, 0.1), (0.12, 0.12)],
         }
-        assert findings(self.comparison(tmp_path, numbers)) == [
+        assert findings(self.comparison(tmp_path, numbers).results) == [
             "Level within the spread: gn (56.0), fedavg (55.0).",
             "fedavg (55.0) and training on the pooled data (60.0) are level within the spread.",
             "No method here is ahead of fedavg by more than the spread.",
@@ -133,13 +133,13 @@ class TestFindings:
 
     def test_one_seed_is_an_anecdote(self, tmp_path: Path) -> None:
         numbers = {"central": [(0.9, 0.9)], "fedavg": [(0.2, 0.3)], "gn": [(0.7, 0.6)]}
-        assert findings(self.comparison(tmp_path, numbers)) == [
+        assert findings(self.comparison(tmp_path, numbers).results) == [
             "One seed tells no two methods apart: give several with --seeds."
         ]
 
     def test_no_loss_is_said_too(self, tmp_path: Path) -> None:
         numbers = {"central": [(0.5, 0.5)] * 2, "standalone": [(0.9, 0.9)] * 2, "fedavg": [(0.6, 0.6)] * 2}
-        said = " ".join(findings(self.comparison(tmp_path, numbers)))
+        said = " ".join(findings(self.comparison(tmp_path, numbers).results))
         assert "fedavg (60.0) is ahead of training on the pooled data (50.0)." in said
         assert "On no domain are most methods ahead" in said
 
@@ -159,4 +159,4 @@ def test_the_sentences_below_readmes_table_are_what_the_demo_says_of_it() -> Non
         rows.append(Row(label.strip(), [0, 1, 2], dict(zip(domains, cells, strict=False)), cells[-1]))
     results = Results(rows, domains, frozenset(), ("last",))
     said = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
-    assert said == findings(SimpleNamespace(results=results))
+    assert said == findings(results)

@@ -6,11 +6,12 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
-import scipy.stats
+from scipy.stats import rankdata
 
-from fedkeel.experiments.paper_table import Entry, Order, Reproduction, spearman
-from fedkeel.experiments.recipes import Published, parse
+from fedkeel.experiments.paper_table import Order, PaperCell, Reproduction
+from fedkeel.experiments.recipes import PublishedNumber, parse
 
 RECIPE = """
 paper = "HBN"
@@ -30,25 +31,26 @@ three = "75.0 - ?"
 """
 
 
-def entry(ours: float | None, paper: str | None = None) -> Entry:
-    return Entry({} if ours is None else {0: ours}, None if paper is None else Published.of(paper))
+def entry(ours: float | None, paper: str | None = None) -> PaperCell:
+    return PaperCell({} if ours is None else {0: ours}, None if paper is None else PublishedNumber.of(paper))
 
 
 def reproduction(ours: dict[tuple[str, str], list[float]], text: str = RECIPE, **more: object) -> Reproduction:
     recipe = parse("small", text)
     entries = {
-        (row.label, column.name): Entry(
+        (row.label, column.name): PaperCell(
             dict(enumerate(ours.get((row.label, column.name), []))), recipe.published.get((row.label, column.name))
         )
         for row in recipe.rows
         for column in recipe.columns
+        if (row.label, column.name) not in recipe.absent
     }
     return Reproduction(recipe, recipe.rows, recipe.columns, entries, [0, 1], Path("runs"), **more)  # type: ignore[arg-type]
 
 
 class TestEntry:
     def test_the_difference_is_ours_minus_the_papers(self) -> None:
-        both = Entry({0: 71.0, 1: 74.0}, Published.of("75.0±0.4"))
+        both = PaperCell({0: 71.0, 1: 74.0}, PublishedNumber.of("75.0±0.4"))
         assert both.difference == pytest.approx(-2.5)
         assert str(both) == "72.5±2.1 / 75.0±0.4 / -2.5"
 
@@ -90,10 +92,18 @@ class TestOrder:
         [([1, 2, 3, 4], [1, 3, 2, 4]), ([5, 5, 1, 2.5], [1, 2, 2, 9]), ([3, 1, 2], [1, 3, 2]), ([0, 1], [1, 0])],
     )
     def test_the_rank_correlation_is_spearmans(self, left: list[float], right: list[float]) -> None:
-        assert spearman(left, right) == pytest.approx(scipy.stats.spearmanr(left, right).statistic)
+        """Of the two rankings of the methods, ties in the middle of the places they take."""
+        cells = {
+            f"m{place}": entry(ours, str(paper)) for place, (paper, ours) in enumerate(zip(left, right, strict=True))
+        }
+        order = Order.of("A", cells)
+        assert order is not None
+        assert order.correlation == pytest.approx(np.corrcoef(rankdata(left), rankdata(right))[0, 1])
 
     def test_where_nothing_is_ranked_there_is_no_correlation(self) -> None:
-        assert spearman([1, 1], [1, 2]) is None
+        order = Order.of("A", {"x": entry(1.0, "1"), "y": entry(2.0, "1")})
+        assert order is not None
+        assert order.correlation is None
 
 
 class TestReproduction:

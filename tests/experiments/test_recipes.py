@@ -17,7 +17,7 @@ from fedkeel.data import partition as partitions
 from fedkeel.data.load import Cut
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.recipes import Column, Published, Recipe, Row, chosen, names, parse
+from fedkeel.experiments.recipes import PublishedNumber, Recipe, RecipeColumn, RecipeRow, matching, names, parse
 from fedkeel.experiments.recipes import load as read_recipe
 from fedkeel.models import MODELS
 from fedkeel.registry import Registry
@@ -209,7 +209,7 @@ class TestPublishedNumbers:
 
     def test_a_few_numbers_as_printed(self) -> None:
         assert load("hbn/table1").published["HBN", "Tiny-ImageNet phi=0.05"].value == 24.69
-        assert load("fedwon/table1").published["FedWon", "DomainNet Sketch"] == Published("51.9±1.9", 51.9, 1.9)
+        assert load("fedwon/table1").published["FedWon", "DomainNet Sketch"] == PublishedNumber("51.9±1.9", 51.9, 1.9)
         assert load("fedcoda/table9").published["GA", "PACS C"].text == "65.1±0.9"
         assert load("greg/table8").published["FBN", "Camelyon17 H2"].value == 90.1
         assert load("univarfl/table2").published["Freeze", "p=0.5"].text == "23.6±1.7"
@@ -242,7 +242,7 @@ class TestSettings:
     @pytest.mark.parametrize("name", [name for name in WANTED["hbn"] if name != "figure3"])  # a partition, no HBN
     def test_hbns_numbers_are_beside_its_released_code_and_hbn_as_described_is_there_too(self, name: str) -> None:
         recipe = load(f"hbn/{name}")
-        own: dict[str, list[tuple[Row, Column]]] = defaultdict(list)
+        own: dict[str, list[tuple[RecipeRow, RecipeColumn]]] = defaultdict(list)
         for row, column in recipe.cells():
             config = recipe.config(row, column)
             # What the released code does beside the method itself.
@@ -296,7 +296,7 @@ class TestFormat:
     def test_a_dash_is_no_cell_and_a_question_mark_no_number(self) -> None:
         recipe = parse("small", SMALL)
         assert cells_of(recipe) == [("one", "digits A"), ("one", "digits B"), ("two", "digits B")]
-        assert recipe.published["one", "digits B"] == Published("20.0±1.5", 20.0, 1.5)
+        assert recipe.published["one", "digits B"] == PublishedNumber("20.0±1.5", 20.0, 1.5)
         assert ("two", "digits B") not in recipe.published
 
     @pytest.mark.parametrize(
@@ -367,7 +367,7 @@ class TestFormat:
     def test_every_hbn_row_of_greg_is_of_the_released_code(self) -> None:
         found = [
             recipe.config(row, column).method
-            for recipe in map(load, chosen("greg/*"))
+            for recipe in map(load, matching("greg/*"))
             for row, column in recipe.cells()
             if row.label == "HBN"
         ]
@@ -376,7 +376,7 @@ class TestFormat:
 
     def test_fedwons_group_norms_and_mobilenet_are_those_of_its_appendix(self) -> None:
         found = {}
-        for recipe in map(load, chosen("fedwon/*")):
+        for recipe in map(load, matching("fedwon/*")):
             for row, column in recipe.cells():
                 config = recipe.config(row, column)
                 if config.method.startswith("gn"):

@@ -18,13 +18,14 @@ from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.paper_table import Reproduction
-from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, chosen, load, names, parse
-from fedkeel.experiments.reproduce import choose_seeds, directory_name, epoch_seconds, reproduce, reproduce_all, select
+from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, load, matching, names, parse
+from fedkeel.experiments.reproduce import directory_name, epoch_seconds, reproduce, reproduce_all
+from fedkeel.experiments.request import choose_seeds, select
 from fedkeel.files import seal
 from fedkeel.runs.bytecode import python_version
 from fedkeel.runs.origin import Origin
-from fedkeel.runs.result import summarise_run
 from fedkeel.runs.run import Run
+from fedkeel.runs.summary import summarise_run
 from tests.experiments.test_comparison import Watching, finish
 
 RECIPE = """
@@ -117,11 +118,11 @@ class TestRunning:
         summaries = [json.loads(path.read_text()) for path in sorted((tmp_path / "runs").rglob("summary.json"))]
         scans = [100 * summary["domains"]["scan"] for summary in summaries]
         papers = [100 * summary["domains"]["paper"] for summary in summaries]
-        assert result.entries["GN", "digits scan"].mean == pytest.approx(statistics.fmean(scans))
-        assert result.entries["GN", "digits scan"].std == pytest.approx(statistics.stdev(scans))
+        assert result.cells["GN", "digits scan"].mean == pytest.approx(statistics.fmean(scans))
+        assert result.cells["GN", "digits scan"].std == pytest.approx(statistics.stdev(scans))
         averages = [(a + b) / 2 for a, b in zip(scans, papers, strict=True)]
-        assert result.entries["GN", "digits Avg."].mean == pytest.approx(statistics.fmean(averages))
-        assert result.entries["GN", "digits Avg."].std == pytest.approx(statistics.stdev(averages))
+        assert result.cells["GN", "digits Avg."].mean == pytest.approx(statistics.fmean(averages))
+        assert result.cells["GN", "digits Avg."].std == pytest.approx(statistics.stdev(averages))
 
     def test_a_run_of_other_code_is_used_again_and_told(self, recipe: Recipe, tmp_path: Path) -> None:
         for row in ("FedAvg", "GN"):
@@ -133,7 +134,7 @@ class TestRunning:
         result = reproduce(
             recipe, only=["FedAvg", "GN", "bigger"], seeds=1, directory=tmp_path, jobs=1, observer=watching
         )
-        assert result.entries["GN", "more bigger"].mean == pytest.approx(50.0)
+        assert result.cells["GN", "more bigger"].mean == pytest.approx(50.0)
         assert watching.started == []
         (note,) = watching.notes
         assert "is used again, though the code of the method 'gn' has changed: remove it to train anew." in note
@@ -142,7 +143,7 @@ class TestRunning:
         result, started = run(only=["FedAvg", "Avg."], seeds=1)
         assert len(started) == 1
         assert [column.name for column in result.columns] == ["digits Avg."]
-        assert result.entries["FedAvg", "digits Avg."].mean is not None
+        assert result.cells["FedAvg", "digits Avg."].mean is not None
 
     @pytest.mark.slow
     def test_cells_in_processes_of_their_own_give_the_same(self, recipe: Recipe, tmp_path: Path) -> None:
@@ -164,8 +165,8 @@ class TestRunning:
         assert len(result.skipped) == 2
         assert result.skipped[1].startswith("Skipped: There is no method named 'nosuchmethod'")
         assert "'pacs' needs its data" in result.skipped[0]
-        assert str(result.entries["Future", "digits scan"]) == "– / 50.0 / –"
-        assert str(result.entries["GN", "more pictures"]) == "– / 2.0 / –"
+        assert str(result.cells["Future", "digits scan"]) == "– / 50.0 / –"
+        assert str(result.cells["GN", "more pictures"]) == "– / 2.0 / –"
         assert "Future, digits Avg." in result.missing
         assert not result.failures
 
@@ -184,7 +185,7 @@ class TestRunning:
         result = reproduce(broken, only=["FedAvg", "GN", "digits"], seeds=1, directory=tmp_path, jobs=1)
         assert list(result.failures or {}) == ["GN, digits scan seed 3"]
         assert "batch norm" in (result.failures or {})["GN, digits scan seed 3"]
-        assert result.entries["FedAvg", "digits scan"].mean is not None
+        assert result.cells["FedAvg", "digits scan"].mean is not None
 
     def test_a_partition_that_fails_leaves_the_other_columns_alone(self, tmp_path: Path) -> None:
         impossible = RECIPE.replace('label = "bigger"', 'label = "bigger", partition = "even(clients=900)"')
@@ -192,16 +193,16 @@ class TestRunning:
             parse("small", impossible), only=["GN", "bigger", "scan"], seeds=1, directory=tmp_path, jobs=1
         )
         assert list(result.failures or {}) == ["GN, more bigger seed 3"]
-        assert result.entries["GN", "digits scan"].mean is not None
+        assert result.cells["GN", "digits scan"].mean is not None
 
     def test_a_domain_that_the_data_lacks_is_told(self, tmp_path: Path) -> None:
         wrong = parse("small", RECIPE.replace('domain = "scan"', 'domain = "scam"'))
         by_hand(wrong, tmp_path, "GN", "digits scan", 3, scan=0.5, paper=0.7)
         result = reproduce(wrong, only=["GN", "digits"], seeds=1, directory=tmp_path, jobs=1)
         assert "no domain 'scam': did you mean 'scan'?" in result.skipped[0]
-        assert result.entries["GN", "digits scan"].mean is None
-        assert result.entries["GN", "digits paper"].mean == pytest.approx(70.0)
-        assert result.entries["GN", "digits Avg."].mean is None
+        assert result.cells["GN", "digits scan"].mean is None
+        assert result.cells["GN", "digits paper"].mean == pytest.approx(70.0)
+        assert result.cells["GN", "digits Avg."].mean is None
 
     def test_the_order_of_methods(self, recipe: Recipe, tmp_path: Path) -> None:
         by_hand(recipe, tmp_path, "FedAvg", "digits scan", 3, scan=0.5, paper=0.7)
@@ -249,7 +250,7 @@ class TestQuickLooks:
         by_hand(recipe, tmp_path, "GN", "more bigger", 3, scan=0.5)
         result = reproduce(recipe, only=["GN", "bigger"], seeds=1, directory=tmp_path, workers=1, rounds=2)
         assert result.marks == ["CHANGED: rounds=2, where the paper's setting is another."]
-        assert result.entries["GN", "more bigger"].mean == pytest.approx(50.0)
+        assert result.cells["GN", "more bigger"].mean == pytest.approx(50.0)
 
     def test_a_substitute_is_marked(self, tmp_path: Path) -> None:
         text = RECIPE.replace("seeds = [3, 4]", 'seeds = [3, 4]\nsubstitute = "other images."')
@@ -302,8 +303,8 @@ class TestReadings:
         (path,) = tmp_path.rglob("summary.json")  # one run, read twice
         run = Run(path.parent)
         found = {record["statistics"]: record["average"] for record in run.records("scores") if record["round"] == 1}
-        assert result.entries["FedAvg", "more bigger"].mean == pytest.approx(100 * found["global"])
-        assert result.entries["GN", "more bigger"].mean == pytest.approx(100 * found["batch"])
+        assert result.cells["FedAvg", "more bigger"].mean == pytest.approx(100 * found["global"])
+        assert result.cells["GN", "more bigger"].mean == pytest.approx(100 * found["batch"])
         assert summarise_run(run, [], "batch")["statistics"] == "batch"
 
     def test_seconds_of_an_epoch_leave_the_first_round_out(self, recipe: Recipe, tmp_path: Path) -> None:
@@ -321,10 +322,10 @@ class TestReadings:
         by_hand(relative, tmp_path, "FedAvg", "more bigger", 3, scan=0.5)
         by_hand(relative, tmp_path, "GN", "more bigger", 3, scan=0.8)
         result = reproduce(relative, only=["FedAvg", "GN", "bigger"], seeds=1, directory=tmp_path, jobs=1)
-        assert result.entries["FedAvg", "more bigger"].mean == pytest.approx(1.0)
-        assert result.entries["GN", "more bigger"].mean == pytest.approx(1.6)
+        assert result.cells["FedAvg", "more bigger"].mean == pytest.approx(1.0)
+        assert result.cells["GN", "more bigger"].mean == pytest.approx(1.6)
         alone = reproduce(relative, only=["GN", "bigger"], seeds=1, directory=tmp_path, jobs=1)
-        assert alone.entries["GN", "more bigger"].mean == pytest.approx(1.6)
+        assert alone.cells["GN", "more bigger"].mean == pytest.approx(1.6)
 
     def test_the_unseen_domain(self, tmp_path: Path) -> None:
         text = RECIPE.replace('label = "bigger"', 'label = "bigger", unseen = "paper", read = "unseen"')
@@ -334,14 +335,14 @@ class TestReadings:
             tmp_path / directory_name(config) / "seed3", config.replace(seed=3), {"scan": 0.9, "paper": 0.4}, ("paper",)
         )
         result = reproduce(unseen, only=["GN", "bigger"], seeds=1, directory=tmp_path, jobs=1)
-        assert result.entries["GN", "more bigger"].mean == pytest.approx(40.0)
+        assert result.cells["GN", "more bigger"].mean == pytest.approx(40.0)
 
     def test_a_diagnostic_that_cannot_be_made_is_told_and_shown_as_a_dash(self, tmp_path: Path) -> None:
         text = RECIPE.replace('label = "bigger"', 'label = "bigger", read = "nmi"')
         diagnosed = parse("small", text.replace('["label-distribution"]', "[]"))
         by_hand(diagnosed, tmp_path, "GN", "more bigger", 3, scan=0.5)
         result = reproduce(diagnosed, only=["GN", "bigger"], seeds=1, directory=tmp_path, jobs=1)
-        assert str(result.entries["GN", "more bigger"]) == "– / 60.0 / –"
+        assert str(result.cells["GN", "more bigger"]) == "– / 60.0 / –"
         assert ["'nmi'" in sentence for sentence in result.skipped] == [True]
 
     @pytest.mark.slow
@@ -353,7 +354,7 @@ class TestReadings:
         (path,) = tmp_path.glob("*/seed3/diagnostics/nmi.json")
         figure = json.loads(path.read_text())["figures"][1]
         found = dict(zip(figure["categories"], figure["series"][0]["values"], strict=True))
-        assert result.entries["FedAvg", "more bigger"].mean == found["paper"]
+        assert result.cells["FedAvg", "more bigger"].mean == found["paper"]
         assert {p.name for p in path.parent.glob("*.json")} == {"nmi.json", "loss-gap.json", "singular-values.json"}
         assert "Training-time loss gap" in (path.parent / "loss-gap.json").read_text()
 
@@ -370,7 +371,7 @@ class TestSeveral:
             [recipe, other], only=["GN", "digits"], seeds=1, directory=tmp_path / "runs", jobs=1, observer=watching
         )
         assert watching.started == ["GN, digits scan seed 3 from 0"]
-        assert first.entries["GN", "digits scan"].ours == second.entries["GN", "digits scan"].ours != {}
+        assert first.cells["GN", "digits scan"].ours == second.cells["GN", "digits scan"].ours != {}
         assert second.recipe.caption == "The same again"
 
     @pytest.mark.slow
@@ -386,12 +387,12 @@ class TestSeveral:
             reproduce_all([recipe, other], only=["FedAvg", "FedAvgg"], directory=tmp_path / "runs")
 
     def test_a_paper_means_its_own_tables_and_a_star_those_that_fit(self) -> None:
-        assert chosen("hbn/table1") == ["hbn/table1"]
-        assert chosen("./mine.toml") == ["./mine.toml"]
-        assert chosen("greg") == [n for n in names() if n.startswith("greg/") and "-" not in n]
-        assert chosen("hbn/figure*") == [n for n in names() if n.startswith("hbn/figure")]
-        assert chosen("greg/*-lite0") == ["greg/table1-lite0", "greg/table2-lite0", "greg/table3-lite0"]
-        assert chosen("nothing/*") == ["nothing/*"]  # refused by its name when it is read
+        assert matching("hbn/table1") == ["hbn/table1"]
+        assert matching("./mine.toml") == ["./mine.toml"]
+        assert matching("greg") == [n for n in names() if n.startswith("greg/") and "-" not in n]
+        assert matching("hbn/figure*") == [n for n in names() if n.startswith("hbn/figure")]
+        assert matching("greg/*-lite0") == ["greg/table1-lite0", "greg/table2-lite0", "greg/table3-lite0"]
+        assert matching("nothing/*") == ["nothing/*"]  # refused by its name when it is read
 
 
 class TestCommand:

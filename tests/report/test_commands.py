@@ -10,7 +10,7 @@ import pytest
 from fedkeel.cli import build_parser
 from fedkeel.cli.terminal.parsing import given_options
 from fedkeel.config import Config, from_dict
-from fedkeel.experiments.rows import read_entries, read_seeds
+from fedkeel.experiments.rows import read_methods, read_seeds
 from fedkeel.report.commands import compare_command, run_command
 
 
@@ -44,7 +44,7 @@ def test_what_was_given_in_python_has_no_command() -> None:
 @pytest.mark.parametrize("seeds", [[0], [5], [0, 1, 2], [3, 9]])
 def test_the_command_of_a_comparison_is_its_configurations(seeds: list[int]) -> None:
     common: dict[str, Any] = {"rounds": 12, "data": "digits-shift(size=16)", "learning_rate": 0.02, "stateless": True}
-    entries = read_entries(["fedavg", "fedwon@learning_rate=0.05", "univarfl@model=simple_cnn(projector=128)"], common)
+    entries = read_methods(["fedavg", "fedwon@learning_rate=0.05", "univarfl@model=simple_cnn(projector=128)"], common)
     configs = {
         label: [entry.replace(seed=seed, executor="serial") for seed in seeds] for label, entry in entries.items()
     }
@@ -52,7 +52,7 @@ def test_the_command_of_a_comparison_is_its_configurations(seeds: list[int]) -> 
     assert command is not None
     arguments = parsed(command)
     assert read_seeds(arguments.seeds) == seeds
-    assert read_entries(arguments.methods, given_options(arguments)) == entries
+    assert read_methods(arguments.methods, given_options(arguments)) == entries
 
 
 def test_runs_that_are_no_comparison_have_no_such_command() -> None:

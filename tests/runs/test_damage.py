@@ -16,7 +16,7 @@ import fedkeel
 from fedkeel import report
 from fedkeel.cli import main
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.comparison import gather
+from fedkeel.experiments.comparison import collect_runs
 from fedkeel.runs.export import export
 from fedkeel.runs.run import Run
 from tests import tiny
@@ -172,7 +172,7 @@ def test_a_table_is_not_made_of_a_changed_result(tmp_path: Path, finished: Run) 
     path = tmp_path / "broken" / "summary.json"
     path.write_text(path.read_text().replace('"accuracy": 0.', '"accuracy": 0.9'))
     with pytest.raises(FedkeelError, match=r"summary.json' was changed since the run wrote it, its checksum does not"):
-        gather([tmp_path]).rows()
+        collect_runs([tmp_path]).rows()
 
 
 @pytest.mark.parametrize("value", [2.12, -0.1])

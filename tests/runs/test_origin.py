@@ -21,7 +21,7 @@ from fedkeel.files import seal, unseal
 from fedkeel.methods import METHODS, register
 from fedkeel.models import wrap
 from fedkeel.runs import origin
-from fedkeel.runs.origin import Origin, told_apart
+from fedkeel.runs.origin import Origin, identify
 from fedkeel.runs.run import Run
 from tests import tiny
 from tests.data.made_up import image, tree
@@ -218,12 +218,12 @@ class Scaled(Method):
 
 
 def test_objects_have_a_name_and_differ_where_they_are_different() -> None:
-    assert told_apart(wrap(Net(192)))["name"] == "Net"
-    assert told_apart(wrap(Net(192))) == told_apart(wrap(Net(192)))
-    assert told_apart(wrap(Net(192))) != told_apart(wrap(Net(48)))
-    assert told_apart(Scaled(0.5))["name"] == "Scaled(factor=0.5)"
-    assert told_apart(Scaled(0.5)) != told_apart(Scaled(0.25))
-    assert told_apart(tiny.federation())["name"] == "tiny"
+    assert identify(wrap(Net(192)))["name"] == "Net"
+    assert identify(wrap(Net(192))) == identify(wrap(Net(192)))
+    assert identify(wrap(Net(192))) != identify(wrap(Net(48)))
+    assert identify(Scaled(0.5))["name"] == "Scaled(factor=0.5)"
+    assert identify(Scaled(0.5)) != identify(Scaled(0.25))
+    assert identify(tiny.federation())["name"] == "tiny"
 
 
 def test_a_configuration_alone_has_no_objects(tmp_path: Path) -> None:

@@ -435,7 +435,7 @@ def test_importing_the_package_does_not_import_torch() -> None:
 @pytest.mark.slow
 def test_a_run_imports_only_what_it_needs() -> None:
     modules = imported_by(
-        "import fedkeel.simulate, fedkeel; fedkeel.simulate, fedkeel.Method, fedkeel.register, fedkeel.data"
+        "import fedkeel.simulation, fedkeel; fedkeel.simulate, fedkeel.Method, fedkeel.register, fedkeel.data"
     )
     heavy = {
         "sklearn",

@@ -221,7 +221,7 @@ class TestRealMLflow:
         assert comparison.failures == {}
         found = {run.info.run_name: run for run in client().search_runs(["0"])}
         assert sorted(found) == ["fedavg seed 0", "fedavg seed 1", "gn seed 0", "gn seed 1"]
-        for place, run in zip(comparison.places, comparison.runs, strict=True):
+        for place, run in zip(comparison.trials, comparison.runs, strict=True):
             there = found[str(place)]
             assert there.info.status == "FINISHED"
             assert there.data.params["seed"] == str(place.seed)

@@ -43,5 +43,5 @@ def run(arguments: Arguments) -> int:
         page = report.write([comparison.directory]) if comparison.runs else None
     except FedkeelError as problem:  # it must not cost the table
         print(f"fedkeel: there is no report: {visible(str(problem))}", file=sys.stderr)
-    sentences = [] if arguments.quick else findings(comparison)
+    sentences = [] if arguments.quick else findings(comparison.results)
     return show_comparison(comparison, as_json=arguments.json, findings=sentences, page=page)

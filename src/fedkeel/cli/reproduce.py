@@ -53,14 +53,15 @@ def run(arguments: Arguments) -> int:
         return list_recipes(as_json=arguments.json)
     if not arguments.recipes:
         raise FedkeelError("'fedkeel reproduce' lacks NAME: 'fedkeel reproduce --list' shows what there is.")
-    from fedkeel.experiments.recipes import chosen, load
+    from fedkeel.experiments.recipes import load, matching
 
-    recipes = [load(name) for name in dict.fromkeys(name for word in arguments.recipes for name in chosen(word))]
+    recipes = [load(name) for name in dict.fromkeys(name for word in arguments.recipes for name in matching(word))]
     options = {name: getattr(arguments, name) for name in ("only", "seeds", "jobs", "scale")}
     options |= {"root": arguments.data_sets, **given_options(arguments)}
 
     from fedkeel.cli.terminal.progress import ComparisonProgress
-    from fedkeel.experiments.reproduce import PLACE, reproduce_all
+    from fedkeel.experiments.reproduce import reproduce_all
+    from fedkeel.experiments.request import PLACE
 
     with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
         results = reproduce_all(recipes, directory=arguments.out or PLACE, observer=progress, **options)

@@ -33,11 +33,11 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: Arguments) -> int:
-    from fedkeel.experiments.comparison import gather
+    from fedkeel.experiments.comparison import collect_runs
 
-    comparison = gather(arguments.directories)
-    if len(comparison.places) == 1:
-        return show_run(fedkeel.Run(comparison.places[0].directory), as_json=arguments.json)
+    comparison = collect_runs(arguments.directories)
+    if len(comparison.trials) == 1:
+        return show_run(fedkeel.Run(comparison.trials[0].directory), as_json=arguments.json)
     show_comparison(comparison, as_json=arguments.json)
     return 0
 
@@ -89,7 +89,7 @@ def run_lines(run: fedkeel.Run) -> Iterator[Line]:
 
 def accuracy_lines(run: fedkeel.Run, summary: dict[str, Any]) -> Iterator[str]:
     from fedkeel.experiments.tables import DASH, percent
-    from fedkeel.runs.result import summarise_run
+    from fedkeel.runs.summary import summarise_run
 
     yield f"average {percent(summary['accuracy'])} % over domains ({RULES[summary['result']]})"
     yield f"        {percent(summary['samples_accuracy'])} % over samples"

@@ -11,78 +11,59 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from fedkeel import analysis
 from fedkeel import methods as registered
-from fedkeel.config import MACHINE_OPTIONS, Config
+from fedkeel.config import MACHINE_OPTIONS, Config, option_names
 from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
 from fedkeel.data.federation import Federation
 from fedkeel.data.outline import Outline, changed
 from fedkeel.engine.executors.executor import choose_executor
-from fedkeel.engine.setup import choose_device, load_federation, prepare
+from fedkeel.engine.setup import choose_device, load_federation
 from fedkeel.engine.spawning import leave_if_imported_again
 from fedkeel.engine.threads import available_cores
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.jobs import Job, JobsObserver, beside_others, run_all, uses_gpu
-from fedkeel.experiments.rows import read_entries, read_seeds
+from fedkeel.experiments.jobs import Job, JobsObserver, Trial, beside_others, run_all, uses_gpu
+from fedkeel.experiments.rows import SET_BY_COMPARISON, read_methods, read_seeds
 from fedkeel.experiments.tables import Results
 from fedkeel.files import explained, write_atomically
 from fedkeel.options import as_path, described
 from fedkeel.runs.origin import Origin, outline_of, read_outline
 from fedkeel.runs.run import Run
-from fedkeel.runs.store import fingerprint
-from fedkeel.runs.trackers import prepare as prepare_tracker
-from fedkeel.runs.trackers import require
+from fedkeel.runs.store import has_finished, numbered
+from fedkeel.runs.trackers import require, share
+from fedkeel.simulation import prepare_run
 
 FILE = "comparison.json"
 
 
-class Place(NamedTuple):
-    """Where one run of a comparison is, or will be."""
-
-    label: str
-    seed: int
-    directory: Path
-
-    def __str__(self) -> str:
-        return f"{self.label} seed {self.seed}"
-
-
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of a comparison.
+    """The runs of a comparison, in the order of the table."""
 
-    Attributes:
-        directory: holds `<method>/seed<k>/`, each a run directory.
-        places: every run that belongs to it, in the order of the table.
-        failures: why a run is missing, by the run's name.
-    """
-
-    directory: Path
-    places: list[Place]
-    failures: dict[str, str] = field(default_factory=dict)
+    directory: Path  # holds `<method>/seed<k>/`, each a run directory
+    trials: Sequence[Trial]
+    failures: dict[str, str] = field(default_factory=dict)  # why a run is missing, by the run's name
 
     @property
     def runs(self) -> list[Run]:
-        """The finished runs."""
         return [run for _, run in self._finished()]
 
     @property
     def missing(self) -> list[str]:
         """The names of the runs that are not finished."""
-        finished = {place for place, _ in self._finished()}
-        return [str(place) for place in self.places if place not in finished]
+        return [str(trial) for trial in self.trials if not has_finished(trial.directory)]
 
     @property
     def results(self) -> Results:
-        return Results.of(
-            (place.label, place.seed, run.sound_summary(whole=False) or {}) for place, run in self._finished()
-        )
+        found = ((trial, run.sound_summary(whole=False)) for trial, run in self._finished())
+        return Results.of((trial.label, trial.seed, summary) for trial, summary in found if summary is not None)
 
     def rows(self) -> list[dict[str, Any]]:
         """A table for each method: `method`, `seeds`, and mean and std of `domains` and `average`, as fractions."""
@@ -102,15 +83,15 @@ class Comparison:
             "directory": str(self.directory),
             **self.results.to_dict(),
             "runs": [
-                {"method": place.label, "seed": place.seed, "directory": str(place.directory), "summary": run.summary}
-                for place, run in self._finished()
+                {"method": trial.label, "seed": trial.seed, "directory": str(trial.directory), "summary": run.summary}
+                for trial, run in self._finished()
             ],
             "missing": self.missing,
             "failures": self.failures,
         }
 
-    def _finished(self) -> list[tuple[Place, Run]]:
-        return [(place, Run(place.directory)) for place in self.places if has_finished(place.directory)]
+    def _finished(self) -> list[tuple[Trial, Run]]:
+        return [(trial, Run(trial.directory)) for trial in self.trials if has_finished(trial.directory)]
 
 
 def compare(
@@ -139,98 +120,80 @@ def compare(
     Raises `fedkeel.stopping.Stopped` when it was asked to stop; the same call then continues it.
     """
     leave_if_imported_again()
-    entries = read_entries(methods, options)
-    chosen = read_seeds(seeds)
+    configs = read_methods(methods, options)
+    numbers = read_seeds(seeds)
     require(track)
     if observer is not None and not isinstance(observer, JobsObserver):
         raise FedkeelError(
             f"'observer' is {described(observer)}: give an object of a fedkeel.experiments.jobs.JobsObserver."
         )
-    processes = choose_jobs(jobs, entries)
-    if processes > 1:
-        entries = {label: beside_others(config) for label, config in entries.items()}
     observer = observer or JobsObserver()
-    if directory is not None:
-        directory = as_path(directory)
-        refuse_other_configurations(plan(entries, chosen, directory))
-    now = check_all(entries, chosen[0])
-    place = choose_directory(directory, entries, chosen, now, observer.note)
-    planned = plan(entries, chosen, place, track)
+    processes = choose_jobs(jobs, configs.values())
+    if processes > 1:
+        configs = {label: beside_others(config) for label, config in configs.items()}
+    for job in plan(configs, numbers, as_path(directory)) if directory is not None else ():
+        if what := other_option(job):
+            raise FedkeelError(
+                f"'{job.directory}' holds a run of another configuration ({what}): choose another directory, or "
+                "remove that one."
+            )
+    now = check_all(configs, numbers[0])
+    folder = free_folder(configs, numbers, now, observer.note) if directory is None else as_path(directory)
+    planned = plan(configs, numbers, folder, track)
     refuse_outdated(planned, now, observer.note)
     finished = [job for job in planned if has_finished(job.directory)]
-    if min(processes, len(planned) - len(finished)) > 1:
-        prepare_tracker(track)
-    write_index(place, planned)
-    observer.planned(planned, finished)
     todo = [job for job in planned if job not in finished]
-    failures = run_all(todo, min(processes, max(1, len(todo))), observer)
-    places = [Place(job.label, job.seed, job.directory) for job in planned]
-    return Comparison(place, places, {str(job): problem for job, problem in failures.items()})
+    processes = min(processes, max(1, len(todo)))
+    if processes > 1:
+        share(track)
+    write_index(folder, planned)
+    observer.planned(planned, finished)
+    failures = run_all(todo, processes, observer)
+    return Comparison(folder, planned, {str(job): problem for job, problem in failures.items()})
 
 
-def choose_jobs(jobs: int | None, entries: Mapping[str, Config]) -> int:
+def choose_jobs(jobs: int | None, configs: Iterable[Config]) -> int:
     if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1):
         raise FedkeelError(f"'jobs' is {described(jobs)}: give a whole number, at least 1.")
-    can_fork = hasattr(os, "fork")
-    return jobs or (1 if uses_gpu(entries.values()) or not can_fork else available_cores())
+    return jobs or (1 if uses_gpu(configs) or not hasattr(os, "fork") else available_cores())
 
 
-def choose_directory(
-    directory: str | Path | None,
-    entries: Mapping[str, Config],
-    seeds: Sequence[int],
-    now: Mapping[str, Beginning],
-    note: Callable[[str], None],
-) -> Path:
-    """The one given, or the first of `runs/compare-<data>`, `-2`, ... that holds nothing else, nor runs of what the
-    methods or the data were before."""
-    if directory is not None:
-        return as_path(directory)
-    data = next(iter(entries.values())).data
-    base = f"compare-{slug(data.partition('(')[0])}"
-    for number in range(1, 10_000):
-        place = Path("runs") / (base if number == 1 else f"{base}-{number}")
-        planned = plan(entries, seeds, place)
-        if any(holds_another(job) for job in planned):
-            continue
-        old = next((job for job in planned if now[job.label].differs(job)), None)
-        if old is None:
-            return place
-        note(f"'{old.directory}' is not used again, since {now[old.label].differs(old)}.")
-    raise FedkeelError(f"'runs/{base}' and ten thousand after it are taken: give a directory.")
-
-
-def plan(entries: Mapping[str, Config], seeds: Sequence[int], place: Path, track: str | None = None) -> list[Job]:
+def plan(configs: Mapping[str, Config], seeds: Sequence[int], folder: Path, track: str | None = None) -> list[Job]:
     return [
-        Job(label, seed, config.replace(seed=seed), place / slug(label) / f"seed{seed}", track)
-        for label, config in entries.items()
+        Job(label, seed, folder / slug(label) / f"seed{seed}", config.replace(seed=seed), track)
+        for label, config in configs.items()
         for seed in seeds
     ]
 
 
-def has_finished(directory: Path) -> bool:
-    return (directory / "summary.json").exists()
+def free_folder(
+    configs: Mapping[str, Config], seeds: Sequence[int], now: Mapping[str, Beginning], note: Callable[[str], None]
+) -> Path:
+    """The first of `runs/compare-<data>`, `-2`, ... that holds nothing else, nor runs of what the methods or the data
+    were before."""
+    data = next(iter(configs.values())).data
+    base = f"compare-{slug(data.partition('(')[0])}"
+    for folder in numbered(base):
+        planned = plan(configs, seeds, folder)
+        if any(other_option(job) for job in planned):
+            continue
+        old = next((job for job in planned if now[job.label].differs(job)), None)
+        if old is None:
+            return folder
+        note(f"'{old.directory}' is not used again, since {now[old.label].differs(old)}.")
+    raise FedkeelError(f"'runs/{base}' and ten thousand after it are taken: give a directory.")
 
 
-def holds_another(job: Job) -> bool:
+def other_option(job: Job) -> str:
+    """In which option the run in the directory of a job is another one, with both values; or nothing."""
     if not (job.directory / "config.toml").exists():
-        return False
-    return fingerprint(Run(job.directory).config) != fingerprint(job.config)
+        return ""
+    theirs, ours = Run(job.directory).config.to_dict(), job.config.to_dict()
+    differing = (name for name in ours if theirs[name] != ours[name] and name not in MACHINE_OPTIONS)
+    return next((f"{name} is {theirs[name]!r} there and {ours[name]!r} here" for name in differing), "")
 
 
-def refuse_other_configurations(jobs: Sequence[Job]) -> None:
-    for job in jobs:
-        if holds_another(job):
-            theirs, ours = Run(job.directory).config.to_dict(), job.config.to_dict()
-            name = next(name for name in ours if theirs[name] != ours[name] and name not in MACHINE_OPTIONS)
-            raise FedkeelError(
-                f"'{job.directory}' holds a run of another configuration ({name} is {theirs[name]!r} there and "
-                f"{ours[name]!r} here): choose another directory, or remove that one."
-            )
-
-
-@dataclass(frozen=True)
-class Beginning:
+class Beginning(NamedTuple):
     """What a method would begin with now: its code, and the data, divided by that seed."""
 
     origin: Origin
@@ -239,10 +202,10 @@ class Beginning:
 
     def differs(self, job: Job) -> str:
         """What of it is not as when the run of this job began, as the end of a sentence, or nothing."""
-        origin, outline = Origin.load(job.directory), read_outline(job.directory)
+        before, outline = Origin.load(job.directory), read_outline(job.directory)
         if outline is not None and (what := changed(outline, self.outline, divided=job.seed == self.seed)):
             return f"its data have changed: {what}"
-        what = self.origin.other_code(origin) if origin is not None else ""
+        what = before.changed_code(self.origin.code) if before is not None else ""
         return f"the code of {what} has changed since then" if what else ""
 
 
@@ -255,93 +218,86 @@ def refuse_outdated(jobs: Sequence[Job], now: Mapping[str, Beginning], note: Cal
                 f"'{job.directory}' cannot be used again, since {what}: choose another directory to train anew, or "
                 "remove that one."
             )
-        origin = Origin.load(job.directory)
-        versions |= {origin.fedkeel} if origin and origin.fedkeel != now[job.label].origin.fedkeel else set()
-    if versions:
-        note(f"Runs that are used again were made by fedkeel {', '.join(sorted(versions))}: their results may differ.")
+        if before := Origin.load(job.directory):
+            versions.add(before.fedkeel)
+    if others := sorted(versions - {beginning.origin.fedkeel for beginning in now.values()}):
+        note(f"Runs that are used again were made by fedkeel {', '.join(others)}: their results may differ.")
 
 
-def check_all(entries: Mapping[str, Config], seed: int) -> dict[str, Beginning]:
+def check_all(configs: Mapping[str, Config], seed: int) -> dict[str, Beginning]:
     """Everything that can be refused before training, for every method, before the first one trains."""
-    for config in entries.values():  # all names first, since reading images takes longer
+    for config in configs.values():  # all names first, since reading images takes longer
         analysis.chosen(config)
         Composition.of(registered.build(config.method))
         choose_executor(config, choose_device(config))
     loaded: dict[tuple[Any, ...], Federation] = {}
     found: dict[str, Beginning] = {}
-    for label, config in entries.items():
+    for label, config in configs.items():
         config = config.replace(seed=seed)
         key = (config.data, config.partition, config.unseen, config.subsample)
         if key not in loaded:
             loaded[key] = load_federation(config)
-        setup = prepare(config, federation=loaded[key])
-        for diagnostic in analysis.chosen(config):
-            diagnostic.check(setup.worker)
+        setup = prepare_run(config, federation=loaded[key])
         found[label] = Beginning(Origin.of(setup), outline_of(setup), seed)
     return found
 
 
-def write_index(place: Path, jobs: Sequence[Job]) -> None:
+# -- finding runs -----------------------------------------------------------------------------------------------
+def write_index(folder: Path, jobs: Sequence[Job]) -> None:
     """Which runs belong together and in which order, for `read_comparison`."""
     runs = [{"method": job.label, "seed": job.seed, "directory": f"{slug(job.label)}/seed{job.seed}"} for job in jobs]
-    with explained(place):
-        place.mkdir(parents=True, exist_ok=True)
-        write_atomically(place / FILE, json.dumps({"runs": runs}, indent=1).encode() + b"\n")
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomically(folder / FILE, json.dumps({"runs": runs}, indent=1).encode() + b"\n")
 
 
 def read_comparison(directory: str | Path) -> Comparison:
-    """A comparison from its directory."""
-    place = Path(directory)
+    folder = Path(directory)
     try:
-        index = json.loads((place / FILE).read_text())
-        places = [Place(str(run["method"]), int(run["seed"]), place / run["directory"]) for run in index["runs"]]
+        index = json.loads((folder / FILE).read_text())
+        trials = [Trial(str(run["method"]), int(run["seed"]), folder / run["directory"]) for run in index["runs"]]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise FedkeelError(f"'{place}' does not hold a comparison that can be read: {error}.") from error
-    return Comparison(place, places)
+        raise FedkeelError(f"'{folder}' does not hold a comparison that can be read: {error}.") from error
+    return Comparison(folder, trials)
 
 
-def gather(directories: Sequence[str | Path]) -> Comparison:
+def find_trials(directory: str | Path) -> list[Trial]:
+    """The runs of a comparison; or, without a label, the run in a directory or all those below it."""
+    directory = Path(directory)
+    if (directory / FILE).exists():
+        return list(read_comparison(directory).trials)
+    below = sorted(path.parent for path in directory.rglob("config.toml")) or [directory]
+    return [Trial("", Run(path).config.seed, path) for path in below]
+
+
+def collect_runs(directories: Sequence[str | Path]) -> Comparison:
     """Runs from wherever they are: run directories, comparisons, folders of run directories."""
-    places: list[Place] = []
-    loose: list[Run] = []
-    for directory in map(Path, directories):
-        if (directory / FILE).exists():
-            places += read_comparison(directory).places
-            continue
-        below = sorted(path.parent for path in directory.rglob("config.toml"))
-        loose += [Run(path) for path in below] or [Run(directory)]
-    places += [Place(label, run.config.seed, run.directory) for label, run in zip(labels(loose), loose, strict=True)]
+    trials = [trial for directory in directories for trial in find_trials(directory)]
+    loose = [trial for trial in trials if not trial.label]
+    named = [replace(trial, label=label) for trial, label in zip(loose, labels(loose), strict=True)]
     common = Path(os.path.commonpath([os.path.abspath(directory) for directory in directories]))
     root = Path(directories[0]) if len(directories) == 1 else Path(os.path.relpath(common))
-    return Comparison(root, places)
+    return Comparison(root, [trial for trial in trials if trial.label] + named)
 
 
-def labels(runs: Sequence[Run]) -> list[str]:
+def labels(runs: Iterable[Run | Trial]) -> list[str]:
     """Each run's method, and the options in which these runs differ besides method and seed."""
-    options = told_apart(runs)
-    same = {*MACHINE_OPTIONS, "method", "seed"}
-    varying = [name for name in (options[0] if options else ()) if name not in same and _differ(options, name)]
-    return [
-        "@".join([table["method"], ",".join(f"{name}={table[name]}" for name in varying)]).rstrip("@")
-        for table in options
-    ]
+    tables = options_of([Run(run.directory) for run in runs])
+    others = [name for name in option_names() if name not in (*MACHINE_OPTIONS, *SET_BY_COMPARISON)]
+    varying = [name for name in others if len({str(table[name]) for table in tables}) > 1]
+    own = [",".join(f"{name}={table[name]}" for name in varying) for table in tables]
+    return [f"{table['method']}@{options}".rstrip("@") for table, options in zip(tables, own, strict=True)]
 
 
-def told_apart(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def options_of(runs: Sequence[Run]) -> list[dict[str, Any]]:
     """The options of runs; what was given in Python by its class, and where that stands for several by which it is."""
-    tables = [run.config.to_dict() for run in runs]
     given = [run.given for run in runs]
-    for option in ("method", "data", "model"):
-        kinds: dict[str, set[str]] = {}
-        for objects in given:
-            if option in objects:
-                kinds.setdefault(objects[option]["name"], set()).add(objects[option]["digest"])
-        for table, objects in zip(tables, given, strict=True):
-            if option in objects:
-                name, which = objects[option]["name"], objects[option]["digest"]
-                table[option] = f"{name}#{which[:6]}" if len(kinds[name]) > 1 else name
+    digests: dict[tuple[str, str], set[str]] = defaultdict(set)
+    for option, thing in (entry for objects in given for entry in objects.items()):
+        digests[option, thing["name"]].add(thing["digest"])
+    tables = [run.config.to_dict() for run in runs]
+    for table, objects in zip(tables, given, strict=True):
+        for option, thing in objects.items():
+            which = f"#{thing['digest'][:6]}" if len(digests[option, thing["name"]]) > 1 else ""
+            table[option] = thing["name"] + which
     return tables
-
-
-def _differ(tables: Sequence[dict[str, Any]], name: str) -> bool:
-    return len({str(table[name]) for table in tables}) > 1

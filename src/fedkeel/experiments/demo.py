@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Any
 
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import FILE, Comparison, compare, read_comparison
@@ -39,11 +39,9 @@ SETTINGS: dict[str, Any] = {
     # What every method here has and what costs next to nothing, so that the report can say why one is ahead.
     "record": "fairness,representation-divergence",
 }
-# FedWon takes a higher learning rate than batch norm does, as in its paper. UniVarFL spreads the features of a
-# projector, which the networks of its paper have.
-ENTRIES = {
-    "fedwon": "fedwon@learning_rate=0.05",
-    "univarfl": "univarfl@model=simple_cnn(projector=128)",
+OWN_SETTINGS = {
+    "fedwon": "fedwon@learning_rate=0.05",  # a higher one than batch norm takes, as in its paper
+    "univarfl": "univarfl@model=simple_cnn(projector=128)",  # it spreads the features of a projector, as in its paper
 }
 QUICK: dict[str, Any] = {"rounds": 2, "evaluate_every": 1, "subsample": 32, "model": "simple_cnn(width=4)"}
 QUICK_METHODS = ("central", "standalone", "fedavg", "fedbn")
@@ -69,7 +67,7 @@ def demo(
 def methods() -> list[str]:
     """The baselines, and whichever of the papers' methods there are, each with its own settings."""
     names = [*BASELINES, *(name for name in PAPERS if name in METHODS)]
-    return [ENTRIES.get(name, name) for name in names]
+    return [OWN_SETTINGS.get(name, name) for name in names]
 
 
 def introduction(*, quick: bool) -> str:
@@ -88,7 +86,7 @@ def claim(place: Path, *, keep: bool) -> None:
         raise FedkeelError(f"'{place}' is not empty and was not made by the demo: choose another directory with --out.")
     with explained(place):
         if mark.exists() and not keep and (place / FILE).exists():
-            for run in read_comparison(place).places:
+            for run in read_comparison(place).trials:
                 # Only the runs go: whatever else someone put there stays.
                 inside = place.resolve() in run.directory.resolve().parents
                 if inside and (run.directory / "config.toml").exists():
@@ -98,18 +96,10 @@ def claim(place: Path, *, keep: bool) -> None:
         mark.write_text("Made by 'fedkeel demo', which replaces the runs in this directory.\n")
 
 
-class Tabulated(Protocol):
-    """A comparison, or whatever else has a table of results."""
-
-    @property
-    def results(self) -> Results: ...
-
-
-def findings(comparison: Tabulated) -> list[str]:
+def findings(results: Results) -> list[str]:
     """What the table shows, a sentence each, all from its numbers as printed; of differences those that are `apart`."""
-    results = comparison.results
     rows: dict[str, Row] = {}
-    federated: list[Row] = []
+    federated: list[Row] = []  # the best first
     for row in sorted(results.rows, key=lambda row: -row.average.mean):
         method, domains = row.method.partition("@")[0], {name: printed(cell) for name, cell in row.domains.items()}
         shown = replace(row, method=results.name(row), average=printed(row.average), domains=domains)
@@ -120,73 +110,60 @@ def findings(comparison: Tabulated) -> list[str]:
         return []
     if all(row.average.std is None for row in results.rows):
         return ["One seed tells no two methods apart: give several with --seeds."]
-    sentences = (
-        _best(federated),
-        _gap(rows.get("central"), rows.get("fedavg")),
-        _ahead(rows.get("fedavg"), federated),
-        _gain(rows.get("standalone"), federated, results.domains),
-        _hardest(federated, results.domains),
-    )
-    return [sentence for sentence in sentences if sentence]
+    sentences = [_best(federated)] if len(federated) > 1 else []
+    if "central" in rows and "fedavg" in rows:
+        sentences.append(_gap(rows["central"], rows["fedavg"]))
+    if "fedavg" in rows and len(federated) > 1:
+        sentences.append(_ahead(rows["fedavg"], federated))
+    if "standalone" in rows:
+        sentences.append(_gain(rows["standalone"], federated, results.domains))
+    return [*sentences, *_hardest(federated, results.domains)]
 
 
-def _best(ranked: Sequence[Row]) -> str:
-    first, *others = ranked
-    if not others:
-        return ""
-    level = [row for row in others if not apart(first.average, row.average)]
-    if level:
+def _best(federated: Sequence[Row]) -> str:
+    first, *others = federated
+    if level := [row for row in others if not apart(first.average, row.average)]:
         return f"Level within the spread: {listed([first, *level])}."
     return f"Best on average, by more than the spread: {listed([first])}."
 
 
-def _gap(central: Row | None, fedavg: Row | None) -> str:
-    if central is None or fedavg is None:
-        return ""
+def _gap(central: Row, fedavg: Row) -> str:
     pooled = f"training on the pooled data ({central.average.mean:.1f})"
     if not apart(central.average, fedavg.average):
         return f"{listed([fedavg])} and {pooled} are level within the spread."
-    if central.average.mean < fedavg.average.mean:
-        return f"{listed([fedavg])} is ahead of {pooled}."
     points = central.average.mean - fedavg.average.mean
+    if points < 0:
+        return f"{listed([fedavg])} is ahead of {pooled}."
     return f"The shift costs {fedavg.method} {points:.1f} points against {pooled}."
 
 
-def _ahead(fedavg: Row | None, federated: Sequence[Row]) -> str:
-    others = [row for row in federated if fedavg is not None and row.method != fedavg.method]
-    if fedavg is None or not others:
-        return ""
-    ahead = [row for row in others if is_above(row.average, fedavg.average)]
-    if not ahead:
-        return f"No method here is ahead of {fedavg.method} by more than the spread."
-    return f"Ahead of {fedavg.method} by more than the spread: {listed(ahead)}."
+def _ahead(fedavg: Row, federated: Sequence[Row]) -> str:
+    if ahead := [row for row in federated if is_above(row.average, fedavg.average)]:
+        return f"Ahead of {fedavg.method} by more than the spread: {listed(ahead)}."
+    return f"No method here is ahead of {fedavg.method} by more than the spread."
 
 
-def _gain(alone: Row | None, federated: Sequence[Row], domains: Sequence[str]) -> str:
-    if alone is None:
-        return ""
-    helped = {
-        domain: sum(domain in row.domains and is_above(row.domains[domain], alone.domains[domain]) for row in federated)
-        for domain in domains
-        if domain in alone.domains
-    }
-    most = [f"'{domain}'" for domain, count in helped.items() if 2 * count > len(federated)]
-    if not most:
-        return "On no domain are most methods ahead of the client that trains alone by more than the spread."
-    return f"Most methods are ahead of the client that trains alone by more than the spread on {', '.join(most)}."
+def _gain(alone: Row, federated: Sequence[Row], domains: Sequence[str]) -> str:
+    def is_most(domain: str) -> bool:
+        column = [row.domains[domain] for row in federated if domain in row.domains]
+        return 2 * sum(is_above(cell, alone.domains[domain]) for cell in column) > len(federated)
+
+    if most := [f"'{domain}'" for domain in domains if domain in alone.domains and is_most(domain)]:
+        return f"Most methods are ahead of the client that trains alone by more than the spread on {', '.join(most)}."
+    return "On no domain are most methods ahead of the client that trains alone by more than the spread."
 
 
-def _hardest(federated: Sequence[Row], domains: Sequence[str]) -> str:
-    """Over the federated methods, with the mean of their spreads."""
-    cells = {
-        domain: Cell(fmean(cell.mean for cell in column), fmean(cell.std or 0.0 for cell in column))
-        for domain in domains
-        if len(column := [row.domains[domain] for row in federated if domain in row.domains]) == len(federated)
-    }
-    ranked = sorted(cells, key=lambda domain: cells[domain].mean)
-    if len(ranked) < 2 or not apart(cells[ranked[0]], cells[ranked[1]]):
-        return ""
-    return f"The hardest domain is '{ranked[0]}': {cells[ranked[0]].mean:.1f} % over the federated methods."
+def _hardest(federated: Sequence[Row], domains: Sequence[str]) -> list[str]:
+    """Over the federated methods, with the mean of their spreads; of the domains that each of them was tested on."""
+    means = {}
+    for domain in domains:
+        column = [row.domains[domain] for row in federated if domain in row.domains]
+        if len(column) == len(federated):
+            means[domain] = Cell(fmean(cell.mean for cell in column), fmean(cell.std or 0.0 for cell in column))
+    hardest, *others = sorted(means, key=lambda domain: means[domain].mean) or [""]
+    if not others or not apart(means[hardest], means[others[0]]):
+        return []
+    return [f"The hardest domain is '{hardest}': {means[hardest].mean:.1f} % over the federated methods."]
 
 
 def printed(cell: Cell) -> Cell:

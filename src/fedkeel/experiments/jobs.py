@@ -12,8 +12,9 @@ import json
 import logging
 import multiprocessing
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
@@ -36,17 +37,23 @@ log = logging.getLogger("fedkeel")
 
 
 @dataclass(frozen=True)
-class Job:
-    """One run of a comparison: a method, as the table calls it, with one seed."""
+class Trial:
+    """A method, as the table calls it, with one seed, and the directory of its run."""
 
     label: str
     seed: int
-    config: Config
     directory: Path
-    track: str | None = None  # the tracker that gets its curves, in whichever process it runs
 
     def __str__(self) -> str:
         return f"{self.label} seed {self.seed}"
+
+
+@dataclass(frozen=True)
+class Job(Trial):
+    """A run to be made."""
+
+    config: Config
+    track: str | None = None  # the tracker that gets its curves, in whichever process it runs
 
 
 class JobsObserver:
@@ -72,9 +79,18 @@ class JobsObserver:
 
 def run_all(todo: Sequence[Job], processes: int, observer: JobsObserver) -> dict[Job, str]:
     """Run the jobs; returns what went wrong with those that failed. Raises `Stopped` when asked to stop."""
-    if processes == 1:
-        return _one_after_another(todo, observer)
-    return _Crew(processes, observer, uses_gpu([job.config for job in todo])).run(todo)
+    if processes > 1:
+        return _Pool(processes, observer, uses_gpu(job.config for job in todo)).run(todo)
+    failures: dict[Job, str] = {}
+    for job in todo:
+        try:
+            execute(job, _Reporter(partial(_pass_on, observer, job)))
+        except Stopped:
+            raise
+        except Exception as error:
+            failures[job] = _explain(error, job)
+        observer.job_finished(job, failures.get(job, ""))
+    return failures
 
 
 def uses_gpu(configs: Iterable[Config]) -> bool:
@@ -82,12 +98,11 @@ def uses_gpu(configs: Iterable[Config]) -> bool:
 
 
 def execute(job: Job, observer: Observer) -> None:
-    """Start this run, or go on with it."""
-    with tracked(job.track, job.directory, observer, title=str(job)) as told:
+    with tracked(job.track, job.directory, observer, title=str(job)) as observer:
         if (job.directory / "config.toml").exists():
-            running.resume(job.directory, observer=told)
+            running.resume(job.directory, observer=observer)
         else:
-            running.simulate(job.config, directory=job.directory, observer=told)
+            running.simulate(job.config, directory=job.directory, observer=observer)
 
 
 def beside_others(config: Config) -> Config:
@@ -96,54 +111,30 @@ def beside_others(config: Config) -> Config:
 
 
 class _Reporter(Observer):
-    """Passes on what a run tells, as the message of a job."""
+    """What a run tells, as what a `JobsObserver` is told of its job."""
 
-    def tell(self, kind: str, **details: Any) -> None:
-        raise NotImplementedError
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell = tell
 
     def started(self, config: Config, first_round: int) -> None:
-        self.tell("started", first_round=first_round)
+        self._tell("job_started", first_round)
 
     def client_done(self, round: int, done: int, total: int) -> None:
-        self.tell("progress", rounds_done=round + done / total, accuracy=None)
+        self._tell("job_progress", round + done / total, None)
 
     def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
-        self.tell("progress", rounds_done=round + 1, accuracy=None if scores is None else scores.average)
+        self._tell("job_progress", round + 1, None if scores is None else scores.average)
 
     def note(self, text: str) -> None:
-        self.tell("note", text=text)
+        self._tell("note", text)
 
 
-def _pass_on(observer: JobsObserver, job: Job, kind: str, details: dict[str, Any]) -> None:
-    if kind == "started":
-        observer.job_started(job, details["first_round"])
-    elif kind == "progress":
-        observer.job_progress(job, details["rounds_done"], details["accuracy"])
-    elif kind == "note":
-        observer.note(f"{job}: {details['text']}")
-
-
-# -- in this process ------------------------------------------------------------------------------------------
-class _Direct(_Reporter):
-    def __init__(self, job: Job, observer: JobsObserver) -> None:
-        self._job, self._observer = job, observer
-
-    def tell(self, kind: str, **details: Any) -> None:
-        _pass_on(self._observer, self._job, kind, details)
-        self._observer.tick()
-
-
-def _one_after_another(todo: Sequence[Job], observer: JobsObserver) -> dict[Job, str]:
-    failures: dict[Job, str] = {}
-    for job in todo:
-        try:
-            execute(job, _Direct(job, observer))
-        except Stopped:
-            raise
-        except Exception as error:
-            failures[job] = _explain(error, job)
-        observer.job_finished(job, failures.get(job, ""))
-    return failures
+def _pass_on(observer: JobsObserver, job: Job, event: str, *details: Any) -> None:
+    if event == "note":
+        observer.note(f"{job}: {details[0]}")
+    else:
+        getattr(observer, event)(job, *details)
+    observer.tick()
 
 
 def _explain(error: Exception, job: Job) -> str:
@@ -155,7 +146,7 @@ def _explain(error: Exception, job: Job) -> str:
 
 # -- in processes of their own --------------------------------------------------------------------------------
 @dataclass
-class _Seat:
+class _Running:
     job: Job
     process: BaseProcess
     pipe: Connection
@@ -163,106 +154,98 @@ class _Seat:
     outcome: str | None = None  # "" when done; None until the job says so
 
 
-class _Crew:
+class _Pool:
     """As many processes as asked for, a new one for each job."""
 
     def __init__(self, processes: int, observer: JobsObserver, on_gpu: bool) -> None:
         self.processes = processes
         self.observer = observer
         self.failures: dict[Job, str] = {}
-        self._seats: list[_Seat] = []
+        self._running: list[_Running] = []
         # Fork shares what is in memory: the images, and methods that were never put into a module. CUDA allows none.
         self._forks = not on_gpu
         self._context: BaseContext = multiprocessing.get_context("fork" if self._forks else "spawn")
-        # The first optimiser makes torch import its compiler, which takes seconds: once here, not in every job.
+        # The first optimizer makes torch import its compiler, which takes seconds: once here, not in every job.
         torch.optim.SGD([torch.zeros(1)])
 
     def run(self, todo: Sequence[Job]) -> dict[Job, str]:
         waiting = list(todo)
         stopping = False
         try:
-            while self._seats or (waiting and not stopping):
+            while self._running or (waiting and not stopping):
                 stopping = stopping or stop_requested.is_set()
-                for seat in self._seats if stopping else []:
+                for running in self._running if stopping else []:
                     # Each stops after its current step, see _work; told again, in case that was too early.
-                    seat.process.terminate()
-                while waiting and len(self._seats) < self.processes and not stopping:
-                    self._seats.append(self._start(waiting.pop(0)))
-                for pipe in wait([seat.pipe for seat in self._seats], timeout=0.2):
-                    self._hear(next(seat for seat in self._seats if seat.pipe is pipe))
-                for seat in self._seats:
-                    if seat.heart is not None and seat.outcome is None and seat.heart.is_silent():
-                        seat.outcome = "its process hung and was ended; the same command again goes on with it"
-                        seat.process.kill()  # which closes its pipe
+                    running.process.terminate()
+                while waiting and len(self._running) < self.processes and not stopping:
+                    self._running.append(self._start(waiting.pop(0)))
+                ready = wait([running.pipe for running in self._running], timeout=0.2)
+                for running in [running for running in self._running if running.pipe in ready]:
+                    self._receive(running)
+                for running in self._running:
+                    if running.heart is not None and running.outcome is None and running.heart.is_silent():
+                        running.outcome = "its process hung and was ended; the same command again goes on with it"
+                        running.process.kill()  # which closes its pipe
                 self.observer.tick()
         finally:
             with undisturbed():
-                for seat in self._seats:  # only after an exception, such as a second Ctrl-C
-                    seat.process.kill()
-                for seat in self._seats:
-                    seat.process.join()
+                for running in self._running:  # only after an exception, such as a second Ctrl-C
+                    running.process.kill()
+                for running in self._running:
+                    running.process.join()
         if stopping:
             raise Stopped
         return self.failures
 
-    def _start(self, job: Job) -> _Seat:
+    def _start(self, job: Job) -> _Running:
         here, there = self._context.Pipe(duplex=False)
-        not_its_own = [here, *(seat.pipe for seat in self._seats)] if self._forks else []
-        # Not a daemon: a run may have worker processes of its own.
+        not_its_own = [here, *(running.pipe for running in self._running)] if self._forks else []
         heart = Heart() if self._forks else None  # memory is shared by forking alone
+        # Not a daemon: a run may have worker processes of its own.
         process = self._context.Process(  # type: ignore[attr-defined]
             target=_work, args=(job, there, not_its_own, heart), daemon=False, name=f"{NAME}: {job}"
         )
         with main_that_can_be_imported(), undisturbed():
             process.start()
         there.close()
-        return _Seat(job, process, here, heart)
+        return _Running(job, process, here, heart)
 
-    def _hear(self, seat: _Seat) -> None:
+    def _receive(self, running: _Running) -> None:
         try:
-            message = json.loads(seat.pipe.recv_bytes())
+            event, *details = json.loads(running.pipe.recv_bytes())
         except (EOFError, OSError):
-            self._farewell(seat)
+            self._finish(running)
             return
-        if message["kind"] == "over":
-            seat.outcome = message["problem"]
+        if event == "over":
+            (running.outcome,) = details
         else:
-            _pass_on(self.observer, seat.job, message["kind"], message)
+            _pass_on(self.observer, running.job, event, *details)
 
-    def _farewell(self, seat: _Seat) -> None:
-        seat.process.join()
-        seat.pipe.close()
-        self._seats.remove(seat)
-        if seat.outcome is None and seat.process.exitcode == UNGUARDED:
+    def _finish(self, running: _Running) -> None:
+        running.process.join()
+        running.pipe.close()
+        self._running.remove(running)
+        code = running.process.exitcode
+        if running.outcome is None and code == UNGUARDED:
             raise FedkeelError(SENTENCE) from None
-        if seat.outcome is None:
-            seat.outcome = f"its process {death(seat.process.exitcode, '--jobs')}"
-        if seat.outcome == "stopped":
+        outcome = f"its process {death(code, '--jobs')}" if running.outcome is None else running.outcome
+        if outcome == "stopped":
             return
-        if seat.outcome:
-            self.failures[seat.job] = seat.outcome
-        self.observer.job_finished(seat.job, seat.outcome)
+        if outcome:
+            self.failures[running.job] = outcome
+        self.observer.job_finished(running.job, outcome)
 
 
-class _Messenger(_Reporter):
-    def __init__(self, pipe: Connection) -> None:
-        self._pipe = pipe
-
-    def tell(self, kind: str, **details: Any) -> None:
-        self._pipe.send_bytes(json.dumps({"kind": kind, **details}).encode())
-
-
-class _LogToPipe(logging.Handler):
-    def __init__(self, messenger: _Messenger) -> None:
+class _LogToObserver(logging.Handler):
+    def __init__(self, observer: Observer) -> None:
         super().__init__()
-        self._messenger = messenger
+        self._observer = observer
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._messenger.note(self.format(record))
+        self._observer.note(self.format(record))
 
 
 def _work(job: Job, pipe: Connection, not_its_own: Sequence[Connection], heart: Heart | None) -> None:
-    """The life of a job's process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, lambda _number, _frame: stop_requested.set())
     if heart is not None:
@@ -271,10 +254,14 @@ def _work(job: Job, pipe: Connection, not_its_own: Sequence[Connection], heart: 
     for other in not_its_own:
         other.close()
     torch.set_num_threads(1)
-    messenger = _Messenger(pipe)
-    log.handlers, log.propagate = [_LogToPipe(messenger)], False
+
+    def tell(*event: Any) -> None:
+        pipe.send_bytes(json.dumps(event).encode())
+
+    reporter = _Reporter(tell)
+    log.handlers, log.propagate = [_LogToObserver(reporter)], False
     try:
-        execute(job, messenger)
+        execute(job, reporter)
         problem = ""
     except Stopped:
         problem = "stopped"
@@ -282,4 +269,4 @@ def _work(job: Job, pipe: Connection, not_its_own: Sequence[Connection], heart: 
         return  # the parent is gone; the run can be resumed
     except Exception as error:
         problem = _explain(error, job)
-    messenger.tell("over", problem=problem)
+    tell("over", problem)

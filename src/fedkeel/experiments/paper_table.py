@@ -5,37 +5,42 @@ Numbers and text only; `fedkeel.experiments.reproduce` runs the cells.
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import combinations
+from dataclasses import asdict, dataclass, field
+from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
-from fedkeel.experiments.recipes import DIAGNOSTICS, Column, Published, Recipe, Row
-from fedkeel.experiments.tables import DASH, Cell
+from scipy.stats import spearmanr
+
+from fedkeel.experiments.recipes import DIAGNOSTICS, PublishedNumber, Recipe, RecipeColumn, RecipeRow
+from fedkeel.experiments.tables import DASH
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A cell: ours by seed, as the paper counts (accuracies in %), and what is published."""
+class PaperCell:
+    """Ours by seed, as the paper counts (accuracies in %), beside what is published."""
 
     ours: Mapping[int, float]
-    paper: Published | None = None
+    paper: PublishedNumber | None = None
 
     @property
     def mean(self) -> float | None:
-        return Cell.of(list(self.ours.values())).mean if self.ours else None
+        return statistics.fmean(self.ours.values()) if self.ours else None
 
     @property
     def std(self) -> float | None:
-        return Cell.of(list(self.ours.values())).std if self.ours else None
+        return statistics.stdev(self.ours.values()) if len(self.ours) > 1 else None
+
+    @property
+    def published(self) -> float | None:
+        return None if self.paper is None else self.paper.value
 
     @property
     def difference(self) -> float | None:
         """Ours minus the paper's."""
-        if self.mean is None or self.paper is None or self.paper.value is None:
-            return None
-        return self.mean - self.paper.value
+        return None if self.mean is None or self.published is None else self.mean - self.published
 
     @property
     def decimals(self) -> int:
@@ -44,54 +49,48 @@ class Entry:
     def __str__(self) -> str:
         digits = self.decimals
         ours = DASH if self.mean is None else f"{self.mean:.{digits}f}"
-        if self.std is not None:
-            ours += f"±{self.std:.{digits}f}"
+        spread = "" if self.std is None else f"±{self.std:.{digits}f}"
         paper = DASH if self.paper is None else self.paper.text
         # Adding 0.0 turns the -0.0 of a rounded -0.04 into 0.0.
         apart = DASH if self.difference is None else f"{round(self.difference, digits) + 0.0:+.{digits}f}"
-        return f"{ours} / {paper} / {apart}"
+        return f"{ours}{spread} / {paper} / {apart}"
 
     def to_dict(self) -> dict[str, Any]:
-        paper = None if self.paper is None else {"value": self.paper.value, "spread": self.paper.spread}
         return {
             "ours": None if self.mean is None else {"mean": self.mean, "std": self.std, "seeds": sorted(self.ours)},
-            "paper": paper,
+            "paper": None if self.paper is None else {"value": self.paper.value, "spread": self.paper.spread},
             "difference": self.difference,
         }
 
 
 @dataclass(frozen=True)
 class Order:
-    """The methods of one column, highest first, in the paper and here.
-
-    Attributes:
-        same: no two of them are the other way round here. Ours count as they would be printed.
-        correlation: Spearman's, of the two rankings; None where one of them ranks nothing.
-    """
+    """The methods of one column, highest first, in the paper and here, where they count as they would be printed."""
 
     where: str
     paper: list[str]
     ours: list[str]
-    same: bool
-    correlation: float | None
+    same: bool  # no two of them are the other way round here
+    correlation: float | None  # Spearman's, of the two rankings; None where one of them ranks nothing
 
     @staticmethod
-    def of(where: str, entries: Mapping[str, Entry]) -> Order | None:
+    def of(where: str, cells: Mapping[str, PaperCell]) -> Order | None:
         """Of the methods that have both numbers; with fewer than two of them there is no order."""
         both = {
-            name: (entry.paper.value, round(entry.mean, entry.decimals))
-            for name, entry in entries.items()
-            if entry.mean is not None and entry.paper is not None and entry.paper.value is not None
+            name: (cell.published, round(cell.mean, cell.decimals))
+            for name, cell in cells.items()
+            if cell.mean is not None and cell.published is not None
         }
         if len(both) < 2:
             return None
-        pairs = combinations(both.values(), 2)
+        paper, ours = zip(*both.values(), strict=True)
+        ranks_something = len(set(paper)) > 1 and len(set(ours)) > 1
         return Order(
             where=where,
             paper=sorted(both, key=lambda name: -both[name][0]),
             ours=sorted(both, key=lambda name: -both[name][1]),
-            same=all((a[0] - b[0]) * (a[1] - b[1]) > 0 or a[0] == b[0] or a[1] == b[1] for a, b in pairs),
-            correlation=spearman([theirs for theirs, _ in both.values()], [ours for _, ours in both.values()]),
+            same=all((a[0] - b[0]) * (a[1] - b[1]) >= 0 for a, b in combinations(both.values(), 2)),
+            correlation=float(spearmanr(paper, ours).statistic) if ranks_something else None,
         )
 
     def __str__(self) -> str:
@@ -102,52 +101,25 @@ class Order:
         )
 
 
-def spearman(left: Sequence[float], right: Sequence[float]) -> float | None:
-    """Pearson's correlation of the ranks, ties in the middle of the places they take."""
-    ranks = [_ranks(left), _ranks(right)]
-    centre = (len(left) + 1) / 2
-    a, b = ([rank - centre for rank in side] for side in ranks)
-    spread = (sum(x * x for x in a) * sum(y * y for y in b)) ** 0.5
-    return sum(x * y for x, y in zip(a, b, strict=True)) / spread if spread else None
-
-
-def _ranks(values: Sequence[float]) -> list[float]:
-    return [
-        sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2 for value in values
-    ]
-
-
 @dataclass(frozen=True)
 class Reproduction:
-    """A recipe's cells as far as they were asked for.
-
-    Attributes:
-        entries: by row label and column name.
-        marks: what makes this something else than the paper's experiment, a sentence each.
-        skipped: why cells were not run, a sentence each.
-        diverged: which runs have a test loss that is not finite, a sentence each.
-        failures: why a run is missing, by the run's name.
-    """
+    """A recipe's cells as far as they were asked for, and sentences about them."""
 
     recipe: Recipe
-    rows: Sequence[Row]
-    columns: Sequence[Column]
-    entries: Mapping[tuple[str, str], Entry]
+    rows: Sequence[RecipeRow]
+    columns: Sequence[RecipeColumn]
+    cells: Mapping[tuple[str, str], PaperCell]  # by row label and column name, as far as the paper's table has them
     seeds: Sequence[int]
     directory: Path
-    marks: Sequence[str] = ()
-    skipped: Sequence[str] = ()
-    diverged: Sequence[str] = ()
-    failures: Mapping[str, str] | None = None
+    marks: Sequence[str] = ()  # what makes this something else than the paper's experiment
+    skipped: Sequence[str] = ()  # why cells were not run
+    diverged: Sequence[str] = ()  # which runs have a test loss that is not finite
+    failures: Mapping[str, str] = field(default_factory=dict)  # why a run is missing, by the run's name
 
     @property
     def missing(self) -> list[str]:
         """The cells that have no number of ours though the paper's table has them."""
-        return [
-            f"{row}, {column}"
-            for (row, column), entry in self.entries.items()
-            if not entry.ours and (row, column) not in self.recipe.absent
-        ]
+        return [f"{row}, {column}" for (row, column), cell in self.cells.items() if not cell.ours]
 
     @property
     def title(self) -> str:
@@ -160,31 +132,27 @@ class Reproduction:
 
     def tables(self) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         """For each group of columns its name, the headings and the lines."""
+        labels = [row.label for row in self.rows]
         for group in dict.fromkeys(column.group for column in self.columns):
             columns = [column for column in self.columns if column.group == group]
-            lines = [
-                [row.label, *(self._text(row, column) for column in columns)]
-                for row in self.rows
-                if any((row.label, column.name) not in self.recipe.absent for column in columns)
-            ]
+            texts = {row: [str(self.cells.get((row, column.name), "")) for column in columns] for row in labels}
+            lines = [[row, *cells] for row, cells in texts.items() if any(cells)]
             yield group, ["method", *(column.label for column in columns)], lines
-
-    def _text(self, row: Row, column: Column) -> str:
-        return "" if (row.label, column.name) in self.recipe.absent else str(self.entries[row.label, column.name])
 
     def orders(self) -> list[Order]:
         """The order of the methods in each column, or of the columns in each row and group."""
-        found: list[Order | None] = []
-        if self.recipe.order == "rows":
-            for column in self.columns:
-                entries = {row.label: self.entries[row.label, column.name] for row in self.rows}
-                found.append(Order.of(column.name, entries))
-        else:
-            for group in dict.fromkeys(column.group for column in self.columns):
-                for row in self.rows:
-                    entries = {c.label: self.entries[row.label, c.name] for c in self.columns if c.group == group}
-                    found.append(Order.of(f"{row.label} {group}".strip(), entries))
-        return [order for order in found if order is not None]
+        by_rows = self.recipe.order == "rows"
+        groups = dict.fromkeys(column.group for column in self.columns)
+        ranked: dict[str, dict[str, PaperCell]] = {}
+        for column in self.columns if by_rows else ():
+            ranked[column.name] = {row.label: self._cell(row, column) for row in self.rows}
+        for group, row in () if by_rows else product(groups, self.rows):
+            columns = [column for column in self.columns if column.group == group]
+            ranked[f"{row.label} {group}".strip()] = {column.label: self._cell(row, column) for column in columns}
+        return [order for where, cells in ranked.items() if (order := Order.of(where, cells)) is not None]
+
+    def _cell(self, row: RecipeRow, column: RecipeColumn) -> PaperCell:
+        return self.cells.get((row.label, column.name), PaperCell({}))
 
     def sentences(self) -> list[str]:
         """What the comparison with the paper says."""
@@ -204,55 +172,31 @@ class Reproduction:
 
     def notes(self) -> list[str]:
         """What the paper says of this table or figure besides its numbers, and where the same is of ours."""
-        return [
-            *(f"The paper: {claim}" for claim in self.recipe.claims),
-            *(f"A misprint: {misprint}" for misprint in self.recipe.misprints),
-            *(
-                f"Ours, {DIAGNOSTICS[name]}: "
-                f"diagnostics/{name}.json of each run, shown by 'fedkeel analyse {name} RUN'."
-                for name in self.recipe.diagnostics
-            ),
-        ]
+        notes = [f"The paper: {claim}" for claim in self.recipe.claims]
+        notes += [f"A misprint: {misprint}" for misprint in self.recipe.misprints]
+        for name in self.recipe.diagnostics:
+            where = f"diagnostics/{name}.json of each run, shown by 'fedkeel analyse {name} RUN'"
+            notes.append(f"Ours, {DIAGNOSTICS[name]}: {where}.")
+        return notes
 
     def markdown(self) -> str:
-        """For a page of results."""
         lines = [f"### {self.title}", "", *(f"**{mark}**" for mark in self.marks), "", self.legend]
         for group, headings, rows in self.tables():
             lines += ["", f"**{group}**", ""] if group else [""]
             lines += ["| " + " | ".join(line) + " |" for line in (headings, ["---"] * len(headings), *rows)]
-        notes = [*self.sentences(), *self.skipped, *(f"{name}: {why}" for name, why in (self.failures or {}).items())]
+        notes = [*self.sentences(), *self.skipped, *(f"{name}: {why}" for name, why in self.failures.items())]
         return "\n".join([*lines, "", *(f"- {sentence}" for sentence in notes)])
 
     def to_dict(self) -> dict[str, Any]:
+        recipe = self.recipe
         return {
-            "recipe": self.recipe.name,
-            "paper": self.recipe.paper,
-            "table": self.recipe.table,
-            "caption": self.recipe.caption,
-            "measure": self.recipe.measure,
-            "protocol": self.recipe.protocol,
-            "decisions": list(self.recipe.decisions),
-            "misprints": list(self.recipe.misprints),
-            "claims": list(self.recipe.claims),
-            "marks": list(self.marks),
-            "seeds": list(self.seeds),
-            "cells": [
-                {"row": row, "column": column, **entry.to_dict()}
-                for (row, column), entry in self.entries.items()
-                if (row, column) not in self.recipe.absent
-            ],
-            "orders": [
-                {
-                    "where": order.where,
-                    "paper": order.paper,
-                    "ours": order.ours,
-                    "same": order.same,
-                    "correlation": order.correlation,
-                }
-                for order in self.orders()
-            ],
-            "skipped": list(self.skipped),
-            "diverged": list(self.diverged),
-            "failures": dict(self.failures or {}),
+            "recipe": recipe.name,
+            **{name: getattr(recipe, name) for name in ("paper", "table", "caption", "measure", "protocol")},
+            **{name: list(getattr(recipe, name)) for name in ("decisions", "misprints", "claims")},
+            **{name: list(getattr(self, name)) for name in ("marks", "seeds")},
+            "cells": [{"row": row, "column": name, **cell.to_dict()} for (row, name), cell in self.cells.items()],
+            "orders": [asdict(order) for order in self.orders()],
+            **{name: list(getattr(self, name)) for name in ("skipped", "diverged")},
+            "failures": dict(self.failures),
             "directory": str(self.directory),
         }

@@ -9,278 +9,182 @@ never run again, also where another column or another table asks for the same on
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import fields, replace
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from fedkeel import analysis, methods
-from fedkeel.config import MACHINE_OPTIONS, Config
+from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
 from fedkeel.data import partition as partitions
 from fedkeel.engine.setup import load_federation
 from fedkeel.engine.spawning import leave_if_imported_again
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.experiments.comparison import choose_jobs, has_finished
+from fedkeel.experiments.comparison import choose_jobs
 from fedkeel.experiments.jobs import Job, JobsObserver, beside_others, run_all
-from fedkeel.experiments.paper_table import Entry, Reproduction
-from fedkeel.experiments.recipes import DIAGNOSTICS, Column, Recipe, Row, load
-from fedkeel.experiments.rows import read_seeds
+from fedkeel.experiments.paper_table import PaperCell, Reproduction
+from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, RecipeColumn, RecipeRow, load
+from fedkeel.experiments.request import Request, choose_seeds, data_at, select
 from fedkeel.files import explained
 from fedkeel.models import MODELS
-from fedkeel.options import described
-from fedkeel.runs.origin import other_method
-from fedkeel.runs.result import summarise_run
+from fedkeel.runs.origin import Origin, method_code
 from fedkeel.runs.run import Run
-from fedkeel.runs.store import fingerprint
+from fedkeel.runs.store import fingerprint, has_finished, read_timing
+from fedkeel.runs.summary import summarise_run
 from fedkeel.spec import parse
 
-PLACE = "runs/reproduce"
-Key = tuple[str, str]  # a row's label and a column's name
+OWN_OPTIONS = [entry.name for entry in fields(Request) if entry.name != "changes"]
 
 
-@dataclass
-class Plan:
-    """The runs behind the cells that were asked for.
-
-    Attributes:
-        runs: the directory of each cell's run, without the seed.
-        jobs: every run once, though several cells may read it.
-        skipped: why a cell is not run.
-        diverged: of a cell's runs what became of the test loss, where it is not finite.
-    """
-
-    runs: dict[Key, Path] = field(default_factory=dict)
-    jobs: list[Job] = field(default_factory=list)
-    skipped: dict[Key, str] = field(default_factory=dict)
-    diverged: dict[Path, str] = field(default_factory=dict)
-
-
-def reproduce(
-    name: str | Recipe,
-    *,
-    root: str | Path | None = None,
-    only: Sequence[str] = (),
-    seeds: int | str | Sequence[int] | None = None,
-    scale: float = 1.0,
-    directory: str | Path = PLACE,
-    jobs: int | None = None,
-    observer: JobsObserver | None = None,
-    **changes: Any,
-) -> Reproduction:
-    """Run what is not done yet of a recipe, and gather ours beside the paper's.
+def reproduce(name: str | Recipe, **options: Any) -> Reproduction:
+    """Run what is not done yet of a recipe, and put ours beside the paper's.
 
     Args:
         name: of a recipe, "hbn/table1", or the path of a TOML file of one's own.
-        root: the folder that has the data sets in it, in place of $FEDKEEL_DATA.
-        only: rows, groups or columns by their labels, with `*` for anything; without any, all.
-        seeds: how many of the recipe's, or which; by default all of the recipe's.
-        scale: share of the rounds to run, for a quick look.
-        directory: of the run directories.
-        jobs: runs at the same time, as in `compare`.
-        observer: is told how it is going.
-        changes: options of all runs in place of the recipe's, as in `Config`.
+        options: `root`, `only`, `seeds`, `scale`, `directory`, `jobs` and `observer`, see `request.Request`; any other
+            is one of all runs in place of the recipe's, as in `Config`.
 
     Raises `fedkeel.stopping.Stopped` when it was asked to stop; the same call then continues it.
     """
-    (result,) = reproduce_all(
-        [name],
-        root=root,
-        only=only,
-        seeds=seeds,
-        scale=scale,
-        directory=directory,
-        jobs=jobs,
-        observer=observer,
-        **changes,
-    )
-    return result
+    return reproduce_all([name], **options)[0]
 
 
-def reproduce_all(
-    names: Sequence[str | Recipe],
-    *,
-    root: str | Path | None = None,
-    only: Sequence[str] = (),
-    seeds: int | str | Sequence[int] | None = None,
-    scale: float = 1.0,
-    directory: str | Path = PLACE,
-    jobs: int | None = None,
-    observer: JobsObserver | None = None,
-    **changes: Any,
-) -> list[Reproduction]:
-    """Several recipes as one: all of their runs in one queue, one that several need run once. Arguments as above.
+def reproduce_all(names: Sequence[str | Recipe], **options: Any) -> list[Reproduction]:
+    """Several recipes as one: all of their runs in one queue, one that several need run once. Options as above.
 
     A label in `only` need not be one of every recipe; where a recipe has none of them, all of its cells run.
     """
     leave_if_imported_again()
     recipes = [name if isinstance(name, Recipe) else load(name) for name in names]
-    only = [only] if isinstance(only, str) else only
-    if not isinstance(only, Sequence):
-        raise FedkeelError(f"'only' is {described(only)}: give a list of labels, like ['HBN', 'CIFAR-10'].")
-    if not isinstance(scale, int | float) or not 0 < scale <= 1:
-        raise FedkeelError(f"'scale' is {described(scale)}: give a share of the rounds, above 0 and at most 1.")
-    chosen = {recipe.name: choose_seeds(recipe, seeds) for recipe in recipes}
-    cells = {recipe.name: select(recipe, _known(only, recipe, recipes)) for recipe in recipes}
-    plans: dict[str, Plan] = {}
-    with data_at(root):
-        for recipe in recipes:
-            change = scaled(scale, changes)
-            plans[recipe.name] = make_plan(recipe, *cells[recipe.name], chosen[recipe.name], Path(directory), change)
-        to_run = [job for plan in plans.values() for job in plan.jobs]
-        if not all(has_finished(job.directory) for job in to_run):
-            with explained(Path(directory)):  # told once, and not by each of the runs
-                Path(directory).mkdir(parents=True, exist_ok=True)
-        failures = run_missing(to_run, jobs, observer or JobsObserver())
-        undiagnosed = {
-            name: diagnose(plan, wanted_diagnostics(recipe, *cells[name]), chosen[name])
-            for recipe, (name, plan) in zip(recipes, plans.items(), strict=True)
+    own = {name: options.pop(name) for name in OWN_OPTIONS if name in options}
+    request = Request(**own, changes=options)
+    tables = [TableRuns(recipe, request, *select(recipe, request.only, recipes)) for recipe in recipes]
+    directory = Path(request.directory)
+    with data_at(request.root):
+        for table in tables:
+            table.plan()
+        jobs = [job for table in tables for job in table.jobs]
+        if not all(has_finished(job.directory) for job in jobs):
+            with explained(directory):  # told once, and not by each of the runs
+                directory.mkdir(parents=True, exist_ok=True)
+        failures = run_missing(jobs, request.jobs, request.observer or JobsObserver())
+        for table in tables:
+            table.diagnose()
+    return [table.reproduction(failures) for table in tables]
+
+
+class TableRuns:
+    """The runs behind the cells that were asked for."""
+
+    def __init__(
+        self, recipe: Recipe, request: Request, rows: Sequence[RecipeRow], columns: Sequence[RecipeColumn]
+    ) -> None:
+        self.recipe, self.request, self.rows, self.columns = recipe, request, rows, columns
+        self.seeds = choose_seeds(recipe, request.seeds)
+        self.runs: dict[tuple[str, str], Path] = {}  # of a cell, by its row's label and its column's name; all seeds
+        self.jobs: list[Job] = []  # every run once, though several cells may read it
+        self.skipped: dict[str, None] = {}  # why a cell is not run or a diagnostic not made, a sentence each
+        self.diverged: dict[Path, str] = {}  # what became of a run's test loss, where it is not finite
+        read = [recipe.reading(row, column).get("read", "") for row in rows for column in columns]
+        # Those that the recipe names, and those that a cell reads.
+        self.diagnostics = list(dict.fromkeys([*recipe.diagnostics, *(name for name in read if name in DIAGNOSTICS)]))
+
+    def plan(self) -> None:
+        """Which runs the cells need. A cell that cannot be run here is left out, with a sentence that says why."""
+        checked: dict[str, FedkeelError | None] = {}
+        parts = {part.name for column in self.columns if column.average for part in self.recipe.parts(column)}
+        # Recorded while it trains; a run's own records can be looked at at any time.
+        record = [name for name in self.diagnostics if not analysis.build(name).of_records]
+        planned: set[Path] = set()
+        for row, column in self.recipe.cells():
+            is_reference = column.relative_to == row.label
+            if not (row in self.rows or is_reference) or not (column in self.columns or column.name in parts):
+                continue
+            config = self.request.changed(self.recipe.config(row, column))
+            config = config.replace(record=",".join(record)) if record else config
+            directory = Path(self.request.directory) / directory_name(config)
+            self.runs[row.label, column.name] = directory
+            if directory in planned:
+                continue
+            try:
+                if len(self._finished(directory)) < len(self.seeds):
+                    refuse_unusable(config, checked)
+            except FedkeelError as error:
+                self.skipped[f"Skipped: {error}"] = None
+                continue
+            planned.add(directory)
+            self.jobs += [
+                Job(f"{row.label}, {column.name}", seed, directory / f"seed{seed}", config.replace(seed=seed))
+                for seed in self.seeds
+            ]
+
+    def _finished(self, directory: Path) -> dict[int, Path]:
+        runs = {seed: directory / f"seed{seed}" for seed in self.seeds}
+        return {seed: run for seed, run in runs.items() if has_finished(run)}
+
+    def diagnose(self) -> None:
+        """Make the diagnostics of every finished run that lacks them."""
+        for directory in dict.fromkeys(self.runs.values()):
+            for run in self._finished(directory).values():
+                for name in self.diagnostics:
+                    if (run / analysis.FOLDER / f"{name}.json").exists():
+                        continue
+                    try:
+                        analysis.run(name, run)
+                    except FedkeelError as error:
+                        self.skipped[f"The diagnostic '{name}' is not shown: {error}"] = None
+
+    def reproduction(self, failures: Mapping[Path, str]) -> Reproduction:
+        """Every cell that was asked for, in the order of the table."""
+        cells = {
+            cell: PaperCell(self._ours(row, column), self.recipe.published.get(cell))
+            for row, column in product(self.rows, self.columns)
+            if (cell := (row.label, column.name)) not in self.recipe.absent
         }
-    return [
-        Reproduction(
-            recipe=recipe,
-            rows=cells[recipe.name][0],
-            columns=cells[recipe.name][1],
-            entries=gather(recipe, *cells[recipe.name], plans[recipe.name], chosen[recipe.name]),
-            seeds=chosen[recipe.name],
-            directory=Path(directory),
-            marks=marks(recipe, scale, changes),
-            skipped=[*dict.fromkeys(plans[recipe.name].skipped.values()), *undiagnosed[recipe.name]],
-            diverged=list(plans[recipe.name].diverged.values()),
-            failures={
-                str(job): failures[job.directory] for job in plans[recipe.name].jobs if job.directory in failures
-            },
+        return Reproduction(
+            recipe=self.recipe,
+            rows=self.rows,
+            columns=self.columns,
+            cells=cells,
+            seeds=self.seeds,
+            directory=Path(self.request.directory),
+            marks=self.request.marks(self.recipe),
+            skipped=list(self.skipped),
+            diverged=list(self.diverged.values()),
+            failures={str(job): failures[job.directory] for job in self.jobs if job.directory in failures},
         )
-        for recipe in recipes
-    ]
 
-
-# -- what is asked for ------------------------------------------------------------------------------------------
-def choose_seeds(recipe: Recipe, seeds: int | str | Sequence[int] | None) -> list[int]:
-    """The recipe's seeds, the first of them, or those given; when more are asked for, it goes on with 0, 1, ..."""
-    if seeds is None:
-        return list(recipe.seeds)
-    if isinstance(seeds, str) and "," not in seeds:
-        seeds = len(read_seeds(seeds))
-    if isinstance(seeds, int):
-        others = [seed for seed in read_seeds(seeds) if seed not in recipe.seeds]
-        return [*recipe.seeds, *others][:seeds]
-    return read_seeds(seeds)
-
-
-def select(recipe: Recipe, only: Sequence[str]) -> tuple[list[Row], list[Column]]:
-    """The rows and columns that the patterns name. Where none names a row, every row; likewise for columns."""
-    rows: list[Row] = []
-    columns: list[Column] = []
-    for pattern in only:
-        some_rows = [row for row in recipe.rows if _matches(pattern, row.label)]
-        some_columns = [c for c in recipe.columns if _matches(pattern, c.name, c.group, c.label)]
-        if not some_rows and not some_columns:
-            known = {row.label for row in recipe.rows} | {n for c in recipe.columns for n in (c.name, c.group, c.label)}
-            raise FedkeelError(
-                f"'{pattern}' is no row and no column of '{recipe.name}': {nearest(pattern, known - {''})}"
-            )
-        rows += some_rows
-        columns += some_columns
-    return (
-        [row for row in recipe.rows if row in rows or not rows],
-        [column for column in recipe.columns if column in columns or not columns],
-    )
-
-
-def _known(only: Sequence[str], recipe: Recipe, recipes: Sequence[Recipe]) -> list[str]:
-    """Those of the patterns that name something in this recipe, and those that name nothing in any, to be refused."""
-
-    def names_something(pattern: str, within: Recipe) -> bool:
-        rows = any(_matches(pattern, row.label) for row in within.rows)
-        return rows or any(_matches(pattern, c.name, c.group, c.label) for c in within.columns)
-
-    nowhere = [pattern for pattern in only if not any(names_something(pattern, other) for other in recipes)]
-    return [pattern for pattern in only if pattern in nowhere or names_something(pattern, recipe)]
-
-
-def _matches(pattern: str, *labels: str) -> bool:
-    return any(label and fnmatchcase(label.lower(), pattern.lower()) for label in labels)
-
-
-@contextmanager
-def data_at(root: str | Path | None) -> Iterator[None]:
-    """While inside, data sets are looked for in `root`. A run's configuration does not say where they lie."""
-    if root is None:
-        yield
-        return
-    if not Path(root).is_dir():
-        raise FedkeelError(f"The root '{root}' is not a folder: give the one that has the data sets in it.")
-    before = os.environ.get("FEDKEEL_DATA")
-    os.environ["FEDKEEL_DATA"] = str(Path(root).absolute())
-    try:
-        yield
-    finally:
-        del os.environ["FEDKEEL_DATA"]
-        if before is not None:
-            os.environ["FEDKEEL_DATA"] = before
-
-
-def scaled(scale: float, changes: Mapping[str, Any]) -> Callable[[Config], Config]:
-    """What becomes of a cell's configuration."""
-
-    def change(config: Config) -> Config:
-        config = config.replace(**changes)
-        return config.replace(rounds=max(1, round(config.rounds * scale)))
-
-    return change
-
-
-def marks(recipe: Recipe, scale: float, changes: Mapping[str, Any]) -> list[str]:
-    """Whatever makes the numbers something else than the paper's."""
-    found = []
-    if recipe.substitute:
-        found.append(f"SUBSTITUTE: {recipe.substitute}")
-    if scale != 1:
-        found.append(f"QUICK LOOK: every run has {100 * scale:g} % of its rounds, so these are not reproduced numbers.")
-    changed = [f"{name}={value}" for name, value in changes.items() if name not in MACHINE_OPTIONS]
-    if changed:
-        found.append(f"CHANGED: {', '.join(changed)}, where the paper's setting is another.")
-    return found
-
-
-# -- from cells to runs -----------------------------------------------------------------------------------------
-def make_plan(
-    recipe: Recipe,
-    rows: Sequence[Row],
-    columns: Sequence[Column],
-    seeds: Sequence[int],
-    place: Path,
-    change: Callable[[Config], Config],
-) -> Plan:
-    """Which runs the cells need. A cell that cannot be run here is left out, with a sentence that says why."""
-    plan = Plan()
-    problems: dict[str, str] = {}  # what is wrong with a data set is found out once
-    parts = {part.name for column in columns if column.average for part in recipe.parts(column)}
-    planned: set[Path] = set()
-    for row, column in recipe.cells():
-        is_reference = column.relative_to == row.label
-        if not (row in rows or is_reference) or not (column in columns or column.name in parts):
-            continue
-        config = recording(change(recipe.config(row, column)), wanted_diagnostics(recipe, rows, columns))
-        directory = place / directory_name(config)
-        plan.runs[row.label, column.name] = directory
-        if directory in planned:
-            continue
-        finished = all(has_finished(directory / f"seed{seed}") for seed in seeds)
-        problem = "" if finished else unusable(config) or _unreadable(config, problems)
-        if problem:
-            plan.skipped[row.label, column.name] = problem
-            continue
-        planned.add(directory)
-        label = f"{row.label}, {column.name}"
-        plan.jobs += [Job(label, seed, config.replace(seed=seed), directory / f"seed{seed}") for seed in seeds]
-    return plan
+    def _ours(self, row: RecipeRow, column: RecipeColumn) -> dict[int, float]:
+        if column.average:
+            parts = [self._ours(row, part) for part in self.recipe.parts(column)]
+            complete = [seed for seed in self.seeds if all(seed in part for part in parts)]
+            return {seed: fmean(part[seed] for part in parts) for seed in complete}
+        cell = (row.label, column.name)
+        found = {}
+        for seed, directory in (self._finished(self.runs[cell]) if cell in self.runs else {}).items():
+            run = Run(directory)
+            try:
+                value = read(run, self.recipe.reading(row, column))
+            except FedkeelError as error:
+                self.skipped[str(error)] = None
+                continue
+            if value is not None:
+                found[seed] = value
+            if where := (run.summary or {}).get("diverged_domains"):
+                which = f"{row.label}, {column.name}, seed {seed}"
+                self.diverged.setdefault(
+                    directory, f"{which} diverged: its test loss is not finite on {', '.join(where)}."
+                )
+        if not column.relative_to:
+            return found
+        other = next(other for other in self.recipe.rows if other.label == column.relative_to)
+        reference = self._ours(other, replace(column, relative_to=""))
+        return {seed: value / reference[seed] for seed, value in found.items() if seed in reference}
 
 
 def directory_name(config: Config) -> str:
@@ -288,28 +192,22 @@ def directory_name(config: Config) -> str:
     return f"{slug(config.method)[:60]}-{slug(parse(config.data).name)}-{fingerprint(config.replace(seed=0))}"
 
 
-def unusable(config: Config) -> str:
-    """One sentence if there is no such method, network or partition, or one of them does not have that option."""
-    try:
-        methods.build(config.method)
-        partitions.build(config.partition)
-        model = parse(config.model)
-        if ":" not in model.name:  # what comes after timm: only timm knows
-            MODELS.entry(model.name).check_options("model", model.options)
-    except FedkeelError as error:
-        return f"Skipped: {error}"
-    return ""
-
-
-def _unreadable(config: Config, problems: dict[str, str]) -> str:
-    if config.data not in problems:
+def refuse_unusable(config: Config, checked: dict[str, FedkeelError | None]) -> None:
+    """An error where the method, network, partition or data cannot be had; of each data set it is found out once."""
+    methods.build(config.method)
+    partitions.build(config.partition)
+    model = parse(config.model)
+    if ":" not in model.name:  # what comes after timm: only timm knows
+        MODELS.entry(model.name).check_options("model", model.options)
+    if config.data not in checked:
+        checked[config.data] = None
         try:
             # Whether it can be read at all: a partition that fails is the failure of that cell alone.
             load_federation(config.replace(partition="domains", unseen="", subsample=0))
-            problems[config.data] = ""
         except FedkeelError as error:
-            problems[config.data] = f"Skipped: {error}"
-    return problems[config.data]
+            checked[config.data] = error
+    if problem := checked[config.data]:
+        raise problem
 
 
 def run_missing(planned: Sequence[Job], jobs: int | None, observer: JobsObserver) -> dict[Path, str]:
@@ -318,7 +216,7 @@ def run_missing(planned: Sequence[Job], jobs: int | None, observer: JobsObserver
     finished = [job for job in planned if has_finished(job.directory)]
     tell_of_other_code(finished, observer.note)
     todo = [job for job in planned if job not in finished]
-    processes = choose_jobs(jobs, {str(job): job.config for job in todo})
+    processes = choose_jobs(jobs, [job.config for job in todo])
     if not todo:
         return {}
     observer.planned(planned, finished)
@@ -330,54 +228,15 @@ def run_missing(planned: Sequence[Job], jobs: int | None, observer: JobsObserver
 
 def tell_of_other_code(finished: Sequence[Job], note: Callable[[str], None]) -> None:
     """What took days on a GPU is not thrown away for a changed line; but nobody must take it for the present code's."""
-    told: set[str] = set()
+    changed: set[str] = set()
     for job in finished:
-        what = ""
+        origin, what = Origin.load(job.directory), ""
         with suppress(FedkeelError):  # a method that is no more: its run is shown all the same
-            what = other_method(job.directory, Composition.of(methods.build(job.config.method)))
-        if what and what not in told:
-            told.add(what)
+            code = method_code(Composition.of(methods.build(job.config.method)))
+            what = origin.changed_code(code) if origin is not None else ""
+        if what and what not in changed:
+            changed.add(what)
             note(f"'{job.directory}' is used again, though the code of {what} has changed: remove it to train anew.")
-
-
-# -- from runs to numbers ---------------------------------------------------------------------------------------
-def gather(
-    recipe: Recipe, rows: Sequence[Row], columns: Sequence[Column], plan: Plan, seeds: Sequence[int]
-) -> dict[Key, Entry]:
-    """Every cell that was asked for, in the order of the table."""
-
-    def ours(row: Row, column: Column) -> dict[int, float]:
-        if column.average:
-            parts = [ours(row, part) for part in recipe.parts(column)]
-            return {seed: fmean(part[seed] for part in parts) for seed in seeds if all(seed in part for part in parts)}
-        directory = plan.runs.get((row.label, column.name))
-        if directory is None:
-            return {}
-        runs = {seed: directory / f"seed{seed}" for seed in seeds if has_finished(directory / f"seed{seed}")}
-        found = {}
-        for seed, run in runs.items():
-            try:
-                value = read(Run(run), recipe.reading(row, column))
-            except FedkeelError as error:
-                plan.skipped[row.label, column.name] = str(error)
-                continue
-            if value is not None:
-                found[seed] = value
-            if where := (Run(run).summary or {}).get("diverged_domains"):
-                cell = f"{row.label}, {column.name}, seed {seed}"
-                plan.diverged.setdefault(run, f"{cell} diverged: its test loss is not finite on {', '.join(where)}.")
-        if not column.relative_to:
-            return found
-        reference = ours(
-            next(other for other in recipe.rows if other.label == column.relative_to), replace(column, relative_to="")
-        )
-        return {seed: value / reference[seed] for seed, value in found.items() if seed in reference}
-
-    return {
-        (row.label, column.name): Entry(ours(row, column), recipe.published.get((row.label, column.name)))
-        for row in rows
-        for column in columns
-    }
 
 
 def read(run: Run, reading: Mapping[str, str]) -> float | None:
@@ -397,41 +256,12 @@ def read(run: Run, reading: Mapping[str, str]) -> float | None:
             raise FedkeelError(f"The data '{run.config.data}' has no domain '{domain}': {nearest(domain, there)}")
         value = there[domain]
     else:
-        value = summary[{"accuracy": "accuracy", "samples": "samples_accuracy", "unseen": "unseen"}[kind]]
+        value = summary["samples_accuracy" if kind == "samples" else kind]
     return None if value is None else 100 * float(value)
 
 
 def epoch_seconds(run: Run) -> float | None:
     """Mean time of one client's local epoch. The first round is left out: it also prepares the device."""
-    path = run.directory / "timing.jsonl"
-    times = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    times = read_timing(run.directory)[1:]
     clients = {record["round"]: record["clients"] for record in run.records("round")}
-    return fmean(t["train"] / clients[t["round"]] for t in times[1:]) / run.config.local_epochs if times[1:] else None
-
-
-# -- what else the paper shows ----------------------------------------------------------------------------------
-def wanted_diagnostics(recipe: Recipe, rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """Those that the recipe names, and those that a cell reads."""
-    read_here = [recipe.reading(row, column).get("read", "") for row in rows for column in columns]
-    return list(dict.fromkeys([*recipe.diagnostics, *(name for name in read_here if name in DIAGNOSTICS)]))
-
-
-def recording(config: Config, diagnostics: Sequence[str]) -> Config:
-    """The same run, with what is recorded while it trains; its own records can be looked at at any time."""
-    names = [name for name in diagnostics if not analysis.build(name).of_records]
-    return config.replace(record=",".join(names)) if names else config
-
-
-def diagnose(plan: Plan, diagnostics: Sequence[str], seeds: Sequence[int]) -> list[str]:
-    """Make the diagnostics of every finished run that lacks them; returns a sentence for what could not be made."""
-    problems: dict[str, None] = {}
-    for directory in dict.fromkeys(plan.runs.values()):
-        for run in (directory / f"seed{seed}" for seed in seeds):
-            for name in diagnostics if has_finished(run) else ():
-                if (run / analysis.FOLDER / f"{name}.json").exists():
-                    continue
-                try:
-                    analysis.run(name, run)
-                except FedkeelError as error:
-                    problems[f"The diagnostic '{name}' is not shown: {error}"] = None
-    return list(problems)
+    return fmean(t["train"] / clients[t["round"]] for t in times) / run.config.local_epochs if times else None

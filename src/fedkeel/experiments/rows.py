@@ -6,6 +6,7 @@ Nothing here waits for torch, so that a mistake in typing is told at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, get_type_hints
 
 from fedkeel import config as configuration
@@ -20,23 +21,18 @@ SET_BY_COMPARISON = ("method", "seed")
 
 def typed(option: str, text: Any) -> Any:
     """The text of an option as the kind of value it takes; `Config` refuses what cannot be read so."""
-    if not isinstance(text, str):
-        return text
-    hint = get_type_hints(Config).get(option)
+    hint = get_type_hints(Config).get(option) if isinstance(text, str) else None
     if hint is bool:
         return {"true": True, "false": False}.get(text.lower(), text)
-    if hint in (int, float):
-        try:
-            return hint(text)
-        except ValueError:
-            return text
+    with suppress(ValueError):
+        return hint(text) if hint in (int, float) else text
     return text
 
 
-def read_entry(text: str, options: dict[str, Any]) -> Config:
+def read_method(text: str, options: dict[str, Any]) -> Config:
     """The configuration of one row, its seed left open: the options of all rows, and its own after the `@`.
 
-    >>> read_entry("fedbn@learning_rate=0.1", {"rounds": 5}).learning_rate
+    >>> read_method("fedbn@learning_rate=0.1", {"rounds": 5}).learning_rate
     0.1
     """
     method, *rest = split(text, "@")
@@ -56,23 +52,23 @@ def read_entry(text: str, options: dict[str, Any]) -> Config:
     return configuration.from_dict({**options, **own, "method": method.strip()})
 
 
-def read_entries(texts: Sequence[str], options: dict[str, Any]) -> dict[str, Config]:
+def read_methods(texts: Sequence[str], options: dict[str, Any]) -> dict[str, Config]:
     """The configuration of each row by its label, which is its text."""
     if isinstance(texts, str) or (texts and not isinstance(texts, Sequence)):
         raise FedkeelError(f"What to compare is {described(texts)}: give a list of methods, like ['fedavg', 'fedbn'].")
     if not texts:
         raise FedkeelError("There is nothing to compare: give at least one method.")
-    entries: dict[str, Config] = {}
+    configs: dict[str, Config] = {}
     for text in texts:
         if not isinstance(text, str):
             raise FedkeelError(
                 f"What to compare has {described(text)} in it: give methods by name, like 'fedprox(mu=0.1)'; one of "
                 "your own gets a name with fedkeel.register."
             )
-        if slug(text) in map(slug, entries):
+        if slug(text) in map(slug, configs):
             raise FedkeelError(f"'{text}' is given twice: keep one.")
-        entries[text] = read_entry(text, options)
-    return entries
+        configs[text] = read_method(text, options)
+    return configs
 
 
 def read_seeds(seeds: int | str | Sequence[int]) -> list[int]:
@@ -84,12 +80,12 @@ def read_seeds(seeds: int | str | Sequence[int]) -> list[int]:
         seeds = [int(part) for part in parts] if "," in seeds else int(parts[0])
     if not isinstance(seeds, int | Sequence | range) or isinstance(seeds, bool):
         raise FedkeelError(f"'seeds' is {described(seeds)}: give a number of seeds, like 3, or the seeds, like [0, 1].")
-    chosen: list[Any] = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not chosen:
+    numbers: list[Any] = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not numbers:
         raise FedkeelError(f"'seeds' is {seeds}: give at least 1.")
-    for seed in chosen:
+    for seed in numbers:
         if not isinstance(seed, int) or isinstance(seed, bool):
             raise FedkeelError(f"{described(seed)} is among the seeds: give whole numbers.")
-        if seed < 0 or chosen.count(seed) > 1:
+        if seed < 0 or numbers.count(seed) > 1:
             raise FedkeelError(f"The seed {seed} is {'negative' if seed < 0 else 'given twice'}: give different ones.")
-    return chosen
+    return numbers

@@ -9,8 +9,8 @@ import csv
 import io
 import statistics
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from fedkeel.core.naming import csv_text, markdown_text, visible
@@ -33,9 +33,6 @@ class Cell:
     def __str__(self) -> str:
         return percent(self.mean) if self.std is None else f"{percent(self.mean)} ±{percent(self.std)}"
 
-    def to_dict(self) -> dict[str, float | None]:
-        return {"mean": self.mean, "std": self.std}
-
 
 def apart(one: Cell, other: Cell) -> bool:
     """Whether two means differ by more than their spread: their ranges, mean plus and minus deviation, do not touch.
@@ -52,38 +49,30 @@ def apart(one: Cell, other: Cell) -> bool:
 
 
 @dataclass(frozen=True)
-class Traffic:
+class RoundCost:
     """What a round costs on the network, on average over rounds and seeds.
 
     Bytes from and to all of its clients together, everything that a method sends or asks included, and exchanges with
     them beside the training itself. Sending the model out to be tested is not counted.
     """
 
-    up: float
-    down: float
-    questions: float
+    bytes_up: float
+    bytes_down: float
+    extra_exchanges: float
 
     @staticmethod
-    def of(summaries: Sequence[Mapping[str, Any]]) -> Traffic | None:
+    def of(summaries: Sequence[Mapping[str, Any]]) -> RoundCost | None:
         """None where a run has not counted it."""
         keys = ("bytes_up", "bytes_down", "questions")
         if any(key not in summary for summary in summaries for key in (*keys, "rounds")):
             return None
         rounds = sum(summary["rounds"] for summary in summaries)
-        return Traffic(*(sum(summary[key] for summary in summaries) / rounds for key in keys))
+        return RoundCost(*(sum(summary[key] for summary in summaries) / rounds for key in keys))
 
     @property
     def megabytes(self) -> str:
-        count = (self.up + self.down) / 1e6
+        count = (self.bytes_up + self.bytes_down) / 1e6
         return f"{count:.3g}" if count < 100 else f"{count:.0f}"
-
-    @property
-    def exchanges(self) -> str:
-        """The training itself is one."""
-        return f"{1 + self.questions:.3g}"
-
-    def to_dict(self) -> dict[str, float]:
-        return {"bytes_up": self.up, "bytes_down": self.down, "extra_exchanges": self.questions}
 
 
 @dataclass(frozen=True)
@@ -94,7 +83,7 @@ class Row:
     seeds: list[int]
     domains: dict[str, Cell]
     average: Cell
-    traffic: Traffic | None = None
+    traffic: RoundCost | None = None
     epsilon: float | None = None  # the largest of its seeds, where runs were private
     randomness: str | None = None  # what that rests on: the run's seed, if it does for one of its seeds
     diverged: tuple[str, ...] = ()  # domains on which the test loss of a seed is not finite
@@ -103,9 +92,9 @@ class Row:
         return {
             "method": self.method,
             "seeds": self.seeds,
-            "domains": {name: cell.to_dict() for name, cell in self.domains.items()},
-            "average": self.average.to_dict(),
-            "traffic_per_round": self.traffic.to_dict() if self.traffic else None,
+            "domains": {name: asdict(cell) for name, cell in self.domains.items()},
+            "average": asdict(self.average),
+            "traffic_per_round": asdict(self.traffic) if self.traffic else None,
             **({"epsilon": self.epsilon, "randomness": self.randomness} if self.epsilon is not None else {}),
             **({"diverged_domains": list(self.diverged)} if self.diverged else {}),
         }
@@ -113,20 +102,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Results:
-    """A table of results.
-
-    Attributes:
-        rows: a row for each method, in the order given.
-        domains: the columns; those in `unseen` were never trained on and do not count in the average.
-        rule: which round the numbers are from, `Config.result`; several, when the runs differ.
-        untested: those of the columns in which a run has no number.
-    """
+    """A table of results: a row for each method, in the order given, and a column for each domain."""
 
     rows: list[Row]
     domains: list[str]
-    unseen: frozenset[str]
-    rule: tuple[str, ...]
-    untested: frozenset[str] = frozenset()
+    unseen: frozenset[str]  # domains that were never trained on and do not count in the average
+    rule: tuple[str, ...]  # which round the numbers are from, `Config.result`; several, when the runs differ
+    untested: frozenset[str] = frozenset()  # domains in which a run has no number
 
     @staticmethod
     def of(summaries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> Results:
@@ -135,14 +117,11 @@ class Results:
         for label, seed, summary in summaries:
             by_label.setdefault(label, {})[seed] = summary
         every = [summary for group in by_label.values() for summary in group.values()]
-        untested = dict.fromkeys(name for summary in every for name in summary.get("untested_domains") or ())
-        domains = list(dict.fromkeys([*(name for summary in every for name in summary["domains"]), *untested]))
-        unseen = frozenset(name for summary in every for name in summary.get("unseen_domains") or ())
-        # The unseen domains last, beside the average that leaves them out.
-        domains.sort(key=lambda name: name in unseen)
+        untested, unseen = _names(every, "untested_domains"), frozenset(_names(every, "unseen_domains"))
         return Results(
             rows=[_row(label, group) for label, group in by_label.items()],
-            domains=domains,
+            # The unseen domains last, beside the average that leaves them out.
+            domains=sorted(_names(every, "domains") | untested, key=lambda name: name in unseen),
             unseen=unseen,
             rule=tuple(dict.fromkeys(str(summary["result"]) for summary in every)),
             untested=frozenset(untested),
@@ -156,19 +135,19 @@ class Results:
     @property
     def costs(self) -> list[str]:
         """The columns of what a round costs, as far as the runs have something to say there."""
-        counted = [row.traffic for row in self.rows if row.traffic]
-        exchanges = ["exchanges/round"] if any(traffic.questions for traffic in counted) else []
-        epsilon = ["epsilon"] if any(row.epsilon is not None for row in self.rows) else []
-        return (["MB/round", *exchanges] if counted else []) + epsilon
+        shown = {
+            "MB/round": any(row.traffic for row in self.rows),
+            "exchanges/round": any(row.traffic and row.traffic.extra_exchanges for row in self.rows),
+            "epsilon": any(row.epsilon is not None for row in self.rows),
+        }
+        return [name for name, is_shown in shown.items() if is_shown]
 
     def traffic(self, row: Row) -> list[str]:
         """A row's entries in `costs`."""
-        entries = {
-            "MB/round": row.traffic.megabytes if row.traffic else "",
-            "exchanges/round": row.traffic.exchanges if row.traffic else "",
-            "epsilon": f"{row.epsilon:.3g}" if row.epsilon is not None else "",
-        }
-        return [entries[column] for column in self.costs]
+        entries = {"epsilon": "" if row.epsilon is None else f"{row.epsilon:.3g}"}
+        if row.traffic:  # the training itself is an exchange
+            entries |= {"MB/round": row.traffic.megabytes, "exchanges/round": f"{1 + row.traffic.extra_exchanges:.3g}"}
+        return [entries.get(column, "") for column in self.costs]
 
     def cells(self, row: Row) -> list[Cell | None]:
         """A row's cells, in the order of the columns."""
@@ -184,94 +163,81 @@ class Results:
 
         Means are compared as they are printed, so that what reads the same is equally good.
         """
-        rivals = [self.cells(rival) for rival in self.rows if competes(rival)]
+        cells, rivals = self.cells(row), [self.cells(rival) for rival in self.rows if competes(rival)]
         if not competes(row) or len(rivals) < 2:
-            return [(cell, False) for cell in self.cells(row)]
+            return [(cell, False) for cell in cells]
         best = [max((rounded(cell) for cell in column if cell), default=None) for column in zip(*rivals, strict=True)]
-        pairs = zip(self.cells(row), best, strict=True)
-        return [(cell, cell is not None and rounded(cell) == top) for cell, top in pairs]
+        return [(cell, cell is not None and rounded(cell) == top) for cell, top in zip(cells, best, strict=True)]
 
     @property
     def caption(self) -> str:
         if not self.rows:
             return "No run is finished yet."
         rule = " or ".join(RULES.get(name, name) for name in self.rule)
-        counts = sorted({len(row.seeds) for row in self.rows})
-        if counts == [1]:
-            seeds = "one seed"
-        else:
-            number = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
-            seeds = f"mean and standard deviation over {number} seeds"
+        fewest, most = min(len(row.seeds) for row in self.rows), max(len(row.seeds) for row in self.rows)
+        number = f"{fewest} to {most}" if fewest < most else f"{most}"
+        seeds = "one seed" if most == 1 else f"mean and standard deviation over {number} seeds"
         extra = "; the average leaves the unseen domains out" if self.unseen else ""
         own = [row.method.replace("@", " with ") for row in self.rows if self.name(row) != row.method]
-        told = [f"Test accuracy in %, {rule}; {seeds}{extra}."]
-        if own:
-            told.append(f"{'; '.join(own)}.")
-        if self.untested:
-            told.append(f"Not tested, {DASH}: {', '.join(name for name in self.domains if name in self.untested)}.")
         diverged = [f"{self.name(row)} on {', '.join(row.diverged)}" for row in self.rows if row.diverged]
-        if diverged:
-            told.append(f"Diverged, the test loss is not finite: {'; '.join(diverged)}.")
         sources = {row.randomness for row in self.rows}
-        told += [f"Epsilon: {SOURCES[source]}." for source in SOURCES if source in sources]
-        return " ".join(told)
+        sentences = [f"Test accuracy in %, {rule}; {seeds}{extra}."]
+        if own:
+            sentences.append(f"{'; '.join(own)}.")
+        if self.untested:
+            untested = ", ".join(name for name in self.domains if name in self.untested)
+            sentences.append(f"Not tested, {DASH}: {untested}.")
+        if diverged:
+            sentences.append(f"Diverged, the test loss is not finite: {'; '.join(diverged)}.")
+        return " ".join([*sentences, *(f"Epsilon: {SOURCES[source]}." for source in SOURCES if source in sources)])
+
+    def _lines(self, text: Callable[[str], str], cell: Callable[[Cell | None, bool], str]) -> list[list[str]]:
+        """The headings and the rows, as a kind of document writes names, and numbers that may be the best."""
+        lines = [[text(heading) for heading in self.headings]]
+        for row in self.rows:
+            lines.append([text(self.name(row)), *(cell(*marked) for marked in self.marked(row)), *self.traffic(row)])
+        return lines
 
     def text(self) -> str:
         """Plain text, the best of each column with a star."""
-        lines = [[visible(heading) for heading in self.headings]]
-        for row in self.rows:
-            cells = (f"{cell or DASH}{'*' if best else ' '}" for cell, best in self.marked(row))
-            lines.append([visible(self.name(row)), *cells, *self.traffic(row)])
-        widths = [max(len(line[column]) for line in lines) for column in range(len(self.headings))]
-        rendered = ["  ".join(entry.ljust(width) for entry, width in zip(line, widths, strict=True)) for line in lines]
-        rendered.insert(1, "  ".join("-" * width for width in widths))
-        legend = " * best of its column." if self.rows else ""
-        return "\n".join([*(line.rstrip() for line in rendered), "", visible(self.caption) + legend])
+        lines = self._lines(visible, lambda cell, best: f"{cell or DASH}{'*' if best else ' '}")
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        lines.insert(1, ["-" * width for width in widths])
+        padded = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+        return "\n".join([*padded, "", visible(self.caption) + (" * best of its column." if self.rows else "")])
 
     def markdown(self) -> str:
         """A table for a README or a paper's notes, the best of each column in bold."""
-        lines = [[markdown_text(heading) for heading in self.headings], ["---"] * len(self.headings)]
-        for row in self.rows:
-            cells = (f"**{cell}**" if best else str(cell or DASH) for cell, best in self.marked(row))
-            lines.append([markdown_text(self.name(row)), *cells, *self.traffic(row)])
-        rendered = ("| " + " | ".join(line) + " |" for line in lines)
-        return "\n".join(rendered) + f"\n\n{markdown_text(self.caption)}"
+        lines = self._lines(markdown_text, lambda cell, best: f"**{cell}**" if best else str(cell or DASH))
+        lines.insert(1, ["---"] * len(self.headings))
+        return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", markdown_text(self.caption)])
 
     def latex(self) -> str:
         """A table for a paper, with the package booktabs: the best of each column in bold, the spread beside it."""
+        headings, *rows = (" & ".join(line) + r" \\" for line in self._lines(latex_text, _latex_cell))
         lines = [
             "% needs \\usepackage{booktabs}",
-            "\\begin{table}",
-            "\\centering",
-            f"\\caption{{{latex_text(self.caption)}}}",
+            *("\\begin{table}", "\\centering", f"\\caption{{{latex_text(self.caption)}}}"),
             f"\\begin{{tabular}}{{l{'r' * (len(self.headings) - 1)}}}",
-            "\\toprule",
-            " & ".join(map(latex_text, self.headings)) + r" \\",
-            "\\midrule",
+            *("\\toprule", headings, "\\midrule", *rows, "\\bottomrule"),
+            *("\\end{tabular}", "\\end{table}"),
         ]
-        for row in self.rows:
-            cells = (_latex_cell(cell, best) for cell, best in self.marked(row))
-            lines.append(" & ".join([latex_text(self.name(row)), *cells, *self.traffic(row)]) + r" \\")
-        return "\n".join([*lines, "\\bottomrule", "\\end{tabular}", "\\end{table}"]) + "\n"
+        return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
         """A line for each method: mean and std of each domain and of the average, as fractions, and what it sends."""
+        counted = [entry.name for entry in fields(RoundCost)] if "MB/round" in self.costs else []
+        private = ["epsilon"] if "epsilon" in self.costs else []
+        numbers = [csv_text(f"{name}_{part}") for name in (*self.domains, "average") for part in ("mean", "std")]
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
-        columns = [*self.domains, "average"]
-        traffic = [f"{part}_per_round" for part in ("bytes_up", "bytes_down", "extra_exchanges")]
-        numbers_of = (csv_text(f"{name}_{part}") for name in columns for part in ("mean", "std"))
-        sent, epsilon = "MB/round" in self.costs, "epsilon" in self.costs
-        writer.writerow(["method", "seeds", *numbers_of, *(traffic if sent else []), *(["epsilon"] if epsilon else [])])
+        writer.writerow(["method", "seeds", *numbers, *(f"{name}_per_round" for name in counted), *private])
         for row in self.rows:
-            numbers = [
-                number if number is not None else ""
-                for cell in self.cells(row)
-                for number in ((cell.mean, cell.std) if cell else (None, None))
-            ]
-            cost = list(row.traffic.to_dict().values()) if row.traffic else [""] * len(traffic)
-            privacy = ["" if row.epsilon is None else row.epsilon] if epsilon else []
-            writer.writerow([csv_text(row.method), len(row.seeds), *numbers, *(cost if sent else []), *privacy])
+            cells = [number for cell in self.cells(row) for number in ((cell.mean, cell.std) if cell else ("", ""))]
+            costs = [getattr(row.traffic, name, "") for name in counted]
+            epsilon = [row.epsilon] if private else []
+            # The writer leaves a None empty.
+            writer.writerow([csv_text(row.method), len(row.seeds), *cells, *costs, *epsilon])
         return buffer.getvalue()
 
     def to_dict(self) -> dict[str, Any]:
@@ -286,34 +252,39 @@ class Results:
 
 def _row(label: str, by_seed: Mapping[int, Mapping[str, Any]]) -> Row:
     summaries = list(by_seed.values())
-    domains = dict.fromkeys(name for summary in summaries for name in summary["domains"])
+    private = [summary for summary in summaries if summary.get("epsilon")]
+    by_domain: dict[str, list[float]] = {}
+    for summary in summaries:
+        for name, accuracy in summary["domains"].items():
+            by_domain.setdefault(name, []).append(accuracy)
     return Row(
         method=label,
         seeds=sorted(by_seed),
-        domains={
-            name: Cell.of([summary["domains"][name] for summary in summaries if name in summary["domains"]])
-            for name in domains
-        },
+        domains={name: Cell.of(accuracies) for name, accuracies in by_domain.items()},
         average=Cell.of([summary["accuracy"] for summary in summaries]),
-        traffic=Traffic.of(summaries),
-        epsilon=max((summary["epsilon"] for summary in summaries if summary.get("epsilon")), default=None),
-        randomness=weakest([summary for summary in summaries if summary.get("epsilon")]),
-        diverged=tuple(dict.fromkeys(name for summary in summaries for name in summary.get("diverged_domains") or ())),
+        traffic=RoundCost.of(summaries),
+        epsilon=max((summary["epsilon"] for summary in private), default=None),
+        randomness=weakest(private),
+        diverged=tuple(_names(summaries, "diverged_domains")),
     )
 
 
+def _names(summaries: Iterable[Mapping[str, Any]], kind: str) -> dict[str, None]:
+    """Of domains, in the order in which they come; an earlier version's summary may not have that kind."""
+    return dict.fromkeys(name for summary in summaries for name in summary.get(kind) or ())
+
+
 LATEX = {
-    "\\": r"\textbackslash{}",
     **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
     "<": r"\textless{}",
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     "±": r"$\pm$",
-    # At the beginning of a row these two would belong to the line break before it.
     "[": "{[}",
-    "*": "{*}",
+    "*": "{*}",  # at the beginning of a row these two would belong to the line break before it
 }
 
 

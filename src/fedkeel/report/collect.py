@@ -18,7 +18,7 @@ from typing import Any
 
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.comparison import FILE, Place, labels, read_comparison
+from fedkeel.experiments.comparison import find_trials, labels
 from fedkeel.experiments.tables import Results
 from fedkeel.report.diagnostics import ALL_RUNS, Diagnostic, Source, read_diagnostics
 from fedkeel.runs.run import PYTHON_OBJECT, Run
@@ -149,17 +149,11 @@ def find_runs(directories: Iterable[str | Path]) -> tuple[list[tuple[str, Run]],
     """Each run with its name in a comparison (empty where it is in none), and the names of those not started."""
     found: dict[Path, tuple[str, Run]] = {}
     missing: list[str] = []
-    for directory in map(Path, directories):
-        if (directory / FILE).exists():
-            places: list[Place] = read_comparison(directory).places
+    for trial in (trial for directory in directories for trial in find_trials(directory)):
+        if trial.label and not (trial.directory / "config.toml").exists():
+            missing.append(str(trial))
         else:
-            below = sorted(path.parent for path in directory.rglob("config.toml")) or [directory]
-            places = [Place("", 0, path) for path in below]
-        for place in places:
-            if place.label and not (place.directory / "config.toml").exists():
-                missing.append(str(place))
-            else:
-                found.setdefault(place.directory.resolve(), (place.label, Run(place.directory)))
+            found.setdefault(trial.directory.resolve(), (trial.label, Run(trial.directory)))
     return list(found.values()), missing
 
 

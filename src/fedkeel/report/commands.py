@@ -8,7 +8,7 @@ from dataclasses import fields
 
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.rows import SET_BY_COMPARISON, read_entry
+from fedkeel.experiments.rows import SET_BY_COMPARISON, read_method
 from fedkeel.runs.run import PYTHON_OBJECT
 from fedkeel.runs.store import fingerprint
 from fedkeel.spec import split
@@ -42,7 +42,7 @@ def compare_command(configs: Mapping[str, Sequence[Config]]) -> str | None:
         if len(values) == 1:
             common[name] = getattr(next(iter(values.values())), name)
     try:
-        again = {label: read_entry(label, common) for label in configs}
+        again = {label: read_method(label, common) for label in configs}
     except FedkeelError:
         return None
     if any(

@@ -110,7 +110,7 @@ def key_figures(group: Group, results: Results) -> str:
 
 
 def findings_section(group: Group, name: str) -> str:
-    sentences = [*findings(group), *explanations(group)] if len(group.results.rows) > 1 else []
+    sentences = [*findings(group.results), *explanations(group)] if len(group.results.rows) > 1 else []
     if not sentences:
         return ""
     items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)

@@ -7,6 +7,7 @@ lies FILE.json with the classes and the shape of the input.
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import warnings
@@ -39,10 +40,7 @@ class Deployed(nn.Module):
         self.network, self.transform = network, transform
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.transform is not None:
-            # A transform that draws gets the middle of each range, as in evaluation.
-            x = self.transform(x, torch.full((1, self.transform.draws), 0.5, device=x.device))
-        logits: Tensor = self.network(x).logits
+        logits: Tensor = self.network(x if self.transform is None else as_tested(self.transform, x)).logits
         return logits
 
 
@@ -63,7 +61,7 @@ def export(
         client: whose model, for a method that keeps layers on its clients.
     """
     run, path = run if isinstance(run, Run) else Run(run), as_path(file, "file")
-    format = chosen_format(format, path)
+    format = format_of(path, format)
     if not path.absolute().parent.is_dir():
         raise FedkeelError(f"'{path}' cannot be written: its folder does not exist.")
     if format == "onnx":
@@ -77,15 +75,21 @@ def export(
     deployed = Deployed(fold(network), federation.test_transform if with_transform else None).eval()
     # The layout that training liked is none of a file's business.
     deployed.requires_grad_(False).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-    example = example_images(federation, with_transform)
-    write_atomically(path, WRITERS[format](deployed, example))
+    # Two images: with a batch of one, the size of the batch would be a constant.
+    images = federation.images[:1].expand(2, -1, -1, -1).contiguous()
+    example = images if with_transform else as_tested(federation.test_transform, images)
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")
+        data = WRITERS[format](deployed, example)
+    write_atomically(path, data)
     card = describe(run, federation, format, example, client)
     write_atomically(path.with_name(f"{path.name}.json"), json.dumps(card, indent=1).encode() + b"\n")
     return path
 
 
-def chosen_format(format: str | None, path: Path) -> str:
-    if format is None:
+def format_of(path: Path, given: str | None) -> str:
+    """The format that was asked for, or the one that a file of this name has."""
+    if given is None:
         by_ending = {ending: name for name, ending in FORMATS.items()}
         if path.suffix not in by_ending:
             raise FedkeelError(
@@ -93,30 +97,25 @@ def chosen_format(format: str | None, path: Path) -> str:
                 f"or a name that ends in {', '.join(by_ending)}."
             )
         return by_ending[path.suffix]
-    if format not in FORMATS:
-        raise FedkeelError(f"The format is '{format}': {nearest(format, FORMATS)}")
-    return format
+    if given not in FORMATS:
+        raise FedkeelError(f"The format is '{given}': {nearest(given, FORMATS)}")
+    return given
 
 
 def require_onnx() -> None:
     try:
-        import onnx
-        import onnxscript  # noqa: F401
+        for package in ("onnx", "onnxscript"):
+            importlib.import_module(package)
     except ImportError as error:
         raise FedkeelError(
             f"The format 'onnx' needs {error.name}, which is not installed: 'pip install fedkeel[export]', or choose "
             "'torchscript' or 'pt2'."
         ) from None
-    del onnx
 
 
-def example_images(federation: Federation, with_transform: bool) -> Tensor:
-    """Two images, as the exported model takes them: with a batch of one, the size of the batch would be a constant."""
-    images = federation.images[:1].expand(2, -1, -1, -1).contiguous()
-    if with_transform:
-        return images
-    transform = federation.test_transform
-    return transform(images, torch.full((2, transform.draws), 0.5))
+def as_tested(transform: Transform, images: Tensor) -> Tensor:
+    """A transform that draws gets the middle of each range, as in evaluation."""
+    return transform(images, torch.full((1, transform.draws), 0.5, device=images.device))
 
 
 def describe(run: Run, federation: Federation, format: str, example: Tensor, client: str | None) -> dict[str, Any]:
@@ -130,9 +129,7 @@ def describe(run: Run, federation: Federation, format: str, example: Tensor, cli
             "range": [0, 255] if example.dtype == torch.uint8 else None,
         },
         "output": {"name": OUTPUT, "shape": ["batch", federation.num_classes], "dtype": "float32"},
-        "method": run.config.method,
-        "model": run.config.model,
-        "data": run.config.data,
+        **{option: getattr(run.config, option) for option in ("method", "model", "data")},
         "client": client,
         "accuracy": run.accuracy if client is None else run.accuracy_of(client),
     }
@@ -140,66 +137,57 @@ def describe(run: Run, federation: Federation, format: str, example: Tensor, cli
 
 # -- the formats -------------------------------------------------------------------------------------------------------
 def to_torchscript(model: nn.Module, example: Tensor) -> bytes:
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")  # of what a trace takes for constant; the outputs are compared below
-        traced = torch.jit.trace(model, example, check_trace=False)  # type: ignore[no-untyped-call]
+    # The tracer warns of what it takes for constant; the outputs are compared below.
+    traced = torch.jit.trace(model, example, check_trace=False)  # type: ignore[no-untyped-call]
+    refuse_unequal("torchscript", traced, model, example)
     file = BytesIO()
     torch.jit.save(traced, file)
-    refuse_unequal("torchscript", traced, model, example)
     return file.getvalue()
 
 
 def to_pt2(model: nn.Module, example: Tensor) -> bytes:
     program = exported(model, example)
+    refuse_unequal("pt2", program.module(), model, example)
     file = BytesIO()
     torch.export.save(program, file)
-    refuse_unequal("pt2", program.module(), model, example)
     return file.getvalue()
 
 
 def to_onnx(model: nn.Module, example: Tensor) -> bytes:
-    with warnings.catch_warnings(), redirect_stdout(StringIO()):  # the exporter tells of its progress
-        warnings.simplefilter("ignore")
-        level = logging.getLogger("torch.onnx").level
-        logging.getLogger("torch.onnx").setLevel(logging.ERROR)
-        try:
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        with redirect_stdout(StringIO()):  # the exporter tells of its progress
             program = torch.onnx.export(
                 exported(model, example), (example,), input_names=[INPUT], output_names=[OUTPUT], dynamo=True
             )
-        finally:
-            logging.getLogger("torch.onnx").setLevel(level)
+    finally:
+        log.setLevel(level)
     assert program is not None
     data: bytes = program.model_proto.SerializeToString()
     return data
 
 
 def exported(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
-    batch = torch.export.Dim("batch", min=1)
-    with warnings.catch_warnings(), torch.no_grad():
-        warnings.simplefilter("ignore")
-        try:
-            return torch.export.export(model, (example,), dynamic_shapes=({0: batch},))
-        except Exception as error:  # the exporter's own, of many kinds
-            reason = str(error).strip().partition("\n")[0].rstrip(".")
-            raise FedkeelError(
-                f"torch.export cannot take this model apart ({reason}): choose the format 'torchscript'."
-            ) from error
+    try:
+        return torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
+    except Exception as error:  # the exporter's own, of many kinds
+        reason = str(error).strip().partition("\n")[0].rstrip(".")
+        raise FedkeelError(
+            f"torch.export cannot take this model apart ({reason}): choose the format 'torchscript'."
+        ) from error
 
 
 def refuse_unequal(format: str, written: Callable[[Tensor], Tensor], model: nn.Module, example: Tensor) -> None:
     """Also of another batch size than the one it was made with: a constant in its place would show."""
     three = torch.cat([example, example.flip(-1)[:1]])
-    with torch.no_grad():
-        for x in (example, three, three[2:]):
-            if not torch.allclose(written(x), model(x), rtol=1e-4, atol=1e-5):
-                raise FedkeelError(
-                    f"This model as '{format}' gives other outputs than itself, because its forward depends on its "
-                    "input beyond tensors: choose another format."
-                )
+    for x in (example, three, three[2:]):
+        if not torch.allclose(written(x), model(x), rtol=1e-4, atol=1e-5):
+            raise FedkeelError(
+                f"This model as '{format}' gives other outputs than itself, because its forward depends on its "
+                "input beyond tensors: choose another format."
+            )
 
 
-WRITERS: dict[str, Callable[[nn.Module, Tensor], bytes]] = {
-    "onnx": to_onnx,
-    "torchscript": to_torchscript,
-    "pt2": to_pt2,
-}
+WRITERS = {"onnx": to_onnx, "torchscript": to_torchscript, "pt2": to_pt2}

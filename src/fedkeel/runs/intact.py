@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,16 @@ from fedkeel.core.state import Tensors
 from fedkeel.engine.executors.flower.roster import FILE as SITES
 from fedkeel.errors import FedkeelError
 from fedkeel.files import digest, read_sealed
-from fedkeel.runs.store import CHECKSUMS, METRICS, SUMMARY, DamagedCheckpoint, are_metrics, read_header
+from fedkeel.runs.store import (
+    CHECKSUMS,
+    METRICS,
+    SUMMARY,
+    DamagedCheckpoint,
+    are_metrics,
+    checkpoints,
+    has_finished,
+    read_header,
+)
 
 
 def how_to_continue(directory: str | Path) -> str:
@@ -35,22 +43,21 @@ class Files:
 
     @property
     def finished(self) -> bool:
-        return (self.directory / SUMMARY).exists()
+        return has_finished(self.directory)
 
     def check(self) -> None:
         """An error for the first file of a finished run that is not as the run wrote it."""
-        expected = self._checksums()
-        for name in expected:
-            self.intact(name, expected)
+        for name in self._checksums():
+            self.intact(name)
 
-    def intact(self, name: str, expected: Mapping[str, str] | None = None) -> bytes:
-        """What is in a file; an error where that is not what a finished run wrote, by its checksums or those given."""
+    def intact(self, name: str) -> bytes:
+        """What is in a file; an error where that is not what a finished run wrote, by its checksums."""
         path = self.directory / name
         try:
             data = path.read_bytes()
         except OSError as error:
             raise FedkeelError(f"'{path}' cannot be read ({error.strerror}): {self._remedy(name)}") from error
-        if (expected or self._checksums()).get(name, "") not in ("", digest(data)):
+        if self._checksums().get(name, "") not in ("", digest(data)):
             raise self.changed(name, "checksum does not match")
         return data
 
@@ -85,7 +92,7 @@ class Files:
         if self.finished and METRICS in self._checksums():
             return self.intact(METRICS)
         header: dict[str, Any] = {}  # before the metrics, which may grow meanwhile
-        for folder in sorted((self.directory / "checkpoints").glob("round-*")):
+        for folder in checkpoints(self.directory):
             with suppress(DamagedCheckpoint):
                 header = read_header(folder)
         try:

@@ -34,36 +34,27 @@ MACHINE = ("cpu", "capability", "gpu", "torch", "settings")  # what decides the 
 
 @dataclass(frozen=True)
 class Origin:
-    """The code and the machine of a run.
-
-    Attributes:
-        code: a digest for each part of the method and for the model, by what messages call it.
-        given: what was given in Python in place of a name: its name in a table, and a digest that is the same for the
-            same thing made twice.
-        threads: of a local step, where that decides bits.
-    """
+    """The code and the machine of a run."""
 
     fedkeel: str
     python: str
-    code: Mapping[str, str]
-    given: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    code: Mapping[str, str]  # a digest for each part of the method and for the model, by what messages call it
+    given: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # in Python: see `identify`
     machine: Mapping[str, str] = field(default_factory=dict)
-    threads: int | None = None
+    threads: int | None = None  # of a local step, where that decides bits
 
     @staticmethod
     def of(setup: Setup, given: Mapping[str, Any] | None = None) -> Origin:
         """Of a run that is ready to start; `given` are the objects that its configuration cannot name."""
         worker = setup.worker
-        objects = {name: thing for name, thing in (given or {}).items() if thing is not None}
-        on_cpu = worker.device.type == "cpu"
         threads = 1 if setup.executor_name == "processes" else setup.config.threads or torch.get_num_threads()
         return Origin(
             fedkeel=fedkeel.__version__,
             python=python_version(),
             code={**method_code(worker.method), "the model": model_digest(worker.model)},
-            given={name: told_apart(thing) for name, thing in objects.items()},
+            given={name: identify(thing) for name, thing in (given or {}).items() if thing is not None},
             machine=machine(worker.device),
-            threads=threads if on_cpu else None,
+            threads=threads if worker.device.type == "cpu" else None,
         )
 
     @staticmethod
@@ -76,11 +67,11 @@ class Origin:
                 f"'{directory / FILE}' is of another version of Fedkeel ({error}): read it with that one."
             ) from error
 
-    def other_code(self, before: Origin) -> str:
-        """Whose code is not as it was, or nothing. Compiled by another Python, it cannot be compared."""
-        if before.python != self.python:
+    def changed_code(self, now: Mapping[str, str]) -> str:
+        """Whose code is another now, or nothing. Compiled by another Python, it cannot be compared."""
+        if self.python != python_version():
             return ""
-        return next((what for what, digest in self.code.items() if before.code.get(what, digest) != digest), "")
+        return next((what for what, digest in now.items() if self.code.get(what, digest) != digest), "")
 
     def notes(self, before: Origin, directory: Path) -> list[str]:
         """What a person should know who goes on with a run, a sentence each."""
@@ -90,7 +81,7 @@ class Origin:
                 f"'{directory}' began with fedkeel {before.fedkeel}, and this is {self.fedkeel}: "
                 "its result may be that of neither."
             )
-        if what := self.other_code(before):
+        if what := before.changed_code(self.code):
             said.append(
                 f"The code of {what} is not what '{directory}' began with: the rounds before and after this one are of "
                 "different code; start a new run for a result of one."
@@ -111,10 +102,7 @@ def outline_of(setup: Setup) -> Outline:
 
 def records(setup: Setup, given: Mapping[str, Any]) -> dict[str, bytes]:
     """The files in which a run directory keeps what the run began with."""
-    return {
-        FEDERATION: seal(outline_of(setup).to_dict()),
-        FILE: seal(asdict(Origin.of(setup, given))),
-    }
+    return {FEDERATION: seal(outline_of(setup).to_dict()), FILE: seal(asdict(Origin.of(setup, given)))}
 
 
 def read_outline(directory: Path) -> Outline | None:
@@ -132,13 +120,6 @@ def refuse_other_data(directory: Path, setup: Setup) -> None:
         )
 
 
-def other_method(directory: Path, method: Composition) -> str:
-    """Which part of a method has other code than when the run there began, as in `Origin.other_code`."""
-    before = Origin.load(directory)
-    now = Origin(fedkeel.__version__, python_version(), method_code(method))
-    return now.other_code(before) if before is not None else ""
-
-
 # -- code ------------------------------------------------------------------------------------------------------------
 def method_code(method: Composition) -> dict[str, str]:
     return {f"the method '{part.name}'": code_digest(type(part)) for part in method.parts}
@@ -146,22 +127,22 @@ def method_code(method: Composition) -> dict[str, str]:
 
 def model_digest(model: nn.Module) -> str:
     """Of its layers with their options and of the code of those that are not torch's; not of its weights."""
-    kinds = {type(module) for module in model.modules() if is_followed(type(module).__module__)}
-    values = (value for module in model.modules() for value in vars(module).values())
-    replaced = [f for f in (getattr(value, "__func__", value) for value in values) if isinstance(f, FunctionType)]
     shapes = [(name, tuple(tensor.shape)) for name, tensor in model.state_dict().items()]
-    ordered = sorted(kinds, key=lambda kind: (kind.__module__, kind.__qualname__))
-    settings = [
-        (name, setting, value)  # what a forward reads of itself, and its repr need not say
-        for name, module in model.named_modules()
-        if type(module) in kinds
-        for setting, value in vars(module).items()
-        if isinstance(value, PLAIN) and setting != "training" and not setting.startswith("_")
-    ]
-    return code_digest(re.sub(r" at 0x[0-9a-f]+", "", repr(model)), shapes, settings, *ordered, *replaced)
+    kinds: dict[type, None] = {}
+    settings, replaced = [], []
+    for path, module in model.named_modules():
+        own = is_followed(type(module).__module__)
+        kinds |= {type(module): None} if own else {}
+        for name, value in vars(module).items():
+            function = getattr(value, "__func__", value)
+            if isinstance(function, FunctionType):
+                replaced.append(function)  # a forward that was put in place of the layer's own
+            elif own and isinstance(value, PLAIN) and name != "training" and not name.startswith("_"):
+                settings.append((path, name, value))  # what a forward reads of itself, and its repr need not say
+    return code_digest(re.sub(r" at 0x[0-9a-f]+", "", repr(model)), shapes, settings, *kinds, *replaced)
 
 
-def told_apart(thing: Any) -> dict[str, str]:
+def identify(thing: Any) -> dict[str, str]:
     """A name for a table, and a digest that differs where the thing does."""
     kind = type(thing).__name__
     if isinstance(thing, nn.Module):
@@ -177,8 +158,11 @@ def told_apart(thing: Any) -> dict[str, str]:
 
 def with_options(method: Method) -> str:
     """`Momentum(beta=0.3)`: its class and what it was made with, as far as that is plain."""
-    plain = {name: value for name, value in vars(method).items() if isinstance(value, PLAIN)}
-    options = [f"{name}={value!r}" for name, value in plain.items() if name != "name" and not name.startswith("_")]
+    options = [
+        f"{name}={value!r}"
+        for name, value in vars(method).items()
+        if isinstance(value, PLAIN) and name != "name" and not name.startswith("_")
+    ]
     return type(method).__name__ + (f"({', '.join(options)})" if options else "")
 
 

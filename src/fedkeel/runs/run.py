@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,8 +67,7 @@ class Run(Files):
         return found
 
     def sound_summary(self, *, whole: bool = True) -> dict[str, Any] | None:
-        """The summary with everything that is shown of it, or of its results alone; an error where somebody has been at
-        it."""
+        """The summary with all that is shown of it, or its results alone; an error where somebody has been at it."""
         summary = self.summary
         problem = unsound(summary, whole=whole) if summary is not None else ""
         if problem:
@@ -119,53 +120,40 @@ class Run(Files):
         line, that one does not count."""
         lines = self.metrics().splitlines()
         records, unreadable = [], 0
-        for place, line in enumerate(lines):
-            try:
+        for number, line in enumerate(lines, start=1):
+            record = None
+            with suppress(ValueError):
                 record = json.loads(line, parse_constant=_null)
-                is_record = isinstance(record, dict) and "kind" in record
-            except ValueError:
-                is_record = False
-            if is_record:
+            if isinstance(record, dict) and "kind" in record:
                 records.append(record)
-            elif line.strip() and place < len(lines) - 1:
+            elif line.strip() and number < len(lines):
                 unreadable += 1
         return records, unreadable
 
     def scores(self, split: str = "test", statistics: str | None = None) -> list[dict[str, Any]]:
         """One entry per evaluated round."""
-        chosen = [r for r in self.records("scores") if r["split"] == split]
-        kinds = {r["statistics"] for r in chosen}
+        scores = [record for record in self.records("scores") if record["split"] == split]
+        kinds = {record["statistics"] for record in scores}
         wanted = statistics or ("global" if "global" in kinds else next(iter(kinds), "global"))
-        return [r for r in chosen if r["statistics"] == wanted]
+        return [record for record in scores if record["statistics"] == wanted]
 
     def frame(self, kind: str = "scores") -> pandas.DataFrame:
         """The records of one kind as a pandas table, a row each; of "scores" and "evaluation" those of every split.
 
         The accuracy of each domain in "scores" is a column of its own, `domains.NAME`.
         """
-        try:
-            import pandas
-        except ImportError:
-            raise FedkeelError(
-                "A table needs pandas, which is not installed: pip install 'fedkeel[notebook]'."
-            ) from None
+        pandas = _notebook_package("pandas", "A table")
         rows = []
         for record in self.records(kind):
-            domains = record.get("domains", {})
-            rest = {name: value for name, value in record.items() if name not in ("kind", "domains")}
-            row = rest | {f"domains.{name}": value for name, value in domains.items()}
+            row = {name: value for name, value in record.items() if name not in ("kind", "domains")}
+            row |= {f"domains.{name}": value for name, value in record.get("domains", {}).items()}
             # As pandas has no number, also where a column has none at all, e.g. the loss of a model that diverged.
             rows.append({name: math.nan if value is None else value for name, value in row.items()})
         return pandas.DataFrame(rows)
 
     def plot_accuracy(self, axes: Axes | None = None, *, domains: bool = True) -> Axes:
         """Test accuracy by round, on average and, unless told otherwise, of each domain; returns matplotlib's axes."""
-        try:
-            from matplotlib import pyplot
-        except ImportError:
-            raise FedkeelError(
-                "A plot needs matplotlib, which is not installed: pip install 'fedkeel[notebook]'."
-            ) from None
+        pyplot = _notebook_package("matplotlib.pyplot", "A plot")
         scores = self.scores()
         if not scores:
             raise FedkeelError(f"'{self.directory}' has no evaluated round yet: let it train further.")
@@ -176,9 +164,8 @@ class Run(Files):
                 values = [100 * entry["domains"].get(name, math.nan) for entry in scores]  # sites come and go
                 axes.plot(rounds, values, linewidth=1, alpha=0.7, label=naming.plot_text(name))
         axes.plot(rounds, [100 * entry["average"] for entry in scores], linewidth=2, color="black", label="average")
-        axes.set_xlabel("round")
-        axes.set_ylabel("test accuracy in %")
-        axes.set_title(naming.plot_text(f"{self.config.method} on {self.config.data}"))
+        title = naming.plot_text(f"{self.config.method} on {self.config.data}")
+        axes.set(xlabel="round", ylabel="test accuracy in %", title=title)
         axes.legend()
         return axes
 
@@ -240,6 +227,16 @@ class Run(Files):
         if path is None:
             raise FedkeelError(f"There is no model of a client '{client}': {nearest(client, kept)}")
         return f"{folder.name}/{path.name}"
+
+
+def _notebook_package(name: str, what: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        package = name.partition(".")[0]
+        raise FedkeelError(
+            f"{what} needs {package}, which is not installed: pip install 'fedkeel[notebook]'."
+        ) from None
 
 
 def _null(_constant: str) -> None:

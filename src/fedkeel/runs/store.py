@@ -23,7 +23,7 @@ import math
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -52,7 +52,8 @@ from fedkeel.files import (
 from fedkeel.stopping import WRITING, reached
 
 KEPT_CHECKPOINTS = 2
-METRICS, MODEL, SUMMARY, CHECKSUMS = "metrics.jsonl", "model.safetensors", "summary.json", "checksums.json"
+METRICS, TIMING, MODEL = "metrics.jsonl", "timing.jsonl", "model.safetensors"
+SUMMARY, CHECKSUMS = "summary.json", "checksums.json"
 
 
 class DamagedCheckpoint(Exception):
@@ -65,13 +66,21 @@ def fingerprint(config: Config) -> str:
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:16]
 
 
-_held: weakref.WeakSet[Store] = weakref.WeakSet()
+def has_finished(directory: Path) -> bool:
+    return (directory / SUMMARY).exists()
+
+
+def numbered(name: str) -> Iterator[Path]:
+    """`runs/<name>`, `runs/<name>-2`, ...: the first that its caller can use is taken."""
+    return (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 10_000))
+
+
+_locks: weakref.WeakSet[IO[bytes]] = weakref.WeakSet()
 
 
 def _let_go() -> None:
-    for store in _held:
-        if store._lock is not None:
-            store._lock.close()
+    for lock in _locks:
+        lock.close()
 
 
 # A worker that outlives a killed run for a moment must not keep the directory locked.
@@ -115,7 +124,6 @@ class Store:
 
     @classmethod
     def open(cls, directory: str | Path) -> Store:
-        """The run directory of a run that was started before."""
         store = cls(directory, read_config(directory))
         with explained(store.directory):
             store._take()
@@ -128,7 +136,7 @@ class Store:
         except BlockingIOError:
             self._lock.close()
             raise StoreError(f"Another process is running '{self.directory}': wait for it or stop it.") from None
-        _held.add(self)
+        _locks.add(self._lock)
 
     @property
     def is_blank(self) -> bool:
@@ -150,7 +158,6 @@ class Store:
                 with suppress(OSError):  # a full disk: what could not be written was reported by `flush`
                     file.close()
         self._metrics = self._lock = None
-        _held.discard(self)
 
     # -- metrics ---------------------------------------------------------------------------------------------
     def append(self, record: dict[str, Any]) -> None:
@@ -162,18 +169,13 @@ class Store:
             self._written.update(line)
 
     def append_timing(self, record: dict[str, Any]) -> None:
-        path = self.directory / "timing.jsonl"
+        path = self.directory / TIMING
         with explained(path), open(path, "a") as file:
             file.write(json.dumps(record) + "\n")
 
     def seconds(self) -> float:
         """What the rounds so far took, in all starts of the run together; rounds that were done again count again."""
-        path, total = self.directory / "timing.jsonl", 0.0
-        with suppress(OSError), open(path, "rb") as file:
-            for line in file:
-                with suppress(ValueError, AttributeError, TypeError):  # a line that a kill has cut off
-                    total += sum(value for name, value in json.loads(line).items() if name != "round")
-        return total
+        return sum(value for times in read_timing(self.directory) for name, value in times.items() if name != "round")
 
     def truncate(self, size: int = 0) -> None:
         """Forget the records of rounds that were not completed."""
@@ -212,14 +214,15 @@ class Store:
             write_durably(aside / "checkpoint.json", seal(header))
             rename(aside, target)
             # A later one is of a future that was given up: `latest` found it damaged.
-            given_up = [folder for folder in self._checkpoints() if folder.name > target.name]
-            for folder in given_up + self._checkpoints()[: -KEPT_CHECKPOINTS - len(given_up)]:
-                shutil.rmtree(folder, ignore_errors=True)
-            self.shelf.release(int(self._checkpoints()[0].name.removeprefix("round-")))
+            there = checkpoints(self.directory)
+            kept = [folder for folder in there if folder.name <= target.name][-KEPT_CHECKPOINTS:]
+            for old in (folder for folder in reversed(there) if folder not in kept):
+                shutil.rmtree(old, ignore_errors=True)
+            self.shelf.release(int(kept[0].name.removeprefix("round-")))
 
     def latest(self, note: Callable[[str], None]) -> Checkpoint | None:
         """The newest checkpoint that is whole; damaged ones are passed over with a note. The shelf follows it."""
-        folders, damaged_metrics = self._checkpoints(), False
+        folders, damaged_metrics = checkpoints(self.directory), False
         for place, folder in reversed(list(enumerate(folders))):
             try:
                 header, checkpoint = read_checkpoint(folder)
@@ -240,7 +243,11 @@ class Store:
                 note(f"'{metrics}' is damaged before the checkpoint '{folder}': going back to the one before it.")
                 continue
             self.truncate(header["metrics_bytes"])
-            self.shelf.restore(header["memory"], checkpoint.round, _references(folders[:place]))
+            older: list[Reference] = []
+            for before in folders[:place]:
+                with suppress(DamagedCheckpoint):
+                    older.append(read_checkpoint(before)[0]["memory"])
+            self.shelf.restore(header["memory"], checkpoint.round, older)
             return checkpoint
         if damaged_metrics:  # all rounds again would be a high price for what may be one bit
             raise StoreError(
@@ -252,11 +259,7 @@ class Store:
         self.shelf.restore(None)
         return None
 
-    def _checkpoints(self) -> list[Path]:
-        return sorted((self.directory / "checkpoints").glob("round-*"))
-
     def flush(self) -> None:
-        """Bring the metrics to disk."""
         if self._metrics is not None:
             with explained(self.directory / METRICS):
                 self._metrics.flush()
@@ -302,6 +305,20 @@ def read_config(directory: str | Path) -> Config:
     return configuration.from_dict(configuration.read(path))
 
 
+def read_timing(directory: Path) -> list[dict[str, float]]:
+    """The `round` of each line and the seconds of its phases; a line that a kill has cut off is left out."""
+    path, times = directory / TIMING, []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError):
+            times.append(json.loads(line))
+    return times
+
+
+def checkpoints(directory: Path) -> list[Path]:
+    """Their folders, the oldest first."""
+    return sorted((directory / "checkpoints").glob("round-*"))
+
+
 def read_header(folder: Path) -> dict[str, Any]:
     try:
         return unseal((folder / "checkpoint.json").read_bytes())
@@ -325,18 +342,8 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
         raise DamagedCheckpoint(str(error)) from error
 
 
-def _references(folders: Iterable[Path]) -> list[Reference]:
-    """What older checkpoints say of clients' memories, as far as they can be read."""
-    references = []
-    for folder in folders:
-        with suppress(DamagedCheckpoint):
-            references.append(read_checkpoint(folder)[0]["memory"])
-    return references
-
-
 def save_tensors(path: Path, tensors: Tensors) -> str:
     """Returns the checksum of the file."""
-    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    data = safetensors.torch.save(plain)
+    data = safetensors.torch.save({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()})
     write_atomically(path, data)
     return digest(data)

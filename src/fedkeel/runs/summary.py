@@ -1,9 +1,13 @@
-"""Whether a `summary.json` is one that a run wrote: somebody may have been at it."""
+"""The result of a run: what `summary.json` holds, by the rule that its configuration names, and whether a file is
+one that a run wrote: somebody may have been at it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from fedkeel.runs.run import Run
 
 RULES = {
     "last": "the last round",
@@ -17,16 +21,16 @@ SOURCES = {  # of the noise of private runs, the weakest first
 }
 
 
-def _are_names(value: object) -> bool:
+def _are_names(value: Any) -> bool:
     return isinstance(value, list) and all(isinstance(name, str) for name in value)
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _is_share(value: object) -> bool:
-    return _is_number(value) and 0 <= value <= 1 + 1e-9  # type: ignore[operator]
+def _is_share(value: Any) -> bool:
+    return _is_number(value) and 0 <= value <= 1 + 1e-9
 
 
 RESULTS: dict[str, Callable[[Any], bool]] = {
@@ -64,3 +68,46 @@ def weakest(private: Iterable[Mapping[str, Any]]) -> str | None:
     """What the noise of these rounds or runs rests on: the run's seed, if it does in one of them."""
     found = {str(given.get("randomness", "seed")) for given in private}
     return next((source for source in SOURCES if source in found), "seed") if found else None
+
+
+def summarise_run(run: Run, held_out: list[str], statistics: str | None = None) -> dict[str, Any]:
+    """The result by the configured rule, with what it cost; under the given statistics where both were evaluated."""
+    scores, rule = run.scores(statistics=statistics), run.config.result
+    tested = {entry["round"] for entry in scores}
+    validation = [entry for entry in run.scores("validation") if entry["round"] in tested]
+    if rule == "best-validation" and not validation:
+        rule = "last"  # those who have validation images never replied: the model is that of the last round too
+    if rule == "best-validation":
+        best = max(validation, key=lambda entry: (entry["average"], -entry["round"]))["round"]
+        counted = [entry for entry in scores if entry["round"] == best]
+    else:
+        counted = scores[-10:] if rule == "mean-last-10" else scores[-1:]
+
+    def mean(values: Iterable[float | None]) -> float | None:
+        known = [value for value in values if value is not None]
+        return sum(known) / len(known) if known else None
+
+    where = {(entry["round"], "test", entry["statistics"]) for entry in counted}
+    tests = (e for e in run.records("evaluation") if (e["round"], e["split"], e["statistics"]) in where)
+    rounds = run.records("round")
+    names = dict.fromkeys(name for entry in counted for name in entry["domains"])  # sites come and go
+    privacy: dict[str, Any] = {}
+    if "epsilon" in rounds[-1]:
+        privacy = {"epsilon": rounds[-1]["epsilon"], "delta": run.config.dp_delta, "randomness": weakest(rounds)}
+    return {
+        "method": run.config.method,
+        "result": rule,
+        "round": counted[-1]["round"],
+        "rounds": run.config.rounds,
+        "accuracy": mean(entry["average"] for entry in counted),
+        "samples_accuracy": mean(entry["samples"] for entry in counted),
+        "unseen": mean(entry["unseen"] for entry in counted),
+        "domains": {name: mean(entry["domains"].get(name) for entry in counted) for name in names},
+        "unseen_domains": held_out,
+        "diverged_domains": list(dict.fromkeys(test["domain"] for test in tests if test["loss"] is None)),
+        "loss": mean(entry["loss"] for entry in counted),
+        "statistics": counted[-1]["statistics"],
+        **{name: sum(record[name] for record in rounds) for name in ("bytes_up", "bytes_down", "questions")},
+        "dropped_updates": sum(record["dropped"] for record in rounds),
+        **privacy,
+    }

@@ -12,10 +12,11 @@ import math
 import multiprocessing
 import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fedkeel.config import from_one
 from fedkeel.errors import FedkeelError, unknown
@@ -27,25 +28,22 @@ if TYPE_CHECKING:
     from fedkeel.core.evaluation import Scores
 
 Outcome = Literal["FINISHED", "KILLED", "FAILED"]  # MLflow's words for a run that is over
-_NOBODY = Observer()  # what it is told goes to the log
 MLFLOW_RUN = "mlflow.txt"  # in the run directory: which run of MLflow a resumed run goes on with
 
 
 class Tracker(Observer):
-    """What trackers share: the values of a round by name, and what happens when it does not take them.
+    """What trackers share: the values of a round by name, and what happens when one does not take them.
 
-    Args:
-        directory: of the run.
-        name: what the run is called in the tracker.
-        tell: where a sentence for the user goes.
+    A tracker writes in `open`, `log` and `close`. Whatever its package raises there, it is open no more.
     """
 
-    kind: ClassVar[str] = ""
+    kind = ""
+    _open = False
 
-    def __init__(self, directory: str | Path, name: str = "", tell: Callable[[str], None] = _NOBODY.note) -> None:
+    def __init__(self, directory: str | Path, name: str = "", observer: Observer | None = None) -> None:
+        """Of the run in `directory`, under this name; a sentence for the user goes to the observer."""
         self.directory = Path(directory)
-        self.name, self._tell = name or self.directory.name, tell
-        self._open = False
+        self.name, self._note = name or self.directory.name, (observer or Observer()).note
 
     def started(self, config: Config, first_round: int) -> None:
         try:
@@ -55,39 +53,33 @@ class Tracker(Observer):
         self._open = True
 
     def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
-        if self._open:
-            known = {name: value for name, value in values(scores, loss).items() if math.isfinite(value)}
-            self._try(lambda: self.log(from_one(round), known))
+        known = {name: value for name, value in values(scores, loss).items() if math.isfinite(value)}
+        self._try(self.log, from_one(round), known)
 
     def closed(self, outcome: Outcome) -> None:
-        """The run is over."""
-        if self._open:
-            self._try(lambda: self.close(outcome))
+        self._try(self.close, outcome)
 
-    def _try(self, act: Callable[[], None]) -> None:
+    def _try(self, act: Callable[..., None], *given: Any) -> None:
         try:
-            act()
+            if self._open:
+                act(*given)
         except Exception as error:
             self._open = False
-            self._tell(f"{self.kind} gets no more of this run, which goes on without it: {first_line(error)}")
+            self._note(f"{self.kind} gets no more of this run, which goes on without it: {first_line(error)}")
 
     def note(self, text: str) -> None:
         """The progress tells it already."""
 
-    # -- what a tracker writes -------------------------------------------------------------------------------
     @staticmethod
     def share() -> None:
         """Make what several runs have in common, if there is such a thing."""
 
-    def open(self, config: Config, first_round: int) -> None:
-        raise NotImplementedError
+    def open(self, config: Config, first_round: int) -> None: ...
 
     def log(self, round: int, values: dict[str, float]) -> None:
         """`round` counts from 1, as people who look at the curves do."""
-        raise NotImplementedError
 
-    def close(self, outcome: Outcome) -> None:
-        raise NotImplementedError
+    def close(self, outcome: Outcome) -> None: ...
 
 
 def first_line(error: Exception) -> str:
@@ -100,15 +92,17 @@ def first_line(error: Exception) -> str:
 
 
 def values(scores: Scores | None, loss: float) -> dict[str, float]:
-    found = {"train/loss": loss}
-    if scores is not None:
-        found |= {"test/accuracy": scores.average, "test/accuracy_samples": scores.samples}
-        if scores.loss is not None:
-            found["test/loss"] = scores.loss
-        found |= {f"test/domain/{name}": value for name, value in scores.domains.items()}
-        if scores.unseen is not None:
-            found["test/accuracy_unseen"] = scores.unseen
-    return found
+    if scores is None:
+        return {"train/loss": loss}
+    found = {
+        "train/loss": loss,
+        "test/accuracy": scores.average,
+        "test/accuracy_samples": scores.samples,
+        "test/loss": scores.loss,
+        "test/accuracy_unseen": scores.unseen,
+        **{f"test/domain/{name}": value for name, value in scores.domains.items()},
+    }
+    return {name: value for name, value in found.items() if value is not None}
 
 
 class TensorBoard(Tracker):
@@ -138,6 +132,7 @@ class MLflow(Tracker):
     """A run of MLflow with the options as parameters, wherever MLFLOW_TRACKING_URI and its kin point to."""
 
     kind = "MLflow"
+    _mlflow: Any
 
     @staticmethod
     def share() -> None:
@@ -148,33 +143,26 @@ class MLflow(Tracker):
     def open(self, config: Config, first_round: int) -> None:
         import mlflow
 
+        self._mlflow = mlflow
         kept = self.directory / MLFLOW_RUN
         if first_round > 0 and kept.exists():
             mlflow.start_run(run_id=kept.read_text().strip())
-        else:
-            run = mlflow.start_run(run_name=self.name)
-            kept.write_text(run.info.run_id + "\n")
-            # MLflow refuses empty values.
-            mlflow.log_params({name: value for name, value in config.to_dict().items() if value != ""})
-            mlflow.set_tag("fedkeel.directory", str(self.directory.resolve()))
+            return
+        run = mlflow.start_run(run_name=self.name)
+        kept.write_text(run.info.run_id + "\n")
+        # MLflow refuses empty values.
+        mlflow.log_params({name: value for name, value in config.to_dict().items() if value != ""})
+        mlflow.set_tag("fedkeel.directory", str(self.directory.resolve()))
 
     def log(self, round: int, values: dict[str, float]) -> None:
-        import mlflow
-
-        mlflow.log_metrics({mlflow_name(name): value for name, value in values.items()}, step=round)
+        self._mlflow.log_metrics({mlflow_name(name): value for name, value in values.items()}, step=round)
 
     def close(self, outcome: Outcome) -> None:
-        import mlflow
-
-        mlflow.end_run(outcome)
+        self._mlflow.end_run(outcome)
 
 
 def mlflow_name(name: str) -> str:
-    """MLflow takes letters, digits and a few signs; a domain may be called anything.
-
-    >>> mlflow_name("test/domain/<real photos>")
-    'test/domain/_real photos_'
-    """
+    """MLflow takes letters, digits and a few signs; a domain may be called anything."""
     kept = "".join(c if (c.isascii() and c.isalnum()) or c in "_-. /" else "_" for c in name)
     return "/".join(part if part.strip(". ") else "_" for part in kept.split("/"))[:250]
 
@@ -192,35 +180,30 @@ def require(name: str | None) -> None:
         raise FedkeelError(f"'--track {name}' needs {name}, which is not installed: pip install 'fedkeel[{name}]'.")
 
 
-def prepare(name: str | None) -> None:
+def share(name: str | None) -> None:
     """Before several runs at once: what they share is made a single time, since they would trip over each other.
 
     In a process of its own, so that no connection of it is inherited by the runs' processes.
     """
+    require(name)
     if name is None:
         return
-    require(name)
     context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
-    here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_share, args=(name, there))  # type: ignore[attr-defined]
-    process.start()
-    there.close()
     try:
-        problem = here.recv_bytes().decode()
-    except EOFError:
+        with ProcessPoolExecutor(1, context) as pool:
+            problem = pool.submit(_problem_with_sharing, name).result()
+    except BrokenProcessPool:
         problem = "its process died."
-    process.join()
     if problem:
         raise FedkeelError(f"{TRACKERS[name].kind} does not take these runs: {problem}")
 
 
-def _share(name: str, pipe: Connection) -> None:
+def _problem_with_sharing(name: str) -> str:
     try:
         TRACKERS[name].share()
-        problem = ""
     except Exception as error:
-        problem = first_line(error)
-    pipe.send_bytes(problem.encode())
+        return first_line(error)
+    return ""
 
 
 @contextmanager
@@ -233,7 +216,7 @@ def tracked(name: str | None, directory: str | Path, observer: Observer, title: 
     if name is None:
         yield observer
         return
-    tracker = TRACKERS[name](directory, title, observer.note)
+    tracker = TRACKERS[name](directory, title, observer)
     outcome: Outcome = "FAILED"
     try:
         yield Observers([observer, tracker])

@@ -60,7 +60,7 @@ def finish(job: Job, accuracy: float) -> None:
 
 def planned(directory: Path, *labels: str, seeds: int = 1, **options: Any) -> list[Job]:
     config = Config(rounds=2, **options)
-    return [Job(label, seed, config, directory / label / f"{seed}") for label in labels for seed in range(seeds)]
+    return [Job(label, seed, directory / label / f"{seed}", config) for label in labels for seed in range(seeds)]
 
 
 def test_a_comparison_tells_what_is_done_and_what_failed(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_quiet_comparison_still_tells_notes_and_failures(tmp_path: Path) -> No
 def test_a_live_comparison_draws_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm-256color")
     stream = Terminal()
-    job = Job("fedavg", 0, Config(rounds=2), Path("."))
+    job = Job("fedavg", 0, Path("."), Config(rounds=2))
     with ComparisonProgress(stream) as progress:
         progress.planned([job], [])
         progress.job_started(job, 0)
@@ -147,7 +147,7 @@ def test_progress_on_a_terminal_shows_a_name_as_it_is(monkeypatch: pytest.Monkey
     stream = Terminal()
     name = "fedavg@data=x([/b], \x07)"
     with ComparisonProgress(stream) as progress:
-        job = Job(name, 0, Config(rounds=2), Path("."))
+        job = Job(name, 0, Path("."), Config(rounds=2))
         progress.planned([job], [])
         progress.job_started(job, 0)
         progress.job_progress(job, 1.0, 0.5)

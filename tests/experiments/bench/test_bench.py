@@ -14,12 +14,23 @@ import torch
 from fedkeel.cli import main
 from fedkeel.engine.optimizers import DirectSGD
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.bench import ROWS, Executed, Row, UsualLoop, bench, choose, made_up, measure, peers, sides
-from fedkeel.experiments.bench.cell import run_cell
+from fedkeel.experiments.bench import (
+    ROWS,
+    Benchmark,
+    Executed,
+    UsualLoop,
+    bench,
+    choose,
+    made_up,
+    measure,
+    peers,
+    sides,
+)
 from fedkeel.experiments.bench.measure import Result, fitted
+from fedkeel.experiments.bench.sides import run_cell
 from fedkeel.stopping import Stopped, stop_requested
 
-TINY = Row("simple_cnn(width=2)", 32, 4, 3, 2, 1, group="cpu", executors=("serial", "processes"), aim=1.5)
+TINY = Benchmark("simple_cnn(width=2)", 32, 4, 3, 2, 1, group="cpu", executors=("serial", "processes"), aim=1.5)
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +47,7 @@ class Script:
         script = self
 
         class Side:
-            def __init__(self, row: Row, _: Any, executor: str = "usual", **options: Any) -> None:
+            def __init__(self, row: Benchmark, _: Any, executor: str = "usual", **options: Any) -> None:
                 self.name = options.get("method", row.method) if row.against else executor
                 self._speeds = iter(speeds[self.name])
 

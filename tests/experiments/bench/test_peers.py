@@ -1,4 +1,4 @@
-"""Rows against other libraries: what is told where they are not there, and how the script's figures are read."""
+"""Rows against other libraries: what is told where they are not there, and how the script's results are read."""
 
 from __future__ import annotations
 
@@ -24,27 +24,16 @@ def test_without_a_checkout_it_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     assert "checkout" in peers.reason_to_skip(ROWS["pfl"])
 
 
-def test_the_faster_way_to_use_the_other_library_counts() -> None:
-    lines = [
-        {"side": "fedkeel", "round_s": 2.0},
-        {"side": "pfl, 2 threads", "round_s": 5.0, "ratio": 2.5, "lowest": 2.4, "highest": 2.6},
-        {"side": "pfl, torchrun", "round_s": 4.0, "ratio": 2.0, "lowest": 1.9, "highest": 2.2},
-    ]
-    (result,) = peers.compared(ROWS["pfl"], lines)
-    assert (result["other"], result["ratio"], result["ratios"]) == ("pfl, torchrun", 2.0, (1.9, 2.2))
-    assert (result["our_speed"], result["other_speed"]) == (625.0, 312.5)  # 10 clients of 125 steps
-    assert result["aim"] == 1.5
-
-
-def test_flower_is_compared_by_the_round_and_by_the_command() -> None:
-    lines = [
-        {"side": "fedkeel", "round_s": 1.0, "command_s": 25.0},
-        {"side": "flower", "round_s": 3.0, "command_s": 200.0, "ratio_of_round_s": 3.0, "ratio_of_command_s": 8.0},
-    ]
-    by_round, by_command = peers.compared(ROWS["flower"], lines)
-    assert (by_round["ratio"], by_round["aim"]) == (3.0, 2.0)
-    assert (by_command["ratio"], by_command["aim"]) == (8.0, 4.0)
-    assert "20 rounds from the command line" in by_command["work"]
+def test_the_results_are_what_the_script_prints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "cpu.py"
+    script.write_text(
+        "import json, sys\n"
+        "print('warming up')\n"
+        "print(json.dumps({'work': 'a round', 'ratio': 2.0, 'ours': ' '.join(sys.argv[1:4])}))\n"
+    )
+    monkeypatch.setattr(peers, "SCRIPT", script)
+    (result,) = peers.measure(ROWS["pfl"], quick=True)
+    assert result == {"work": f"{ROWS['pfl'].model}, a round", "ratio": 2.0, "ours": "pfl --results --quick"}
 
 
 def test_a_script_that_fails_is_a_reason_not_a_crash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,22 +4,9 @@
 >>> bench(choose(["cpu4"])).results[0].ratio                    # doctest: +SKIP
 """
 
-from __future__ import annotations
-
 from fedkeel.experiments.bench.measure import Report, Result, bench, reason_to_skip
-from fedkeel.experiments.bench.rows import GROUPS, ROWS, Row, choose, made_up
+from fedkeel.experiments.bench.rows import GROUPS, ROWS, Benchmark, choose, made_up
 from fedkeel.experiments.bench.sides import Executed, UsualLoop
 
-__all__ = [
-    "GROUPS",
-    "ROWS",
-    "Executed",
-    "Report",
-    "Result",
-    "Row",
-    "UsualLoop",
-    "bench",
-    "choose",
-    "made_up",
-    "reason_to_skip",
-]
+__all__ = ["GROUPS", "ROWS", "Benchmark", "Executed", "Report", "Result", "UsualLoop"]
+__all__ += ["bench", "choose", "made_up", "reason_to_skip"]

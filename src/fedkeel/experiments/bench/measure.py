@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import datetime
 import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,10 +17,10 @@ from fedkeel.config import from_one
 from fedkeel.core.evaluation import Scores
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.bench import peers
-from fedkeel.experiments.bench.cell import run_cell
-from fedkeel.experiments.bench.rows import Row, made_up
-from fedkeel.experiments.bench.sides import Executed, UsualLoop
+from fedkeel.experiments.bench.rows import Benchmark, made_up
+from fedkeel.experiments.bench.sides import Executed, UsualLoop, run_cell
 from fedkeel.observer import Observer
+from fedkeel.runs.origin import cpu_name
 from fedkeel.stopping import Stopped
 
 CYCLES = {"cpu": 5, "gpu": 3, "cost": 3}
@@ -33,26 +31,18 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Result:
-    """One measured line, or the reason why it is missing.
-
-    Attributes:
-        other, ours: the names of the two sides.
-        other_speed, our_speed: client-steps per second, the median of the cycles.
-        ratio: of ours over the other's; for a cost the other way round; both the median over the cycles.
-        ratios: of each cycle.
-        seconds: of a whole experiment.
-    """
+    """One measured line, or the reason why it is missing."""
 
     row: str
     group: str
     work: str
-    other: str = ""
+    other: str = ""  # the names of the two sides
     ours: str = ""
-    other_speed: float | None = None
+    other_speed: float | None = None  # client-steps per second, the median of the cycles
     our_speed: float | None = None
-    ratio: float | None = None
-    ratios: tuple[float, ...] = ()
-    seconds: float | None = None
+    ratio: float | None = None  # of ours over the other's, for a cost the other way round; the median of the cycles
+    ratios: tuple[float, ...] = ()  # of each cycle
+    seconds: float | None = None  # of a whole experiment
     aim: float | None = None
     skipped: str = ""
 
@@ -89,31 +79,35 @@ class Report:
 
 
 def bench(
-    rows: Mapping[str, Row], *, quick: bool = False, options: Mapping[str, Any] | None = None, say: Say | None = None
+    rows: Mapping[str, Benchmark],
+    *,
+    quick: bool = False,
+    options: Mapping[str, Any] | None = None,
+    say: Say = lambda _: None,
 ) -> Report:
     """Measure these rows. `options` are those of a run, for Fedkeel's side; `say` is told what is going on. A request
     to stop ends it with what there is."""
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     report = Report(machine(), torch.__version__, datetime.date.today().isoformat(), round(load, 1), quick)
     for name, row in rows.items():
+        measure = time_cell if row.group == "cell" else ask_peer if row.peer else alternate
         reason = reason_to_skip(row)
-        if reason:
-            report.results.append(skipped(name, row, reason))
-            continue
         try:
-            measure = time_cell if row.group == "cell" else ask_peer if row.peer else alternate
-            measure(name, row, report, dict(options or {}), say or (lambda _: None))
+            if not reason:
+                measure(name, row, report, dict(options or {}), say)
         except Stopped:
             report.stopped = True
             break
         except torch.OutOfMemoryError:
-            report.results.append(skipped(name, row, "the memory of this GPU is too small for it"))
+            reason = "the memory of this GPU is too small for it"
         except FedkeelError as error:
-            report.results.append(skipped(name, row, str(error)))
+            reason = str(error)
+        if reason:
+            report.results.append(Result(name, row.group, row.work, aim=row.aim, skipped=reason.rstrip(".")))
     return report
 
 
-def reason_to_skip(row: Row) -> str:
+def reason_to_skip(row: Benchmark) -> str:
     """Why it cannot be measured here; empty where it can."""
     if row.peer:
         return peers.reason_to_skip(row)
@@ -122,25 +116,18 @@ def reason_to_skip(row: Row) -> str:
     return ""
 
 
-def skipped(name: str, row: Row, reason: str) -> Result:
-    return Result(name, row.group, row.work, aim=row.aim, skipped=reason.rstrip("."))
-
-
-def alternate(name: str, row: Row, report: Report, options: dict[str, Any], say: Say) -> None:
+def alternate(name: str, row: Benchmark, report: Report, options: dict[str, Any], say: Say) -> None:
     """Time the sides in turn and add a result for each of Fedkeel's to the report, also when asked to stop."""
-    if report.quick:
-        row = row.quick()
-    aim = row.compiled_aim if options.get("compile") and row.compiled_aim else row.aim
     say(f"{name}: warming up")
-    if row.group == "cpu":
-        row = fitted(row)
+    row = row.quick() if report.quick else row
+    row = fitted(row) if row.group == "cpu" else row
+    aim = row.compiled_aim if options.get("compile") and row.compiled_aim else row.aim
     federation = made_up(row)
     sides: list[Executed | UsualLoop] = []
     cycles: list[list[float]] = []
     try:
         # Workers are forked before this process has trained anything and keeps threads for it.
-        executors = [e for e in row.executors if e != "processes" or hasattr(os, "fork")]
-        for executor in reversed(executors):
+        for executor in reversed([e for e in row.executors if e != "processes" or hasattr(os, "fork")]):
             sides.insert(0, Executed(row, federation, executor, **options))
         if row.against:
             sides.insert(0, Executed(row, federation, row.executors[0], **options, method=row.against))
@@ -156,28 +143,28 @@ def alternate(name: str, row: Row, report: Report, options: dict[str, Any], say:
     finally:
         for side in sides:
             side.close()
-        if cycles:
-            for place, side in enumerate(sides[1:], start=1):
-                pairs = [(cycle[0], cycle[place]) for cycle in cycles]
-                ratios = [theirs / ours if row.against else ours / theirs for theirs, ours in pairs]
-                report.results.append(
-                    Result(
-                        name,
-                        row.group,
-                        row.work,
-                        other=row.against or sides[0].name,
-                        ours=row.method if row.against else side.name,
-                        other_speed=statistics.median(theirs for theirs, _ in pairs),
-                        our_speed=statistics.median(ours for _, ours in pairs),
-                        ratio=statistics.median(ratios),
-                        ratios=tuple(ratios),
-                        # One core after another is what the usual loop does too: only several are to be faster.
-                        aim=None if report.quick or side.name == "serial" else aim,
-                    )
+        other, *ours = zip(*cycles, strict=True) if cycles else [()]
+        for side, speeds_of_side in zip(sides[1:], ours, strict=False):
+            ratios = [mine / theirs for theirs, mine in zip(other, speeds_of_side, strict=True)]
+            ratios = [1 / ratio for ratio in ratios] if row.against else ratios
+            report.results.append(
+                Result(
+                    name,
+                    row.group,
+                    row.work,
+                    other=row.against or sides[0].name,
+                    ours=row.method if row.against else side.name,
+                    other_speed=statistics.median(other),
+                    our_speed=statistics.median(speeds_of_side),
+                    ratio=statistics.median(ratios),
+                    ratios=tuple(ratios),
+                    # One core after another is what the usual loop does too: only several are to be faster.
+                    aim=None if report.quick or side.name == "serial" else aim,
                 )
+            )
 
 
-def ask_peer(name: str, row: Row, report: Report, _: dict[str, Any], say: Say) -> None:
+def ask_peer(name: str, row: Benchmark, report: Report, _: dict[str, Any], say: Say) -> None:
     """Against another library, by the script that knows how to run it."""
     say(f"{name}: both sides in turn, some minutes")
     for fields in peers.measure(row, quick=report.quick):
@@ -185,7 +172,7 @@ def ask_peer(name: str, row: Row, report: Report, _: dict[str, Any], say: Say) -
         report.results.append(Result(name, row.group, **fields))
 
 
-def fitted(row: Row) -> Row:
+def fitted(row: Benchmark) -> Benchmark:
     """With fewer steps where this CPU is slow or busy: the row shall take a minute, whatever the machine."""
     probe = replace(row, clients=1, steps=3)
     seconds_per_step = 1 / UsualLoop(probe, made_up(probe)).speed()
@@ -200,26 +187,15 @@ class _Rounds(Observer):
         self._say(f"{self._name}: round {from_one(round)} of {rounds}")
 
 
-def time_cell(name: str, row: Row, report: Report, options: dict[str, Any], say: Say) -> None:
-    """The wall clock of a whole experiment."""
+def time_cell(name: str, row: Benchmark, report: Report, options: dict[str, Any], say: Say) -> None:
     say(f"{name}: making the images")
     rounds, images = (2, 1000) if report.quick else (row.rounds, 50_000)
-    told = _Rounds(name, say)
-    done = run_cell(method=row.method, rounds=rounds, images=images, observer=told, **options)
-    report.results.append(
-        Result(
-            name, row.group, row.work, ours=row.method, seconds=done["seconds"], aim=None if report.quick else row.aim
-        )
-    )
+    done = run_cell(method=row.method, rounds=rounds, images=images, observer=_Rounds(name, say), **options)
+    aim = None if report.quick else row.aim
+    report.results.append(Result(name, row.group, row.work, ours=row.method, seconds=done["seconds"], aim=aim))
 
 
 def machine() -> str:
     """Its processor, cores and GPU, in words."""
-    processor = platform.processor() or platform.machine()
-    try:
-        models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
-        processor = models[0].partition(":")[2].strip()
-    except (OSError, IndexError):
-        pass
-    gpu = f", {torch.cuda.get_device_name(0)}" if torch.cuda.is_available() else ", no GPU"
-    return f"{processor}, {os.cpu_count()} cores{gpu}"
+    gpu = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "no GPU"
+    return f"{cpu_name()}, {os.cpu_count()} cores, {gpu}"

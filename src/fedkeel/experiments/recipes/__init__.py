@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from importlib import resources
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 from fedkeel.config import Config, from_dict
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.experiments.recipes.kinds import COLUMN, ROW, own_entries, refuse_other_kinds
+from fedkeel.experiments.recipes.kinds import COLUMN, ENTRIES, ROW, Kind
 from fedkeel.options import described
 from fedkeel.spec import parse as parse_spec
 
@@ -28,13 +28,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-PAPERS = {
-    "greg": "GReg",
-    "hbn": "HBN",
-    "fedwon": "FedWon",
-    "fedcoda": "FedCoda",
-    "univarfl": "UniVarFL",
-}
+PAPERS = {"greg": "GReg", "hbn": "HBN", "fedwon": "FedWon", "fedcoda": "FedCoda", "univarfl": "UniVarFL"}
 
 # What the figures show besides accuracy, and a few tables too.
 DIAGNOSTICS = {
@@ -58,32 +52,12 @@ ORDERS = ("rows", "columns")
 NOT_A_CELL = "-"  # the paper's table has no such cell, and it is not run
 NOT_PRINTED = "?"  # the paper shows it in a figure, or not at all
 
-HEADER = (
-    "like",
-    "paper",
-    "table",
-    "caption",
-    "measure",
-    "protocol",
-    "seeds",
-    "decisions",
-    "misprints",
-    "claims",
-    "substitute",
-    "diagnostics",
-    "order",
-    "base",
-    "groups",
-    "columns",
-    "rows",
-    "published",
-)
 NEEDED = ("paper", "table", "caption", "measure", "protocol", "seeds", "base", "columns", "rows")
 READ = ("read", "domain", "statistics")
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedNumber:
     """A number as it is printed: its text, value and spread. `N/A` has neither value nor spread."""
 
     text: str
@@ -91,13 +65,13 @@ class Published:
     spread: float | None = None
 
     @staticmethod
-    def of(text: str) -> Published:
+    def of(text: str) -> PublishedNumber:
         match = re.fullmatch(r"(-?\d+(?:\.\d+)?)(?:±(\d+(?:\.\d+)?))?", text)
         if match is None:
             if text != "N/A":
                 raise FedkeelError(f"'{text}' is not a published number: write it like 75.8, 75.8±0.3 or N/A.")
-            return Published(text, None)
-        return Published(text, float(match[1]), float(match[2]) if match[2] else None)
+            return PublishedNumber(text, None)
+        return PublishedNumber(text, float(match[1]), float(match[2]) if match[2] else None)
 
     @property
     def decimals(self) -> int:
@@ -106,21 +80,14 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Column:
-    """A setting: data, partition, unseen domain, batch size, ...
-
-    Attributes:
-        group: heading over several columns, with options of its own.
-        average: the mean of the group's other columns.
-        relative_to: the row by whose number the others are divided.
-        reading: of a run's result, see `Recipe.reading`.
-    """
+class RecipeColumn:
+    """A setting: data, partition, unseen domain, batch size, ..."""
 
     label: str
-    group: str = ""
-    average: bool = False
-    relative_to: str = ""
-    reading: Mapping[str, str] = field(default_factory=dict)
+    group: str = ""  # heading over several columns, with options of its own
+    average: bool = False  # the mean of the group's other columns
+    relative_to: str = ""  # the row by whose number the others are divided
+    reading: Mapping[str, str] = field(default_factory=dict)  # of a run's result, see `Recipe.reading`
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -129,7 +96,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Row:
+class RecipeRow:
     """A method as the table calls it, with what it sets; `on` for one group or column alone."""
 
     label: str
@@ -140,58 +107,47 @@ class Row:
 
 @dataclass(frozen=True)
 class Recipe:
-    """A table or figure of a paper.
+    """A table or figure of a paper."""
 
-    Attributes:
-        name: as typed, "hbn/table1".
-        measure: what the numbers are. protocol: where in the paper the settings are stated.
-        decisions: what the paper leaves open, and what was decided.
-        misprints: numbers of the paper that contradict each other. claims: what its text says of it.
-        substitute: why the published numbers are only a reference here, empty when they are the same experiment.
-        diagnostics: what is recorded besides accuracy.
-        order: whether the "rows" of a column or the "columns" of a group are what the paper puts in order.
-        published: by row label and column name; a cell without a number is not there.
-        absent: cells that the paper's table does not have, which are not run.
-    """
-
-    name: str
+    name: str  # as typed, "hbn/table1"
     paper: str
     table: str
     caption: str
-    measure: str
-    protocol: str
+    measure: str  # what the numbers are
+    protocol: str  # where in the paper the settings are stated
     seeds: tuple[int, ...]
-    columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    columns: tuple[RecipeColumn, ...]
+    rows: tuple[RecipeRow, ...]
     base: Mapping[str, Any]
     groups: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    published: Mapping[tuple[str, str], Published] = field(default_factory=dict)
-    absent: frozenset[tuple[str, str]] = frozenset()
-    decisions: tuple[str, ...] = ()
-    misprints: tuple[str, ...] = ()
-    claims: tuple[str, ...] = ()
-    substitute: str = ""
-    diagnostics: tuple[str, ...] = ()
-    order: str = "rows"
+    # By row label and column name; a cell without a number is not there.
+    published: Mapping[tuple[str, str], PublishedNumber] = field(default_factory=dict)
+    absent: frozenset[tuple[str, str]] = frozenset()  # cells that the paper's table does not have, which are not run
+    decisions: tuple[str, ...] = ()  # what the paper leaves open, and what was decided
+    misprints: tuple[str, ...] = ()  # numbers of the paper that contradict each other
+    claims: tuple[str, ...] = ()  # what its text says of it
+    substitute: str = ""  # why the published numbers are only a reference; empty when they are the same experiment
+    diagnostics: tuple[str, ...] = ()  # what is recorded besides accuracy
+    order: str = "rows"  # whether the "rows" of a column or the "columns" of a group are what the paper puts in order
 
-    def parts(self, average: Column) -> list[Column]:
+    def parts(self, average: RecipeColumn) -> list[RecipeColumn]:
         """The columns of which this one is the mean."""
         return [column for column in self.columns if column.group == average.group and not column.average]
 
-    def cells(self) -> Iterator[tuple[Row, Column]]:
+    def cells(self) -> Iterator[tuple[RecipeRow, RecipeColumn]]:
         """Every cell that is run; averages follow from the others."""
         for row in self.rows:
             for column in self.columns:
                 if not column.average and (row.label, column.name) not in self.absent:
                     yield row, column
 
-    def config(self, row: Row, column: Column) -> Config:
+    def config(self, row: RecipeRow, column: RecipeColumn) -> Config:
         """The configuration of a cell, its seed left open."""
         own = {**row.on.get(column.group, {}), **row.on.get(column.name, {})}
         shared = {**self.base, **self.groups.get(column.group, {}), **column.options}
         return from_dict({**shared, **row.options, **own})
 
-    def reading(self, row: Row, column: Column) -> Mapping[str, str]:
+    def reading(self, row: RecipeRow, column: RecipeColumn) -> Mapping[str, str]:
         """What is read of a run: `read` ("accuracy" if not given) or `domain`, under which `statistics`."""
         return {**column.reading, **row.reading}
 
@@ -207,7 +163,7 @@ def names() -> list[str]:
     return sorted(found, key=_in_order)
 
 
-def chosen(name: str) -> list[str]:
+def matching(name: str) -> list[str]:
     """The recipes that a word means: a recipe or a file, all of a paper's ("hbn"), or those that fit "hbn/table*".
 
     A paper's are those with its own data and networks; a variant is only run by its name.
@@ -256,45 +212,37 @@ def parse(name: str, text: str, below: Sequence[str] = ()) -> Recipe:
 
 
 def _recipe(name: str, table: Mapping[str, Any], below: Sequence[str]) -> Recipe:
-    _refuse_unknown(table, HEADER, "entry")
-    refuse_other_kinds(table)
-    parent = load(table["like"], below) if "like" in table else None
+    _refuse_unknown(table, ENTRIES, "entry")
+    for key, wanted in _of_another_kind(table, ENTRIES):
+        raise FedkeelError(f"'{key}' must be {wanted}.")
+    entries: dict[str, Any] = {"base": {}, "groups": {}}
+    if "like" in table:
+        entries |= vars(load(table["like"], below))
     for key in NEEDED:
-        if key not in table and parent is None:
+        if key not in table and "like" not in table:
             raise FedkeelError(f"the entry '{key}' is missing: add it.")
-    columns = tuple(map(_column, table["columns"])) if "columns" in table or parent is None else parent.columns
-    rows = tuple(map(_row, table["rows"])) if "rows" in table or parent is None else parent.rows
+    entries |= {key: tuple(table[key]) for key in table if isinstance(table[key], list)}
+    entries |= {key: table[key] for key in table if isinstance(table[key], str) and key != "like"}
+    if "columns" in table:
+        entries["columns"] = tuple(RecipeColumn(**_divided(column, COLUMN)) for column in table["columns"])
+    if "rows" in table:
+        entries["rows"] = tuple(RecipeRow(**_divided(row, ROW)) for row in table["rows"])
+    columns, rows = entries["columns"], entries["rows"]
     _refuse_twice([column.name for column in columns], "column")
     _refuse_twice([row.label for row in rows], "row")
-    published, absent = _numbers(table.get("published", {}), rows, columns)
-    entries: dict[str, Any] = {
-        **({} if parent is None else _inherited(parent, rows, columns)),
-        **{key: table[key] for key in HEADER if key in table and key not in ("like", "published", "base", "groups")},
-        **({"published": published, "absent": absent} if "published" in table else {}),
-        "name": name,
-        "columns": columns,
-        "rows": rows,
-    }
-    inherited_base, inherited_groups = ({}, {}) if parent is None else (parent.base, parent.groups)
-    entries["base"] = {**inherited_base, **table.get("base", {})}
-    groups = table.get("groups", {})
-    kept = dict.fromkeys(column.group for column in columns if column.group in {*inherited_groups, *groups})
-    entries["groups"] = {group: {**inherited_groups.get(group, {}), **groups.get(group, {})} for group in kept}
-    for key in ("seeds", "decisions", "misprints", "claims", "diagnostics"):
-        entries[key] = tuple(entries.get(key, ()))
-    recipe = Recipe(**entries)
+    if "published" in table:
+        entries |= _numbers(table["published"], rows, columns)
+    elif "like" in table:  # of the numbers that it takes over those whose row and column it keeps
+        cells = {(row.label, column.name) for row in rows for column in columns}
+        entries["published"] = {cell: number for cell, number in entries["published"].items() if cell in cells}
+        entries["absent"] &= cells
+    inherited, groups = entries["groups"], table.get("groups", {})
+    kept = dict.fromkeys(column.group for column in columns if column.group in {*inherited, *groups})
+    entries["groups"] = {group: {**inherited.get(group, {}), **groups.get(group, {})} for group in kept}
+    entries["base"] = {**entries["base"], **table.get("base", {})}
+    recipe = Recipe(**{**entries, "name": name})
     _check(recipe, groups)
     return recipe
-
-
-def _inherited(parent: Recipe, rows: Sequence[Row], columns: Sequence[Column]) -> dict[str, Any]:
-    """What a variant takes over; of the published numbers those whose row and column it keeps."""
-    cells = {(row.label, column.name) for row in rows for column in columns}
-    return {
-        **{entry.name: getattr(parent, entry.name) for entry in fields(parent)},
-        "published": {cell: number for cell, number in parent.published.items() if cell in cells},
-        "absent": parent.absent & cells,
-    }
 
 
 def _check(recipe: Recipe, groups: Mapping[str, Any]) -> None:
@@ -323,43 +271,28 @@ def _check_reading(config: Config, reading: Mapping[str, str], cell: str) -> Non
         )
 
 
-def _column(entry: Mapping[str, Any]) -> Column:
-    own = own_entries(entry, COLUMN)
-    reading, options = _split(entry, own)
-    return Column(**own, reading=reading, options=options)
-
-
-def _row(entry: Mapping[str, Any]) -> Row:
-    own = own_entries(entry, ROW)
-    reading, options = _split(entry, own)
-    return Row(**own, reading=reading, options=options)
-
-
-def _split(entry: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[dict[str, str], dict[str, Any]]:
-    """What is read of a run, and the options that it is run with."""
+def _divided(entry: Mapping[str, Any], kinds: Mapping[str, Kind]) -> dict[str, Any]:
+    """What a row or a column says of itself, what is read of its runs, and the options that they are run with."""
+    own = {key: entry[key] for key in kinds if key in entry}
+    for key, wanted in _of_another_kind(own, kinds):
+        raise FedkeelError(f"'{key}' is {own[key]!r} in {dict(entry)}: it must be {wanted}.")
     if "label" not in own:
         raise FedkeelError(f"{dict(entry)} has no label: add one.")
     reading = {key: entry[key] for key in READ if key in entry}
     _refuse_unknown([reading["read"]] if "read" in reading else [], READINGS, "reading")
     _refuse_unknown([reading["statistics"]] if "statistics" in reading else [], STATISTICS, "statistics")
-    return reading, {key: value for key, value in entry.items() if key not in own and key not in reading}
+    options = {key: value for key, value in entry.items() if key not in own and key not in reading}
+    return {**own, "reading": reading, "options": options}
 
 
-Numbers = dict[tuple[str, str], Published]
-
-
-def _numbers(
-    lines: Mapping[str, str], rows: Sequence[Row], columns: Sequence[Column]
-) -> tuple[Numbers, frozenset[tuple[str, str]]]:
-    """The published numbers: a line of text for each row, with a number for each column."""
+def _numbers(lines: Mapping[str, str], rows: Sequence[RecipeRow], columns: Sequence[RecipeColumn]) -> dict[str, Any]:
+    """The published numbers, a line of text for each row with a number for each column; and the cells without one."""
     _refuse_unknown(lines, [row.label for row in rows], "row")
-    published: Numbers = {}
+    published: dict[tuple[str, str], PublishedNumber] = {}
     absent = set()
-    for row in rows:
+    for row in rows if lines else ():
         if row.label not in lines:
-            if lines:
-                raise FedkeelError(f"the row '{row.label}' has no published line: add one, with ? for every column.")
-            continue
+            raise FedkeelError(f"the row '{row.label}' has no published line: add one, with ? for every column.")
         numbers = lines[row.label].split()
         if len(numbers) != len(columns):
             raise FedkeelError(
@@ -370,14 +303,19 @@ def _numbers(
             if text == NOT_A_CELL:
                 absent.add((row.label, column.name))
             elif text != NOT_PRINTED:
-                published[row.label, column.name] = Published.of(text)
-    return published, frozenset(absent)
+                published[row.label, column.name] = PublishedNumber.of(text)
+    return {"published": published, "absent": frozenset(absent)}
 
 
 def _refuse_unknown(given: Sequence[str] | Mapping[str, Any], known: Any, what: str) -> None:
     for name in given:
         if name not in known:
             raise FedkeelError(f"there is no {what} '{name}': {nearest(name, known)}")
+
+
+def _of_another_kind(table: Mapping[str, Any], kinds: Mapping[str, Kind]) -> Iterator[tuple[str, str]]:
+    """The entries that are not what they must be, each with how to write it."""
+    return ((key, kinds[key][1]) for key, value in table.items() if not kinds[key][0](value))
 
 
 def _refuse_twice(given: Sequence[str], what: str) -> None:

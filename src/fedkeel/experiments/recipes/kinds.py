@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from fedkeel.errors import FedkeelError
-
 Kind = tuple[Callable[[Any], bool], str]  # whether a value is of it, and how to write it
 
 
@@ -40,21 +38,3 @@ COLUMN: Mapping[str, Kind] = {
     "average": (lambda value: isinstance(value, bool), "true or false"),
 }
 ROW: Mapping[str, Kind] = {"label": TEXT, "on": (table_of(dict), "a table of options for each group or column")}
-
-
-def refuse_other_kinds(table: Mapping[str, Any]) -> None:
-    """Of the whole recipe."""
-    for key, value in table.items():
-        is_of, wanted = ENTRIES[key]
-        if not is_of(value):
-            raise FedkeelError(f"'{key}' must be {wanted}.")
-
-
-def own_entries(entry: Mapping[str, Any], kinds: Mapping[str, Kind]) -> dict[str, Any]:
-    """What a row or a column says of itself; the rest are options of its runs."""
-    own = {key: entry[key] for key in kinds if key in entry}
-    for key, value in own.items():
-        is_of, wanted = kinds[key]
-        if not is_of(value):
-            raise FedkeelError(f"'{key}' is {value!r} in {dict(entry)}: it must be {wanted}.")
-    return own
