@@ -173,7 +173,7 @@ def _prepare(config: Config, federation: Federation | None, model: nn.Module | N
     """As `prepare`, with the diagnostics to be recorded refused as early as can be."""
     if not config.record:
         return prepare(config, federation=federation, model=model, method=method)
-    diagnostics = analysis.chosen(config)
+    diagnostics = analysis.requested(config)
     setup = prepare(config, federation=federation, model=model, method=method)
     for diagnostic in diagnostics:
         diagnostic.check(setup.worker)
@@ -181,7 +181,7 @@ def _prepare(config: Config, federation: Federation | None, model: nn.Module | N
 
 
 def _recorder(store: Store, setup: Setup, observer: Observer) -> Observer:
-    return analysis.Recorder(analysis.chosen(setup.config), store.directory, setup, observer.note)
+    return analysis.Recorder(analysis.requested(setup.config), store.directory, setup, observer.note)
 
 
 def _settings(config: Config | Mapping[str, Any] | str | Path | None, options: dict[str, Any]) -> Config:

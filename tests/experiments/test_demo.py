@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from fedkeel import methods as registered
-from fedkeel.analysis import chosen
+from fedkeel.analysis import requested
 from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
@@ -48,7 +48,7 @@ def test_it_takes_whatever_is_registered() -> None:
     assert names[: len(BASELINES)] == list(BASELINES)
     assert set(names[len(BASELINES) :]) == {name for name in PAPERS if name in registered.METHODS}
     for config in read_entries(methods(), SETTINGS).values():
-        assert [diagnostic.needs_batch_norm for diagnostic in chosen(config)] == [False, False], (
+        assert [diagnostic.needs for diagnostic in requested(config)] == ["", ""], (
             "some have no batch norm"
         )
 

@@ -1,6 +1,7 @@
 """The papers' diagnostics: why a run went as it did.
 
-Each is a file of its own: a pure function of arrays with its formula, and the few lines that get its inputs from a run.
+Each is a file of its own: the few lines that get its inputs from a run, and its figures. The formulas that the papers
+state are in `fedkeel.formulas`.
 
 >>> import fedkeel                                                                 # doctest: +SKIP
 >>> fedkeel.analysis.run("representation-divergence", "runs/digits-shift-fedavg-seed0")  # doctest: +SKIP
@@ -15,8 +16,8 @@ from typing import Any
 from torch import nn
 
 from fedkeel.analysis.diagnostic import DIAGNOSTICS, FOLDER, Diagnostic, Measured, build, diagnostic
-from fedkeel.analysis.moment import Moment, Objects
-from fedkeel.analysis.recorder import Recorder, chosen
+from fedkeel.analysis.recorder import Recorder, requested
+from fedkeel.analysis.snapshot import Objects, Snapshot
 from fedkeel.core.method import Method
 from fedkeel.data.federation import Federation
 from fedkeel.options import as_path
@@ -30,12 +31,12 @@ __all__ = [
     "FOLDER",
     "Diagnostic",
     "Measured",
-    "Moment",
     "Recorder",
+    "Snapshot",
     "build",
-    "chosen",
     "diagnostic",
     "number",
+    "requested",
     "run",
 ]
 
@@ -63,9 +64,9 @@ def run(
         save: also write it to `diagnostics/NAME.json` in the run directory, or in the directory given here.
         federation, model, method: of a run that got them as objects in Python.
     """
-    chosen = build(name, **options)
+    built = build(name, **options)
     run = run if isinstance(run, Run) else Run(run)
-    document = chosen.document(chosen.of_run(run, Objects(federation, model, method)))
+    document = built.document(built.of_run(run, Objects(federation, model, method)))
     if save:
-        chosen.write(run.directory if save is True else as_path(save, "save"), document)
+        built.write(run.directory if save is True else as_path(save, "save"), document)
     return document

@@ -6,7 +6,7 @@ from typing import Any
 
 from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
 from fedkeel.analysis.figures import Figure, by_round
-from fedkeel.analysis.moment import Objects
+from fedkeel.analysis.snapshot import Objects
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run
 
@@ -21,8 +21,6 @@ def evaluated(run: Run) -> list[dict[str, Any]]:
 
 @diagnostic("convergence")
 class Convergence(Diagnostic):
-    """Test accuracy and training loss by round."""
-
     title = "Convergence"
     what = (
         "Test accuracy of the global model by round, of each domain and on average over the domains that train, and "

@@ -263,7 +263,7 @@ def refuse_outdated(jobs: Sequence[Job], now: Mapping[str, Beginning], note: Cal
 def check_all(entries: Mapping[str, Config], seed: int) -> dict[str, Beginning]:
     """Everything that can be refused before training, for every method, before the first one trains."""
     for config in entries.values():  # all names first, since reading images takes longer
-        analysis.chosen(config)
+        analysis.requested(config)
         Composition.of(registered.build(config.method))
         choose_executor(config, choose_device(config))
     loaded: dict[tuple[Any, ...], Federation] = {}
@@ -274,7 +274,7 @@ def check_all(entries: Mapping[str, Config], seed: int) -> dict[str, Beginning]:
         if key not in loaded:
             loaded[key] = load_federation(config)
         setup = prepare(config, federation=loaded[key])
-        for diagnostic in analysis.chosen(config):
+        for diagnostic in analysis.requested(config):
             diagnostic.check(setup.worker)
         found[label] = Beginning(Origin.of(setup), outline_of(setup), seed)
     return found
