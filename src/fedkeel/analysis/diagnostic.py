@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-import numpy as np
 from torch import nn
 
 from fedkeel import spec
@@ -86,8 +85,7 @@ class Diagnostic:
         return self.draw(measured)
 
     def look(self, snapshot: Snapshot) -> Measured:
-        with np.errstate(all="ignore"):  # what is not finite is shown as a dash
-            return Measured(snapshot.round, plain(self.measure(snapshot)))
+        return Measured(snapshot.round, plain(self.measure(snapshot)))
 
     def _after_run(self, snapshot: Snapshot) -> Measured:
         """As `look`; a sentence where that is not possible, as of a model that has diverged."""
@@ -104,8 +102,7 @@ class Diagnostic:
     def draw(self, measured: list[Measured]) -> list[Figure]:
         """The figures; a sentence where a model that has diverged leaves no numbers for them."""
         try:
-            with np.errstate(all="ignore"):
-                return self.figures(measured)
+            return self.figures(measured)
         except TypeError as error:
             if not any(map(_lacks_numbers, measured)):
                 raise

@@ -93,27 +93,6 @@ def norm_at_rest(snapshot: Snapshot, client: Client, kind: str) -> float:
     return float(np.mean(norms))
 
 
-def figures_at_rest(measured: list[Measured], switch: str) -> list[Figure]:
-    rounds = [from_one(entry.round) for entry in measured]
-    kept = f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}"
-    points = "one point" if len(rounds) == 1 else f"{len(rounds)} points"
-    note = (
-        f"Made after the run, which has kept the model of {kept}: {points}. For a curve over the rounds, and for what "
-        f"the method and its clipping do, run with --record gradient-norms. {switch}"
-    ).strip()
-    means = {m.round: {kind: _mean(norms) for kind, norms in m.values["at rest"].items()} for m in measured}
-    last = measured[-1].values["at rest"]
-    clients, series = list(next(iter(last.values()))), {kind: list(norms.values()) for kind, norms in last.items()}
-    return [
-        by_round("Of the models that were kept, mean over the clients", "gradient norm", means, note=note),
-        bars(f"By client, {measured[-1]}", "gradient norm", clients, series, x_label="client"),
-    ]
-
-
-def _mean(values: dict[str, float]) -> float | None:
-    return float(np.mean(list(values.values()))) if values else None
-
-
 @diagnostic("gradient-norms")
 class GradientNormsByRound(Diagnostic):
     title = "Gradient norms"
@@ -135,14 +114,11 @@ class GradientNormsByRound(Diagnostic):
             kinds = (BATCH, GLOBAL) if batch_norms(snapshot.worker.model) else (NO_NORM,)
             at_rest = {kind: {c.name: norm_at_rest(snapshot, c, kind) for c in snapshot.clients} for kind in kinds}
             return {"at rest": at_rest, "switch": switch}
-        found = {
-            kind: {
-                client: update.metrics[f"{WATCHED}{metric}"]
-                for client, update in snapshot.updates.items()
-                if f"{WATCHED}{metric}" in update.metrics
-            }
-            for kind, metric in METRICS.items()
-        }
+        found: dict[str, dict[str, float]] = {kind: {} for kind in METRICS}
+        for client, update in snapshot.updates.items():
+            for kind, metric in METRICS.items():
+                if WATCHED + metric in update.metrics:
+                    found[kind][client] = update.metrics[WATCHED + metric]
         if not found["computed"]:
             raise FedkeelError("no client told the norms of its gradients.")
         return {**found, "switch": switch}
@@ -168,3 +144,27 @@ class GradientNormsByRound(Diagnostic):
             by_round("By client, as computed", "gradient norm", by_client, **note),
         ]
         return keyed(figures, "gradient norm in training", _mean(last["computed"]))
+
+
+def figures_at_rest(measured: list[Measured], switch: str) -> list[Figure]:
+    rounds = [str(from_one(entry.round)) for entry in measured]
+    kept, points = (
+        (f"round {rounds[0]}", "one point")
+        if len(rounds) == 1
+        else (f"rounds {', '.join(rounds)}", f"{len(rounds)} points")
+    )
+    note = (
+        f"Made after the run, which has kept the model of {kept}: {points}. For a curve over the rounds, and for what "
+        f"the method and its clipping do, run with --record gradient-norms. {switch}"
+    ).strip()
+    means = {m.round: {kind: _mean(norms) for kind, norms in m.values["at rest"].items()} for m in measured}
+    series = {kind: list(norms.values()) for kind, norms in measured[-1].values["at rest"].items()}
+    clients = list(next(iter(measured[-1].values["at rest"].values())))
+    return [
+        by_round("Of the models that were kept, mean over the clients", "gradient norm", means, note=note),
+        bars(f"By client, {measured[-1]}", "gradient norm", clients, series, x_label="client"),
+    ]
+
+
+def _mean(values: dict[str, float]) -> float | None:
+    return float(np.mean(list(values.values()))) if values else None

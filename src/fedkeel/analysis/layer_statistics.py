@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from fedkeel.analysis.snapshot import Snapshot
@@ -49,31 +49,19 @@ def _running(tensors: Tensors, layer: str) -> Statistics:
 
 def _of_inputs(snapshot: Snapshot, client: Client) -> dict[str, Statistics]:
     """Over all values that a layer gets: samples and positions together."""
+    sums: dict[str, Tensor] = {}  # by layer: number, sum and sum of squares of each channel
+
+    def add(layer: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        x = inputs[0].detach().double().transpose(0, 1).flatten(1)
+        sums[layer] = sums.get(layer, 0) + torch.stack([torch.ones_like(x).sum(1), x.sum(1), x.square().sum(1)])
+
     snapshot.put_local(client)
-    with _adding_up_inputs(snapshot.worker.model) as sums:
-        snapshot.outputs(client, client.train)
-    means = {layer: (total / count, squares / count) for layer, (count, total, squares) in sums.items()}
-    return {
-        layer: Statistics(mean.cpu(), (square - mean**2).clamp_min(0).cpu()) for layer, (mean, square) in means.items()
-    }
-
-
-@contextmanager
-def _adding_up_inputs(model: nn.Module) -> Iterator[dict[str, list[Any]]]:
-    """Inside, what each layer gets is added up by channel: number, sum and sum of squares, in double precision."""
-    sums: dict[str, list[Any]] = {}
-
-    def listener(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-        def add(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            x = inputs[0].detach().double().transpose(0, 1).flatten(1)
-            parts = [x.shape[1], x.sum(1), x.square().sum(1)]
-            sums[name] = [old + new for old, new in zip(sums.get(name, [0, 0, 0]), parts, strict=True)]
-
-        return add
-
-    handles = [layer.register_forward_pre_hook(listener(name)) for name, layer in normalised_layers(model).items()]
+    layers = normalised_layers(snapshot.worker.model)
+    handles = [layer.register_forward_pre_hook(partial(add, name)) for name, layer in layers.items()]
     try:
-        yield sums
+        snapshot.outputs(client, client.train)
     finally:
         for handle in handles:
             handle.remove()
+    moments = {layer: (total / count, squares / count) for layer, (count, total, squares) in sums.items()}
+    return {layer: Statistics(m.cpu(), (square - m**2).clamp_min(0).cpu()) for layer, (m, square) in moments.items()}
