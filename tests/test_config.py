@@ -47,7 +47,7 @@ def test_any_text_and_number_survives_the_file(
         ({"learning_rate": -0.1}, "'learning_rate' is -0.1"),
         ({"learning_rate": math.nan}, "finite"),
         ({"learning_rate": math.inf}, "finite"),
-        ({"participation": 0}, "'participation' is 0.0"),
+        ({"participation": 0}, "'participation' is 0"),
         ({"participation": 1.5}, "at most 1"),
         ({"rounds": 2.5}, "not a whole number"),
         ({"rounds": True}, "not a whole number"),

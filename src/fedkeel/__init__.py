@@ -24,6 +24,7 @@ _HOMES = {
     "compare": "fedkeel.experiments.comparison",
     "Config": "fedkeel.config",
     "Method": "fedkeel.core.method",
+    "Traits": "fedkeel.core.method",
     "register": "fedkeel.methods",
     "Observer": "fedkeel.observer",
     "FedkeelError": "fedkeel.errors",
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from fedkeel import analysis, data, engine, methods, models, nn
     from fedkeel.config import Config
     from fedkeel.core import messages, state
-    from fedkeel.core.method import Method
+    from fedkeel.core.method import Method, Traits
     from fedkeel.errors import FedkeelError
     from fedkeel.experiments.comparison import compare
     from fedkeel.formulas import aggregation, losses
@@ -56,6 +57,7 @@ __all__ = [
     "Method",
     "Observer",
     "Run",
+    "Traits",
     "aggregation",
     "analysis",
     "compare",

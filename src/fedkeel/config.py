@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
 
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.options import described
+from fedkeel.options import Count, NotNegative, Positive, Range, Share, check_fields
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -42,9 +42,9 @@ def from_one(round: int) -> int:
     return round + 1
 
 
-def option(default: Any, help: str, group: str, **limits: float) -> Any:
-    """A field with its help text, its heading in `--help`, and limits (`above`, `least`, `most`)."""
-    return field(default=default, metadata={"help": help, "group": group, **limits})
+def option(default: Any, help: str, group: str) -> Any:
+    """A field with its help text and its heading in `--help`."""
+    return field(default=default, metadata={"help": help, "group": group})
 
 
 @dataclass(frozen=True)
@@ -58,19 +58,19 @@ class Config:
         "domains", "how domains become clients: domains, 'dirichlet(alpha=0.3, clients=10)'", "what"
     )
     unseen: str = option("", "domains that are only evaluated, never trained on, separated by commas", "what")
-    subsample: int = option(0, "equal number of training samples per client; 0 keeps all", "what", least=0)
+    subsample: Annotated[int, Range(0)] = option(0, "equal number of training samples per client; 0 keeps all", "what")
     model: str = option("simple_cnn", "network, with options: 'resnet18(stem=small)'", "what")
     weights: str = option("", "file that the model starts from, e.g. of ImageNet: .safetensors, .pth or .pt", "what")
 
     # rounds
-    rounds: int = option(30, "communication rounds", "rounds", least=1)
-    participation: float = option(
-        1.0, "fraction of clients sampled each round, at least one", "rounds", above=0, most=1
+    rounds: Count = option(30, "communication rounds", "rounds")
+    participation: Annotated[float, Range(above=0, most=1)] = option(
+        1.0, "fraction of clients sampled each round, at least one", "rounds"
     )
     weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean", "rounds")
-    min_clients: int = option(1, "updates without which a round does not count", "rounds", least=1)
-    round_timeout: float = option(
-        3600.0, "seconds that a site has for its part of a round, over a network", "rounds", above=0
+    min_clients: Count = option(1, "updates without which a round does not count", "rounds")
+    round_timeout: Positive = option(
+        3600.0, "seconds that a site has for its part of a round, over a network", "rounds"
     )
     stateless: bool = option(False, "clients keep nothing between rounds; methods that need it are refused", "rounds")
 
@@ -81,55 +81,57 @@ class Config:
     dp: Literal["none", "central", "local"] = option(
         "none", "differential privacy: of clients with a trusted server (central), or of samples (local)", "trust"
     )
-    dp_clip: float = option(
-        1.0, "norm that a client's change (central) or a gradient (local) is cut to", "trust", above=0
+    dp_clip: Positive = option(1.0, "norm that a client's change (central) or a gradient (local) is cut to", "trust")
+    dp_noise: Positive = option(1.0, "noise on their sum, in units of 'dp_clip'", "trust")
+    dp_delta: Annotated[float, Range(above=0, most=0.5)] = option(
+        1e-5, "probability at which 'epsilon' is reported", "trust"
     )
-    dp_noise: float = option(1.0, "noise on their sum, in units of 'dp_clip'", "trust", above=0)
-    dp_delta: float = option(1e-5, "probability at which 'epsilon' is reported", "trust", above=0, most=0.5)
 
     # local training
-    local_epochs: int = option(1, "passes over the local data in a round", "local training", least=1)
-    batch_size: int = option(32, "samples in a local step", "local training", least=1)
+    local_epochs: Count = option(1, "passes over the local data in a round", "local training")
+    batch_size: Count = option(32, "samples in a local step", "local training")
     drop_last: bool = option(False, "drop the last incomplete batch of an epoch (kept by default)", "local training")
     optimizer: Literal["sgd", "adamw"] = option("sgd", "local optimiser, new in every round", "local training")
-    learning_rate: float = option(0.01, "of the first round", "local training", above=0)
-    momentum: float = option(0.9, "of SGD", "local training", least=0, most=1)
-    weight_decay: float = option(0.0, "weight decay", "local training", least=0)
+    learning_rate: Positive = option(0.01, "of the first round", "local training")
+    momentum: Share = option(0.9, "of SGD", "local training")
+    weight_decay: NotNegative = option(0.0, "weight decay", "local training")
     schedule: Literal["constant", "exponential", "cosine"] = option(
         "constant", "how the learning rate changes from round to round", "local training"
     )
-    decay: float = option(0.998, "factor per round of the exponential schedule", "local training", above=0, most=1)
-    clip_norm: float = option(0.0, "clip the norm of all gradients together; 0 does not", "local training", least=0)
+    decay: Annotated[float, Range(above=0, most=1)] = option(
+        0.998, "factor per round of the exponential schedule", "local training"
+    )
+    clip_norm: NotNegative = option(0.0, "clip the norm of all gradients together; 0 does not", "local training")
 
     # evaluation
-    evaluate_every: int = option(
-        1, "rounds between evaluations; those that the result is taken from are always evaluated", "evaluation", least=1
+    evaluate_every: Count = option(
+        1, "rounds between evaluations; those that the result is taken from are always evaluated", "evaluation"
     )
     evaluate_with: Literal["global", "batch", "both"] = option(
         "global", "statistics that batch norm uses in evaluation", "evaluation"
     )
-    evaluate_clients: int = option(
-        1000, "most clients that a method with personal layers is tested on; 0 is all of them", "evaluation", least=0
+    evaluate_clients: Annotated[int, Range(0)] = option(
+        1000, "most clients that a method with personal layers is tested on; 0 is all of them", "evaluation"
     )
-    evaluation_batch: int = option(256, "samples in an evaluation step", "evaluation", least=1)
+    evaluation_batch: Count = option(256, "samples in an evaluation step", "evaluation")
     result: Literal["last", "mean-last-10", "best-validation"] = option(
         "last", "round whose accuracy is the result", "evaluation"
     )
     record: str = option(
         "", "diagnostics to record while training, separated by commas: 'statistics-divergence,loss-gap'", "evaluation"
     )
-    record_every: int = option(
-        10, "rounds between records; the first and the last round are always recorded", "evaluation", least=1
+    record_every: Count = option(
+        10, "rounds between records; the first and the last round are always recorded", "evaluation"
     )
 
     # machine
-    seed: int = option(0, "of every random choice", "machine", least=0)
+    seed: Annotated[int, Range(0)] = option(0, "of every random choice", "machine")
     executor: str = option("auto", "where clients run: auto, serial, processes or cuda", "machine")
-    workers: int = option(
-        0, "worker processes (0: one per core) or clients at once on a GPU (0: as it holds)", "machine", least=0
+    workers: Annotated[int, Range(0)] = option(
+        0, "worker processes (0: one per core) or clients at once on a GPU (0: as it holds)", "machine"
     )
-    threads: int = option(
-        0, "threads of a local step on the CPU (0: what is faster, 1 in each process or all in one)", "machine", least=0
+    threads: Annotated[int, Range(0)] = option(
+        0, "threads of a local step on the CPU (0: what is faster, 1 in each process or all in one)", "machine"
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N", "machine")
     precision: Literal["float32", "tf32", "bf16"] = option(
@@ -138,16 +140,16 @@ class Config:
     compile: bool = option(
         False, "compile the network with torch.compile: faster steps on a GPU after a minute or so", "machine"
     )
-    memory_limit: int = option(1024, "MiB of clients' memories that are not moved to disk", "machine", least=0)
-    checkpoint_every: int = option(
-        0, "rounds between checkpoints (0: every round, less often where writing them takes long)", "machine", least=0
+    memory_limit: Annotated[int, Range(0)] = option(
+        1024, "MiB of clients' memories that are not moved to disk", "machine"
+    )
+    checkpoint_every: Annotated[int, Range(0)] = option(
+        0, "rounds between checkpoints (0: every round, less often where writing them takes long)", "machine"
     )
     profile: bool = option(False, "write where the time went, phase by phase, to profile.json", "machine")
 
     def __post_init__(self) -> None:
-        hints = _hints()
-        for entry in fields(self):
-            object.__setattr__(self, entry.name, checked(entry, hints[entry.name], getattr(self, entry.name)))
+        check_fields(self)
 
     def replace(self, **changes: Any) -> Config:
         refuse_unknown(changes)
@@ -163,12 +165,10 @@ class Config:
 
     def learning_rate_at(self, round: int) -> float:
         """The local learning rate in `round`, by the schedule."""
-        from math import cos, pi
-
         if self.schedule == "exponential":
             return self.learning_rate * self.decay**round
         if self.schedule == "cosine":
-            return self.learning_rate * (1 + cos(pi * round / self.rounds)) / 2
+            return self.learning_rate * (1 + math.cos(math.pi * round / self.rounds)) / 2
         return self.learning_rate
 
     def to_toml(self) -> str:
@@ -226,44 +226,6 @@ def read_table(path: str | Path, what: str) -> tuple[dict[str, Any], dict[str, i
             raise FedkeelError(f"The {what} '{path}' gives '{name}' twice, also with '_': keep one.")
     table = {name.replace("-", "_"): value for name, value in table.items()}
     return table, {name: begins.index(name) + 1 for name in table if name in begins}
-
-
-@cache
-def _hints() -> dict[str, Any]:
-    """Made anew for every configuration they would take most of the time that making one takes."""
-    return get_type_hints(Config)
-
-
-def checked(entry: dataclasses.Field[Any], hint: Any, value: Any) -> Any:
-    """The value of an option, if it is of the option's type and within its limits."""
-    flag = entry.name
-    if get_origin(hint) is Literal:
-        if value not in get_args(hint):
-            raise FedkeelError(f"'{flag}' is {described(value)}: {nearest(str(value), get_args(hint))}")
-        return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            value = float(value)
-        except OverflowError:
-            raise FedkeelError(f"'{flag}' is a number beyond all measure: give a finite number.") from None
-    if not isinstance(value, hint) or (hint is int and isinstance(value, bool)):
-        raise FedkeelError(f"'{flag}' is {described(value)}, which is not {_kind(hint)}.")
-    if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-        raise FedkeelError(f"'{flag}' is {value!r}, which is not valid Unicode: rename what it names.")
-    limits = entry.metadata
-    if isinstance(value, float) and not value - value == 0:
-        raise FedkeelError(f"'{flag}' is {value}: give a finite number.")
-    if "above" in limits and value <= limits["above"]:
-        raise FedkeelError(f"'{flag}' is {value}: give a number above {limits['above']}.")
-    if "least" in limits and value < limits["least"]:
-        raise FedkeelError(f"'{flag}' is {value}: give at least {limits['least']}.")
-    if "most" in limits and value > limits["most"]:
-        raise FedkeelError(f"'{flag}' is {value}: give at most {limits['most']}.")
-    return value
-
-
-def _kind(hint: type) -> str:
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "text"}[hint]
 
 
 def _toml(value: Any) -> str:

@@ -1,14 +1,124 @@
-"""What was given in Python where something else was expected, in words."""
+"""What an option may be, said once: `rounds: Annotated[int, Range(1)]`, `mode: Literal["mean", "median"]`.
+
+`Config`, a site's policy, methods, models, data sets, partitions, transforms, diagnostics and robust rules declare
+their options so, in the signature or the dataclass that takes them; here values are held against it.
+"""
 
 from __future__ import annotations
 
+import inspect
 import os
+import types
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, nearest
 
 LONGEST = 60
+KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+
+
+@dataclass(frozen=True)
+class Range:
+    """The limits of a number: `Range(0, 1)` has both ends in it, `Range(above=0, below=1)` neither.
+
+    >>> Range(above=0, most=1).wanted, Range(0, below=1).wanted
+    ('give a number above 0 and at most 1.', 'give a number from 0, below 1.')
+    """
+
+    least: float = float("-inf")
+    most: float = float("inf")
+    above: float = float("-inf")
+    below: float = float("inf")
+
+    def __contains__(self, value: float) -> bool:
+        return self.least <= value <= self.most and self.above < value < self.below
+
+    @property
+    def wanted(self) -> str:
+        """The end of the sentence that refuses a number."""
+        given = {limit.name for limit in fields(self) if abs(getattr(self, limit.name)) != float("inf")}
+        words = {
+            ("least",): "give at least {least:g}.",
+            ("most",): "give at most {most:g}.",
+            ("above",): "give a number above {above:g}.",
+            ("below",): "give a number below {below:g}.",
+            ("least", "most"): "give a number from {least:g} to {most:g}.",
+            ("below", "least"): "give a number from {least:g}, below {below:g}.",
+            ("above", "most"): "give a number above {above:g} and at most {most:g}.",
+            ("above", "below"): "give a number above {above:g}, below {below:g}.",
+        }
+        return words[tuple(sorted(given))].format(**vars(self))
+
+
+Positive = Annotated[float, Range(above=0)]
+NotNegative = Annotated[float, Range(0)]
+Share = Annotated[float, Range(0, 1)]
+Count = Annotated[int, Range(1)]
+
+
+def checked(value: Any, hint: Any, subject: str) -> Any:
+    """The value of an option, a whole number for a float as a float, if it is what the hint says; `subject` begins the
+    sentence that refuses it. What a hint says in other words than those here is for its owner to check."""
+    kind, *limits = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    given = value
+    if get_origin(kind) in (Union, types.UnionType):
+        return _one_of(value, get_args(kind), subject)
+    if get_origin(kind) is Literal:
+        if not isinstance(value, str) or value not in get_args(kind):
+            raise FedkeelError(f"{subject} is {described(value)}: {nearest(str(value), get_args(kind))}")
+        return value
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        try:
+            value = float(value)
+        except OverflowError:
+            raise FedkeelError(f"{subject} is a number beyond all measure: give a finite number.") from None
+    if kind in KINDS and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
+        raise FedkeelError(f"{subject} is {described(value)}, which is not {KINDS[kind]}.")
+    if kind is str and any("\ud800" <= character <= "\udfff" for character in value):
+        raise FedkeelError(f"{subject} is {value!r}, which is not valid Unicode: rename what it names.")
+    if kind is float and not value - value == 0:
+        raise FedkeelError(f"{subject} is {value}: give a finite number.")
+    for limit in limits:
+        if isinstance(limit, Range) and value not in limit:
+            raise FedkeelError(f"{subject} is {given}: {limit.wanted}")
+    return value
+
+
+def _one_of(value: Any, hints: tuple[Any, ...], subject: str) -> Any:
+    """`float | None`, `bool | Literal["auto"]`: what one of them takes."""
+    if value is None and type(None) in hints:
+        return None
+    hints = tuple(hint for hint in hints if hint is not type(None))
+    if len(hints) == 1:
+        return checked(value, hints[0], subject)
+    for hint in hints:
+        try:
+            return checked(value, hint, subject)
+        except FedkeelError:
+            continue
+    words = [word for hint in hints for word in get_args(hint) or ("true", "false") if hint is bool or get_args(hint)]
+    raise FedkeelError(f"{subject} is {described(value)}: give {', '.join(words[:-1])} or {words[-1]}.")
+
+
+@lru_cache(maxsize=1024)
+def hints_of(build: Any) -> Mapping[str, Any]:
+    """The hint of every option that a function or a class takes; nothing where they cannot be resolved."""
+    takes = build if is_dataclass(build) or not inspect.isclass(build) else build.__init__
+    try:
+        hints = get_type_hints(takes, include_extras=True)
+    except (NameError, TypeError):  # an author's own names that exist for type checkers alone
+        return {}
+    return {name: hints[name] for name in inspect.signature(build).parameters if name in hints}
+
+
+def check_fields(thing: Any, subject: str = "'{}'") -> None:
+    """Hold every field of a dataclass against its hint, in place; `subject` has the field's name put in."""
+    for name, hint in hints_of(type(thing)).items():  # type: ignore[arg-type]
+        object.__setattr__(thing, name, checked(getattr(thing, name), hint, subject.format(name)))
 
 
 def described(thing: Any) -> str:

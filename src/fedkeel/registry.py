@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from fedkeel.errors import FedkeelError, nearest, unknown
-from fedkeel.options import described
+from fedkeel.options import checked, described, hints_of
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -36,13 +36,17 @@ class Entry(Generic[T]):
         parameters = inspect.signature(self.build).parameters.values()
         return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
-    def check_options(self, kind: str, options: dict[str, Any]) -> None:
-        """Refuse an option that `build` does not take, in one sentence."""
-        valid = self.options()
+    def check_options(self, kind: str, options: dict[str, Any]) -> dict[str, Any]:
+        """The options as `build` wants them; one that it does not take, or not with this value, is refused."""
+        valid, hints = self.options(), hints_of(self.build)
         for name in options:
             if name not in valid and not self.takes_any_option():
                 ending = nearest(name, valid) if valid else "it takes none."
                 raise FedkeelError(f"The {kind} '{self.name}' has no option '{name}': {ending}")
+        return {
+            name: checked(value, hints[name], f"The '{name}' of {self.name}") if name in hints else value
+            for name, value in options.items()
+        }
 
 
 def first_sentence(text: str) -> str:
@@ -94,8 +98,7 @@ class Registry(Generic[T]):
     def build(self, name: str, *args: Any, **options: Any) -> T:
         """Build what is registered under `name`, after checking the options' names."""
         entry = self.entry(name)
-        entry.check_options(self.kind, options)
-        return entry.build(*args, **options)
+        return entry.build(*args, **entry.check_options(self.kind, options))
 
     def make(self, name: str, **options: Any) -> T:
         """As `build`, where nothing but the options can go wrong: whatever they cause is told in one sentence."""

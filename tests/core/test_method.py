@@ -13,7 +13,7 @@ from fedkeel import methods
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, MethodError
@@ -26,7 +26,7 @@ CALLS: list[str] = []
 class Tracing(Method):
     """Writes down every hook; keeps a counter in each memory and sends it around."""
 
-    needs_memory = True
+    traits = Traits(needs_memory=True)
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -137,18 +137,18 @@ class MakesWeights(Named):
 
 
 class ReplacesWeights(MakesWeights):
-    replaces = frozenset({"weights"})
+    traits = Traits(replaces={"weights"})
 
 
 class ReplacesShares(Named):
-    replaces = frozenset({"shares"})
+    traits = Traits(replaces={"shares"})
 
     def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
         return [1.0] * len(updates)
 
 
 class DiscardsShares(ReplacesWeights):
-    replaces = frozenset({"shares", "weights"})
+    traits = Traits(replaces={"shares", "weights"})
 
 
 class OwnForward(Named):
@@ -262,7 +262,7 @@ class Asks(Method):
     """A question inside the round, with tensors both ways and memory on the client."""
 
     name = "asks"
-    needs_memory = True
+    traits = Traits(needs_memory=True)
 
     def before_training(self, server: Server) -> None:
         answers = server.ask(server.participants, "double", {"x": torch.tensor([float(server.round)])})

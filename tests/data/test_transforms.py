@@ -196,7 +196,7 @@ def test_no_transform_asks_the_host_for_a_value(name: str) -> None:
     [
         ("crop(padding=-1)", "padding in crop is -1"),
         ("flip(p=2)", "p in flip is 2"),
-        ("rotation(degrees=lots)", "degrees in rotation is 'lots'"),
+        ("rotation(degrees=lots)", "The 'degrees' of rotation is 'lots'"),
         ("normalise(std=0)", "must be above 0"),
         ("normalise(mean=a)", "mean in normalise is 'a'"),
         ("normalise(like=mnist)", "no statistics of 'mnist'"),

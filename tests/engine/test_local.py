@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.state import Tensors
 from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.errors import TrainingError
@@ -217,7 +217,7 @@ def test_the_run_stops_when_every_client_fails(tmp_path: Path, executor: str) ->
 
 def test_a_client_does_not_remember_what_is_not_finite() -> None:
     class Explodes(Method):
-        name, needs_memory = "explodes", True
+        name, traits = "explodes", Traits(needs_memory=True)
 
         def finish(self, client: LocalClient) -> Tensors:
             client.memory["x"] = torch.tensor([math.inf])

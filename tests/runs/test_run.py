@@ -23,7 +23,7 @@ from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError
@@ -352,7 +352,7 @@ class Momentum(Method):
     """A method with everything: memory on clients and server, extras both ways, a loss, a server rule."""
 
     name = "mymomentum"
-    needs_memory = True
+    traits = Traits(needs_memory=True)
 
     def __init__(self, beta: float = 0.5) -> None:
         self.beta = beta

@@ -254,7 +254,7 @@ def test_a_private_run_is_the_same_under_other_executors_and_after_a_stop(
         ({**CENTRAL, "method": "fedgma"}, "'fedgma' does not go by that alone"),
         ({**CENTRAL, "method": "ga"}, "'ga' does not go by that alone"),
         ({"dp": "centrel"}, "'dp' is 'centrel': did you mean 'central'?"),
-        ({"dp": "local", "dp_noise": 0}, "'dp_noise' is 0.0: give a number above 0"),
+        ({"dp": "local", "dp_noise": 0}, "'dp_noise' is 0: give a number above 0"),
     ],
 )
 def test_what_cannot_be_private_is_refused_in_one_sentence(options: dict[str, Any], reason: str) -> None:

@@ -40,27 +40,27 @@ class Composition(Method):
     # -- what the parts need ---------------------------------------------------------------------------------
     @property
     def stateful_parts(self) -> list[str]:
-        return [part.name for part in self.parts if part.needs_memory]
+        return [part.name for part in self.parts if part.traits.needs_memory]
 
     @property
     def is_personal(self) -> bool:
-        return any(part.personal for part in self.parts)
+        return any(part.traits.personal for part in self.parts)
 
     @property
     def is_pooled(self) -> bool:
-        return any(part.pooled for part in self.parts)
+        return any(part.traits.pooled for part in self.parts)
 
     @property
     def unseen_statistics(self) -> str:
         """How a client without layers of its own is normalised: "batch" or "initial"; see `methods.fedbn`."""
-        rules = [getattr(part, "unseen", None) for part in self.parts if part.personal]
+        rules = [getattr(part, "unseen", None) for part in self.parts if part.traits.personal]
         return "batch" if "batch" in rules else "initial"
 
     @property
     def uncapturable(self) -> list[str]:
         """Parts whose steps cannot be captured in a CUDA graph."""
         acting = {part.name: part for parts in self._acting.values() for part in parts}
-        return [name for name, part in acting.items() if not part.capturable]
+        return [name for name, part in acting.items() if not part.traits.capturable]
 
     def _refuse_contradictions(self) -> None:
         names = [part.name for part in self.parts]
@@ -70,17 +70,17 @@ class Composition(Method):
             if names.count(name) > 1:
                 raise MethodError(f"'{self.name}' names '{name}' twice: keep one.")
         for rule in ("shares", "weights", "statistics", "gradients", "forward"):
-            acting = [part for part in self.parts if part.overrides(rule) or rule in part.replaces]
+            acting = [part for part in self.parts if part.overrides(rule) or rule in part.traits.replaces]
             for earlier, later in itertools.pairwise(acting):
                 if rule == "forward":
                     raise MethodError(
                         f"'{earlier.name}' and '{later.name}' both replace the forward pass and cannot be combined: "
                         "keep one of them."
                     )
-                if rule in later.replaces:
+                if rule in later.traits.replaces:
                     advice = (
                         "keep one of them."
-                        if rule in earlier.replaces
+                        if rule in earlier.traits.replaces
                         else f"write '{later.name}' before '{earlier.name}'."
                     )
                     others = {"gradients": "change the gradients", "shares": "make the clients' shares"}
@@ -90,7 +90,7 @@ class Composition(Method):
                         f"discard what '{earlier.name}' made: {advice}"
                     )
         if self.is_pooled and self.is_personal:
-            personal = next(part.name for part in self.parts if part.personal)
+            personal = next(part.name for part in self.parts if part.traits.personal)
             raise MethodError(
                 f"'central' pools the data of all clients, so there is nothing that '{personal}' could keep on "
                 "each: use one of them alone."
@@ -111,15 +111,15 @@ class Composition(Method):
 
     # -- hooks -----------------------------------------------------------------------------------------------
     def prepare(self, model: nn.Module) -> None:
-        for part in sorted(self.parts, key=lambda part: part.surgery_order):
+        for part in sorted(self.parts, key=lambda part: part.traits.surgery_order):
             self._refuse_without_batch_norm(part, model)
             part.prepare(model)
         for part in self.parts:
-            if not part.overrides("prepare") or part.personal:
+            if not part.overrides("prepare") or part.traits.personal:
                 self._refuse_without_batch_norm(part, model)
 
     def _refuse_without_batch_norm(self, part: Method, model: nn.Module) -> None:
-        if part.needs_batch_norm and not batch_norms(model):
+        if part.traits.needs_batch_norm and not batch_norms(model):
             others = [other.name for other in self.parts if other is not part and other.overrides("prepare")]
             why = f"'{'+'.join(others)}' took it out" if others else "the model has none"
             raise MethodError(

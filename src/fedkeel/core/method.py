@@ -5,7 +5,8 @@ Every hook has a default that does nothing, so FedAvg is the empty method.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -16,38 +17,61 @@ from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Output
 from fedkeel.errors import MethodError
+from fedkeel.options import check_fields
+
+
+@dataclass(frozen=True)
+class Traits:
+    """What the engine must know of a method beforehand.
+
+    Attributes:
+        needs_memory: the client must keep state between rounds; a stateless federation refuses it.
+        needs_batch_norm: without batch norm in the model there is nothing to act on.
+        personal: a client is evaluated with the tensors that it keeps to itself.
+        pooled: the data of all clients are one client's.
+        replaces: what ignores that which earlier parts made of it: server rules ("shares", "weights", "statistics")
+            that do not start from what they are given, or "gradients" that are computed anew.
+        surgery_order: parts with a lower number change the model first.
+        capturable: the hooks of a step (`inputs`, `forward`, `loss`, `gradients`) ask the host nothing and read their
+            tensors from the model, the broadcast, `extras` or `scratch`: a CUDA graph of them can be replayed. If they
+            also depend on the round, `step_variant` says how.
+        private: nothing that a client sends depends on its samples but through the gradients of the cross-entropy, so
+            that noise on these hides a sample ("dp=local").
+        only_mean: its rule for the weights looks at their mean and not at the updates themselves ("dp=central").
+    """
+
+    needs_memory: bool = False
+    needs_batch_norm: bool = False
+    personal: bool = False
+    pooled: bool = False
+    replaces: Collection[str] = ()
+    surgery_order: int = 0
+    capturable: bool = False
+    private: bool = False
+    only_mean: bool = False
 
 
 class Method:
     """The hooks of a method, in the order in which a round calls them.
 
-    Class attributes declare what the engine must know beforehand:
-
-    - `needs_memory`: the client must keep state between rounds; a stateless federation refuses it.
-    - `needs_batch_norm`: without batch norm in the model there is nothing to act on.
-    - `personal`: a client is evaluated with the tensors that it keeps to itself.
-    - `replaces`: what ignores that which earlier parts made of it: server rules ("shares", "weights", "statistics")
-      that do not start from what they are given, or "gradients" that are computed anew.
-    - `surgery_order`: parts with a lower number change the model first.
-    - `capturable`: the hooks of a step (`inputs`, `forward`, `loss`, `gradients`) ask the host nothing and read their
-      tensors from the model, the broadcast, `extras` or `scratch`: a CUDA graph of them can be replayed. If they
-      also depend on the round, `step_variant` says how.
-    - `private`: nothing that a client sends depends on its samples but through the gradients of the cross-entropy, so
-      that noise on these hides a sample ("dp=local").
-    - `only_mean`: its rule for the weights looks at their mean and not at the updates themselves ("dp=central").
+    A method with options is a dataclass of them: `mu: Annotated[float, Range(0)] = 0.01`; `traits` declares what the
+    engine must know of it beforehand.
     """
 
     name: str = ""
     paper: ClassVar[str] = ""
-    needs_memory: ClassVar[bool] = False
-    needs_batch_norm: ClassVar[bool] = False
-    personal: ClassVar[bool] = False
-    pooled: ClassVar[bool] = False
-    replaces: ClassVar[frozenset[str]] = frozenset()
-    surgery_order: ClassVar[int] = 0
-    capturable: ClassVar[bool] = False
-    private: ClassVar[bool] = False
-    only_mean: ClassVar[bool] = False
+    traits: ClassVar[Traits] = Traits()
+
+    def __init_subclass__(cls) -> None:
+        for trait in fields(Traits):
+            if trait.name in vars(cls):
+                raise MethodError(
+                    f"{cls.__name__} has '{trait.name}' as an attribute: write traits = Traits({trait.name}=...)."
+                )
+
+    def __post_init__(self) -> None:
+        """Of a method that is a dataclass: its options are what they say they are."""
+        check_fields(self, f"The '{{}}' of {self.name or type(self).__name__}")
 
     # -- before anything trains ------------------------------------------------------------------------------
     def prepare(self, model: nn.Module) -> None:
@@ -90,7 +114,7 @@ class Method:
         return {}
 
     def step_variant(self, client: LocalClient) -> Hashable:
-        """What a step depends on beside tensors, e.g. whether a schedule has switched; see `capturable`."""
+        """What a step depends on beside tensors, e.g. whether a schedule has switched; see `Traits.capturable`."""
         return None
 
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:

@@ -13,14 +13,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
-from fedkeel.config import checked, read_table
+from fedkeel.config import read_table
 from fedkeel.data.transforms import TRANSFORMS
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.methods import METHODS
 from fedkeel.models.catalogue import MODELS
 from fedkeel.models.timm_models import PREFIX
+from fedkeel.options import Count, NotNegative, Range, check_fields
 
 DEFAULT = "the default policy"
 STRENGTH = ("none", "central", "local")
@@ -38,8 +39,8 @@ class Refused(FedkeelError):
         self.line = line
 
 
-def line(default: Any, help: str, **limits: float) -> Any:
-    return field(default=default, metadata={"help": help, **limits})
+def line(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
 
 
 ANY = ("*",)
@@ -52,31 +53,29 @@ class Policy:
     methods: tuple[str, ...] = line(ANY, "methods; all parts of a composition must be among them, '*' is any")
     models: tuple[str, ...] = line(ANY, "networks: Fedkeel's own, such as 'resnet18', or timm's, such as 'timm:vit_*'")
     transforms: tuple[str, ...] = line(ANY, "transforms of images")
-    parameters: int = line(200_000_000, "most numbers in a network, counted before it is built", least=1)
-    image_size: int = line(1024, "most pixels on a side of an image", least=1)
-    classes: int = line(10_000, "most classes", least=2)
-    samples: int = line(1, "fewest images that a run may train on, or test on: one alone would show", least=1)
-    rounds: int = line(10_000, "most rounds of a run", least=1)
-    local_epochs: int = line(100, "most passes over the data in a round", least=1)
-    batch_size: int = line(4096, "most images in a step of training or evaluation", least=1)
+    parameters: Count = line(200_000_000, "most numbers in a network, counted before it is built")
+    image_size: Count = line(1024, "most pixels on a side of an image")
+    classes: Annotated[int, Range(2)] = line(10_000, "most classes")
+    samples: Count = line(1, "fewest images that a run may train on, or test on: one alone would show")
+    rounds: Count = line(10_000, "most rounds of a run")
+    local_epochs: Count = line(100, "most passes over the data in a round")
+    batch_size: Count = line(4096, "most images in a step of training or evaluation")
     questions: bool = line(True, "answer what methods ask beside the training: statistics, gradients, class means")
     evaluation: bool = line(True, "tell accuracy and loss on the test and validation images")
-    message_mb: int = line(2048, "most megabytes of a message from the server", least=1)
-    kept_rounds: int = line(100, "most rounds whose memory is kept, between two checkpoints of the server", least=1)
+    message_mb: Count = line(2048, "most megabytes of a message from the server")
+    kept_rounds: Count = line(100, "most rounds whose memory is kept, between two checkpoints of the server")
     dp: Literal["none", "central", "local"] = line(
         "none", "differential privacy, at least: 'local' does not rely on the server, 'central' does"
     )
-    epsilon: float = line(0.0, 'with dp = "local", most that all runs together may spend here; 0 is no limit', least=0)
-    delta: float = line(1e-5, "at which epsilon is counted", above=0, most=0.5)
+    epsilon: NotNegative = line(0.0, 'with dp = "local", most that all runs together may spend here; 0 is no limit')
+    delta: Annotated[float, Range(above=0, most=0.5)] = line(1e-5, "at which epsilon is counted")
     source: str = field(default=DEFAULT, compare=False)
     numbers: dict[str, int] = field(default_factory=dict, compare=False)  # of the lines that a file has
 
     def __post_init__(self) -> None:
-        hints = get_type_hints(Policy)
-        for entry in options():
-            value = getattr(self, entry.name)
-            value = _names(entry.name, value) if entry.name in KNOWN else checked(entry, hints[entry.name], value)
-            object.__setattr__(self, entry.name, value)
+        for name in KNOWN:
+            object.__setattr__(self, name, _names(name, getattr(self, name)))
+        check_fields(self)
         if self.epsilon and self.dp != "local":
             raise FedkeelError(f"'epsilon' is {self.epsilon:g}, which needs 'dp = \"local\"': add that to the policy.")
 

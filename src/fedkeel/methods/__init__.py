@@ -10,7 +10,7 @@ from fedkeel.core.method import Method
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.options import described
 from fedkeel.registry import Registry, discover
-from fedkeel.spec import Spec, parse_sum
+from fedkeel.spec import parse_sum
 
 METHODS: Registry[Method] = Registry("method")
 M = TypeVar("M", bound=type[Method])
@@ -59,30 +59,8 @@ def build(text: str, **options: Any) -> Method:
         else:
             choices = [option for entry in entries for option in entry.options()]
             raise FedkeelError(f"'{text}' has no option '{name}': {nearest(name, choices)}")
-    parts = [_build(Spec(spec.name, given)) for spec, given in zip(specs, merged, strict=True)]
+    parts = [METHODS.make(spec.name, **given) for spec, given in zip(specs, merged, strict=True)]
     return parts[0] if len(parts) == 1 else Composition(parts)
-
-
-# What an option annotated so may be. Others are checked by the method itself.
-_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
-    "int": ((int,), "a whole number"),
-    "float": ((int, float), "a number"),
-    "bool": ((bool,), "true or false"),
-    "str": ((str,), "a word"),
-    "int | None": ((int, type(None)), "a whole number"),
-    "float | None": ((int, float, type(None)), "a number"),
-}
-
-
-def _build(spec: Spec) -> Method:
-    entry = METHODS.entry(spec.name)
-    entry.check_options("method", spec.options)
-    for name, value in spec.options.items():
-        parameter = entry.options().get(name)
-        expected = _KINDS.get(str(parameter.annotation)) if parameter else None
-        if expected and (not isinstance(value, expected[0]) or (isinstance(value, bool) and bool not in expected[0])):
-            raise FedkeelError(f"The '{name}' of {spec.name} is {value!r}, which is not {expected[1]}.")
-    return METHODS.make(spec.name, **spec.options)
 
 
 discover(__name__)

@@ -3,7 +3,7 @@ epochs. Not a federated method: the upper bound that the papers compare with."""
 
 from __future__ import annotations
 
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.methods import register
 
 
@@ -12,4 +12,4 @@ class Central(Method):
     """Training on the pooled data of all clients: the upper bound, not a federation."""
 
     paper = "baseline of GReg, Table 2"
-    pooled = True
+    traits = Traits(pooled=True)

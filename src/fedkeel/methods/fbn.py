@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, batch_norms
 from fedkeel.core.types import Output
@@ -39,10 +39,7 @@ class FBN(Method):
     """Batch norm uses the global statistics in training too; the server pools the batches' into a moving average."""
 
     paper = "Guerraoui et al. 2024"
-    needs_batch_norm = True
-    capturable = True
-    replaces = frozenset({"statistics"})
-    surgery_order = 1  # after the others: to see what batch norm they have left
+    traits = Traits(needs_batch_norm=True, capturable=True, replaces={"statistics"}, surgery_order=1)
 
     def __init__(self, momentum: float = 0.1, variant: str = "paper") -> None:
         """`momentum`: share of the new in the server's moving average. `variant`: "released" for the variance around

@@ -21,7 +21,7 @@ from torch import Tensor
 from fedkeel.core import state
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Output
@@ -35,8 +35,7 @@ class FedACG(Method):
     """Clients start from where the server's momentum leads, and stay near it."""
 
     paper = "Kim et al. 2024"
-    only_mean = True
-    capturable = True
+    traits = Traits(only_mean=True, capturable=True)
 
     def __init__(self, lambda_: float = 0.85, beta: float = 1e-3) -> None:
         """`lambda_`: how much of the momentum is kept, and how far ahead clients start. `beta`: weight of the term."""

@@ -19,7 +19,7 @@ import torch
 
 from fedkeel.core import state
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, prefixed, select
 from fedkeel.errors import FedkeelError
@@ -31,8 +31,7 @@ class FedAdam(Method):
     """The server takes an Adam step along the mean change of a round."""
 
     paper = "Reddi et al. 2021"
-    only_mean = True
-    private = True
+    traits = Traits(only_mean=True, private=True)
 
     def __init__(self, server_lr: float = 0.01, beta1: float = 0.9, beta2: float = 0.99, tau: float = 1e-3) -> None:
         """`server_lr`: no weight moves much further than this in a round. `beta1`, `beta2`: of the moments.

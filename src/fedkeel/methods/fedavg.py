@@ -3,7 +3,7 @@ AISTATS 2017. Batch-norm statistics are averaged like the weights, which is the 
 
 from __future__ import annotations
 
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.methods import register
 
 
@@ -12,4 +12,4 @@ class FedAvg(Method):
     """The sample-weighted mean of what the clients trained: the method that does nothing else."""
 
     paper = "McMahan et al. 2017"
-    private = True
+    traits = Traits(private=True)

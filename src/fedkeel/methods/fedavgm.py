@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 from fedkeel.core import state
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError
@@ -27,8 +27,7 @@ class FedAvgM(Method):
     """The server takes the mean change of a round with momentum."""
 
     paper = "Hsu et al. 2019"
-    only_mean = True
-    private = True
+    traits = Traits(only_mean=True, private=True)
 
     def __init__(self, beta: float = 0.9, server_lr: float = 1.0) -> None:
         """`beta`: the momentum. `server_lr`: the server's learning rate."""

@@ -14,7 +14,7 @@ from typing import Literal
 
 from torch import nn
 
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.state import batch_norms
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.methods import register
@@ -44,9 +44,7 @@ class FedBN(Method):
     """Each client keeps its batch-norm layers to itself; everything else is averaged."""
 
     paper = "Li et al. 2021 (FedBN)"
-    needs_memory = True
-    needs_batch_norm = True
-    personal = True
+    traits = Traits(needs_memory=True, needs_batch_norm=True, personal=True)
 
     def __init__(self, unseen: Unseen = "batch") -> None:
         check_unseen(unseen)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, batch_norms
 from fedkeel.core.types import Output
@@ -39,8 +39,7 @@ class FedCoda(Method):
     """Aligns features with fair global prototypes, under global batch-norm statistics in the later rounds."""
 
     paper = "FedCoda (TMLR submission 7236)"
-    capturable = True
-    surgery_order = 1  # last: to see whether the other parts have left any batch norm
+    traits = Traits(capturable=True, surgery_order=1)
 
     def __init__(
         self,

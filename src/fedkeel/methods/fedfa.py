@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, nearest
@@ -39,8 +39,7 @@ class FedFA(Method):
     """Draws the channel statistics of feature maps anew in training, wider where clients differ."""
 
     paper = "Zhou and Konukoglu 2023 (FedFA)"
-    capturable = True
-    surgery_order = 2  # last: the others may still replace the modules that it hooks into
+    traits = Traits(capturable=True, surgery_order=2)
 
     def __init__(self, p: float = 0.5, momentum: float = 0.99, variance: str = "channel") -> None:
         """`p`: probability that a layer acts in a step. `momentum`: share of the old in the moving averages.

@@ -26,7 +26,7 @@ from torch import Tensor
 from fedkeel.config import from_one
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Output
@@ -46,7 +46,7 @@ class FedFM(Method):
     """Matches features to anchors, the class means of all clients' features under the global model."""
 
     paper = "Ye et al. 2023 (FedFM)"
-    capturable = True
+    traits = Traits(capturable=True)
 
     def __init__(
         self,

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError, MethodError, nearest
 from fedkeel.methods import register
@@ -44,7 +44,7 @@ class FedFN(Method):
     """No normalisation layers; the features before the head are scaled to the same length."""
 
     paper = "Kim et al. 2023"
-    private = True
+    traits = Traits(private=True)
 
     def __init__(self, before: str = "head") -> None:
         """`before`: "head" as in the paper, or "fully-connected", the first such layer of the network (HBN)."""

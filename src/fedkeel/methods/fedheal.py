@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, select
 from fedkeel.errors import FedkeelError
@@ -39,8 +39,7 @@ class FedHEAL(Method):
     """Counts an entry only where a client moves it consistently, and distant clients for more."""
 
     paper = "Chen et al. 2024 (FedHEAL)"
-    needs_memory = True
-    replaces = frozenset({"shares", "weights"})
+    traits = Traits(needs_memory=True, replaces={"shares", "weights"})
 
     def __init__(self, tau: float = 0.3, beta: float = 0.4) -> None:
         """`tau`: share of earlier rounds above which a direction is consistent. `beta`: momentum of the weights."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Expected
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Classifier, Output
@@ -39,8 +39,7 @@ class FedIIR(Method):
     """Keeps the gradient of each client's classifier near the mean over the clients."""
 
     paper = "Guo et al. 2023"
-    capturable = True
-    surgery_order = 1  # last: to see what head the other parts have left
+    traits = Traits(capturable=True, surgery_order=1)
 
     def __init__(self, gamma: float = 1e-3, ema: float = 0.95) -> None:
         """`gamma`: weight of the penalty. `ema`: share of the old in the server's mean gradient."""

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Output
@@ -40,7 +40,7 @@ class FedPLVM(Method):
     """Draws features to their class's prototypes, which are clusters of the clients' clusters of features."""
 
     paper = "Wang et al. 2024 (FedPLVM)"
-    capturable = True
+    traits = Traits(capturable=True)
 
     def __init__(self, lambda_: float = 100.0, alpha: float = 0.25, temperature: float = 0.07) -> None:
         """`lambda_`: weight of both terms. `alpha`: power of the similarities in L_alpha. `temperature`: tau."""

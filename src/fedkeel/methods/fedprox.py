@@ -5,27 +5,27 @@ The proximal term keeps local weights near the global ones, so that clients drif
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.types import Output
-from fedkeel.errors import FedkeelError
 from fedkeel.formulas.losses import proximal
 from fedkeel.methods import register
+from fedkeel.options import NotNegative
 
 
 @register("fedprox")
+@dataclass
 class FedProx(Method):
     """Adds mu/2 times the squared distance to the global weights to the local loss."""
 
     paper = "Li et al. 2020"
-    capturable = True
+    traits = Traits(capturable=True)
 
-    def __init__(self, mu: float = 0.01) -> None:
-        if mu < 0:
-            raise FedkeelError(f"The 'mu' of fedprox is {mu}: give at least 0.")
-        self.mu = mu
+    mu: NotNegative = 0.01  # Eq. 2
 
     def start(self, client: LocalClient) -> None:
         parameters = dict(client.model.named_parameters())

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Expected
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, MethodError, TrainingError, nearest
@@ -44,8 +44,7 @@ class FedRDN(Method):
     """Normalises each training image with the colour statistics of a client drawn at random, at test with its own."""
 
     paper = "Yan et al. 2025 (FedRDN)"
-    personal = True
-    capturable = True
+    traits = Traits(personal=True, capturable=True)
 
     def __init__(self, draw: str = "image") -> None:
         """`draw`: a pair for each "image", or, as in the released code, a mean and a deviation for each "batch"."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.client import LocalClient
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import register
 
@@ -29,8 +29,7 @@ class FedSAM(Method):
     """Steps along the gradient at the worst point nearby, so that clients end in wide minima."""
 
     paper = "Qu et al. 2022, Caldarola et al. 2022"
-    capturable = True
-    replaces = frozenset({"gradients"})
+    traits = Traits(capturable=True, replaces={"gradients"})
 
     def __init__(self, rho: float = 0.1) -> None:
         """`rho`: how far away the worst point is looked for."""

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from fedkeel import seeds
 from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.types import Classifier, Output
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.methods import register
@@ -85,9 +85,7 @@ class FedSR(Method):
     """Features become a distribution, kept short and free of what the label does not need."""
 
     paper = "Nguyen et al. 2022"
-    needs_memory = True
-    capturable = True
-    surgery_order = -2  # first: the others see the head that trains
+    traits = Traits(needs_memory=True, capturable=True, surgery_order=-2)
 
     def __init__(
         self, lambda_l2r: float = 0.01, lambda_cmi: float = 0.001, z_dim: int = 512, samples: int = 20

@@ -32,7 +32,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedkeel.core import state
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, batch_norms
 from fedkeel.core.types import Output
@@ -48,8 +48,7 @@ class FedTAN(Method):
     """In the first step of a round, batch norm uses the moments of all clients' batches together, layer by layer."""
 
     paper = "Wang et al. 2023 (FedTAN)"
-    needs_batch_norm = True
-    surgery_order = 1  # to see what batch norm the others have left
+    traits = Traits(needs_batch_norm=True, surgery_order=1)
 
     def __init__(self) -> None:
         self._layers = 0

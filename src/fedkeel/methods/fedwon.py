@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from torch import Tensor, nn
 
 from fedkeel.core.client import LocalClient
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import register
 from fedkeel.nn.clipping import agc_
@@ -27,8 +27,7 @@ class FedWon(Method):
     """No normalisation layers; convolutions standardise their weights, and large batches clip their gradients."""
 
     paper = "Zhuang & Lyu 2024"
-    private = True
-    capturable = True
+    traits = Traits(private=True, capturable=True)
 
     def __init__(
         self,

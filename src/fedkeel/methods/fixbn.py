@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, batch_norms
 from fedkeel.core.types import Output
@@ -41,9 +41,7 @@ class FixBN(Method):
     """FedAvg for half of the rounds; then batch norm trains with the aggregated statistics, which stay as they are."""
 
     paper = "Zhong et al. 2023"
-    needs_batch_norm = True
-    capturable = True
-    replaces = frozenset({"statistics"})
+    traits = Traits(needs_batch_norm=True, capturable=True, replaces={"statistics"})
 
     def __init__(self, freeze_from: float = 0.5, clip_norm: float = 0.0) -> None:
         """`freeze_from`: share of the rounds after which statistics are frozen; 1 for never.

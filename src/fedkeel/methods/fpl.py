@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Classifier, Output
@@ -40,7 +40,7 @@ class FPL(Method):
     """Draws features to their class's prototypes, one for each cluster of clients, and to the mean of these."""
 
     paper = "Huang et al. 2023 (FPL)"
-    capturable = True
+    traits = Traits(capturable=True)
 
     def __init__(self, temperature: float = 0.02, prototypes: str = "pass") -> None:
         """`temperature`: tau of L_CPCL. `prototypes`: from a "pass" over the local data after training, or of the

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from torch import nn
 
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Classifier
@@ -31,9 +31,7 @@ class Freeze(Method):
     """The global head stays as it was initialised; only the body below it is trained and averaged."""
 
     paper = "Oh et al. 2022 (FedBABU)"
-    private = True
-    only_mean = True
-    surgery_order = 2  # last: another part may put in a new head
+    traits = Traits(private=True, only_mean=True, surgery_order=2)
 
     def __init__(self, head: str = "fixed") -> None:
         """`head`: "fixed", never trained, or "local", trained on each client and left out of the mean."""

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, prefixed, select
 from fedkeel.errors import FedkeelError, nearest
@@ -41,7 +41,7 @@ class GA(Method):
     """Raises the weight of clients on whose data the global model is worse than their own."""
 
     paper = "Zhang et al. 2023"
-    replaces = frozenset({"shares"})
+    traits = Traits(replaces={"shares"})
 
     def __init__(self, step_size: float = 0.2, measure: str = "accuracy", centred: bool = False) -> None:
         """`step_size`: d. `measure`: "accuracy" or "loss". `centred`: take the mean of the gaps off each, as in the

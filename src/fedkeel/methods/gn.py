@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.state import batch_norms
 from fedkeel.data.source import names
 from fedkeel.errors import FedkeelError, nearest
@@ -25,8 +25,7 @@ class GroupNorm(Method):
     """Group norm in place of every batch norm: groups=2 as in HBN, groups=32 as in FedWon."""
 
     paper = "Wu & He 2018; Hsieh et al. 2020"
-    private = True
-    needs_batch_norm = True
+    traits = Traits(private=True, needs_batch_norm=True)
 
     def __init__(self, groups: int = 2, doubled: str | Sequence[str] = ()) -> None:
         """`groups`: into how many the channels are cut. `doubled`: names of layers with twice as many."""

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from fedkeel.config import Config
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, batch_norms, lerp, untouched
 from fedkeel.core.types import Output
@@ -49,9 +49,7 @@ class GReg(Method):
     """Keeps predictions the same under batch and under global statistics."""
 
     paper = "GReg (under review), Eqs. 5-6"
-    needs_batch_norm = True
-    capturable = True
-    surgery_order = 1  # after the others: to see what batch norm they have left
+    traits = Traits(needs_batch_norm=True, capturable=True, surgery_order=1)
 
     def __init__(
         self,

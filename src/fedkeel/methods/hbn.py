@@ -23,7 +23,7 @@ from fedkeel.config import Config
 from fedkeel.core import state
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, nearest
@@ -48,11 +48,9 @@ class HBN(Method):
     """Unbiased global statistics, mixed with those of the batch in a proportion that each client learns and keeps."""
 
     paper = "Chen et al. 2025 (HBN)"
-    needs_memory = True
-    needs_batch_norm = True
-    capturable = True
-    replaces = frozenset({"statistics"})
-    surgery_order = -1  # before `fedwon` removes what normalisation is left
+    traits = Traits(
+        needs_memory=True, needs_batch_norm=True, capturable=True, replaces={"statistics"}, surgery_order=-1
+    )
 
     def __init__(
         self,

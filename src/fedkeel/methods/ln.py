@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.methods import register
 from fedkeel.nn.surgery import to_layer_norm
 
@@ -18,8 +18,7 @@ class LayerNorm(Method):
     """Layer norm (a single group over all channels) in place of every batch norm."""
 
     paper = "Ba et al. 2016; Du et al. 2022"
-    private = True
-    needs_batch_norm = True
+    traits = Traits(private=True, needs_batch_norm=True)
 
     def prepare(self, model: nn.Module) -> None:
         to_layer_norm(model)

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fedkeel.core import state
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Expected
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Classifier, Output
@@ -41,8 +41,7 @@ class Moon(Method):
     """Draws features to those of the global model and away from those of the client's own last one."""
 
     paper = "Li et al. 2021 (MOON)"
-    needs_memory = True
-    capturable = True
+    traits = Traits(needs_memory=True, capturable=True)
 
     def __init__(self, mu: float = 1.0, temperature: float = 0.5, projector: int | None = None) -> None:
         """`mu`: weight of Eq. 3. `temperature`: tau. `projector`: width of the paper's projector, None for none."""

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from fedkeel.core import state
 from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Expected, Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, MethodError, nearest
@@ -42,9 +42,7 @@ class Scaffold(Method):
     """Corrects every local step by the difference between the mean gradient of all clients and the client's own."""
 
     paper = "Karimireddy et al. 2020"
-    only_mean = True
-    needs_memory = True
-    capturable = True
+    traits = Traits(only_mean=True, needs_memory=True, capturable=True)
 
     def __init__(self, option: str = "II", server_lr: float = 1.0) -> None:
         """`option`: of Eq. 4; "II" is free, "I" costs one more pass over the data. `server_lr`: lr_g of Eq. 5."""

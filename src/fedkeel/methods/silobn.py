@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.methods import register
 from fedkeel.methods.fedbn import Unseen, batch_norm_entries, check_unseen
 
@@ -18,9 +18,7 @@ class SiloBN(Method):
     """Each client keeps its batch-norm statistics to itself; scale and shift are averaged with the rest."""
 
     paper = "Andreux et al. 2020"
-    needs_memory = True
-    needs_batch_norm = True
-    personal = True
+    traits = Traits(needs_memory=True, needs_batch_norm=True, personal=True)
 
     def __init__(self, unseen: Unseen = "batch") -> None:
         check_unseen(unseen)

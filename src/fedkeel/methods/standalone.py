@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.methods import register
 
 
@@ -11,8 +11,7 @@ class Standalone(Method):
     """Each client trains on its own data alone and nothing travels: the lower bound of a federation."""
 
     paper = "baseline of FedWon, Table 1"
-    needs_memory = True
-    personal = True
+    traits = Traits(needs_memory=True, personal=True)
     unseen = "initial"
 
     def is_local(self, name: str) -> bool:

@@ -17,7 +17,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError
 from fedkeel.formulas.losses import classifier_variance, hyperspherical_energy
@@ -29,7 +29,7 @@ class UniVarFL(Method):
     """Keeps the predictions of a batch varied over the classes and its features spread over the sphere."""
 
     paper = "Gupta et al. 2025"
-    capturable = True
+    traits = Traits(capturable=True)
 
     def __init__(self, lambda_: float | None = None, mu: float = 0.5, eps: float = 1e-2) -> None:
         """`lambda_`: weight of the variance term, None for a quarter of the number of classes (D/4).

@@ -121,8 +121,8 @@ def refuse_contradictions(config: Config, method: Composition, executor: str) ->
     if config.min_clients > 1:
         raise FedkeelError("'dp=central' counts rounds of any number of clients: leave 'min_clients' out.")
     for part in method.parts:
-        looks = part.overrides("weights") and not part.only_mean
-        if part.pooled or looks or part.overrides("shares"):
+        looks = part.overrides("weights") and not part.traits.only_mean
+        if part.traits.pooled or looks or part.overrides("shares"):
             raise MethodError(
                 f"'dp=central' adds noise to the mean of equal clients, and '{part.name}' does not go by that alone: "
                 "choose another method."
@@ -131,7 +131,7 @@ def refuse_contradictions(config: Config, method: Composition, executor: str) ->
 
 def refuse_what_tells_more(config: Config, method: Composition) -> None:
     for part in method.parts:
-        if config.dp == "local" and not part.private:
+        if config.dp == "local" and not part.traits.private:
             raise MethodError(
                 f"'dp=local' covers gradients of the cross-entropy and the weights they lead to, and '{part.name}' "
                 "computes or sends something else from the samples: choose 'gn', 'ln', 'fedwon' or 'fedfn', alone "

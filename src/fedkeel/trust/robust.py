@@ -20,7 +20,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -30,6 +30,7 @@ from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Broadcast, Update
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.options import Count, Positive, Range
 from fedkeel.registry import Registry
 from fedkeel.spec import parse_sum
 
@@ -59,17 +60,15 @@ ROBUST: Registry[Rule] = Registry("robust rule")
 
 
 @ROBUST.register("norm-clip")
+@dataclass
 class NormClip(Rule):
     """Scales an update's change down to a norm, that of the median client by default."""
 
     paper = "Sun et al. 2019"
 
-    def __init__(self, norm: float | None = None) -> None:
-        """`norm`: the largest change of all weights together; None for the median of the round. Statistics, whose
-        change has another scale, are clipped to the median of theirs."""
-        if norm is not None and norm <= 0:
-            raise FedkeelError(f"The 'norm' of norm-clip is {norm}: give a number above 0.")
-        self.norm = norm
+    # The largest change of all weights together; None for the median of the round. Statistics, whose change has another
+    # scale, are clipped to the median of theirs.
+    norm: Positive | None = None
 
     def select(self, broadcast: Broadcast, updates: Sequence[Update]) -> list[Update]:
         weights = clipped([update.weights for update in updates], broadcast.weights, self.norm)
@@ -95,17 +94,14 @@ class Median(Rule):
 
 
 @ROBUST.register("trimmed-mean")
+@dataclass
 class TrimmedMean(Rule):
     """The mean of every entry without its smallest and largest values, in place of the mean."""
 
     paper = "Yin et al. 2018"
     replaces_mean = True
 
-    def __init__(self, share: float = 0.2) -> None:
-        """`share`: of the clients whose values are left out at either end, rounded down."""
-        if not 0 < share < 0.5:
-            raise FedkeelError(f"The 'share' of trimmed-mean is {share}: give a number above 0, below 0.5.")
-        self.share = share
+    share: Annotated[float, Range(above=0, below=0.5)] = 0.2  # of clients left out at either end, rounded down
 
     def mean(self, states: Sequence[Tensors]) -> Tensors:
         cut = trimmed_number(self.share, len(states))
@@ -119,22 +115,24 @@ class TrimmedMean(Rule):
             )
 
 
-class _Krum(Rule):
+@ROBUST.register("krum")
+@dataclass
+class Krum(Rule):
+    """The one update that is nearest to its neighbours; nothing else counts."""
+
+    name = "krum"
     paper = "Blanchard et al. 2017"
 
-    def __init__(self, liars: int = 1) -> None:
-        if liars < 0:
-            raise FedkeelError(f"The 'liars' of {self.name} is {liars}: give at least 0.")
-        self.liars = liars
+    liars: Annotated[int, Range(0)] = 1  # how many clients may lie; a round needs twice that and three more
 
-    def chosen(self, updates: Sequence[Update]) -> int:
+    def kept(self, updates: Sequence[Update]) -> int:
         return 1
 
     def select(self, broadcast: Broadcast, updates: Sequence[Update]) -> list[Update]:
         scores = _relative(krum_scores([update.weights for update in updates], self.liars))
         # Statistics have a scale of their own; a liar must not hide in either.
         scores = scores + _relative(krum_scores([update.statistics for update in updates], self.liars))
-        best = sorted(range(len(updates)), key=lambda i: (float(scores[i]), i))[: self.chosen(updates)]
+        best = sorted(range(len(updates)), key=lambda i: (float(scores[i]), i))[: self.kept(updates)]
         return [updates[i] for i in sorted(best)]
 
     def refuse_too_few(self, clients: int) -> None:
@@ -145,31 +143,16 @@ class _Krum(Rule):
             )
 
 
-@ROBUST.register("krum")
-class Krum(_Krum):
-    """The one update that is nearest to its neighbours; nothing else counts."""
-
-    name = "krum"
-
-    def __init__(self, liars: int = 1) -> None:
-        """`liars`: how many clients may lie; a round needs twice that and three more."""
-        super().__init__(liars)
-
-
 @ROBUST.register("multi-krum")
-class MultiKrum(_Krum):
+@dataclass
+class MultiKrum(Krum):
     """The updates that are nearest to their neighbours; the others do not count."""
 
     name = "multi-krum"
 
-    def __init__(self, liars: int = 1, keep: int | None = None) -> None:
-        """`liars`: how many clients may lie. `keep`: how many updates count; None for all but the liars."""
-        super().__init__(liars)
-        if keep is not None and keep < 1:
-            raise FedkeelError(f"The 'keep' of multi-krum is {keep}: give at least 1, or leave it out.")
-        self.keep = keep
+    keep: Count | None = None  # how many updates count; None for all but the liars
 
-    def chosen(self, updates: Sequence[Update]) -> int:
+    def kept(self, updates: Sequence[Update]) -> int:
         return self.keep or max(len(updates) - self.liars, 1)
 
 
@@ -196,7 +179,7 @@ class Defence:
         for rule in self.rules:
             for part in method.parts:
                 for what in ("weights", "statistics"):
-                    if rule.replaces_mean and what in part.replaces and part.overrides(what):
+                    if rule.replaces_mean and what in part.traits.replaces and part.overrides(what):
                         raise MethodError(
                             f"'{part.name}' makes the global {what} from all updates and not from their mean, so "
                             f"'{rule.name}' would not protect them: choose 'krum' or 'multi-krum', or another method."

@@ -15,7 +15,7 @@ from fedkeel import simulate
 from fedkeel.config import Config
 from fedkeel.core.client import LocalClient
 from fedkeel.core.messages import Update
-from fedkeel.core.method import Method
+from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.data.federation import Client, Federation, no_indices
 from fedkeel.data.transforms import parse_transforms
@@ -240,7 +240,7 @@ class Masks(Method):
     """Sends the masks that its last steps saw, of 64 ones each."""
 
     name = "masks"
-    capturable = True
+    traits = Traits(capturable=True)
 
     def start(self, client: LocalClient) -> None:
         client.scratch["seen"] = torch.zeros(16, 64, device=next(client.model.parameters()).device)
