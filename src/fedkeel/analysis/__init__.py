@@ -15,30 +15,29 @@ from typing import Any
 
 from torch import nn
 
-from fedkeel.analysis.diagnostic import DIAGNOSTICS, FOLDER, Diagnostic, Measured, build, diagnostic
+from fedkeel.analysis.diagnostic import (
+    DIAGNOSTICS,
+    FOLDER,
+    Diagnostic,
+    Measured,
+    Values,
+    build,
+    diagnostic,
+    names,
+    over_rounds,
+)
 from fedkeel.analysis.recorder import Recorder, requested
-from fedkeel.analysis.snapshot import Objects, Snapshot
+from fedkeel.analysis.snapshot import Objects, Outputs, Snapshot, joined, some_clients
 from fedkeel.core.method import Method
 from fedkeel.data.federation import Federation
 from fedkeel.options import as_path
 from fedkeel.registry import discover
 from fedkeel.runs.run import Run
 
-discover(__name__)
+__all__ = ["DIAGNOSTICS", "FOLDER", "Diagnostic", "Measured", "Objects", "Outputs", "Recorder", "Snapshot", "Values"]
+__all__ += ["build", "diagnostic", "joined", "names", "number", "over_rounds", "requested", "run", "some_clients"]
 
-__all__ = [
-    "DIAGNOSTICS",
-    "FOLDER",
-    "Diagnostic",
-    "Measured",
-    "Recorder",
-    "Snapshot",
-    "build",
-    "diagnostic",
-    "number",
-    "requested",
-    "run",
-]
+discover(__name__)  # a diagnostic takes what is above from here, inside of the package as outside
 
 
 def number(document: Mapping[str, Any]) -> float | None:

@@ -8,11 +8,11 @@ different domains, and any layers, by default the last two.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic, names
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, names
 from fedkeel.analysis.figures import Figure, lines
 from fedkeel.analysis.layer_statistics import client_statistics, normalised_layers
-from fedkeel.analysis.snapshot import Snapshot
 from fedkeel.data.federation import Client
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError, unknown
@@ -28,6 +28,7 @@ def two_domains(clients: Sequence[Client]) -> list[str]:
 
 
 @diagnostic("bn-statistics")
+@dataclass
 class BatchNormStatistics(Diagnostic):
     title = "Batch-norm statistics of two clients, channel by channel"
     what = (
@@ -37,31 +38,30 @@ class BatchNormStatistics(Diagnostic):
     paper = "FedWon, Figure 1b"
     needs = "batch-norm statistics"
 
-    def __init__(self, clients: str = "", layers: str = "") -> None:
-        """`clients`, `layers`: names separated by commas; by default two clients and the last two layers."""
-        self.clients, self.layers = names(clients), names(layers)
+    clients: str = ""  # their names, separated by commas; by default two of them
+    layers: str = ""  # likewise; by default the last two
 
     def check(self, worker: Worker) -> None:
         super().check(worker)
-        for name in self.clients:
+        for name in names(self.clients):
             if not worker.federation[name].samples:
                 raise FedkeelError(f"The client '{name}' does not train, so it has no statistics: choose another.")
         layers = normalised_layers(worker.model)
-        for name in self.layers:
+        for name in names(self.layers):
             if name not in layers:
                 raise FedkeelError(unknown("layer with batch-norm statistics", name, layers))
 
     def measure(self, snapshot: Snapshot) -> Values:
         statistics = client_statistics(snapshot)
-        absent = [name for name in self.clients if name not in statistics]
+        absent = [name for name in names(self.clients) if name not in statistics]
         if absent:
             raise FedkeelError(f"'{absent[0]}' did not take part in this round.")
         return {
             client: {
                 layer: {kind: getattr(statistics[client][layer], kind).tolist() for kind in KINDS}
-                for layer in self.layers or list(statistics[client])[-2:]
+                for layer in names(self.layers) or list(statistics[client])[-2:]
             }
-            for client in self.clients or two_domains(snapshot.clients)
+            for client in names(self.clients) or two_domains(snapshot.clients)
         }
 
     def figures(self, measured: list[Measured]) -> list[Figure]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
+from fedkeel.analysis import Diagnostic, Objects, diagnostic
 from fedkeel.analysis.figures import Figure, by_round
-from fedkeel.analysis.snapshot import Objects
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run
 

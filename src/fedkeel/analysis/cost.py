@@ -10,9 +10,8 @@ import json
 
 import numpy as np
 
-from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
+from fedkeel.analysis import Diagnostic, Objects, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, table
-from fedkeel.analysis.snapshot import Objects
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Collection
 
+from fedkeel.analysis import Diagnostic, Objects, diagnostic
 from fedkeel.analysis.convergence import evaluated
-from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, keyed, table
-from fedkeel.analysis.snapshot import Objects
 from fedkeel.config import from_one
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run

@@ -25,9 +25,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed
-from fedkeel.analysis.snapshot import Snapshot
 from fedkeel.config import from_one
 from fedkeel.core.state import batch_norms
 from fedkeel.data.federation import Client

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
+from fedkeel.analysis import Diagnostic, Objects, diagnostic, some_clients
 from fedkeel.analysis.figures import Figure, matrix
-from fedkeel.analysis.snapshot import Objects, some_clients
 from fedkeel.engine.setup import load_federation
 from fedkeel.runs.run import Run
 

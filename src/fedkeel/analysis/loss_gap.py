@@ -16,9 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
+from fedkeel.analysis import Diagnostic, Measured, Outputs, Snapshot, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed
-from fedkeel.analysis.snapshot import Outputs, Snapshot
 from fedkeel.data.federation import Client
 from fedkeel.formulas.losses import loss_gap
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic, over_rounds
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, over_rounds
 from fedkeel.analysis.figures import Figure, bars, keyed
-from fedkeel.analysis.snapshot import Snapshot
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms

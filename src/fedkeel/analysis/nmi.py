@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic, over_rounds
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, joined, over_rounds
 from fedkeel.analysis.figures import Figure, bars, keyed
-from fedkeel.analysis.snapshot import Snapshot, joined
 from fedkeel.formulas.diagnostics import clustering_nmi
 
 EVERYTHING = "all domains"

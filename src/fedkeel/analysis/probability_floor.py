@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import torch
 
-from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, table
-from fedkeel.analysis.snapshot import Snapshot
 from fedkeel.formulas.diagnostics import true_class_probability
 from fedkeel.formulas.losses import loss_gap, loss_gap_bound
 

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import torch
 
-from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic, over_rounds
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, over_rounds
 from fedkeel.analysis.figures import Figure, bars, keyed, matrix
-from fedkeel.analysis.snapshot import Snapshot
 from fedkeel.formulas.diagnostics import mean_similarity, prototype_distances, prototype_similarities
 from fedkeel.formulas.prototypes import local_prototypes
 

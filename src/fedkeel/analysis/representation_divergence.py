@@ -7,16 +7,18 @@ every variance, that of batch norm.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic, over_rounds
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, over_rounds
 from fedkeel.analysis.figures import Figure, keyed, matrix
-from fedkeel.analysis.snapshot import Snapshot
-from fedkeel.errors import FedkeelError
 from fedkeel.formulas.diagnostics import feature_divergence
+from fedkeel.options import Positive
 
 
 @diagnostic("representation-divergence")
+@dataclass
 class RepresentationDivergence(Diagnostic):
     title = "How differently the domains' features are distributed"
     what = (
@@ -25,26 +27,18 @@ class RepresentationDivergence(Diagnostic):
     )
     paper = "GReg, Section 4.4, Figure 6"
 
-    def __init__(self, eps: float = 1e-5) -> None:
-        """`eps`: added to every variance."""
-        if not eps > 0:
-            raise FedkeelError(f"The 'eps' of representation-divergence is {eps}: give a number above 0.")
-        self.eps = eps
+    eps: Positive = 1e-5  # added to every variance
 
     def measure(self, snapshot: Snapshot) -> Values:
         features = {domain: outputs.features for domain, outputs in snapshot.test_features().items()}
-        values = [
-            [float(feature_divergence(one, other, self.eps)) for other in features.values()]
-            for one in features.values()
-        ]
+        every = features.values()
+        values = [[float(feature_divergence(one, other, self.eps)) for other in every] for one in every]
         return {"domains": list(features), "divergence": values}
 
     def figures(self, measured: list[Measured]) -> list[Figure]:
         values = measured[-1].values
         names, square = values["domains"], values["divergence"]
-        figures = [
-            matrix(f"Divergence between domains, {measured[-1]}", names, names, square, "domain", "domain"),
-        ]
+        figures = [matrix(f"Divergence between domains, {measured[-1]}", names, names, square, "domain", "domain")]
         if len(names) < 2:
             return figures
         title = "Mean over the pairs of domains"

@@ -10,9 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic, over_rounds
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, over_rounds
 from fedkeel.analysis.figures import Figure, keyed, lines
-from fedkeel.analysis.snapshot import Snapshot
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError
 from fedkeel.formulas.diagnostics import effective_rank

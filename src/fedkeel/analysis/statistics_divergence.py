@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import torch
 
-from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed
 from fedkeel.analysis.layer_statistics import client_statistics
-from fedkeel.analysis.snapshot import Snapshot
 from fedkeel.formulas.diagnostics import variance_across_clients
 
 

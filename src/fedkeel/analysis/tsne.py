@@ -8,15 +8,18 @@ parameters: scikit-learn's defaults (perplexity 30, started from the principal c
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Annotated
+
 import numpy as np
 from torch import Tensor
 
-from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic, names, over_rounds
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, joined, names, over_rounds
 from fedkeel.analysis.figures import Figure, points
-from fedkeel.analysis.snapshot import Snapshot, joined
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError, unknown
 from fedkeel.formulas.diagnostics import clustering_nmi
+from fedkeel.options import Positive, Range
 
 MOST_MAPS = 4
 
@@ -32,6 +35,7 @@ def embedding(features: Tensor, perplexity: float = 30.0, seed: int = 0) -> list
 
 
 @diagnostic("tsne")
+@dataclass
 class FeatureMap(Diagnostic):
     title = "A map of the features"
     what = (
@@ -40,23 +44,20 @@ class FeatureMap(Diagnostic):
     )
     paper = "FedCoda, Figures 3 and 7"
 
-    def __init__(self, samples: int = 1000, domains: str = "", perplexity: float = 30.0, seed: int = 0) -> None:
-        """`samples`: at most, of all domains together. `domains`: only these, separated by commas."""
-        if samples < 4 or not perplexity > 0:
-            raise FedkeelError(
-                "The 'samples' of tsne are at least 4, and its 'perplexity' is above 0: give such numbers."
-            )
-        self.samples, self.domains, self.perplexity, self.seed = samples, names(domains), perplexity, seed
+    samples: Annotated[int, Range(4)] = 1000  # at most, of all domains together
+    domains: str = ""  # only these, separated by commas
+    perplexity: Positive = 30.0
+    seed: int = 0
 
     def check(self, worker: Worker) -> None:
         there = dict.fromkeys(client.domain for client in worker.federation.one_of_each() if len(client.test))
-        for name in self.domains:
+        for name in names(self.domains):
             if name not in there:
                 raise FedkeelError(unknown("domain", name, there))
 
     def measure(self, snapshot: Snapshot) -> Values:
         outputs = snapshot.test_features()
-        outputs = {name: outputs[name] for name in outputs if name in (self.domains or outputs)}
+        outputs = {name: outputs[name] for name in outputs if name in (names(self.domains) or outputs)}
         features, _, labels = joined(list(outputs.values()))
         domains = [name for name, o in outputs.items() for _ in o.labels]
         classes = snapshot.federation.classes
@@ -65,13 +66,8 @@ class FeatureMap(Diagnostic):
             raise FedkeelError(f"There are {len(features)} test images: a map needs at least 4.")
         drawn = np.sort(np.random.default_rng(self.seed).permutation(len(features))[: self.samples])
         x, y = embedding(features[drawn], self.perplexity, self.seed)
-        return {
-            "x": x,
-            "y": y,
-            "class": [classes[label] for label in labels[drawn]],
-            "domain": [domains[i] for i in drawn],
-            "nmi": nmi,
-        }
+        shown = {"class": [classes[label] for label in labels[drawn]], "domain": [domains[i] for i in drawn]}
+        return {"x": x, "y": y, **shown, "nmi": nmi}
 
     def figures(self, measured: list[Measured]) -> list[Figure]:
         figures = over_rounds("NMI by round", "NMI", measured, lambda values: {"NMI": values["nmi"]})
