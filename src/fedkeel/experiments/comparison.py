@@ -299,16 +299,20 @@ def read_comparison(directory: str | Path) -> Comparison:
     return Comparison(place, places)
 
 
+def find_trials(directory: str | Path) -> list[Place]:
+    """The runs of a comparison; or, without a label, the run in a directory or all those below it."""
+    directory = Path(directory)
+    if (directory / FILE).exists():
+        return read_comparison(directory).places
+    below = sorted(path.parent for path in directory.rglob("config.toml")) or [directory]
+    return [Place("", Run(path).config.seed, path) for path in below]
+
+
 def gather(directories: Sequence[str | Path]) -> Comparison:
     """Runs from wherever they are: run directories, comparisons, folders of run directories."""
-    places: list[Place] = []
-    loose: list[Run] = []
-    for directory in map(Path, directories):
-        if (directory / FILE).exists():
-            places += read_comparison(directory).places
-            continue
-        below = sorted(path.parent for path in directory.rglob("config.toml"))
-        loose += [Run(path) for path in below] or [Run(directory)]
+    found = [place for directory in directories for place in find_trials(directory)]
+    loose = [Run(place.directory) for place in found if not place.label]
+    places = [place for place in found if place.label]
     places += [Place(label, run.config.seed, run.directory) for label, run in zip(labels(loose), loose, strict=True)]
     common = Path(os.path.commonpath([os.path.abspath(directory) for directory in directories]))
     root = Path(directories[0]) if len(directories) == 1 else Path(os.path.relpath(common))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from fedkeel.analysis.figures import Figure, bars, table
 from fedkeel.engine.profile import FILE as PROFILE
 from fedkeel.engine.profile import client_caption, client_rows, phase_rows
 from fedkeel.runs.store import plain
@@ -19,9 +20,8 @@ from fedkeel.runs.store import plain
 MOST_POINTS = 2000  # of a scatter plot; more is neither seen nor drawn quickly
 MOST_BYTES = 2_500_000  # of all diagnostics of a group
 
-Figure = dict[str, Any]
-
-OF_THE_DATA = ("label-distribution",)
+OF_THE_DATA = ("label-distribution",)  # shown once where it is the same for all runs
+ALL_RUNS = "all runs"
 OTHERS = "What else was recorded"
 CIRCUMSTANCES = "The circumstances"
 QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -38,7 +38,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Diagnostic:
+class DiagnosticFigures:
     """One diagnostic of all runs that recorded it: their figures by the run's name."""
 
     name: str
@@ -52,56 +52,38 @@ class Unreadable(Exception):
     """The text says what is wrong with a diagnostic."""
 
 
-class Source(NamedTuple):
-    """A run by its name in the report."""
-
-    run: str
-    directory: Path
-
-
-def read_diagnostics(sources: Sequence[Source], notices: list[str]) -> list[Diagnostic]:
-    """What these runs recorded, and their profiles. Where there is no room for all, the first come first."""
-    found: dict[str, Diagnostic] = {}
+def read_diagnostics(directories: Mapping[str, Path], notices: list[str]) -> list[DiagnosticFigures]:
+    """What runs, by their names, recorded, and their profiles. Where there is no room for all, the first come first."""
+    found: dict[str, DiagnosticFigures] = {}
     left_out: list[str] = []
     room = MOST_BYTES
-
-    def add(run: str, document: Mapping[str, Any]) -> None:
-        nonlocal room
-        figures = [checked(figure) for figure in _list(document, "figures")]
-        name = _text(document, "name")
-        size = len(json.dumps(figures))
-        if size > room:
-            left_out.append(f"{name} of {run}")
-            return
-        room -= size
-        if name not in found:
-            texts = [str(document.get(key) or "") for key in ("title", "what", "paper")]
-            found[name] = Diagnostic(name, texts[0] or name, texts[1], texts[2], {})
-        found[name].runs[run] = figures
-
-    for run, directory in sources:
+    for run, directory in directories.items():
         for path in [*sorted((directory / "diagnostics").glob("*.json")), *directory.glob(PROFILE)]:
             try:
                 document = plain(json.loads(path.read_text()))
-                add(run, of_profile(document) if path.name == PROFILE else document)
+                document = of_profile(document) if path.name == PROFILE else document
+                figures = [checked(figure) for figure in _list(document, "figures")]
+                name = _text(document, "name")
             except (OSError, ValueError, TypeError, AttributeError, KeyError, Unreadable) as problem:
                 notices.append(f"'{path}' is not a diagnostic that can be shown: {problem}.")
+                continue
+            size = len(json.dumps(figures))
+            if size > room:
+                left_out.append(f"{name} of {run}")
+                continue
+            room -= size
+            title, what, paper = (str(document.get(key) or "") for key in ("title", "what", "paper"))
+            found.setdefault(name, DiagnosticFigures(name, title or name, what, paper, {})).runs[run] = figures
     if left_out:
         notices.append(
             f"Left out to keep this page small: {', '.join(left_out)}. A report of these runs alone shows them."
         )
-    return sorted((once(diagnostic) for diagnostic in found.values()), key=lambda diagnostic: place(diagnostic.name))
-
-
-ALL_RUNS = "all runs"
-
-
-def once(diagnostic: Diagnostic) -> Diagnostic:
-    """What is of the data and the same for all runs is shown once."""
-    first, *others = diagnostic.runs.values()
-    if diagnostic.name in OF_THE_DATA and others and all(figures == first for figures in others):
-        return replace(diagnostic, runs={ALL_RUNS: first})
-    return diagnostic
+    for diagnostic in found.values():
+        first, *others = diagnostic.runs.values()
+        if diagnostic.name in OF_THE_DATA and others and all(figures == first for figures in others):
+            diagnostic.runs.clear()
+            diagnostic.runs[ALL_RUNS] = first
+    return sorted(found.values(), key=lambda diagnostic: place(diagnostic.name))
 
 
 def place(name: str) -> tuple[int, int]:
@@ -230,40 +212,22 @@ def short(value: float | None) -> float | None:
 
 # -- the profile as a diagnostic ---------------------------------------------------------------------------------------
 def of_profile(document: dict[str, Any]) -> dict[str, Any]:
-    total = document["total"]
-    gpu = ["waited for the GPU"] if document["device"] != "cpu" else []
-    phases = list(total["phases"])
-    figures: list[Figure] = [
-        {
-            "kind": "bars",
-            "title": f"Seconds of each phase, {total['seconds']:.1f} in all",
-            "y_label": "seconds",
-            "categories": phases,
-            "series": [{"name": "seconds", "values": [total["phases"][name]["seconds"] for name in phases]}],
-        },
-        {
-            "kind": "table",
-            "title": "The server's phases follow each other",
-            "columns": ["phase", "seconds", "share %", "ms a round", "calls", *gpu],
-            "rows": [list(map(_number_or_text, row)) for row in phase_rows(document)],
-        },
+    total, device = document["total"], document["device"]
+    gpu = ["waited for the GPU"] if device != "cpu" else []
+    seconds = {name: spent["seconds"] for name, spent in total["phases"].items()}
+    title = f"Seconds of each phase, {total['seconds']:.1f} in all"
+    columns = ["phase", "seconds", "share %", "ms a round", "calls", *gpu]
+    figures = [
+        bars(title, "seconds", list(seconds), {"seconds": list(seconds.values())}),
+        table("The server's phases follow each other", columns, _with_numbers(phase_rows(document))),
     ]
     if total["clients"]:
-        figures.append(
-            {
-                "kind": "table",
-                "title": "On the clients",
-                "note": client_caption(document),
-                "columns": ["part", "seconds", "share %", "calls", *gpu],
-                "rows": [list(map(_number_or_text, row)) for row in client_rows(document)],
-            }
-        )
-    what = f"Wall-clock time of the run under '{document['executor']}' on {document['device']}, phase by phase."
+        columns, note = ["part", "seconds", "share %", "calls", *gpu], client_caption(document)
+        figures.append(table("On the clients", columns, _with_numbers(client_rows(document)), note=note))
+    what = f"Wall-clock time of the run under '{document['executor']}' on {device}, phase by phase."
     return {"name": "profile", "title": "Where the time went", "what": what, "figures": figures}
 
 
-def _number_or_text(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
+def _with_numbers(rows: Sequence[Sequence[str]]) -> list[list[float | str]]:
+    """The first of a row is a name; the others are numbers, or a dash."""
+    return [[name, *(text if text == "-" else float(text) for text in row)] for name, *row in rows]

@@ -13,12 +13,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedkeel.analysis.figures import Figure
 from fedkeel.config import from_one
 from fedkeel.core.naming import plot_text as text
 from fedkeel.core.naming import slug
 from fedkeel.errors import FedkeelError
 from fedkeel.report.collect import Collected, Group, Metric
-from fedkeel.report.diagnostics import Figure
 from fedkeel.report.writing import told
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedkeel.config import from_one
 from fedkeel.experiments.tables import Results, Row
-from fedkeel.report.collect import Curve, Group, Metric, most_rounds, thinned
+from fedkeel.report.collect import Group, Metric, most_rounds
 from fedkeel.report.diagnostics import short
 
 SHOWN_AT_FIRST = 10  # curves; more of them hide each other
@@ -46,7 +46,7 @@ def group_numbers(group: Group, most: int) -> dict[str, Any]:
 
 
 def curve_numbers(group: Group, label: str, metric: Metric, most: int) -> dict[str, Any]:
-    curve: Curve = thinned(group.curve(label, metric), most)
+    curve = group.curve(label, metric).thinned(most)
     scale = 100 if metric.is_percent else 1
     document: dict[str, Any] = {
         "x": [from_one(r) for r in curve.rounds],

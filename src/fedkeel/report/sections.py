@@ -14,7 +14,7 @@ from fedkeel.experiments.demo import findings
 from fedkeel.experiments.tables import Cell, Results, Row, apart, competes, percent
 from fedkeel.report.collect import FEDERATION, Group, Member
 from fedkeel.report.commands import compare_command, given_in_python, run_command
-from fedkeel.report.diagnostics import ALL_RUNS, CIRCUMSTANCES, QUESTIONS, Diagnostic, place
+from fedkeel.report.diagnostics import ALL_RUNS, CIRCUMSTANCES, QUESTIONS, DiagnosticFigures, place
 from fedkeel.report.numbers import SHOWN_AT_FIRST, first_shown
 from fedkeel.report.why import Reading, explanations, readings, rivals, sentence
 
@@ -249,7 +249,7 @@ def reading_cell(reading: Reading, method: str, *, best: bool) -> str:
     return f'<td class="n">{mean} <span class="spread">{spread}</span></td>'
 
 
-def single_readings(diagnostic: Diagnostic) -> list[str]:
+def single_readings(diagnostic: DiagnosticFigures) -> list[str]:
     """Of a report in which no two methods can be compared: the number by itself."""
     if len(diagnostic.runs) > 1:
         return []
@@ -264,7 +264,7 @@ def single_readings(diagnostic: Diagnostic) -> list[str]:
 
 
 def diagnostic_block(
-    diagnostic: Diagnostic, anchor: str, told: Sequence[str], group: Group, pair: tuple[Row, Row] | None
+    diagnostic: DiagnosticFigures, anchor: str, told: Sequence[str], group: Group, pair: tuple[Row, Row] | None
 ) -> str:
     runs = list(diagnostic.runs)
 

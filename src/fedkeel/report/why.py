@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from fedkeel.experiments.tables import Cell, Results, Row, apart
 from fedkeel.report.collect import Group
-from fedkeel.report.diagnostics import ALL_RUNS, Diagnostic
+from fedkeel.report.diagnostics import ALL_RUNS, DiagnosticFigures
 
 NOT_FEDERATED = ("central", "standalone")
 
@@ -65,7 +65,7 @@ def readings(group: Group) -> list[Reading]:
     return found
 
 
-def _of(diagnostic: Diagnostic, labels: dict[str, str]) -> list[Reading]:
+def _of(diagnostic: DiagnosticFigures, labels: dict[str, str]) -> list[Reading]:
     values: dict[str, dict[str, list[float]]] = {}
     about: dict[str, Reading] = {}
     for run, figures in diagnostic.runs.items():
