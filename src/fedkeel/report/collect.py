@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,6 @@ from fedkeel.runs.store import fingerprint
 from fedkeel.runs.summary import IF_THERE, RESULTS, SUMMARY
 
 FEDERATION = ("data", "partition", "unseen", "subsample")  # runs that share these were made on the same data
-MOST_NUMBERS = 240_000  # of all curves together: about two megabytes
 
 
 @dataclass(frozen=True)
@@ -87,16 +87,16 @@ class Group:
     members: list[Member]
     diagnostics: list[DiagnosticFigures]
 
-    @property
+    @cached_property
     def labels(self) -> list[str]:
         return list(dict.fromkeys(member.label for member in self.members))
 
-    @property
+    @cached_property
     def results(self) -> Results:
         """Of the finished runs."""
         return Results.of((m.label, m.seed, m.summary) for m in self.members if m.summary is not None)
 
-    @property
+    @cached_property
     def metrics(self) -> list[Metric]:
         return list(dict.fromkeys(metric for member in self.members for metric in member.curves))
 
@@ -163,19 +163,7 @@ def find_runs(directories: Iterable[str | Path]) -> tuple[list[tuple[str, Run]],
     return list(found.values()), missing
 
 
-class ReadOnce(Run):
-    """A run whose metrics are parsed a single time, though they are asked for again and again."""
-
-    @cached_property
-    def _read(self) -> tuple[list[dict[str, Any]], int]:
-        return super().readable()
-
-    def readable(self) -> tuple[list[dict[str, Any]], int]:
-        return self._read
-
-
 def read_member(label: str, run: Run, notices: list[str]) -> Member:
-    reading = ReadOnce(run.directory)  # forgotten when this is done: the metrics of forty runs are large
     summary: dict[str, Any] | None = None
     curves: dict[Metric, dict[int, float]] = {}
     path = run.directory / "metrics.jsonl"
@@ -189,17 +177,21 @@ def read_member(label: str, run: Run, notices: list[str]) -> Member:
         summary = usable(run.summary)
     except (ValueError, KeyError, TypeError) as error:  # the first is also a `FedkeelError`
         tell("summary.json", error, "The run is shown as not finished.")
+    tested: list[dict[str, Any]] = []
     try:
-        curves = read_curves(reading)
-        if lost := reading.readable()[1]:
+        # Parsed once, and forgotten when this is done: the metrics of forty runs are large.
+        parsed, reading = run.readable(), copy(run)
+        reading.readable = lambda: parsed  # type: ignore[method-assign]
+        curves, tested = read_curves(reading), reading.scores()[-1:]
+        if lost := parsed[1]:
             lines = "a line" if lost == 1 else f"{lost} lines"
             notices.append(f"'{path}' has {lines} that cannot be read: the curves have a gap there.")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         tell(path.name, error, "The run has no curves here.")
     if summary and not any(metric.is_percent for metric in curves):
         notices.append(f"'{path}' has no evaluated round: the run is in the table and has no curve of accuracy.")
-    tested = [summary] if summary else reading.scores()[-1:] if curves else []
-    return Member(label, run, summary, curves, tuple(name for entry in tested for name in entry["domains"]))
+    domains = tuple(name for entry in ([summary] if summary else tested) for name in entry["domains"])
+    return Member(label, run, summary, curves, domains)
 
 
 def usable(summary: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -297,9 +289,3 @@ def unfinished(members: Sequence[Member]) -> list[str]:
         f"Not finished: {names}. What was recorded is in the curves; nothing of it counts in the table. "
         f"{shlex.join(['fedkeel', 'resume', str(members[0].run.directory)])} {continues}."
     ]
-
-
-def most_rounds(groups: Sequence[Group]) -> int:
-    """How many rounds of a curve the page has room for."""
-    curves = sum(len(group.labels) * len(group.metrics) for group in groups)
-    return max(50, MOST_NUMBERS // (2 * max(1, curves)))

@@ -113,12 +113,8 @@ def key_number(key: Any) -> dict[str, Any]:
     (value,) = _numbers([key.get("value")])
     if value is None:
         raise Unreadable("a 'key' has no value")
-    return {
-        "label": _text(key, "label"),
-        "value": value,
-        "better": key.get("better"),
-        "percent": bool(key.get("percent")),
-    }
+    better, percent = key.get("better"), bool(key.get("percent"))
+    return {"label": _text(key, "label"), "value": value, "better": better, "percent": percent}
 
 
 def _lines(figure: Figure) -> Figure:
@@ -132,8 +128,7 @@ def _lines(figure: Figure) -> Figure:
 
 
 def _bars(figure: Figure) -> Figure:
-    categories = [str(name) for name in _list(figure, "categories")]
-    series = []
+    categories, series = _names(figure, "categories"), []
     for entry in _list(figure, "series"):
         values = _numbers(_list(entry, "values"))
         spread = _numbers(entry["spread"]) if isinstance(entry.get("spread"), list) else None
@@ -144,7 +139,7 @@ def _bars(figure: Figure) -> Figure:
 
 
 def _matrix(figure: Figure) -> Figure:
-    rows, columns = [str(name) for name in _list(figure, "rows")], [str(name) for name in _list(figure, "columns")]
+    rows, columns = _names(figure, "rows"), _names(figure, "columns")
     values = [_numbers(row) for row in _list(figure, "values")]
     if len(values) != len(rows) or any(len(row) != len(columns) for row in values):
         raise Unreadable(f"a matrix is not of {len(rows)} rows and {len(columns)} columns")
@@ -153,20 +148,20 @@ def _matrix(figure: Figure) -> Figure:
 
 def _points(figure: Figure) -> Figure:
     x, y = _numbers(_list(figure, "x")), _numbers(_list(figure, "y"))
-    names = {key: figure.get(key) or [""] * len(x) for key in ("class", "domain")}
-    if len({len(x), len(y), *map(len, names.values())}) > 1:
+    groups = {key: [str(name) for name in figure.get(key) or [""] * len(x)] for key in ("class", "domain")}
+    columns: dict[str, list[Any]] = {"x": x, "y": y, **groups}
+    if len({*map(len, columns.values())}) > 1:
         raise Unreadable("the points' x, y, class and domain are not of one length")
     step = -(-len(x) // MOST_POINTS) or 1
-    chosen = slice(None, None, step)
-    shown = x[chosen]
-    note = f"{figure.get('note') or ''} {len(shown)} of {len(x)} points are shown.".strip()
-    groups = {key: [str(name) for name in entries[chosen]] for key, entries in names.items()}
-    return {"x": shown, "y": y[chosen], **groups, **({"note": note} if step > 1 else {})}
+    shown: Figure = {key: column[::step] for key, column in columns.items()}
+    if step > 1:
+        shown["note"] = f"{figure.get('note') or ''} {len(shown['x'])} of {len(x)} points are shown.".strip()
+    return shown
 
 
 def _table(figure: Figure) -> Figure:
-    columns = [str(name) for name in _list(figure, "columns")]
-    rows = [[_entry(value) for value in row] for row in _list(figure, "rows")]
+    columns = _names(figure, "columns")
+    rows = [[short(value) for value in row] for row in _list(figure, "rows")]
     if any(len(row) != len(columns) for row in rows):
         raise Unreadable(f"a table's row does not have its {len(columns)} columns")
     return {"columns": columns, "rows": rows}
@@ -187,6 +182,10 @@ def _list(document: Mapping[str, Any], key: str) -> list[Any]:
     return list(document[key])
 
 
+def _names(document: Mapping[str, Any], key: str) -> list[str]:
+    return [str(name) for name in _list(document, key)]
+
+
 def _text(document: Mapping[str, Any], key: str) -> str:
     if document.get(key) is None:
         raise Unreadable(f"it has no '{key}'")
@@ -201,13 +200,11 @@ def _numbers(values: Any) -> list[float | None]:
     return [short(value) for value in values]
 
 
-def _entry(value: Any) -> Any:
-    return short(value) if isinstance(value, float) else value if isinstance(value, int | None) else str(value)
-
-
-def short(value: float | None) -> float | None:
-    """Five digits: more cannot be seen, and would double the page."""
-    return value if value is None or isinstance(value, int) else float(f"{value:.5g}")
+def short(value: Any) -> Any:
+    """A number with five digits: more cannot be seen, and would double the page. Anything else as text."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    return value if isinstance(value, int | None) else str(value)
 
 
 # -- the profile as a diagnostic ---------------------------------------------------------------------------------------
