@@ -6,21 +6,23 @@ python examples/own_method.py
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from torch import Tensor
 
 import fedkeel
-from fedkeel.core.client import (LocalClient)
+from fedkeel.core.client import LocalClient
+from fedkeel.options import NotNegative
 
 
 @fedkeel.register("cautious")
+@dataclass
 class Cautious(fedkeel.Method):
     """Small clients take small steps: gradients are scaled by n / (n + half)."""
 
     paper = "an example"
 
-    def __init__(self, half: float = 100.0) -> None:
-        self.half = half
+    half: NotNegative = 100.0  # samples at which a gradient counts half
 
     def gradients(self, client: LocalClient, recompute: Callable[[], Tensor]) -> None:
         share = client.samples / (client.samples + self.half)

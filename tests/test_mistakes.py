@@ -13,12 +13,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from fedkeel.core import state
 from fedkeel.core.messages import Update
 from fedkeel.core.method import Method
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import MethodError
+from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.stopping import RENAMED
 from tests import tiny
 from tests.processes import exit_code, forked, until, wait_here
@@ -30,7 +30,7 @@ def test_the_mean_of_identical_clients_is_that_client(tmp_path: Path, executor: 
     worker = tiny.setup().worker
     update, _ = worker.train("ward", tiny.broadcast(worker), {})
     trained = {**update.weights, **update.statistics}
-    mean = state.mean([trained] * 7, [1, 5, 3, 7, 11, 2, 9])
+    mean = weighted_mean([trained] * 7, [1, 5, 3, 7, 11, 2, 9])
     assert all(torch.equal(mean[name], t) and mean[name].dtype == t.dtype for name, t in trained.items())
     assert mean["encoder.1.num_batches_tracked"].dtype == torch.int64
     run = tiny.run(tmp_path / "r", rounds=2, executor=executor, workers=2)

@@ -8,11 +8,11 @@ import torch
 import work
 
 from fedkeel.config import Config
-from fedkeel.core import state
 from fedkeel.core.messages import Broadcast, Update
 from fedkeel.data.federation import Client, Federation, no_indices
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.setup import prepare
+from fedkeel.formulas.aggregation import weighted_mean
 
 
 def main(batch_size: int, executor_name: str, norm: bool) -> None:
@@ -47,8 +47,8 @@ def main(batch_size: int, executor_name: str, norm: bool) -> None:
             assert isinstance(update, Update), update
             updates.append(update)
         shares = [float(update.samples) for update in updates]
-        weights = state.mean([update.weights for update in updates], shares)
-        statistics = state.mean([update.statistics for update in updates], shares)
+        weights = weighted_mean([update.weights for update in updates], shares)
+        statistics = weighted_mean([update.statistics for update in updates], shares)
         number += 1
 
     work.rounds_on_demand(one_round)

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from torch import Tensor, nn
+from torch import nn
 
 from fedkeel.core import state
 from fedkeel.core.state import Layout, Role
@@ -65,89 +62,6 @@ def test_loading_is_in_place_and_extracting_copies() -> None:
     model.first.weight.data.zero_()
     assert taken["first.weight"].eq(2).all()
     assert not taken["first.weight"].requires_grad
-
-
-def entries(draw: st.DrawFn) -> dict[str, Tensor]:
-    floats = st.floats(-1e6, 1e6, width=32)
-    return {
-        "w": torch.tensor(draw(st.lists(floats, min_size=3, max_size=3))),
-        "half": torch.tensor(draw(st.lists(st.floats(-100, 100), min_size=2, max_size=2))).half(),
-        "running_var": torch.tensor(draw(st.lists(st.floats(0, 1e6, width=32), min_size=2, max_size=2))),
-        "double": torch.tensor([draw(floats)], dtype=torch.float64),
-        "num_batches_tracked": torch.tensor(draw(st.integers(0, 2**62))),
-    }
-
-
-states = st.composite(entries)()
-weights = st.integers(1, 10**6)
-
-
-@settings(max_examples=100, deadline=None)
-@given(states, st.lists(weights, min_size=1, max_size=6))
-def test_the_mean_of_identical_clients_is_that_client_bit_for_bit(client: state.Tensors, shares: list[float]) -> None:
-    mean = state.mean([state.clone(client) for _ in shares], shares)
-    for name, tensor in client.items():
-        assert mean[name].dtype == tensor.dtype
-        assert torch.equal(mean[name], tensor)
-
-
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(states, weights), min_size=1, max_size=5))
-def test_the_mean_is_the_weighted_mean_in_double_precision(clients: list[tuple[state.Tensors, int]]) -> None:
-    mean = state.mean([tensors for tensors, _ in clients], [share for _, share in clients])
-    total = sum(share for _, share in clients)
-    for name in ("w", "running_var", "double"):
-        exact = sum(tensors[name].double() * share for tensors, share in clients) / total
-        scale = max(float(tensors[name].abs().max()) for tensors, _ in clients)
-        assert torch.allclose(mean[name].double(), exact, rtol=0, atol=1e-6 * scale + 1e-12)  # type: ignore[arg-type]
-    assert mean["half"].dtype == torch.float16
-    counter = mean["num_batches_tracked"]
-    assert counter.dtype == torch.int64
-    assert int(counter) == max(int(tensors["num_batches_tracked"]) for tensors, _ in clients)
-    assert state.keep_variances_positive(mean)["running_var"].min() >= 0
-
-
-def test_half_precision_is_averaged_in_single() -> None:
-    # In float16, 2048 + 1/4 * 1 is 2048, four times over; the mean of 2048, 2050, 2050, 2050 is not.
-    clients = [{"w": torch.tensor([v], dtype=torch.float16)} for v in (2048.0, 2050.0, 2050.0, 2050.0)]
-    assert state.mean(clients, [1, 1, 1, 1])["w"].item() == 2050.0
-
-
-def test_truth_values_and_complex_numbers_have_their_rules() -> None:
-    clients = [
-        {"mask": torch.tensor([True, False]), "phase": torch.tensor([1 + 1j])},
-        {"mask": torch.tensor([False, False]), "phase": torch.tensor([3 - 1j])},
-    ]
-    mean = state.mean(clients, [1, 1])
-    assert mean["mask"].tolist() == [True, False]
-    assert mean["phase"].tolist() == [2 + 0j]
-
-
-def test_the_inputs_of_a_mean_are_left_alone() -> None:
-    clients = [{"w": torch.tensor([1.0]), "n": torch.tensor(1)}, {"w": torch.tensor([3.0]), "n": torch.tensor(2)}]
-    result = state.mean(clients, [1, 1])
-    result["w"].zero_()
-    result["n"].zero_()
-    assert [(c["w"].item(), c["n"].item()) for c in clients] == [(1.0, 1), (3.0, 2)]
-
-
-def test_the_mean_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        state.mean([], [])
-
-
-@settings(max_examples=100, deadline=None)
-@given(states, states, st.floats(0, 1))
-def test_lerp_lies_between_and_keeps_dtypes(old: state.Tensors, new: state.Tensors, momentum: float) -> None:
-    result = state.lerp(old, new, momentum)
-    for name in ("w", "half", "running_var", "double"):
-        low, high = torch.minimum(old[name], new[name]), torch.maximum(old[name], new[name])
-        slack = 1e-3 * torch.maximum(low.abs(), high.abs())
-        assert ((result[name] >= low - slack) & (result[name] <= high + slack)).all()
-        assert result[name].dtype == new[name].dtype
-    assert torch.equal(result["num_batches_tracked"], new["num_batches_tracked"])
-    assert torch.equal(state.lerp(old, new, 0.0)["w"], old["w"])
-    assert torch.equal(state.lerp(old, new, 1.0)["w"], new["w"])
 
 
 def test_only_variances_are_kept_positive() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 from collections.abc import Callable
+from types import ModuleType
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fedkeel.errors import FedkeelError
 from fedkeel.formulas import losses
+from fedkeel.formulas import prototypes as prototype_losses
 
 quick = settings(deadline=None, max_examples=25)
 
@@ -78,10 +80,14 @@ EVERY_LOSS: dict[str, Loss] = {
     "hyperspherical_energy": lambda e: losses.hyperspherical_energy(e.x),
     "feature_alignment": lambda e: losses.feature_alignment(e.x, e.labels, e.prototypes, present=e.present),
     "prototype_calibration": lambda e: losses.prototype_calibration(e.x, e.labels, e.prototypes, e.present),
-    "prototype_contrast": lambda e: losses.prototype_contrast(e.x, e.labels, e.prototypes, classes_of(e), 0.5),
-    "alpha-sparsity": lambda e: losses.prototype_contrast(e.x, e.labels, e.prototypes, classes_of(e), 0.5, alpha=0.25),
-    "cosine_pull": lambda e: losses.cosine_pull(e.x, e.labels, e.prototypes, e.present),
-    "direction_distance": lambda e: losses.direction_distance(e.x, e.labels, e.prototypes, e.present),
+    "prototype_contrast": lambda e: prototype_losses.prototype_contrast(
+        e.x, e.labels, e.prototypes, classes_of(e), 0.5
+    ),
+    "alpha-sparsity": lambda e: prototype_losses.prototype_contrast(
+        e.x, e.labels, e.prototypes, classes_of(e), 0.5, alpha=0.25
+    ),
+    "cosine_pull": lambda e: prototype_losses.cosine_pull(e.x, e.labels, e.prototypes, e.present),
+    "direction_distance": lambda e: prototype_losses.direction_distance(e.x, e.labels, e.prototypes, e.present),
 }
 TO_PROTOTYPES = ["prototype_contrast", "alpha-sparsity", "cosine_pull", "direction_distance"]
 
@@ -96,9 +102,10 @@ def loss(request: pytest.FixtureRequest) -> Loss:
     return EVERY_LOSS[request.param]
 
 
-def test_the_examples_in_the_docstrings_hold() -> None:
-    results = doctest.testmod(losses)
-    assert results.attempted > 15
+@pytest.mark.parametrize("module", [losses, prototype_losses])
+def test_the_examples_in_the_docstrings_hold(module: ModuleType) -> None:
+    results = doctest.testmod(module)
+    assert results.attempted > 5
     assert results.failed == 0
 
 
@@ -521,7 +528,7 @@ def test_contrast_sums_over_all_prototypes_of_the_class(seed: int, tau: float, c
         e = [(np.exp(cosine(z, row) / tau), c) for row, c in zip(p.numpy(), classes, strict=True) if c >= 0]
         if label in classes:
             terms.append(-np.log(sum(v for v, c in e if c == label) / sum(v for v, _ in e)))
-    value = losses.prototype_contrast(x, y, p, torch.tensor(classes), tau)
+    value = prototype_losses.prototype_contrast(x, y, p, torch.tensor(classes), tau)
     assert value.item() == pytest.approx(float(np.mean(terms)) if terms else 0.0, rel=1e-9, abs=1e-12)
 
 
@@ -534,13 +541,15 @@ def test_alpha_is_a_power_of_the_similarity(seed: int, alpha: float) -> None:
     for z, label in zip(x.numpy(), y.tolist(), strict=True):
         e = [np.exp(cosine(z, row) ** alpha / 0.07) for row in p.numpy()]
         terms.append(-np.log(sum(v for v, c in zip(e, classes, strict=True) if c == label) / sum(e)))
-    value = losses.prototype_contrast(x, y, p, torch.tensor(classes), 0.07, alpha)
+    value = prototype_losses.prototype_contrast(x, y, p, torch.tensor(classes), 0.07, alpha)
     assert value.item() == pytest.approx(float(np.mean(terms)), rel=1e-8)
 
 
 def test_a_feature_across_or_against_a_prototype_has_a_finite_alpha_sparse_gradient() -> None:
     x, p = torch.tensor([[0.0, 1.0], [-1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    grad = gradient(lambda x: losses.prototype_contrast(x, torch.tensor([0, 0]), p, torch.arange(2), 0.07, 0.25), x)
+    grad = gradient(
+        lambda x: prototype_losses.prototype_contrast(x, torch.tensor([0, 0]), p, torch.arange(2), 0.07, 0.25), x
+    )
     assert grad.isfinite().all()
 
 
@@ -554,7 +563,9 @@ def test_pull_and_distance_are_of_the_direction_of_the_own_prototype(seed: int, 
             a = p[c].numpy()
             pulls.append(2 * (cosine(z, a) - 1) ** 2)
             distances.append(np.mean((z / np.linalg.norm(z) - a / np.linalg.norm(a)) ** 2))
-    for loss, terms in ((losses.cosine_pull, pulls), (losses.direction_distance, distances)):
+    for loss, terms in ((prototype_losses.cosine_pull, pulls), (prototype_losses.direction_distance, distances)):
         value = loss(x, y, p, torch.tensor(present)).item()
         assert value == pytest.approx(float(np.mean(terms)) if terms else 0.0, rel=1e-9, abs=1e-12)
-    assert losses.cosine_pull(x, y, p) == losses.cosine_pull(x, y, p, torch.ones(CLASSES, dtype=torch.bool))
+    assert prototype_losses.cosine_pull(x, y, p) == prototype_losses.cosine_pull(
+        x, y, p, torch.ones(CLASSES, dtype=torch.bool)
+    )

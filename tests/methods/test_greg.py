@@ -17,6 +17,7 @@ from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Update
 from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError, MethodError
+from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.formulas.losses import consistency_kl
 from fedkeel.nn.mixed_batch_norm import add_shares, mixed_statistics
 from fedkeel.nn.paired_batch_norm import Pairing, find_pairing
@@ -314,7 +315,7 @@ def test_from_scratch_the_first_mean_is_taken_whole_and_then_averaged(tmp_path, 
     for name, tensor in plain.server.statistics.items():
         torch.testing.assert_close(warm.server.statistics[name], tensor, rtol=0, atol=0)
     after_first = warm.server.statistics
-    mean = state.mean([u.statistics for u in warm.executor.train(CLIENTS, broadcast(warm, 1))], [24, 16, 32])
+    mean = weighted_mean([u.statistics for u in warm.executor.train(CLIENTS, broadcast(warm, 1))], [24, 16, 32])
     warm.round(1)
     name = "encoder.1.running_mean"
     torch.testing.assert_close(warm.server.statistics[name], 0.9 * after_first[name] + 0.1 * mean[name])
@@ -331,7 +332,7 @@ def test_the_average_begins_with_the_statistics_that_a_run_was_given(tmp_path, g
     method = "greg(warm_start=false)" if given == "false" else "greg"
     run = started(method, tmp_path, model=model, **options)
     before, name = run.server.statistics, "encoder.1.running_var"
-    mean = state.mean([u.statistics for u in run.executor.train(CLIENTS, broadcast(run))], [24, 16, 32])
+    mean = weighted_mean([u.statistics for u in run.executor.train(CLIENTS, broadcast(run))], [24, 16, 32])
     run.round(0)
     torch.testing.assert_close(run.server.statistics[name], 0.9 * before[name] + 0.1 * mean[name])
 
@@ -340,7 +341,7 @@ def test_a_first_round_that_does_not_count_leaves_the_warm_start_to_the_next(tmp
     run = without_its_first_round("greg", tmp_path)
     run.server.round = 1
     run.method.before_training(run.server)
-    mean = state.mean([u.statistics for u in run.executor.train(CLIENTS, broadcast(run, 1))], [24, 16, 32])
+    mean = weighted_mean([u.statistics for u in run.executor.train(CLIENTS, broadcast(run, 1))], [24, 16, 32])
     run.round(1)
     for name, tensor in mean.items():
         torch.testing.assert_close(run.server.statistics[name], tensor)

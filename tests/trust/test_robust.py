@@ -19,7 +19,8 @@ from fedkeel.core.method import Method
 from fedkeel.core.state import Tensors
 from fedkeel.data.federation import Federation
 from fedkeel.errors import FedkeelError, TrainingError
-from fedkeel.trust.robust import ROBUST, Defence, clipped, krum_scores, median, trimmed_mean, trimmed_number
+from fedkeel.formulas.robust import clipped, krum_scores, median, trimmed_mean, trimmed_number
+from fedkeel.trust.robust import ROBUST, Defence
 from tests import tiny
 from tests.engine.test_local import Spoils
 

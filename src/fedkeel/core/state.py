@@ -131,45 +131,6 @@ def clone(tensors: Mapping[str, Tensor]) -> Tensors:
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
-def mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
-    """Weighted mean of every floating entry, maximum of every integer one.
-
-    Computed as x_0 + sum_i w_i (x_i - x_0), so that the mean of identical states is that state, bit for bit.
-    """
-    if not states:
-        raise ValueError("The mean of no states is not defined: give at least one.")
-    total = float(sum(weights))
-    shares = [weight / total for weight in weights]
-    first = states[0]
-    result = {name: tensor.detach().clone() for name, tensor in first.items()}
-    floating = [name for name, tensor in first.items() if is_continuous(tensor)]
-    if floating:
-        # Half precision would lose the small differences between clients.
-        origin = [_at_least_single(first[name]) for name in floating]
-        accumulated = [tensor.clone() for tensor in origin]
-        for share, state in zip(shares[1:], states[1:], strict=True):
-            differences = torch._foreach_sub([_at_least_single(state[name]) for name in floating], origin)
-            torch._foreach_add_(accumulated, differences, alpha=share)
-        for name, tensor in zip(floating, accumulated, strict=True):
-            result[name] = tensor.to(first[name].dtype)
-    for name in first.keys() - set(floating):
-        for state in states[1:]:
-            result[name] = torch.maximum(result[name], state[name])
-    return result
-
-
-def _at_least_single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
-def lerp(old: Mapping[str, Tensor], new: Mapping[str, Tensor], momentum: float) -> Tensors:
-    """(1 - momentum) old + momentum new; integer entries take the new value."""
-    return {
-        name: torch.lerp(old[name].to(tensor.dtype), tensor, momentum) if is_continuous(tensor) else tensor
-        for name, tensor in new.items()
-    }
-
-
 def select(tensors: Tensors, part: str) -> Tensors:
     """The tensors named `part/...`, without that prefix."""
     prefix = f"{part}/"

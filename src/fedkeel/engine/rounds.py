@@ -28,6 +28,7 @@ from fedkeel.engine.remarks import Remarks
 from fedkeel.engine.setup import Setup, clients_per_round
 from fedkeel.engine.testing import Tested
 from fedkeel.errors import StoreError, TrainingError
+from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.observer import Aggregated, Observer
 from fedkeel.stopping import UPDATE, reached
 from fedkeel.trust import privacy
@@ -264,7 +265,7 @@ class Federated:
         )
         updates = [replace(update, weights={}) for update in updates]
         if updates:
-            self._apply(updates, weights, state.mean([u.statistics for u in updates], [1.0] * len(updates)))
+            self._apply(updates, weights, weighted_mean([u.statistics for u in updates], [1.0] * len(updates)))
         else:
             server.weights = self.method.weights(server, [], weights)
 

@@ -1,14 +1,5 @@
 """The papers' server rules, as pure functions of tensors.
 
-| function | paper | rule |
-|---|---|---|
-| `weighted_mean` | FedAvg (McMahan et al., 2017), Alg. 1 | weights by number of samples; counters by their maximum |
-| `pooled_moments` | HBN, Eq. 8 | mean and variance of the union of the clients' data |
-| `moving_average` | HBN, Eq. 11; GReg, Alg. 2 | new statistics blended into the old |
-| `mean_prototype` | FedCoda, Eq. 5 | a class's prototypes averaged |
-| `prototype_start`, `fair_prototype` | FedCoda, Eqs. 25-26 | a point equally far from every client's prototype |
-| `distance_variance` | FedCoda, Eq. 26 | how unequal those distances are |
-
 Symbols: K clients, C channels, d feature dimensions. Results have the dtype of the inputs, whatever the precision
 inside.
 """
@@ -16,7 +7,7 @@ inside.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, overload
 
 import numpy as np
@@ -24,60 +15,42 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedkeel.core.state import Tensors, is_continuous
 from fedkeel.errors import FedkeelError
 
 
-def weighted_mean(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
-    """Mean of the clients' tensors, each weighted by its share of the weights' sum.
+def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
+    """Mean of the clients' named tensors, each weighted by its share of the weights' sum; of integers (counters such as
+    `num_batches_tracked`) and truth values the maximum.
 
         x = sum_k w_k / W x_k,    W = sum_k w_k
 
-    Computed as a running mean, m_k = m_{k-1} + w_k / W_k (x_k - m_{k-1}) with W_k = w_1 + ... + w_k. So it is
-    bit-equal to the input when all inputs are the same, and every entry lies between the least and the greatest
-    of the inputs: the mean of variances is not negative by rounding. Half precision is accumulated in float32.
+    Computed as x_1 + sum_k w_k / W (x_k - x_1): the mean of identical clients is that client, bit for bit. Half
+    precision, which would lose the small differences between clients, is accumulated in float32.
 
-    Integers (counters such as `num_batches_tracked`) and booleans have no mean; they take their maximum.
+    Reference: FedAvg (McMahan et al., AISTATS 2017), Alg. 1; HBN, Eq. 3; FedCoda, Eq. 2.
 
-    Args:
-        tensors: K tensors of one shape and dtype.
-        weights: K numbers, not negative, not all 0, e.g. numbers of samples.
-
-    Returns:
-        A new tensor of the same shape and dtype.
-
-    Reference: FedAvg (McMahan et al., AISTATS 2017), Alg. 1.
-
-    >>> weighted_mean([torch.tensor([0.0, 1.0]), torch.tensor([4.0, 1.0])], weights=[30, 10])
-    tensor([1., 1.])
-    >>> weighted_mean([torch.tensor(7), torch.tensor(9)], weights=[30, 10])
-    tensor(9)
+    >>> weighted_mean([{"w": torch.tensor([0.0, 1.0])}, {"w": torch.tensor([4.0, 1.0])}], weights=[30, 10])
+    {'w': tensor([1., 1.])}
     """
-    if not tensors or len(tensors) != len(weights):
-        raise FedkeelError(
-            f"A mean of {len(tensors)} tensors with {len(weights)} weights: give at least one tensor, and one "
-            "weight for each."
-        )
-    if any(x.shape != tensors[0].shape or x.dtype != tensors[0].dtype for x in tensors):
-        given = ", ".join(f"{tuple(x.shape)} {x.dtype}" for x in tensors)
-        raise FedkeelError(f"A mean needs tensors of one shape and dtype, these differ: {given}.")
-    total = math.fsum(weights)
-    if not all(w >= 0 for w in weights) or not 0 < total < math.inf:
-        raise FedkeelError(
-            f"The weights of a mean must be finite, not negative and not all 0, got {list(weights)}: give the "
-            "clients' numbers of samples."
-        )
-    first = tensors[0].detach()
-    if not (first.is_floating_point() or first.is_complex()):
-        return torch.stack([x.detach() for x in tensors]).amax(dim=0)
-
-    counted = [(x.detach(), w) for x, w in zip(tensors, weights, strict=True) if w > 0]
-    inside = torch.float32 if first.dtype in (torch.float16, torch.bfloat16) else first.dtype
-    mean = counted[0][0].to(inside, copy=True)
-    so_far = counted[0][1]
-    for x, w in counted[1:]:
-        so_far += w
-        mean.lerp_(x.to(inside), w / so_far)
-    return mean.to(first.dtype)
+    if not states:
+        raise ValueError("The mean of no states is not defined: give at least one.")
+    total = float(sum(weights))
+    first = states[0]
+    result = {name: tensor.detach().clone() for name, tensor in first.items()}
+    floating = [name for name, tensor in first.items() if is_continuous(tensor)]
+    if floating:
+        origin = [_at_least_single(first[name]) for name in floating]
+        accumulated = [tensor.clone() for tensor in origin]
+        for weight, state in zip(weights[1:], states[1:], strict=True):
+            differences = torch._foreach_sub([_at_least_single(state[name]) for name in floating], origin)
+            torch._foreach_add_(accumulated, differences, alpha=weight / total)
+        for name, tensor in zip(floating, accumulated, strict=True):
+            result[name] = tensor.to(first[name].dtype)
+    for name in first.keys() - set(floating):
+        for state in states[1:]:
+            result[name] = torch.maximum(result[name], state[name])
+    return result
 
 
 def pooled_moments(
@@ -134,31 +107,23 @@ def pooled_moments(
     return mean.to(dtype), variance.clamp_min(0).to(dtype)
 
 
-def moving_average(old: Tensor, new: Tensor, momentum: float) -> Tensor:
-    """Exponential moving average: the new value gets `momentum`.
+def moving_average(old: Mapping[str, Tensor], new: Mapping[str, Tensor], momentum: float) -> Tensors:
+    """Exponential moving average of named tensors; integers take the new value.
 
         (1 - m) old + m new
 
-    Equal inputs come back bit-equal, and the result lies between the two.
-
-    Args:
-        old, new: tensors of one shape.
-        momentum: m, in [0, 1]: 0 keeps the old, 1 takes the new.
-
-    Returns:
-        A new tensor, in the dtype of `old`.
+    Equal inputs come back bit-equal, and the result lies between the two. `momentum` is m: 0 keeps the old, 1 takes
+    the new.
 
     Reference: HBN, Eq. 11; GReg, Alg. 2.
 
-    >>> moving_average(torch.tensor([1.0, 4.0]), torch.tensor([2.0, 4.0]), momentum=0.25)
-    tensor([1.2500, 4.0000])
+    >>> moving_average({"mu": torch.tensor([1.0, 4.0])}, {"mu": torch.tensor([2.0, 4.0])}, momentum=0.25)
+    {'mu': tensor([1.2500, 4.0000])}
     """
-    if not 0 <= momentum <= 1:
-        raise FedkeelError(f"The momentum of a moving average must lie between 0 and 1, got {momentum}.")
-    if old.shape != new.shape:
-        raise FedkeelError(f"A moving average needs one shape, got {tuple(old.shape)} and {tuple(new.shape)}.")
-    inside = torch.promote_types(old.dtype, torch.float32)
-    return torch.lerp(old.to(inside), new.to(inside), momentum).to(old.dtype)
+    return {
+        name: torch.lerp(old[name].to(tensor.dtype), tensor, momentum) if is_continuous(tensor) else tensor
+        for name, tensor in new.items()
+    }
 
 
 def mean_prototype(prototypes: Tensor) -> Tensor:
@@ -308,3 +273,7 @@ def _stacked(tensors: Tensor | Sequence[Tensor]) -> Tensor:
             raise FedkeelError("Pooled moments of no client at all: give those of at least one.")
         tensors = torch.stack(list(tensors))
     return tensors.detach()
+
+
+def _at_least_single(tensor: Tensor) -> Tensor:
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -1,19 +1,5 @@
 """The papers' loss terms, as pure functions of tensors.
 
-| function | paper | term |
-|---|---|---|
-| `consistency_kl` | GReg, Eq. 5 | predictions under batch and under global statistics agree |
-| `loss_gap`, `loss_gap_bound` | GReg, Sec. 3 and Proposition 1 | what that agreement bounds (a diagnostic) |
-| `proximal` | FedProx (Li et al., 2020), Eq. 2 | weights stay near the global ones |
-| `model_contrast` | MOON (Li et al., 2021), Eq. 3 | features nearer to the global model's than to the previous one's |
-| `classifier_variance` | UniVarFL, Eqs. 1-2 | predictions of a batch do not collapse onto few classes |
-| `hyperspherical_energy` | UniVarFL, Eq. 3 | features spread over the sphere |
-| `feature_alignment` | FedCoda, Eq. 23 | features near their class's global prototype, far from the others |
-| `prototype_calibration` | FedCoda, Eqs. 21-22 | class means of a batch point apart |
-| `prototype_contrast` | FPL (Huang et al., 2023), FedPLVM | features near any of their class's prototypes |
-| `cosine_pull` | FedPLVM (Wang et al., 2024) | features point as their class's mean prototype does |
-| `direction_distance` | FedFM (Ye et al., 2023) | the same by the distance of directions |
-
 Symbols: B samples in a batch (n in UniVarFL), C classes (D in GReg and UniVarFL), d feature dimensions.
 
 A loss asks the host nothing: no `.item()`, no shape that depends on values. So a training step that contains it
@@ -31,11 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedkeel.errors import FedkeelError
-
-_SHORTEST = 1e-8
-"""A feature vector shorter than this has no direction."""
-_LEAST_SIMILARITY = 1e-6
-"""Where a power below 1 of a similarity stops growing steeper."""
+from fedkeel.formulas.similarity import cosines, directions, precise, product
 
 
 def consistency_kl(logits_a: Tensor, logits_b: Tensor) -> Tensor:
@@ -59,7 +41,7 @@ def consistency_kl(logits_a: Tensor, logits_b: Tensor) -> Tensor:
     >>> round(consistency_kl(likely, unlikely).item(), 4)  # 0.6 log 4
     0.8318
     """
-    return _symmetrised_kl(_precise(logits_a), _precise(logits_b)).mean()
+    return _symmetrised_kl(precise(logits_a), precise(logits_b)).mean()
 
 
 def loss_gap(logits_global: Tensor, logits_batch: Tensor, labels: Tensor) -> Tensor:
@@ -80,8 +62,8 @@ def loss_gap(logits_global: Tensor, logits_batch: Tensor, labels: Tensor) -> Ten
     >>> [round(gap, 4) for gap in loss_gap(quarter, half, torch.tensor([0])).tolist()]  # log 2
     [0.6931]
     """
-    under_global = F.cross_entropy(_precise(logits_global), labels, reduction="none")
-    under_batch = F.cross_entropy(_precise(logits_batch), labels, reduction="none")
+    under_global = F.cross_entropy(precise(logits_global), labels, reduction="none")
+    under_batch = F.cross_entropy(precise(logits_batch), labels, reduction="none")
     return under_global - under_batch
 
 
@@ -144,7 +126,7 @@ def proximal(weights: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
         )
     if not weights:
         return torch.zeros(())
-    differences = torch._foreach_sub([_precise(w) for w in weights], [_precise(a) for a in anchors])
+    differences = torch._foreach_sub([precise(w) for w in weights], [precise(a) for a in anchors])
     return torch.stack(torch._foreach_norm(differences)).square().sum() / 2
 
 
@@ -170,9 +152,9 @@ def model_contrast(features: Tensor, positives: Tensor, negatives: Tensor, tempe
     >>> round(model_contrast(z, z, -z, temperature=1.0).item(), 4)  # log(1 + e^-2)
     0.1269
     """
-    z = _directions(features)
-    towards = (z * _directions(positives)).sum(dim=1)
-    away = (z * _directions(negatives)).sum(dim=1)
+    z = directions(features)
+    towards = (z * directions(positives)).sum(dim=1)
+    away = (z * directions(negatives)).sum(dim=1)
     return F.softplus((away - towards) / temperature).mean()
 
 
@@ -203,7 +185,7 @@ def classifier_variance(probabilities: Tensor, threshold: float | None = None) -
     """
     n, classes = probabilities.shape
     c = 1 / classes if threshold is None else threshold
-    probabilities = _precise(probabilities)
+    probabilities = precise(probabilities)
     deviations = probabilities - probabilities.mean(dim=0)
     variance = deviations.square().sum(dim=0) / max(n - 1, 1)
     return (c - variance).clamp_min(0).mean()
@@ -232,7 +214,7 @@ def hyperspherical_energy(features: Tensor, eps: float = 1e-2) -> Tensor:
     1.2
     """
     # Rounding can leave a cosine just above 1, which a small eps would turn into a negative energy.
-    cosine = _cosines(features, features).clamp(max=1)
+    cosine = cosines(features, features).clamp(max=1)
     return (1 - cosine + eps).reciprocal().mean()
 
 
@@ -267,7 +249,7 @@ def feature_alignment(
     """
     if present is None:
         present = torch.ones(len(prototypes), dtype=torch.bool, device=prototypes.device)
-    similarity = _cosines(features, prototypes.where(present[:, None], 0)) / temperature
+    similarity = cosines(features, prototypes.where(present[:, None], 0)) / temperature
     # The lowest finite number instead of -inf: where no class is present at all, nothing turns into NaN.
     similarity = similarity.masked_fill(~present, torch.finfo(similarity.dtype).min)
     loss = F.cross_entropy(similarity, labels, reduction="none")
@@ -304,144 +286,23 @@ def prototype_calibration(
     classes = len(prototypes)
     if present is None:
         present = torch.ones(classes, dtype=torch.bool, device=prototypes.device)
-    features = _precise(features)
+    features = precise(features)
     membership = (labels == torch.arange(classes, device=labels.device)[:, None]).to(features.dtype)  # (C, B)
     sizes = membership.sum(dim=1)
     in_batch = sizes > 0
-    means = _product(membership, features) / sizes.clamp_min(1)[:, None]
+    means = product(membership, features) / sizes.clamp_min(1)[:, None]
 
     known = in_batch | present
     directions = means.where(in_batch[:, None], prototypes.detach().to(means.dtype)).where(known[:, None], 0)
     pairs = known & known[:, None] & ~torch.eye(classes, dtype=torch.bool, device=known.device)
     # Cosines lie in [-1, 1]: the exponentials need no shift, and a row without pairs is the only one that sums to 0.
-    total = _cosines(directions, directions).exp().where(pairs, 0).sum(dim=1)
+    total = cosines(directions, directions).exp().where(pairs, 0).sum(dim=1)
     others = pairs.sum(dim=1)
     row = (total.where(others > 0, 1) / others.clamp_min(1)).log()
     return row.sum() / known.sum().clamp_min(1)
-
-
-def prototype_contrast(
-    features: Tensor, labels: Tensor, prototypes: Tensor, classes: Tensor, temperature: float, alpha: float = 1.0
-) -> Tensor:
-    """Contrast of each feature's similarities to the prototypes of its class with those to all, batch mean.
-
-        L = -log( sum_{k: c_k = y} exp(sim(z, p_k)^alpha / tau) / sum_k exp(sim(z, p_k)^alpha / tau) )
-
-    sim is the cosine similarity. A class may have any number of prototypes; samples of a class that has none are left
-    out of the mean, and the loss is 0 when no sample is left.
-
-    With alpha below 1 (FedPLVM's alpha-sparsity) similarities count by their power, which is not defined below 0 and
-    infinitely steep at 0: those below 1e-6 are taken as 1e-6, without gradient. After a ReLU none is negative.
-
-    Args:
-        features: (B, d).
-        labels: (B,), int64.
-        prototypes: (P, d). Rows of no class may hold anything, NaN included.
-        classes: (P,), int64: the class of each prototype, -1 for rows that are none.
-        temperature: tau.
-        alpha: above 0.
-
-    Returns:
-        Scalar, at least 0.
-
-    Reference: FPL (Huang et al., CVPR 2023), cluster prototypes contrastive learning, with alpha = 1; FedPLVM (Wang et
-    al., NeurIPS 2024), alpha-sparsity prototype loss.
-
-    >>> prototypes, classes = torch.tensor([[1.0, 0.0], [0.0, 2.0], [9.0, 9.0]]), torch.tensor([0, 1, -1])
-    >>> loss = prototype_contrast(torch.tensor([[5.0, 0.0]]), torch.tensor([0]), prototypes, classes, temperature=1.0)
-    >>> round(loss.item(), 4)  # log(1 + 1/e)
-    0.3133
-    """
-    present = classes >= 0
-    similarity = _cosines(features, prototypes.where(present[:, None], 0))
-    if alpha != 1:
-        similarity = similarity.clamp_min(_LEAST_SIMILARITY).pow(alpha)
-    similarity = similarity / temperature
-    lowest = torch.finfo(similarity.dtype).min
-    own = labels[:, None] == classes
-    of_class = similarity.masked_fill(~own, lowest).logsumexp(dim=1)
-    of_all = similarity.masked_fill(~present, lowest).logsumexp(dim=1)
-    counts = own.any(dim=1)
-    return (of_all - of_class).where(counts, 0).sum() / counts.sum().clamp_min(1)
-
-
-def cosine_pull(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor | None = None) -> Tensor:
-    """How far the direction of each feature is from that of its class's prototype, batch mean.
-
-        L_c = 2 (1 - cos(z, p_y))^2
-
-    Args:
-        features: (B, d).
-        labels: (B,), int64.
-        prototypes: (C, d). Rows of absent classes may hold anything, NaN included.
-        present: (C,), bool, the classes that have a prototype; None when all have. Samples of others do not count.
-
-    Returns:
-        Scalar, between 0 and 8.
-
-    Reference: FedPLVM (Wang et al., NeurIPS 2024), the correction term; the factor is that of its code.
-
-    >>> features, prototypes = torch.tensor([[0.0, 3.0], [2.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    >>> cosine_pull(features, torch.tensor([0, 1]), prototypes)
-    tensor(1.)
-    """
-    own, counts = _own_prototypes(labels, prototypes, present)
-    cosine = (_directions(features) * _directions(own)).sum(dim=1)
-    return (2 * (1 - cosine).square()).where(counts, 0).sum() / counts.sum().clamp_min(1)
-
-
-def direction_distance(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor | None = None) -> Tensor:
-    """Mean squared difference between the directions of each feature and of its class's prototype, batch mean.
-
-        1/d || z/||z|| - p_y/||p_y|| ||^2
-
-    Args and missing classes: as in `cosine_pull`.
-
-    Returns:
-        Scalar, between 0 and 4/d.
-
-    Reference: FedFM (Ye et al., IEEE TSP 2023), l2 matching, as in its code.
-
-    >>> direction_distance(torch.tensor([[0.0, 3.0]]), torch.tensor([0]), torch.tensor([[5.0, 0.0]]))
-    tensor(1.)
-    """
-    own, counts = _own_prototypes(labels, prototypes, present)
-    distance = (_directions(features) - _directions(own)).square().mean(dim=1)
-    return distance.where(counts, 0).sum() / counts.sum().clamp_min(1)
-
-
-def _own_prototypes(labels: Tensor, prototypes: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Each sample's prototype, (B, d), zero where its class has none, and which samples have one, (B,)."""
-    if present is None:
-        present = torch.ones(len(prototypes), dtype=torch.bool, device=prototypes.device)
-    return prototypes.where(present[:, None], 0).index_select(0, labels), present.index_select(0, labels)
 
 
 def _symmetrised_kl(logits_a: Tensor, logits_b: Tensor) -> Tensor:
     """Eq. 5 of GReg for each sample: (B, C), (B, C) -> (B,)."""
     log_a, log_b = F.log_softmax(logits_a, dim=-1), F.log_softmax(logits_b, dim=-1)
     return ((log_a.exp() - log_b.exp()) * (log_a - log_b)).sum(dim=-1) / 2
-
-
-def _cosines(a: Tensor, b: Tensor) -> Tensor:
-    """Cosine similarity of every row of `a` (N, d) with every row of `b` (M, d): (N, M)."""
-    return _product(_directions(a), _directions(b).T)
-
-
-def _directions(rows: Tensor) -> Tensor:
-    """Rows scaled to length 1. A zero row stays zero and has zero gradient; `F.normalize` would give it 1e12."""
-    rows = _precise(rows)
-    squared = rows.square().sum(dim=1, keepdim=True)
-    has_one = squared > _SHORTEST**2
-    return rows.where(has_one, 0) * squared.where(has_one, 1).rsqrt()
-
-
-def _product(a: Tensor, b: Tensor) -> Tensor:
-    """Matrix product that autocast leaves in the precision of its inputs."""
-    with torch.autocast(a.device.type, enabled=False):
-        return a @ b
-
-
-def _precise(x: Tensor) -> Tensor:
-    """Half precision becomes float32; the rest stays as it is."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x

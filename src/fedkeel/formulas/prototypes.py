@@ -1,12 +1,5 @@
 """Prototypes: a class as one point in feature space, or as several, of one client and of the federation.
 
-| function | paper | what |
-|---|---|---|
-| `local_prototypes`, `counted_prototypes` | FedCoda, Eq. 4 | class means of a client's features |
-| `global_prototypes` | FedCoda, Eqs. 5, 25-26 | one prototype for each class from those of the clients |
-| `clustered`, `regrouped` | FPL, FedPLVM | several prototypes for each class by FINCH, of a client and of all |
-| `padded`, `class_means` | | several prototypes a class as tensors whose shape seldom changes; their mean |
-
 Symbols: K clients, C classes, d feature dimensions, P prototypes of all classes together.
 """
 
@@ -20,6 +13,10 @@ from torch import Tensor, nn
 
 from fedkeel.core.client import Batch
 from fedkeel.formulas.clustering import cluster_means
+from fedkeel.formulas.similarity import cosines, directions
+
+_LEAST_SIMILARITY = 1e-6
+"""Where a power below 1 of a similarity stops growing steeper."""
 
 
 def local_prototypes(model: nn.Module, batches: Iterable[Batch], num_classes: int) -> tuple[Tensor, Tensor]:
@@ -134,3 +131,101 @@ def regrouped(
         rows, classes = torch.cat([rows, old_rows[kept]]), torch.cat([classes, old_classes[kept]])
     rows, classes = padded(rows, classes)
     return rows.to(device), classes.to(device)
+
+
+# -- losses ----------------------------------------------------------------------------------------------------------
+def prototype_contrast(
+    features: Tensor, labels: Tensor, prototypes: Tensor, classes: Tensor, temperature: float, alpha: float = 1.0
+) -> Tensor:
+    """Contrast of each feature's similarities to the prototypes of its class with those to all, batch mean.
+
+        L = -log( sum_{k: c_k = y} exp(sim(z, p_k)^alpha / tau) / sum_k exp(sim(z, p_k)^alpha / tau) )
+
+    sim is the cosine similarity. A class may have any number of prototypes; samples of a class that has none are left
+    out of the mean, and the loss is 0 when no sample is left.
+
+    With alpha below 1 (FedPLVM's alpha-sparsity) similarities count by their power, which is not defined below 0 and
+    infinitely steep at 0: those below 1e-6 are taken as 1e-6, without gradient. After a ReLU none is negative.
+
+    Args:
+        features: (B, d).
+        labels: (B,), int64.
+        prototypes: (P, d). Rows of no class may hold anything, NaN included.
+        classes: (P,), int64: the class of each prototype, -1 for rows that are none.
+        temperature: tau.
+        alpha: above 0.
+
+    Returns:
+        Scalar, at least 0.
+
+    Reference: FPL (Huang et al., CVPR 2023), cluster prototypes contrastive learning, with alpha = 1; FedPLVM (Wang et
+    al., NeurIPS 2024), alpha-sparsity prototype loss.
+
+    >>> prototypes, classes = torch.tensor([[1.0, 0.0], [0.0, 2.0], [9.0, 9.0]]), torch.tensor([0, 1, -1])
+    >>> loss = prototype_contrast(torch.tensor([[5.0, 0.0]]), torch.tensor([0]), prototypes, classes, temperature=1.0)
+    >>> round(loss.item(), 4)  # log(1 + 1/e)
+    0.3133
+    """
+    present = classes >= 0
+    similarity = cosines(features, prototypes.where(present[:, None], 0))
+    if alpha != 1:
+        similarity = similarity.clamp_min(_LEAST_SIMILARITY).pow(alpha)
+    similarity = similarity / temperature
+    lowest = torch.finfo(similarity.dtype).min
+    own = labels[:, None] == classes
+    of_class = similarity.masked_fill(~own, lowest).logsumexp(dim=1)
+    of_all = similarity.masked_fill(~present, lowest).logsumexp(dim=1)
+    counts = own.any(dim=1)
+    return (of_all - of_class).where(counts, 0).sum() / counts.sum().clamp_min(1)
+
+
+def cosine_pull(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor | None = None) -> Tensor:
+    """How far the direction of each feature is from that of its class's prototype, batch mean.
+
+        L_c = 2 (1 - cos(z, p_y))^2
+
+    Args:
+        features: (B, d).
+        labels: (B,), int64.
+        prototypes: (C, d). Rows of absent classes may hold anything, NaN included.
+        present: (C,), bool, the classes that have a prototype; None when all have. Samples of others do not count.
+
+    Returns:
+        Scalar, between 0 and 8.
+
+    Reference: FedPLVM (Wang et al., NeurIPS 2024), the correction term; the factor is that of its code.
+
+    >>> features, prototypes = torch.tensor([[0.0, 3.0], [2.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
+    >>> cosine_pull(features, torch.tensor([0, 1]), prototypes)
+    tensor(1.)
+    """
+    own, counts = _own_prototypes(labels, prototypes, present)
+    cosine = (directions(features) * directions(own)).sum(dim=1)
+    return (2 * (1 - cosine).square()).where(counts, 0).sum() / counts.sum().clamp_min(1)
+
+
+def direction_distance(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor | None = None) -> Tensor:
+    """Mean squared difference between the directions of each feature and of its class's prototype, batch mean.
+
+        1/d || z/||z|| - p_y/||p_y|| ||^2
+
+    Args and missing classes: as in `cosine_pull`.
+
+    Returns:
+        Scalar, between 0 and 4/d.
+
+    Reference: FedFM (Ye et al., IEEE TSP 2023), l2 matching, as in its code.
+
+    >>> direction_distance(torch.tensor([[0.0, 3.0]]), torch.tensor([0]), torch.tensor([[5.0, 0.0]]))
+    tensor(1.)
+    """
+    own, counts = _own_prototypes(labels, prototypes, present)
+    distance = (directions(features) - directions(own)).square().mean(dim=1)
+    return distance.where(counts, 0).sum() / counts.sum().clamp_min(1)
+
+
+def _own_prototypes(labels: Tensor, prototypes: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Each sample's prototype, (B, d), zero where its class has none, and which samples have one, (B,)."""
+    if present is None:
+        present = torch.ones(len(prototypes), dtype=torch.bool, device=prototypes.device)
+    return prototypes.where(present[:, None], 0).index_select(0, labels), present.index_select(0, labels)

@@ -79,15 +79,14 @@ class FBN(Method):
         shares = [server.share(update) for update in updates]
         samples = sum(update.samples for update in updates)
         counts = [share / sum(shares) * samples for share in shares]
-        result = dict(mean)
+        new: Tensors = {}
         for layer in self._layers:
             mu, v = f"{layer}.running_mean", f"{layer}.running_var"
             if mu not in mean:  # another part keeps this layer on the clients
                 continue
             sent = [[update.statistics[name] for update in updates] for name in (mu, v)]
-            pooled, variance = pooled_moments(sent[0], sent[1], counts)
-            result[mu] = moving_average(server.statistics[mu], pooled, self.momentum)
+            new[mu], new[v] = pooled_moments(sent[0], sent[1], counts)
             if self.variant == "released":  # around another point, the sum of squares has N times its distance more
-                variance = variance + samples / max(samples - 1, 1) * (pooled - result[mu]).square()
-            result[v] = moving_average(server.statistics[v], variance, self.momentum)
-        return result
+                moved = moving_average(server.statistics, {mu: new[mu]}, self.momentum)[mu]
+                new[v] = new[v] + samples / max(samples - 1, 1) * (new[mu] - moved).square()
+        return mean | moving_average(server.statistics, new, self.momentum)

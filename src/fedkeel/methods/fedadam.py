@@ -23,6 +23,7 @@ from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, prefixed, select
 from fedkeel.errors import FedkeelError
+from fedkeel.formulas.aggregation import moving_average
 from fedkeel.methods import register
 
 
@@ -49,8 +50,8 @@ class FedAdam(Method):
         change = state.subtract(mean, server.weights)
         m = select(server.memory, "m") or {name: torch.zeros_like(t) for name, t in change.items()}
         v = select(server.memory, "v") or {name: torch.full_like(t, self.tau**2) for name, t in change.items()}
-        m = state.lerp(m, change, 1 - self.beta1)
-        v = state.lerp(v, {name: tensor.square() for name, tensor in change.items()}, 1 - self.beta2)
+        m = moving_average(m, change, 1 - self.beta1)
+        v = moving_average(v, {name: tensor.square() for name, tensor in change.items()}, 1 - self.beta2)
         server.memory = prefixed(m, "m") | prefixed(v, "v")
         step = {name: m[name] / (v[name].sqrt() + self.tau) for name in change}
         return state.add(server.weights, step, self.server_lr)

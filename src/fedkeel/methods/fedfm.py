@@ -31,8 +31,8 @@ from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.formulas.losses import direction_distance, feature_alignment
-from fedkeel.formulas.prototypes import counted_prototypes
+from fedkeel.formulas.losses import feature_alignment
+from fedkeel.formulas.prototypes import counted_prototypes, direction_distance
 from fedkeel.methods import register
 
 log = logging.getLogger("fedkeel")

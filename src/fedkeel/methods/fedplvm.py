@@ -30,8 +30,7 @@ from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError
-from fedkeel.formulas.losses import cosine_pull, prototype_contrast
-from fedkeel.formulas.prototypes import class_means, clustered, regrouped
+from fedkeel.formulas.prototypes import class_means, clustered, cosine_pull, prototype_contrast, regrouped
 from fedkeel.methods import register
 
 

@@ -29,7 +29,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedkeel.core import state
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Expected, Update
 from fedkeel.core.method import Method, Traits
@@ -37,6 +36,7 @@ from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, batch_norms
 from fedkeel.core.types import Output
 from fedkeel.errors import MethodError
+from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.methods import register
 
 log = logging.getLogger("fedkeel")
@@ -89,7 +89,7 @@ class FedTAN(Method):
                 log.warning("Round %d: '%s' did not answer '%s', its answer is of %d channels instead of %d.",
                             server.round, answer.client, question, size, usual)  # fmt: skip
         answers = [answer for answer, size in zip(answers, sizes, strict=True) if size == usual]
-        return state.mean([answer.tensors for answer in answers], [server.share(answer) for answer in answers])
+        return weighted_mean([answer.tensors for answer in answers], [server.share(answer) for answer in answers])
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         what, _, layer = question.partition(" ")

@@ -65,7 +65,7 @@ class FedWon(Method):
         remove_normalisation(model)
 
     def start(self, client: LocalClient) -> None:
-        """Which parameters are clipped: all that travel. HBN's factor starts at 0, and Eq. 4 would hold it there."""
+        """Which parameters are clipped: all that travel. Factors of HBN start at 0 and would be held there."""
         acts = client.config.batch_size >= self.agc_from_batch if self.agc == "auto" else bool(self.agc)
         client.scratch["clipped"] = [
             parameter

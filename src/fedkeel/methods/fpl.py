@@ -28,8 +28,7 @@ from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Classifier, Output
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.formulas.losses import prototype_contrast
-from fedkeel.formulas.prototypes import class_means, local_prototypes, regrouped
+from fedkeel.formulas.prototypes import class_means, local_prototypes, prototype_contrast, regrouped
 from fedkeel.methods import register
 
 PROTOTYPES = ("pass", "seen")

@@ -31,9 +31,10 @@ from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Update
 from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
-from fedkeel.core.state import Tensors, batch_norms, lerp, untouched
+from fedkeel.core.state import Tensors, batch_norms, untouched
 from fedkeel.core.types import Output
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.formulas.aggregation import moving_average
 from fedkeel.formulas.losses import consistency_kl
 from fedkeel.methods import register
 from fedkeel.methods.fixbn import refuse_without_global_statistics
@@ -126,7 +127,7 @@ class GReg(Method):
         old = {name: server.statistics[name] for name in new}
         if starts_warm(self.warm_start, server.round, server.config, old):
             return mean
-        return mean | lerp(old, new, self.momentum)
+        return mean | moving_average(old, new, self.momentum)
 
 
 def _acts(client: LocalClient) -> bool:

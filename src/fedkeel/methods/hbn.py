@@ -27,7 +27,7 @@ from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.formulas.aggregation import moving_average, pooled_moments
+from fedkeel.formulas.aggregation import moving_average, pooled_moments, weighted_mean
 from fedkeel.methods import register
 from fedkeel.methods.greg import LACKING, refuse_other_warm_starts, starts_warm
 from fedkeel.nn.hybrid_batch_norm import MIXES, RECORDS, hybrid_norms, recorded_moments, to_hybrid
@@ -183,7 +183,7 @@ class HBN(Method):
         """In the authors' code the factors are averaged as the weights are, over the clients of the round."""
         if not self._averages_factors:
             return {}
-        return state.mean([update.extras for update in updates], [server.share(update) for update in updates])
+        return weighted_mean([update.extras for update in updates], [server.share(update) for update in updates])
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         if question != "statistics":
@@ -196,7 +196,7 @@ class HBN(Method):
         new = self._pool([update.statistics for update in updates], [update.samples for update in updates])
         old = server.statistics
         momentum = 1.0 if self._starts_warm(server.round, server.config, old) else self.momentum
-        return mean | {name: moving_average(old[name], moment, momentum) for name, moment in new.items()}
+        return mean | moving_average(old, new, momentum)
 
     def _starts_warm(self, round: int, config: Config, statistics: Tensors) -> bool:
         own = {name: statistics[name] for pair in self._moments for name in pair}
@@ -220,7 +220,7 @@ class HBN(Method):
         if self.variant == "released" and self.statistics_from == "pass":
             counts = [min(n, RELEASED_SAMPLES) for n in samples]
         if self.pooling == "mean":
-            return state.mean([{name: m[name] for pair in self._moments for name in pair} for m in moments], counts)
+            return weighted_mean([{name: m[name] for pair in self._moments for name in pair} for m in moments], counts)
         pooled: Tensors = {}
         for mean, var in self._moments:
             pooled[mean], pooled[var] = pooled_moments([m[mean] for m in moments], [m[var] for m in moments], counts)

@@ -1,5 +1,5 @@
 """UniVarFL: Gupta et al., "UniVarFL: Uniformity and Variance Regularized Federated Learning for Heterogeneous Data",
-arXiv:2506.08167, Eqs. 1-4.
+arXiv:2506.08167, Eqs. 1-4 and Algorithm 1.
 
 On a client with few classes the classifier leans towards them and the features crowd together. Two terms keep both as
 on balanced data, without anything from the server: the predictions f(x) of a batch shall vary over each of the D

@@ -12,6 +12,7 @@ from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError
 from fedkeel.models import timm_models
 from fedkeel.models.encoder import Encoder, ImageSize, height_width
+from fedkeel.options import hints_of
 from fedkeel.registry import Registry, first_sentence
 from fedkeel.spec import parse
 
@@ -44,6 +45,7 @@ def network(name: str, *, paper: str) -> Callable[[B], B]:
         shared = [p for name, p in inspect.signature(build_model).parameters.items() if name in shared_with_all]
         own = [p for name, p in parameters.items() if name not in shared_with_all]
         build_model.__signature__ = inspect.Signature(shared + own)  # type: ignore[attr-defined]
+        build_model.__annotations__ = {**hints_of(encoder), **build_model.__annotations__}
         MODELS.register(name, summary=first_sentence(inspect.getdoc(encoder) or ""), paper=paper)(build_model)
         return encoder
 
