@@ -24,6 +24,7 @@ from torch.nn import functional as F
 
 from fedkeel.formulas.aggregation import mean_prototype
 from fedkeel.formulas.prototypes import global_prototypes
+from fedkeel.formulas.similarity import cosines
 
 
 def variance_across_clients(statistics: Tensor) -> Tensor:
@@ -72,9 +73,9 @@ def prototype_similarities(prototypes: Tensor, present: Tensor) -> Tensor:
 
     Reference: FedCoda, Table 7.
     """
-    directions = F.normalize(prototypes, dim=-1).transpose(0, 1)
+    by_class = torch.stack([cosines(rows, rows) for rows in prototypes.unbind(dim=1)])
     shared = present.T[:, :, None] & present.T[:, None, :]
-    return torch.where(shared, directions @ directions.mT, torch.nan)
+    return torch.where(shared, by_class, torch.nan)
 
 
 def mean_similarity(similarities: Tensor) -> Tensor:
