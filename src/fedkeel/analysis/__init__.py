@@ -23,11 +23,10 @@ from fedkeel.analysis.diagnostic import (
     Values,
     build,
     diagnostic,
-    names,
     over_rounds,
 )
 from fedkeel.analysis.recorder import Recorder, requested
-from fedkeel.analysis.snapshot import Objects, Outputs, Snapshot, joined, some_clients
+from fedkeel.analysis.snapshot import Objects, Outputs, Snapshot
 from fedkeel.core.method import Method
 from fedkeel.data.federation import Federation
 from fedkeel.options import as_path
@@ -35,7 +34,7 @@ from fedkeel.registry import discover
 from fedkeel.runs.run import Run
 
 __all__ = ["DIAGNOSTICS", "FOLDER", "Diagnostic", "Measured", "Objects", "Outputs", "Recorder", "Snapshot", "Values"]
-__all__ += ["build", "diagnostic", "joined", "names", "number", "over_rounds", "requested", "run", "some_clients"]
+__all__ += ["build", "diagnostic", "number", "over_rounds", "requested", "run"]
 
 discover(__name__)  # a diagnostic takes what is above from here, inside of the package as outside
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, names
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic
+from fedkeel.analysis.diagnostic import names
 from fedkeel.analysis.figures import Figure, lines
 from fedkeel.analysis.layer_statistics import client_statistics, normalised_layers
 from fedkeel.data.federation import Client
@@ -30,11 +31,10 @@ def two_domains(clients: Sequence[Client]) -> list[str]:
 @diagnostic("bn-statistics")
 @dataclass
 class BatchNormStatistics(Diagnostic):
+    """Mean and variance of each channel of a layer, on two clients. Where the lines part, the clients' features are
+    distributed differently, and one set of statistics cannot serve both."""
+
     title = "Batch-norm statistics of two clients, channel by channel"
-    what = (
-        "Mean and variance of each channel of a layer, on two clients. Where the lines part, the clients' features are "
-        "distributed differently, and one set of statistics cannot serve both."
-    )
     paper = "FedWon, Figure 1b"
     needs = "batch-norm statistics"
 

@@ -20,11 +20,10 @@ def evaluated(run: Run) -> list[dict[str, Any]]:
 
 @diagnostic("convergence")
 class Convergence(Diagnostic):
+    """Test accuracy of the global model by round, of each domain and on average over the domains that train, and the
+    mean training loss of the clients."""
+
     title = "Convergence"
-    what = (
-        "Test accuracy of the global model by round, of each domain and on average over the domains that train, and "
-        "the mean training loss of the clients."
-    )
     paper = "FedWon, Figure 8; FedCoda, Figure 8"
     of_records = True
 

@@ -33,8 +33,9 @@ def timings(run: Run) -> dict[int, dict[str, float]]:
 
 @diagnostic("cost")
 class Cost(Diagnostic):
+    """Bytes that clients send (up) and receive (down) in a round, all of them together, and the seconds it took."""
+
     title = "What a round costs"
-    what = "Bytes that clients send (up) and receive (down) in a round, all of them together, and the seconds it took."
     paper = "HBN, Section 4; GReg, Table 10"
     of_records = True
 

@@ -44,7 +44,7 @@ class Diagnostic:
     """One way to look at a run, while it trains or after it.
 
     A diagnostic writes `measure` and `figures`; or, if the run's own records and data are all that it needs, `of_run`,
-    and says so with `of_records`.
+    and says so with `of_records`. Its docstring is `what` a reader is told.
     """
 
     name: ClassVar[str] = ""
@@ -136,7 +136,7 @@ def diagnostic(name: str) -> Callable[[D], D]:
     """Decorator: make a diagnostic known under `name`."""
 
     def remember(cls: D) -> D:
-        cls.name = name
+        cls.name, cls.what = name, cls.what or " ".join((cls.__doc__ or "").split())
         return DIAGNOSTICS.register(name, summary=cls.title, paper=cls.paper)(cls)
 
     return remember

@@ -32,11 +32,10 @@ def unseen_domains(run: Run, objects: Objects) -> set[str]:
 
 @diagnostic("fairness")
 class Fairness(Diagnostic):
+    """Standard deviation of the accuracy over the training domains, and the accuracy of the worst and the best of them.
+    A method can raise the average and still leave one domain behind."""
+
     title = "How evenly the domains are served"
-    what = (
-        "Standard deviation of the accuracy over the training domains, and the accuracy of the worst and the best of "
-        "them. A method can raise the average and still leave one domain behind."
-    )
     paper = "FedHEAL (Chen et al. 2024)"
     of_records = True
 

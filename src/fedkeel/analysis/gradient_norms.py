@@ -94,13 +94,12 @@ def norm_at_rest(snapshot: Snapshot, client: Client, kind: str) -> float:
 
 @diagnostic("gradient-norms")
 class GradientNormsByRound(Diagnostic):
+    """Recorded in training: the norm of all gradients of a local step, averaged over steps and clients, as computed and
+    as the optimiser takes them after the method's clipping; where a method switches batch norm to global statistics
+    they jump. Made after a run: the same at the models it kept, without steps, under batch and under global statistics.
+    """
+
     title = "Gradient norms"
-    what = (
-        "Recorded in training: the norm of all gradients of a local step, averaged over steps and clients, as computed "
-        "and as the optimiser takes them after the method's clipping; where a method switches batch norm to global "
-        "statistics they jump. Made after a run: the same at the models it kept, without steps, under batch and under "
-        "global statistics."
-    )
     paper = "FedCoda, Figure 4"
     of_every_model = True
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from fedkeel.analysis import Diagnostic, Objects, diagnostic, some_clients
+from fedkeel.analysis import Diagnostic, Objects, diagnostic
 from fedkeel.analysis.figures import Figure, matrix
+from fedkeel.analysis.snapshot import some_clients
 from fedkeel.engine.setup import load_federation
 from fedkeel.runs.run import Run
 
 
 @diagnostic("label-distribution")
 class LabelDistribution(Diagnostic):
+    """Training images by client and class. Rows that look alike: the labels are spread evenly. Rows with few filled
+    cells: clients see few classes, as under a small Dirichlet coefficient."""
+
     title = "How many images of each class each client has"
-    what = (
-        "Training images by client and class. Rows that look alike: the labels are spread evenly. Rows with few filled "
-        "cells: clients see few classes, as under a small Dirichlet coefficient."
-    )
     paper = "HBN, Figure 3"
     of_records = True
 

@@ -24,11 +24,10 @@ from fedkeel.formulas.losses import loss_gap
 
 @diagnostic("loss-gap")
 class LossGap(Diagnostic):
+    """Above zero, the model does worse with the global statistics that it is deployed with than with those of the batch
+    that it was trained with. Zero or below is what training on pooled data shows."""
+
     title = "Loss under global minus loss under batch statistics"
-    what = (
-        "Above zero, the model does worse with the global statistics that it is deployed with than with those of the "
-        "batch that it was trained with. Zero or below is what training on pooled data shows."
-    )
     paper = "GReg, Section 3, Figures 2 and 3"
     needs = "batch norm"
 

@@ -18,11 +18,10 @@ from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 
 @diagnostic("mixing-factors")
 class MixingFactors(Diagnostic):
+    """The learnt weight of the global statistics in each layer's mixture, averaged over channels: 1 is global only, 0
+    the batch alone, and it begins at 0.5."""
+
     title = "How much of the global statistics HBN's layers use"
-    what = (
-        "The learnt weight of the global statistics in each layer's mixture, averaged over channels: 1 is global only, "
-        "0 the batch alone, and it begins at 0.5."
-    )
     paper = "HBN, Eq. 9"
 
     def check(self, worker: Worker) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, joined, over_rounds
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, over_rounds
 from fedkeel.analysis.figures import Figure, bars, keyed
+from fedkeel.analysis.snapshot import joined
 from fedkeel.formulas.diagnostics import clustering_nmi
 
 EVERYTHING = "all domains"
@@ -17,11 +18,10 @@ EVERYTHING = "all domains"
 
 @diagnostic("nmi")
 class ClusteringNMI(Diagnostic):
+    """Normalised mutual information between K-means clusters of the test features and the labels: 1 where each class is
+    a cluster of its own, 0 where clusters say nothing about the class."""
+
     title = "How well clusters of the features are the classes"
-    what = (
-        "Normalised mutual information between K-means clusters of the test features and the labels: 1 where each "
-        "class is a cluster of its own, 0 where clusters say nothing about the class."
-    )
     paper = "FedCoda, Tables 5 and 12"
 
     def measure(self, snapshot: Snapshot) -> Values:

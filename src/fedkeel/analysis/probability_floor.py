@@ -24,11 +24,10 @@ NUMBERS = (*FLOORS, *BOUND, "samples within the bound")
 
 @diagnostic("probability-floor")
 class ProbabilityFloor(Diagnostic):
+    """The smallest predicted probability of the true class over all training samples, under batch (q_b) and global
+    (q_g) statistics. The bound of Proposition 1 on the loss gap is 2/tau sqrt(l_reg), tau the smaller of the two."""
+
     title = "The smallest probability of the true class, and the bound on the loss gap"
-    what = (
-        "The smallest predicted probability of the true class over all training samples, under batch (q_b) and global "
-        "(q_g) statistics. The bound of Proposition 1 on the loss gap is 2/tau sqrt(l_reg), tau the smaller of the two."
-    )
     paper = "GReg, Proposition 1, Figure 7"
     needs = "batch norm"
 

@@ -20,11 +20,10 @@ from fedkeel.formulas.prototypes import local_prototypes
 
 @diagnostic("prototype-similarity")
 class PrototypeSimilarity(Diagnostic):
+    """Cosine similarity of the class means of two clients' features, averaged over classes: 1 where the clients place
+    the classes in the same directions. The distance is to the mean prototype of all clients."""
+
     title = "How alike the clients' prototypes are"
-    what = (
-        "Cosine similarity of the class means of two clients' features, averaged over classes: 1 where the clients "
-        "place the classes in the same directions. The distance is to the mean prototype of all clients."
-    )
     paper = "FedCoda, Table 7, Eqs. 4-5"
 
     def measure(self, snapshot: Snapshot) -> Values:

@@ -20,11 +20,10 @@ from fedkeel.options import Positive
 @diagnostic("representation-divergence")
 @dataclass
 class RepresentationDivergence(Diagnostic):
+    """The symmetric KL divergence between the features of two domains' test sets, every channel taken as normal,
+    averaged over channels. Low: the representation does not tell the domains apart."""
+
     title = "How differently the domains' features are distributed"
-    what = (
-        "The symmetric KL divergence between the features of two domains' test sets, every channel taken as normal, "
-        "averaged over channels. Low: the representation does not tell the domains apart."
-    )
     paper = "GReg, Section 4.4, Figure 6"
 
     eps: Positive = 1e-5  # added to every variance

@@ -24,11 +24,10 @@ def final_weights(model: nn.Module) -> list[Tensor]:
 
 @diagnostic("singular-values")
 class SingularValues(Diagnostic):
+    """Singular values of the final layer's weights, largest first. A steep fall means that the classifier has come to
+    use few directions of the feature space, as it does on skewed data."""
+
     title = "Singular values of the classifier"
-    what = (
-        "Singular values of the final layer's weights, largest first. A steep fall means that the classifier has come "
-        "to use few directions of the feature space, as it does on skewed data."
-    )
     paper = "UniVarFL, Figure 1"
 
     def check(self, worker: Worker) -> None:

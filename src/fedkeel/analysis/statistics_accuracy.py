@@ -21,11 +21,10 @@ def accuracy(outputs: Outputs) -> float:
 
 @diagnostic("statistics-accuracy")
 class StatisticsAccuracy(Diagnostic):
+    """Test accuracy of the global model when batch norm uses the aggregated statistics, and when it uses those of the
+    test batch. Batch statistics ahead: the aggregated ones do not fit the domain."""
+
     title = "Accuracy under global and under batch statistics"
-    what = (
-        "Test accuracy of the global model when batch norm uses the aggregated statistics, and when it uses those of "
-        "the test batch. Batch statistics ahead: the aggregated ones do not fit the domain."
-    )
     paper = "GReg, Table 1"
     needs = "batch norm"
 

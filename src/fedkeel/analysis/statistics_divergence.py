@@ -17,11 +17,10 @@ from fedkeel.formulas.diagnostics import variance_across_clients
 
 @diagnostic("statistics-divergence")
 class StatisticsDivergence(Diagnostic):
+    """The variance over the clients of each layer's running means and variances, averaged over channels. The higher it
+    is, the worse the global statistics fit any single client."""
+
     title = "How far the clients' batch-norm statistics lie apart"
-    what = (
-        "The variance over the clients of each layer's running means and variances, averaged over channels. The higher "
-        "it is, the worse the global statistics fit any single client."
-    )
     paper = "GReg, Figure 1"
     needs = "batch-norm statistics"
 

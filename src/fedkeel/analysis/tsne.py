@@ -14,8 +14,10 @@ from typing import Annotated
 import numpy as np
 from torch import Tensor
 
-from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, joined, names, over_rounds
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, over_rounds
+from fedkeel.analysis.diagnostic import names
 from fedkeel.analysis.figures import Figure, points
+from fedkeel.analysis.snapshot import joined
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError, unknown
 from fedkeel.formulas.diagnostics import clustering_nmi
@@ -37,11 +39,10 @@ def embedding(features: Tensor, perplexity: float = 30.0, seed: int = 0) -> list
 @diagnostic("tsne")
 @dataclass
 class FeatureMap(Diagnostic):
+    """t-SNE of the test features. Classes that lie apart are easy to tell; colours of one class that lie apart by
+    domain show a representation that still knows where an image is from. Distances between clusters mean little."""
+
     title = "A map of the features"
-    what = (
-        "t-SNE of the test features. Classes that lie apart are easy to tell; colours of one class that lie apart by "
-        "domain show a representation that still knows where an image is from. Distances between clusters mean little."
-    )
     paper = "FedCoda, Figures 3 and 7"
 
     samples: Annotated[int, Range(4)] = 1000  # at most, of all domains together
