@@ -128,7 +128,7 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
     observer = observer or Observer()
     try:
         if setup.config.record:
-            recorder = analysis.Recorder(analysis.chosen(setup.config), store.directory, setup, observer.note)
+            recorder = analysis.Recorder(analysis.requested(setup.config), store.directory, setup, observer.note)
             observer = Observers([observer, recorder])
         executor = setup.executor(store.shelf)
         federated = Federated(setup, executor, store, observer)
@@ -169,7 +169,7 @@ def prepare_run(
     method: Method | None = None,
 ) -> Setup:
     """As `prepare`, with the diagnostics to be recorded refused as early as can be."""
-    diagnostics = analysis.chosen(config) if config.record else ()
+    diagnostics = analysis.requested(config) if config.record else ()
     setup = prepare(config, federation=federation, model=model, method=method)
     for diagnostic in diagnostics:
         diagnostic.check(setup.worker)

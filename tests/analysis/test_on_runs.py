@@ -399,6 +399,14 @@ class TestGradientNormsAfterwards:
         assert tiny.result(run) == before
 
 
+def test_labels_are_counted_over_the_training_images(tmp_path: Path) -> None:
+    counts = matrix_of(analyse("label-distribution", tiny.run(tmp_path / "run", rounds=1)))
+    for name, client in CLIENTS.items():
+        labels = FEDERATION.labels[client.train].tolist()
+        assert list(counts[name].values()) == [labels.count(c) for c in range(4)]
+    assert list(counts["clinic"].values()) == [3, 3, 3, 0]  # it never sees the last class
+
+
 def test_mixing_factors_of_every_client(tmp_path: Path) -> None:
     run, seen = recorded_run(tmp_path / "run", "mixing-factors", method="hbn", batch_size=4, learning_rate=0.5)
     document = analyse("mixing-factors", run)

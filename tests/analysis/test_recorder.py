@@ -245,7 +245,7 @@ class TestRefusals:
 
 
 def test_a_diagnostic_of_ones_own(tmp_path: Path) -> None:
-    from fedkeel.analysis import Diagnostic, Measured, Moment, diagnostic
+    from fedkeel.analysis import Diagnostic, Measured, Snapshot, diagnostic
     from fedkeel.analysis.figures import by_round
 
     @diagnostic("weight-norm")
@@ -253,8 +253,8 @@ def test_a_diagnostic_of_ones_own(tmp_path: Path) -> None:
         title, paper = "Norm of the global weights", "none"
         what = "The L2 norm of all weights of the global model."
 
-        def measure(self, moment: Moment) -> dict[str, Any]:
-            return {"norm": float(sum(w.double().square().sum() for w in moment.model.weights.values()) ** 0.5)}
+        def measure(self, snapshot: Snapshot) -> dict[str, Any]:
+            return {"norm": float(sum(w.double().square().sum() for w in snapshot.model.weights.values()) ** 0.5)}
 
         def figures(self, measured: Sequence[Measured]) -> list[dict[str, Any]]:
             return [by_round(self.title, "norm", {entry.round: entry.values for entry in measured})]

@@ -11,7 +11,7 @@ import pytest
 
 from fedkeel.errors import FedkeelError
 from fedkeel.report import collect, write
-from fedkeel.report.collect import Curve, Group, thinned
+from fedkeel.report.collect import Curve, Group
 from tests.report.samples import accuracy, make_comparison, make_run
 
 
@@ -216,11 +216,11 @@ class TestBrokenFiles:
 
 def test_a_long_curve_is_thinned_evenly_and_keeps_its_ends() -> None:
     curve = Curve(list(range(1000)), [float(i) for i in range(1000)], [None] * 1000, [1] * 1000)
-    few = thinned(curve, 100)
+    few = curve.thinned(100)
     assert len(few.rounds) == 100
     assert few.rounds[0] == 0
     assert few.rounds[-1] == 999
     assert few.mean == [float(i) for i in few.rounds]
     steps = {b - a for a, b in zip(few.rounds, few.rounds[1:], strict=False)}
     assert max(steps) - min(steps) <= 1
-    assert thinned(curve, 1000) is curve
+    assert curve.thinned(1000) is curve

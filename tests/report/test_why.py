@@ -175,7 +175,7 @@ def test_many_options_of_the_baselines_leave_room_for_the_best(tmp_path: Path) -
     with_accuracy(tmp_path / "greg", "greg", 0, 0.9)
     (group,) = collect([tmp_path]).groups
     rows = {row.method: row for row in group.results.rows}
-    shown = first_shown(group, rows)
+    shown = first_shown(group)
     assert len(shown) == 10
     assert shown == set(sorted(rows, key=lambda label: -rows[label].average.mean)[:10])
 

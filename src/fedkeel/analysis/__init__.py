@@ -1,6 +1,7 @@
 """The papers' diagnostics: why a run went as it did.
 
-Each is a file of its own: a pure function of arrays with its formula, and the few lines that get its inputs from a run.
+Each is a file of its own: the few lines that get its inputs from a run, and its figures. The formulas that the papers
+state are in `fedkeel.formulas`.
 
 >>> import fedkeel                                                                 # doctest: +SKIP
 >>> fedkeel.analysis.run("representation-divergence", "runs/digits-shift-fedavg-seed0")  # doctest: +SKIP
@@ -14,30 +15,28 @@ from typing import Any
 
 from torch import nn
 
-from fedkeel.analysis.diagnostic import DIAGNOSTICS, FOLDER, Diagnostic, Measured, build, diagnostic
-from fedkeel.analysis.moment import Moment, Objects
-from fedkeel.analysis.recorder import Recorder, chosen
+from fedkeel.analysis.diagnostic import (
+    DIAGNOSTICS,
+    FOLDER,
+    Diagnostic,
+    Measured,
+    Values,
+    build,
+    diagnostic,
+    over_rounds,
+)
+from fedkeel.analysis.recorder import Recorder, requested
+from fedkeel.analysis.snapshot import Objects, Outputs, Snapshot
 from fedkeel.core.method import Method
 from fedkeel.data.federation import Federation
 from fedkeel.options import as_path
 from fedkeel.registry import discover
 from fedkeel.runs.run import Run
 
-discover(__name__)
+__all__ = ["DIAGNOSTICS", "FOLDER", "Diagnostic", "Measured", "Objects", "Outputs", "Recorder", "Snapshot", "Values"]
+__all__ += ["build", "diagnostic", "number", "over_rounds", "requested", "run"]
 
-__all__ = [
-    "DIAGNOSTICS",
-    "FOLDER",
-    "Diagnostic",
-    "Measured",
-    "Moment",
-    "Recorder",
-    "build",
-    "chosen",
-    "diagnostic",
-    "number",
-    "run",
-]
+discover(__name__)  # a diagnostic takes what is above from here, inside of the package as outside
 
 
 def number(document: Mapping[str, Any]) -> float | None:
@@ -63,9 +62,9 @@ def run(
         save: also write it to `diagnostics/NAME.json` in the run directory, or in the directory given here.
         federation, model, method: of a run that got them as objects in Python.
     """
-    chosen = build(name, **options)
+    built = build(name, **options)
     run = run if isinstance(run, Run) else Run(run)
-    document = chosen.document(chosen.of_run(run, Objects(federation, model, method)))
+    document = built.document(built.of_run(run, Objects(federation, model, method)))
     if save:
-        chosen.write(run.directory if save is True else as_path(save, "save"), document)
+        built.write(run.directory if save is True else as_path(save, "save"), document)
     return document

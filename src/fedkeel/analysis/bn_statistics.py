@@ -8,81 +8,68 @@ different domains, and any layers, by default the last two.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic
+from fedkeel.analysis.diagnostic import names
 from fedkeel.analysis.figures import Figure, lines
-from fedkeel.analysis.layer_statistics import client_statistics, normalised_layers, refuse_without_layers
-from fedkeel.analysis.moment import Moment
-from fedkeel.config import from_one
+from fedkeel.analysis.layer_statistics import client_statistics, normalised_layers
 from fedkeel.data.federation import Client
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError, unknown
 
+KINDS = ("mean", "variance")
+
 
 def two_domains(clients: Sequence[Client]) -> list[str]:
     """The first client and the next of another domain, or, where there is one domain only, the first two."""
-    if not clients:
-        return []
-    first = clients[0]
-    others = [client for client in clients[1:] if client.domain != first.domain] or list(clients[1:])
-    return [first.name, *(other.name for other in others[:1])]
+    first, *rest = clients
+    others = [client for client in rest if client.domain != first.domain] or rest
+    return [client.name for client in (first, *others[:1])]
 
 
 @diagnostic("bn-statistics")
+@dataclass
 class BatchNormStatistics(Diagnostic):
-    """Running means and variances of some clients, by channel."""
+    """Mean and variance of each channel of a layer, on two clients. Where the lines part, the clients' features are
+    distributed differently, and one set of statistics cannot serve both."""
 
     title = "Batch-norm statistics of two clients, channel by channel"
-    what = (
-        "Mean and variance of each channel of a layer, on two clients. Where the lines part, the clients' features are "
-        "distributed differently, and one set of statistics cannot serve both."
-    )
     paper = "FedWon, Figure 1b"
+    needs = "batch-norm statistics"
 
-    def __init__(self, clients: str = "", layers: str = "") -> None:
-        """`clients`, `layers`: names separated by commas; by default two clients and the last two layers."""
-        self.clients, self.layers = _names(clients), _names(layers)
+    clients: str = ""  # their names, separated by commas; by default two of them
+    layers: str = ""  # likewise; by default the last two
 
     def check(self, worker: Worker) -> None:
-        refuse_without_layers(worker, self.name)
-        for name in self.clients:
+        super().check(worker)
+        for name in names(self.clients):
             if not worker.federation[name].samples:
                 raise FedkeelError(f"The client '{name}' does not train, so it has no statistics: choose another.")
         layers = normalised_layers(worker.model)
-        for name in self.layers:
+        for name in names(self.layers):
             if name not in layers:
                 raise FedkeelError(unknown("layer with batch-norm statistics", name, layers))
 
-    def measure(self, moment: Moment) -> Values:
-        statistics = client_statistics(moment)
-        absent = [name for name in self.clients if name not in statistics]
+    def measure(self, snapshot: Snapshot) -> Values:
+        statistics = client_statistics(snapshot)
+        absent = [name for name in names(self.clients) if name not in statistics]
         if absent:
             raise FedkeelError(f"'{absent[0]}' did not take part in this round.")
         return {
             client: {
-                layer: {kind: getattr(statistics[client][layer], kind).tolist() for kind in ("mean", "variance")}
-                for layer in self.layers or list(statistics[client])[-2:]
+                layer: {kind: getattr(statistics[client][layer], kind).tolist() for kind in KINDS}
+                for layer in names(self.layers) or list(statistics[client])[-2:]
             }
-            for client in self.clients or two_domains(moment.clients)
+            for client in names(self.clients) or two_domains(snapshot.clients)
         }
 
-    def figures(self, measured: Sequence[Measured]) -> list[Figure]:
+    def figures(self, measured: list[Measured]) -> list[Figure]:
         """Of the last round alone: curves of many rounds could not be told apart."""
-        last = measured[-1]
-        return [
-            lines(
-                f"{layer}: {kind}, round {from_one(last.round)}",
-                "channel",
-                kind,
-                {
-                    client: (list(range(len(table[layer][kind]))), table[layer][kind])
-                    for client, table in last.values.items()
-                },
-            )
-            for layer in next(iter(last.values.values()))
-            for kind in ("mean", "variance")
-        ]
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
+        last, figures = measured[-1], []
+        for layer in next(iter(last.values.values())):
+            for kind in KINDS:
+                channels = {client: layers[layer][kind] for client, layers in last.values.items()}
+                series = {client: (range(len(values)), values) for client, values in channels.items()}
+                figures.append(lines(f"{layer}: {kind}, {last}", "channel", kind, series))
+        return figures

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
+from fedkeel.analysis import Diagnostic, Objects, diagnostic
 from fedkeel.analysis.figures import Figure, by_round
-from fedkeel.analysis.moment import Objects
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run
 
@@ -21,13 +20,10 @@ def evaluated(run: Run) -> list[dict[str, Any]]:
 
 @diagnostic("convergence")
 class Convergence(Diagnostic):
-    """Test accuracy and training loss by round."""
+    """Test accuracy of the global model by round, of each domain and on average over the domains that train, and the
+    mean training loss of the clients."""
 
     title = "Convergence"
-    what = (
-        "Test accuracy of the global model by round, of each domain and on average over the domains that train, and "
-        "the mean training loss of the clients."
-    )
     paper = "FedWon, Figure 8; FedCoda, Figure 8"
     of_records = True
 

@@ -7,13 +7,11 @@ them; seconds are of the machine that it ran on, from `timing.jsonl`.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 
-from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
+from fedkeel.analysis import Diagnostic, Objects, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, table
-from fedkeel.analysis.moment import Objects
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run
 
@@ -26,7 +24,7 @@ def timings(run: Run) -> dict[int, dict[str, float]]:
     found: dict[int, dict[str, float]] = {}
     for line in path.read_text().splitlines() if path.exists() else []:
         try:
-            record: dict[str, Any] = json.loads(line)
+            record = json.loads(line)
         except json.JSONDecodeError:
             break  # the run is still writing its last line
         found[int(record["round"])] = {phase: float(record[phase]) for phase in PHASES}
@@ -35,10 +33,9 @@ def timings(run: Run) -> dict[int, dict[str, float]]:
 
 @diagnostic("cost")
 class Cost(Diagnostic):
-    """Bytes and seconds of each round."""
+    """Bytes that clients send (up) and receive (down) in a round, all of them together, and the seconds it took."""
 
     title = "What a round costs"
-    what = "Bytes that clients send (up) and receive (down) in a round, all of them together, and the seconds it took."
     paper = "HBN, Section 4; GReg, Table 10"
     of_records = True
 
@@ -48,15 +45,10 @@ class Cost(Diagnostic):
             raise FedkeelError(f"'{run.directory}' has no finished round yet: let it train further.")
         traffic = {record["round"]: {"up": record["bytes_up"], "down": record["bytes_down"]} for record in records}
         seconds = timings(run)
-        rows: list[list[Any]] = [
-            [f"bytes {way}", float(np.mean(values)), float(np.sum(values))]
-            for way in ("up", "down")
-            for values in [[numbers[way] for numbers in traffic.values()]]
-        ]
-        for phase in PHASES if seconds else ():
-            spent = [entry[phase] for entry in seconds.values()]
-            rows.append([f"seconds: {phase}", float(np.mean(spent)), float(np.sum(spent))])
+        spent = {f"bytes {way}": [numbers[way] for numbers in traffic.values()] for way in ("up", "down")}
         figures = [by_round("Traffic of a round", "bytes", traffic)]
         if seconds:
+            spent |= {f"seconds: {phase}": [entry[phase] for entry in seconds.values()] for phase in PHASES}
             figures.append(by_round("Seconds of a round", "seconds", seconds))
+        rows = [[name, float(np.mean(values)), float(np.sum(values))] for name, values in spent.items()]
         return [*figures, table("In all", ["", "mean of a round", "sum"], rows)]

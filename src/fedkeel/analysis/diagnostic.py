@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-import numpy as np
+from torch import nn
 
 from fedkeel import spec
-from fedkeel.analysis.figures import Figure
-from fedkeel.analysis.moment import Moment, Objects, of_run
+from fedkeel.analysis.figures import Figure, by_round
+from fedkeel.analysis.layer_statistics import normalised_layers
+from fedkeel.analysis.snapshot import Objects, Snapshot, of_run
 from fedkeel.config import from_one
 from fedkeel.core.state import batch_norms
 from fedkeel.engine.local import StepWatch, Worker
@@ -22,6 +23,10 @@ from fedkeel.runs.run import Run
 from fedkeel.runs.store import plain
 
 FOLDER = "diagnostics"
+LAYERS: dict[str, Callable[[nn.Module], Mapping[str, nn.Module]]] = {
+    "batch norm": batch_norms,
+    "batch-norm statistics": normalised_layers,  # also those that HBN's layers have
+}
 Values = dict[str, Any]
 
 
@@ -31,12 +36,15 @@ class Measured(NamedTuple):
     round: int
     values: Values
 
+    def __str__(self) -> str:
+        return f"round {from_one(self.round)}"
+
 
 class Diagnostic:
     """One way to look at a run, while it trains or after it.
 
     A diagnostic writes `measure` and `figures`; or, if the run's own records and data are all that it needs, `of_run`,
-    and says so with `of_records`.
+    and says so with `of_records`. Its docstring is `what` a reader is told.
     """
 
     name: ClassVar[str] = ""
@@ -44,62 +52,57 @@ class Diagnostic:
     what: ClassVar[str] = ""
     paper: ClassVar[str] = ""
     of_records: ClassVar[bool] = False
-    needs_batch_norm: ClassVar[bool] = False
+    of_every_model: ClassVar[bool] = False  # after a run: of each that it kept, not of the last one alone
+    needs: ClassVar[str] = ""  # layers without which there is nothing to see: one of `LAYERS`
     has_options: bool = False  # given by whoever asks, who then does not want what was recorded with others
 
     def check(self, worker: Worker) -> None:
         """Refuse, before anything trains, a run in which there is nothing to measure."""
-        if self.needs_batch_norm and not batch_norms(worker.model):
+        if self.needs and not LAYERS[self.needs](worker.model):
             raise FedkeelError(
-                f"'{self.name}' looks at batch norm, and the model of '{worker.method.name}' has none: choose another "
-                "diagnostic, or a model and a method with batch norm."
+                f"'{self.name}' looks at {self.needs}, and the model of '{worker.method.name}' has none: choose "
+                "another diagnostic, or a model and a method with batch norm."
             )
 
-    def watch(self, is_recorded: Callable[[int], bool]) -> Callable[[Any], StepWatch] | None:
+    def watch(self, is_recorded: Callable[[int], bool]) -> Callable[[nn.Module], StepWatch] | None:
         """What looks at every local step, if that is needed: called with the model."""
         return None
 
-    def moments(self, run: Run, objects: Objects) -> list[Moment]:
-        """What is looked at after a run of which nothing was recorded: its end."""
-        return [of_run(run, objects)]
-
-    def measure(self, moment: Moment) -> Values:
+    def measure(self, snapshot: Snapshot) -> Values:
         raise NotImplementedError
 
-    def figures(self, measured: Sequence[Measured]) -> list[Figure]:
+    def figures(self, measured: list[Measured]) -> list[Figure]:
         raise NotImplementedError
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
-        """From what was recorded while the run trained, or else, and if options are given, from the model that it ended
-        with."""
+        """From what was recorded while the run trained, or else, and if options are given, from the models it kept."""
         measured = [] if self.has_options else recorded(run.directory, self.name)
         if not measured:
-            moments = self.moments(run, objects)
-            self.check(moments[0].worker)
-            measured = [self._after_run(moment) for moment in moments]
+            snapshots = of_run(run, objects)
+            chosen = sorted(snapshots, key=lambda s: s.round) if self.of_every_model else snapshots[-1:]
+            self.check(chosen[0].worker)
+            measured = [self._after_run(snapshot) for snapshot in chosen]
         return self.draw(measured)
 
-    def look(self, moment: Moment) -> Measured:
-        with np.errstate(all="ignore"):  # what is not finite is shown as a dash
-            return Measured(moment.round, plain(self.measure(moment)))
+    def look(self, snapshot: Snapshot) -> Measured:
+        return Measured(snapshot.round, plain(self.measure(snapshot)))
 
-    def _after_run(self, moment: Moment) -> Measured:
+    def _after_run(self, snapshot: Snapshot) -> Measured:
         """As `look`; a sentence where that is not possible, as of a model that has diverged."""
         try:
-            return self.look(moment)
+            return self.look(snapshot)
         except FedkeelError:
             raise
         except (ArithmeticError, RuntimeError, ValueError) as error:
             reason = str(error).partition("\n")[0].rstrip(".")
             raise FedkeelError(
-                f"'{self.name}' cannot be computed of round {from_one(moment.round)}: {reason}."
+                f"'{self.name}' cannot be computed of round {from_one(snapshot.round)}: {reason}."
             ) from error
 
-    def draw(self, measured: Sequence[Measured]) -> list[Figure]:
+    def draw(self, measured: list[Measured]) -> list[Figure]:
         """The figures; a sentence where a model that has diverged leaves no numbers for them."""
         try:
-            with np.errstate(all="ignore"):
-                return self.figures(measured)
+            return self.figures(measured)
         except TypeError as error:
             if not any(map(_lacks_numbers, measured)):
                 raise
@@ -111,13 +114,12 @@ class Diagnostic:
         texts = {"name": self.name, "title": self.title, "what": self.what, "paper": self.paper}
         return {**texts, "figures": [plain(figure) for figure in figures]}
 
-    def write(self, directory: Path, document: dict[str, Any]) -> Path:
+    def write(self, directory: Path, document: dict[str, Any]) -> None:
         """`directory`: the run's, or any other in its place."""
         path = directory / FOLDER / f"{self.name}.json"
         with explained(path, then=""):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(document, allow_nan=False).encode() + b"\n")
-        return path
 
 
 def _lacks_numbers(value: Any) -> bool:
@@ -134,7 +136,7 @@ def diagnostic(name: str) -> Callable[[D], D]:
     """Decorator: make a diagnostic known under `name`."""
 
     def remember(cls: D) -> D:
-        cls.name = name
+        cls.name, cls.what = name, cls.what or " ".join((cls.__doc__ or "").split())
         return DIAGNOSTICS.register(name, summary=cls.title, paper=cls.paper)(cls)
 
     return remember
@@ -144,9 +146,9 @@ def build(text: str, **options: Any) -> Diagnostic:
     """A diagnostic from its name, with options as in `tsne(samples=500)` or as keywords."""
     parsed = spec.parse(text)
     options = {**parsed.options, **options}
-    chosen = DIAGNOSTICS.make(parsed.name, **options)
-    chosen.has_options = bool(options)
-    return chosen
+    built = DIAGNOSTICS.make(parsed.name, **options)
+    built.has_options = bool(options)
+    return built
 
 
 def records_file(directory: Path, name: str) -> Path:
@@ -164,3 +166,16 @@ def recorded(directory: Path, name: str) -> list[Measured]:
         except (json.JSONDecodeError, KeyError, TypeError):
             break
     return measured
+
+
+def over_rounds(
+    title: str, y_label: str, measured: list[Measured], values: Callable[[Values], Mapping[str, float | None]]
+) -> list[Figure]:
+    """Lines over the rounds of what `values` takes from each; none where a single round was measured."""
+    rounds = {entry.round: values(entry.values) for entry in measured}
+    return [by_round(title, y_label, rounds)] if len(rounds) > 1 else []
+
+
+def names(text: str) -> list[str]:
+    """Of an option that lists them with commas."""
+    return [name.strip() for name in text.split(",") if name.strip()]

@@ -6,50 +6,41 @@ unseen domains are shown and do not count. With one domain there is none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import statistics
+from collections.abc import Collection
 
-import numpy as np
-
+from fedkeel.analysis import Diagnostic, Objects, diagnostic
 from fedkeel.analysis.convergence import evaluated
-from fedkeel.analysis.diagnostic import Diagnostic, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, keyed, table
-from fedkeel.analysis.moment import Objects
 from fedkeel.config import from_one
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run
 
 
-def spread(accuracies: Mapping[str, float]) -> float | None:
+def spread(accuracies: Collection[float]) -> float | None:
     """Standard deviation over domains (n - 1)."""
-    values = list(accuracies.values())
-    return float(np.std(values, ddof=1)) if len(values) > 1 else None
+    return statistics.stdev(accuracies) if len(accuracies) > 1 else None
 
 
-def worst(accuracies: Mapping[str, float]) -> str:
-    """The domain with the lowest accuracy, the first of equals."""
-    return min(accuracies, key=lambda domain: accuracies[domain])
+def unseen_domains(run: Run, objects: Objects) -> set[str]:
+    if summary := run.summary:
+        return set(summary["unseen_domains"])
+    if objects.federation is not None:
+        return {client.domain for client in objects.federation.unseen}
+    return {name.strip() for name in run.config.unseen.split(",")}
 
 
 @diagnostic("fairness")
 class Fairness(Diagnostic):
-    """Spread over the domains and the worst domain, by round."""
+    """Standard deviation of the accuracy over the training domains, and the accuracy of the worst and the best of them.
+    A method can raise the average and still leave one domain behind."""
 
     title = "How evenly the domains are served"
-    what = (
-        "Standard deviation of the accuracy over the training domains, and the accuracy of the worst and the best of "
-        "them. A method can raise the average and still leave one domain behind."
-    )
     paper = "FedHEAL (Chen et al. 2024)"
     of_records = True
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
-        scores, summary = evaluated(run), run.summary
-        if summary:
-            unseen = set(summary["unseen_domains"])
-        elif objects.federation is not None:
-            unseen = {client.domain for client in objects.federation.unseen}
-        else:
-            unseen = {name.strip() for name in run.config.unseen.split(",")}
+        scores, unseen = evaluated(run), unseen_domains(run, objects)
         rounds = {}
         for score in scores:
             known = {domain: value for domain, value in score["domains"].items() if value is not None}
@@ -58,15 +49,15 @@ class Fairness(Diagnostic):
         if not rounds:
             raise FedkeelError(f"'{run.directory}' has no accuracy of any domain: let it train further.")
         extremes = {r: {"worst": min(d.values()), "best": max(d.values())} for r, d in rounds.items()}
-        spreads = {r: {"standard deviation": spread(d)} for r, d in rounds.items()}
+        spreads = {r: {"standard deviation": spread(d.values())} for r, d in rounds.items()}
         last = max(rounds)
         final = next(score["domains"] for score in reversed(scores) if score["round"] == last)
-        lowest = rounds[last][worst(rounds[last])]
+        worst, lowest = min(rounds[last].items(), key=lambda item: item[1])
         rows = [[domain, value, None if value is None else value - lowest] for domain, value in final.items()]
-        note = f"The worst training domain is {worst(rounds[last])}."
+        note = f"The worst training domain is {worst}."
         figures = [
             by_round("Spread over the domains", "standard deviation of accuracy (0 to 1)", spreads),
             by_round("Worst and best domain", "accuracy (0 to 1)", extremes),
             table(f"Round {from_one(last)}", ["domain", "accuracy", "above the worst"], rows, note=note),
         ]
-        return keyed(figures, "spread over the domains", spread(rounds[last]), "low", percent=True)
+        return keyed(figures, "spread over the domains", spread(rounds[last].values()), "low", percent=True)

@@ -9,6 +9,8 @@ from fedkeel.config import from_one
 
 Figure = dict[str, Any]
 Numbers = Sequence[float | None]
+Names = Sequence[str]
+Better = Literal["low", "high"]
 
 
 def lines(title: str, x_label: str, y_label: str, series: Mapping[str, tuple[Numbers, Numbers]], **more: Any) -> Figure:
@@ -30,7 +32,7 @@ def by_round(title: str, y_label: str, table: Mapping[int, Mapping[str, float | 
 
 
 def bars(
-    title: str, y_label: str, categories: Sequence[str], series: Mapping[str, Numbers], x_label: str = "", **more: Any
+    title: str, y_label: str, categories: Names, series: Mapping[str, Numbers], x_label: str = "", **more: Any
 ) -> Figure:
     drawn = [{"name": name, "values": list(values), "spread": None} for name, values in series.items()]
     axes = {"x_label": x_label, "y_label": y_label}
@@ -39,8 +41,8 @@ def bars(
 
 def matrix(
     title: str,
-    rows: Sequence[str],
-    columns: Sequence[str],
+    rows: Names,
+    columns: Names,
     values: Sequence[Numbers],
     x_label: str = "",
     y_label: str = "",
@@ -50,24 +52,17 @@ def matrix(
     return {"kind": "matrix", "title": title, **axes, "values": [list(row) for row in values], **more}
 
 
-def points(
-    title: str, x: Sequence[float], y: Sequence[float], classes: Sequence[str], domains: Sequence[str], **more: Any
-) -> Figure:
+def points(title: str, x: Sequence[float], y: Sequence[float], classes: Names, domains: Names, **more: Any) -> Figure:
     places = {"x": list(x), "y": list(y), "class": list(classes), "domain": list(domains)}
     return {"kind": "points", "title": title, "x_label": "", "y_label": "", **places, **more}
 
 
-def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]], **more: Any) -> Figure:
+def table(title: str, columns: Names, rows: Sequence[Sequence[Any]], **more: Any) -> Figure:
     return {"kind": "table", "title": title, "columns": list(columns), "rows": [list(row) for row in rows], **more}
 
 
 def keyed(
-    figures: list[Figure],
-    label: str,
-    value: float | None,
-    better: Literal["low", "high"] | None = None,
-    *,
-    percent: bool = False,
+    figures: list[Figure], label: str, value: float | None, better: Better | None = None, *, percent: bool = False
 ) -> list[Figure]:
     """The figures with the one number in which methods are compared, as it is in the last round; the first has it.
 

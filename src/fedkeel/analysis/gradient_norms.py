@@ -17,35 +17,26 @@ global ones. How far these two lie apart is the jump that a switch of statistics
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import nullcontext
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
-from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic
 from fedkeel.analysis.figures import Figure, bars, by_round, keyed
-from fedkeel.analysis.moment import Moment, Objects, all_of_run
 from fedkeel.config import from_one
 from fedkeel.core.state import batch_norms
+from fedkeel.data.federation import Client
 from fedkeel.engine.local import WATCHED, StepWatch
 from fedkeel.errors import FedkeelError
+from fedkeel.formulas.diagnostics import gradient_norm
 from fedkeel.nn.surgery import batch_statistics
-from fedkeel.runs.run import Run
 
-COMPUTED, USED, LARGEST = "gradient_norm", "used_gradient_norm", "largest_gradient_norm"
+METRICS = {"computed": "gradient_norm", "used": "used_gradient_norm", "largest": "largest_gradient_norm"}
 BATCH, GLOBAL, NO_NORM = "under batch statistics", "under global statistics", "at the model"
-
-
-def gradient_norm(parameters: Sequence[Tensor]) -> Tensor:
-    """The L2 norm of all gradients together, in double precision, on their device."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not gradients:
-        return torch.zeros((), dtype=torch.float64)
-    norms = torch.stack([norm.double() for norm in torch._foreach_norm(gradients)])
-    return norms.square().sum().sqrt()
 
 
 class GradientNorms:
@@ -54,14 +45,11 @@ class GradientNorms:
     def __init__(self, model: nn.Module, is_recorded: Callable[[int], bool]) -> None:
         self._parameters = list(model.parameters())
         self._is_recorded = is_recorded
-        device = self._parameters[0].device
-        self._steps, self._computed, self._used, self._largest = (
-            torch.zeros((), dtype=torch.float64, device=device) for _ in range(4)
-        )
+        totals = torch.zeros(4, dtype=torch.float64, device=self._parameters[0].device)
+        self._totals, (self._steps, self._computed, self._used, self._largest) = totals, totals.unbind()
 
     def begin(self) -> None:
-        for total in (self._steps, self._computed, self._used, self._largest):
-            total.zero_()
+        self._totals.zero_()
 
     def computed(self) -> None:
         norm = gradient_norm(self._parameters)
@@ -75,110 +63,75 @@ class GradientNorms:
     def metrics(self, round: int) -> dict[str, float]:
         if not self._is_recorded(round):
             return {}
-        totals = torch.stack([self._steps, self._computed, self._used, self._largest]).tolist()
-        steps, computed, used, largest = totals
-        found = {COMPUTED: computed / max(steps, 1), USED: used / max(steps, 1), LARGEST: largest}
+        steps, computed, used, largest = self._totals.tolist()
+        values = (computed / max(steps, 1), used / max(steps, 1), largest)
         # What is not finite would have the update dropped, which is for the update's own numbers to decide.
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        return {name: value for name, value in zip(METRICS.values(), values, strict=True) if math.isfinite(value)}
 
 
-def switch_round(moment: Moment) -> int | None:
+def switch_round(snapshot: Snapshot) -> int | None:
     """The first round in which a part of the method trains under frozen statistics, if it ever does."""
-    rounds = moment.sent.rounds
-    for part in moment.worker.method.parts:
+    rounds = snapshot.sent.rounds
+    for part in snapshot.worker.method.parts:
         calibrates = getattr(part, "calibrates", None) or getattr(part, "freezes", None)
         if calibrates is not None:
             return next((round for round in range(rounds) if calibrates(round, rounds)), None)
     return None
 
 
-def at_rest(moment: Moment) -> dict[str, dict[str, float]]:
-    """By kind of statistics and client: the mean norm over the batches of the client's training images."""
-    worker = moment.worker
-    model, parameters = worker.model.eval(), list(worker.model.parameters())
-    kinds = (BATCH, GLOBAL) if batch_norms(model) else (NO_NORM,)
-    found: dict[str, dict[str, float]] = {kind: {} for kind in kinds}
-    for client in moment.clients:
-        moment.put_local(client)
-        for kind in kinds:
-            norms = []
-            for batch in moment.batches(client, client.train, worker.config.batch_size):
-                model.zero_grad(set_to_none=True)
-                with batch_statistics(model) if kind == BATCH and len(batch.y) > 1 else nullcontext():
-                    F.cross_entropy(model(batch.x).logits, batch.y).backward()  # type: ignore[no-untyped-call]
-                norms.append(float(gradient_norm(parameters)))
-            found[kind][client.name] = float(np.mean(norms))
+def norm_at_rest(snapshot: Snapshot, client: Client, kind: str) -> float:
+    """The mean norm over the batches of the client's training images, nothing being trained."""
+    model, norms = snapshot.worker.model.eval(), []
+    snapshot.put_local(client)
+    for batch in snapshot.batches(client, client.train, snapshot.worker.config.batch_size):
+        model.zero_grad(set_to_none=True)
+        with batch_statistics(model) if kind == BATCH and len(batch.y) > 1 else nullcontext():
+            F.cross_entropy(model(batch.x).logits, batch.y).backward()  # type: ignore[no-untyped-call]
+        norms.append(float(gradient_norm(model.parameters())))
     model.zero_grad(set_to_none=True)
-    return found
-
-
-def figures_at_rest(measured: Sequence[Measured], switch: str) -> list[Figure]:
-    rounds = [from_one(entry.round) for entry in measured]
-    kept = f"round{'s' if len(rounds) > 1 else ''} {', '.join(map(str, rounds))}"
-    points = "one point" if len(rounds) == 1 else f"{len(rounds)} points"
-    note = (
-        f"Made after the run, which has kept the model of {kept}: {points}. For a curve over the rounds, and for what "
-        f"the method and its clipping do, run with --record gradient-norms. {switch}"
-    ).strip()
-    last = measured[-1]
-    tables = {entry.round: entry.values["at rest"] for entry in measured}
-    means = {r: {kind: float(np.mean(list(by.values()))) for kind, by in t.items()} for r, t in tables.items()}
-    by_client = {kind: list(by.values()) for kind, by in tables[last.round].items()}
-    clients = list(next(iter(tables[last.round].values())))
-    return [
-        by_round("Of the models that were kept, mean over the clients", "gradient norm", means, note=note),
-        bars(f"By client, round {from_one(last.round)}", "gradient norm", clients, by_client, x_label="client"),
-    ]
+    return float(np.mean(norms))
 
 
 @diagnostic("gradient-norms")
 class GradientNormsByRound(Diagnostic):
-    """Norms of the gradients of local training, as computed and as used."""
+    """Recorded in training: the norm of all gradients of a local step, averaged over steps and clients, as computed and
+    as the optimiser takes them after the method's clipping; where a method switches batch norm to global statistics
+    they jump. Made after a run: the same at the models it kept, without steps, under batch and under global statistics.
+    """
 
     title = "Gradient norms"
-    what = (
-        "Recorded in training: the norm of all gradients of a local step, averaged over steps and clients, as computed "
-        "and as the optimiser takes them after the method's clipping; where a method switches batch norm to global "
-        "statistics they jump. Made after a run: the same at the models it kept, without steps, under batch and under "
-        "global statistics."
-    )
     paper = "FedCoda, Figure 4"
+    of_every_model = True
 
     def watch(self, is_recorded: Callable[[int], bool]) -> Callable[[nn.Module], StepWatch]:
         return lambda model: GradientNorms(model, is_recorded)
 
-    def moments(self, run: Run, objects: Objects) -> list[Moment]:
-        return all_of_run(run, objects)
-
-    def measure(self, moment: Moment) -> Values:
-        if not moment.updates:
-            return {"at rest": at_rest(moment), "switch": switch_round(moment)}
-        names = {"computed": COMPUTED, "used": USED, "largest": LARGEST}
-        found = {
-            kind: {
-                client: update.metrics[f"{WATCHED}{name}"]
-                for client, update in moment.updates.items()
-                if f"{WATCHED}{name}" in update.metrics
-            }
-            for kind, name in names.items()
-        }
+    def measure(self, snapshot: Snapshot) -> Values:
+        switch = switch_round(snapshot)
+        if not snapshot.updates:
+            kinds = (BATCH, GLOBAL) if batch_norms(snapshot.worker.model) else (NO_NORM,)
+            at_rest = {kind: {c.name: norm_at_rest(snapshot, c, kind) for c in snapshot.clients} for kind in kinds}
+            return {"at rest": at_rest, "switch": switch}
+        found: dict[str, dict[str, float]] = {kind: {} for kind in METRICS}
+        for client, update in snapshot.updates.items():
+            for kind, metric in METRICS.items():
+                if WATCHED + metric in update.metrics:
+                    found[kind][client] = update.metrics[WATCHED + metric]
         if not found["computed"]:
             raise FedkeelError("no client told the norms of its gradients.")
-        return {**found, "switch": switch_round(moment)}
+        return {**found, "switch": switch}
 
-    def figures(self, measured: Sequence[Measured]) -> list[Figure]:
-        def mean(values: dict[str, float]) -> float | None:
-            return float(np.mean(list(values.values()))) if values else None
-
-        switch = measured[-1].values["switch"]
+    def figures(self, measured: list[Measured]) -> list[Figure]:
+        last = measured[-1].values
+        switch = last["switch"]
         text = "" if switch is None else f"Batch norm switches to global statistics in round {from_one(switch)}."
-        if "at rest" in measured[-1].values:
+        if "at rest" in last:
             return figures_at_rest(measured, text)
         note = {"note": text} if text else {}
         all_clients = {
             entry.round: {
-                "as computed": mean(entry.values["computed"]),
-                "as used": mean(entry.values["used"]),
+                "as computed": _mean(entry.values["computed"]),
+                "as used": _mean(entry.values["used"]),
                 "largest of a step": max(entry.values["largest"].values(), default=None),
             }
             for entry in measured
@@ -188,4 +141,28 @@ class GradientNormsByRound(Diagnostic):
             by_round("Over the clients of a round", "gradient norm", all_clients, **note),
             by_round("By client, as computed", "gradient norm", by_client, **note),
         ]
-        return keyed(figures, "gradient norm in training", mean(measured[-1].values["computed"]))
+        return keyed(figures, "gradient norm in training", _mean(last["computed"]))
+
+
+def figures_at_rest(measured: list[Measured], switch: str) -> list[Figure]:
+    rounds = [str(from_one(entry.round)) for entry in measured]
+    kept, points = (
+        (f"round {rounds[0]}", "one point")
+        if len(rounds) == 1
+        else (f"rounds {', '.join(rounds)}", f"{len(rounds)} points")
+    )
+    note = (
+        f"Made after the run, which has kept the model of {kept}: {points}. For a curve over the rounds, and for what "
+        f"the method and its clipping do, run with --record gradient-norms. {switch}"
+    ).strip()
+    means = {m.round: {kind: _mean(norms) for kind, norms in m.values["at rest"].items()} for m in measured}
+    series = {kind: list(norms.values()) for kind, norms in measured[-1].values["at rest"].items()}
+    clients = list(next(iter(measured[-1].values["at rest"].values())))
+    return [
+        by_round("Of the models that were kept, mean over the clients", "gradient norm", means, note=note),
+        bars(f"By client, {measured[-1]}", "gradient norm", clients, series, x_label="client"),
+    ]
+
+
+def _mean(values: dict[str, float]) -> float | None:
+    return float(np.mean(list(values.values()))) if values else None

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fedkeel import spec
 from fedkeel.analysis.diagnostic import Diagnostic, Measured, build, recorded, records_file
-from fedkeel.analysis.moment import Objects, of_round, own_worker
+from fedkeel.analysis.snapshot import Objects, of_round, own_worker
 from fedkeel.config import Config, from_one
 from fedkeel.core.evaluation import Scores
 from fedkeel.engine.local import Worker
@@ -23,7 +23,7 @@ from fedkeel.observer import Aggregated, Observer
 from fedkeel.runs.run import PYTHON_OBJECT, Run
 
 
-def chosen(config: Config) -> list[Diagnostic]:
+def requested(config: Config) -> list[Diagnostic]:
     """The diagnostics that `record` names."""
     diagnostics: list[Diagnostic] = []
     for text in spec.split(config.record, ",") if config.record.strip() else []:
@@ -45,22 +45,17 @@ class Recorder(Observer):
     """Measures the diagnostics at the rounds that are due."""
 
     def __init__(
-        self,
-        diagnostics: Sequence[Diagnostic],
-        directory: Path,
-        setup: Setup,
-        note: Callable[[str], None],
+        self, diagnostics: Sequence[Diagnostic], directory: Path, setup: Setup, note: Callable[[str], None]
     ) -> None:
-        worker = setup.worker
         self._diagnostics = [diagnostic for diagnostic in diagnostics if not diagnostic.of_records]
         self._of_records = [diagnostic for diagnostic in diagnostics if diagnostic.of_records]
         self._directory, self._setup, self._note = directory, setup, note
         self._due = is_recorded(setup.config)
         self._own: Worker | None = None
         self._measured: dict[str, list[Measured]] = {}
-        watches = [watch for diagnostic in diagnostics if (watch := diagnostic.watch(self._due)) is not None]
-        for watch in watches:
-            worker.watch_steps(watch)
+        for diagnostic in diagnostics:
+            if watch := diagnostic.watch(self._due):
+                setup.worker.watch_steps(watch)
 
     def started(self, config: Config, first_round: int) -> None:
         for diagnostic in self._diagnostics:
@@ -75,13 +70,13 @@ class Recorder(Observer):
         if not self._due(state.sent.round):
             return
         self._own = self._own or own_worker(self._setup.worker)
-        moment = of_round(state, self._own, self._setup.held_out)
+        snapshot = of_round(state, self._own, self._setup.held_out)
         for diagnostic in self._diagnostics:
             try:
-                entry = diagnostic.look(moment)
+                entry = diagnostic.look(snapshot)
             except (FedkeelError, ArithmeticError, RuntimeError, ValueError) as error:
                 # The run is worth more than this look at it.
-                self._note(f"Round {from_one(moment.round)} has no record of '{diagnostic.name}': {error}")
+                self._note(f"Round {from_one(snapshot.round)} has no record of '{diagnostic.name}': {error}")
                 continue
             self._measured[diagnostic.name].append(entry)
             path = records_file(self._directory, diagnostic.name)
@@ -90,7 +85,7 @@ class Recorder(Observer):
             try:
                 figures = diagnostic.draw(self._measured[diagnostic.name])
             except FedkeelError as error:
-                self._note(f"Round {from_one(moment.round)}: {error}")
+                self._note(f"Round {from_one(snapshot.round)}: {error}")
                 continue
             diagnostic.write(self._directory, diagnostic.document(figures))
 
@@ -98,21 +93,19 @@ class Recorder(Observer):
         """What is made of the run's own records, once the round is among them."""
         if not self._due(round):
             return
+        setup = self._setup
+        # Pooled data no longer tell whose they are: those that have a name are read again.
+        is_lost = setup.worker.method.is_pooled and setup.config.data != PYTHON_OBJECT
+        objects = Objects(None if is_lost else setup.federation)
         for diagnostic in self._of_records:
             try:
-                figures = diagnostic.of_run(Run(self._directory), self._objects())
+                figures = diagnostic.of_run(Run(self._directory), objects)
             except FedkeelError as error:
                 # Between checkpoints the newest records may not be on disk yet; after the last round they are.
                 if round == rounds - 1:
                     self._note(f"There is no '{diagnostic.name}' of this run: {error}")
                 continue
             diagnostic.write(self._directory, diagnostic.document(figures))
-
-    def _objects(self) -> Objects:
-        setup = self._setup
-        # Pooled data no longer tell whose they are: those that have a name are read again.
-        is_lost = setup.worker.method.is_pooled and setup.config.data != PYTHON_OBJECT
-        return Objects(None if is_lost else setup.federation)
 
     def note(self, text: str) -> None:
         """Notes are for people."""

@@ -7,56 +7,47 @@ statistics win, the global ones fit no client; where they lose, they only add no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
-from fedkeel.analysis.figures import Figure, bars, by_round, keyed
-from fedkeel.analysis.moment import Moment, Outputs
-from fedkeel.config import from_one
+from fedkeel.analysis import Diagnostic, Measured, Outputs, Snapshot, Values, diagnostic, over_rounds
+from fedkeel.analysis.figures import Figure, bars, keyed
 
-KINDS = ("global", "batch")
+KINDS = {"global": "global statistics", "batch": "batch statistics"}
 
 
 def accuracy(outputs: Outputs) -> float:
-    return float(np.mean(outputs.logits.argmax(axis=1) == outputs.labels))
+    return float((outputs.logits.argmax(dim=1) == outputs.labels).double().mean())
 
 
 @diagnostic("statistics-accuracy")
 class StatisticsAccuracy(Diagnostic):
-    """Test accuracy of each domain under both kinds of statistics."""
+    """Test accuracy of the global model when batch norm uses the aggregated statistics, and when it uses those of the
+    test batch. Batch statistics ahead: the aggregated ones do not fit the domain."""
 
     title = "Accuracy under global and under batch statistics"
-    what = (
-        "Test accuracy of the global model when batch norm uses the aggregated statistics, and when it uses those of "
-        "the test batch. Batch statistics ahead: the aggregated ones do not fit the domain."
-    )
     paper = "GReg, Table 1"
-    needs_batch_norm = True
+    needs = "batch norm"
 
-    def measure(self, moment: Moment) -> Values:
-        values: Values = {}
-        for kind in KINDS:
-            domains = {}
-            for domain, sites in moment.tested().items():
-                domains[domain] = float(np.mean([accuracy(moment.test_outputs(site, kind)) for site in sites]))
-            values[kind] = {**domains, "average": moment.average(domains)}
-        return values
+    def measure(self, snapshot: Snapshot) -> Values:
+        def domains(kind: str) -> dict[str, float]:
+            return {
+                domain: float(np.mean([accuracy(snapshot.test_outputs(client, kind)) for client in clients]))
+                for domain, clients in snapshot.testers().items()
+            }
 
-    def figures(self, measured: Sequence[Measured]) -> list[Figure]:
-        last = measured[-1]
+        return {kind: snapshot.with_average(domains(kind)) for kind in KINDS}
+
+    def figures(self, measured: list[Measured]) -> list[Figure]:
+        label, values = "accuracy (0 to 1)", measured[-1].values
+        series = {name: list(values[kind].values()) for kind, name in KINDS.items()}
         figures = [
-            bars(
-                f"By domain, round {from_one(last.round)}",
-                "accuracy (0 to 1)",
-                list(last.values["global"]),
-                {f"{kind} statistics": list(last.values[kind].values()) for kind in KINDS},
-                x_label="domain",
-            )
+            *over_rounds(
+                "Average over the domains",
+                label,
+                measured,
+                lambda values: {name: values[kind]["average"] for kind, name in KINDS.items()},
+            ),
+            bars(f"By domain, {measured[-1]}", label, list(values["global"]), series, x_label="domain"),
         ]
-        if len(measured) > 1:
-            rounds = {e.round: {f"{kind} statistics": e.values[kind]["average"] for kind in KINDS} for e in measured}
-            figures.insert(0, by_round("Average over the domains", "accuracy (0 to 1)", rounds))
-        lost = last.values["batch"]["average"] - last.values["global"]["average"]
+        lost = values["batch"]["average"] - values["global"]["average"]
         return keyed(figures, "accuracy lost to global statistics", lost, "low", percent=True)

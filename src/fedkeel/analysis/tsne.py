@@ -8,92 +8,74 @@ parameters: scikit-learn's defaults (perplexity 30, started from the principal c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from torch import Tensor
 
-from fedkeel.analysis.diagnostic import Diagnostic, Measured, Values, diagnostic
-from fedkeel.analysis.figures import Figure, by_round, points
-from fedkeel.analysis.moment import Array, Moment
-from fedkeel.analysis.nmi import clustering_nmi
-from fedkeel.config import from_one
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, over_rounds
+from fedkeel.analysis.diagnostic import names
+from fedkeel.analysis.figures import Figure, points
+from fedkeel.analysis.snapshot import joined
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError, unknown
+from fedkeel.formulas.diagnostics import clustering_nmi
+from fedkeel.options import Positive, Range
 
 MOST_MAPS = 4
 
 
-def embedding(features: Array, perplexity: float = 30.0, seed: int = 0) -> Array:
-    """Features (N, d) -> places (N, 2). A perplexity that so few samples cannot have is lowered."""
-    from sklearn.manifold import TSNE
+def embedding(features: Tensor, perplexity: float = 30.0, seed: int = 0) -> list[list[float]]:
+    """Features (N, d) -> x and y of the N places. A perplexity that so few samples cannot have is lowered."""
+    from sklearn.manifold import TSNE  # takes a second
 
     perplexity = min(perplexity, (len(features) - 1) / 3)
     init = "pca" if min(features.shape) >= 2 else "random"
-    places = TSNE(n_components=2, perplexity=perplexity, init=init, random_state=seed).fit_transform(features)
-    return np.asarray(places, dtype=np.float64)
+    places = TSNE(n_components=2, perplexity=perplexity, init=init, random_state=seed).fit_transform(features.numpy())
+    return places.astype(np.float64).T.tolist()  # type: ignore[no-any-return]
 
 
 @diagnostic("tsne")
+@dataclass
 class FeatureMap(Diagnostic):
-    """t-SNE of the test features by class and domain, with their NMI."""
+    """t-SNE of the test features. Classes that lie apart are easy to tell; colours of one class that lie apart by
+    domain show a representation that still knows where an image is from. Distances between clusters mean little."""
 
     title = "A map of the features"
-    what = (
-        "t-SNE of the test features. Classes that lie apart are easy to tell; colours of one class that lie apart by "
-        "domain show a representation that still knows where an image is from. Distances between clusters mean little."
-    )
     paper = "FedCoda, Figures 3 and 7"
 
-    def __init__(self, samples: int = 1000, domains: str = "", perplexity: float = 30.0, seed: int = 0) -> None:
-        """`samples`: at most, of all domains together. `domains`: only these, separated by commas."""
-        if samples < 4 or not perplexity > 0:
-            raise FedkeelError(
-                "The 'samples' of tsne are at least 4, and its 'perplexity' is above 0: give such numbers."
-            )
-        self.samples, self.perplexity, self.seed = samples, perplexity, seed
-        self.domains = [name.strip() for name in domains.split(",") if name.strip()]
+    samples: Annotated[int, Range(4)] = 1000  # at most, of all domains together
+    domains: str = ""  # only these, separated by commas
+    perplexity: Positive = 30.0
+    seed: int = 0
 
     def check(self, worker: Worker) -> None:
-        there = dict.fromkeys(site.domain for site in worker.federation.one_of_each() if len(site.test))
-        for name in self.domains:
+        there = dict.fromkeys(client.domain for client in worker.federation.one_of_each() if len(client.test))
+        for name in names(self.domains):
             if name not in there:
                 raise FedkeelError(unknown("domain", name, there))
 
-    def measure(self, moment: Moment) -> Values:
-        outputs = moment.test_features()
-        outputs = {name: o for name, o in outputs.items() if name in (self.domains or outputs)}
-        features = np.concatenate([o.features for o in outputs.values()])
-        labels = np.concatenate([o.labels for o in outputs.values()])
-        domains = np.concatenate([np.full(len(o.labels), name) for name, o in outputs.items()])
-        classes = moment.federation.classes
+    def measure(self, snapshot: Snapshot) -> Values:
+        outputs = snapshot.test_features()
+        outputs = {name: outputs[name] for name in outputs if name in (names(self.domains) or outputs)}
+        features, _, labels = joined(list(outputs.values()))
+        domains = [name for name, o in outputs.items() for _ in o.labels]
+        classes = snapshot.federation.classes
         nmi = clustering_nmi(features, labels, len(classes))
-        if len(features) > self.samples:
-            kept = np.sort(np.random.default_rng(self.seed).permutation(len(features))[: self.samples])
-            features, labels, domains = features[kept], labels[kept], domains[kept]
         if len(features) < 4:
             raise FedkeelError(f"There are {len(features)} test images: a map needs at least 4.")
-        places = embedding(features, self.perplexity, self.seed)
-        return {
-            "x": places[:, 0].tolist(),
-            "y": places[:, 1].tolist(),
-            "class": [classes[label] for label in labels],
-            "domain": domains.tolist(),
-            "nmi": nmi,
-        }
+        drawn = np.sort(np.random.default_rng(self.seed).permutation(len(features))[: self.samples])
+        x, y = embedding(features[drawn], self.perplexity, self.seed)
+        shown = {"class": [classes[label] for label in labels[drawn]], "domain": [domains[i] for i in drawn]}
+        return {"x": x, "y": y, **shown, "nmi": nmi}
 
-    def figures(self, measured: Sequence[Measured]) -> list[Figure]:
-        figures = []
-        if len(measured) > 1:
-            figures.append(by_round("NMI by round", "NMI", {e.round: {"NMI": e.values["nmi"]} for e in measured}))
-        for round, values in spread_out(measured, MOST_MAPS):
-            note = f"NMI of K-means clusters of the features and the classes: {values['nmi']:.3f}."
-            title = f"Test features, round {from_one(round)}"
-            figures.append(points(title, values["x"], values["y"], values["class"], values["domain"], note=note))
+    def figures(self, measured: list[Measured]) -> list[Figure]:
+        figures = over_rounds("NMI by round", "NMI", measured, lambda values: {"NMI": values["nmi"]})
+        count = min(len(measured), MOST_MAPS)
+        for place in range(count):  # at even distances, the first round and the last among them
+            entry = measured[round(place * (len(measured) - 1) / max(count - 1, 1))]
+            x, y, classes, domains, nmi = (entry.values[key] for key in ("x", "y", "class", "domain", "nmi"))
+            note = f"NMI of K-means clusters of the features and the classes: {nmi:.3f}."
+            figures.append(points(f"Test features, {entry}", x, y, classes, domains, note=note))
         return figures
-
-
-def spread_out(measured: Sequence[Measured], most: int) -> list[Measured]:
-    """Of many, `most` at even distances, the first and the last among them."""
-    if len(measured) <= most:
-        return list(measured)
-    return [measured[round(place * (len(measured) - 1) / (most - 1))] for place in range(most)]

@@ -227,7 +227,7 @@ def refuse_outdated(jobs: Sequence[Job], now: Mapping[str, Beginning], note: Cal
 def check_all(configs: Mapping[str, Config], seed: int) -> dict[str, Beginning]:
     """Everything that can be refused before training, for every method, before the first one trains."""
     for config in configs.values():  # all names first, since reading images takes longer
-        analysis.chosen(config)
+        analysis.requested(config)
         Composition.of(registered.build(config.method))
         choose_executor(config, choose_device(config))
     loaded: dict[tuple[Any, ...], Federation] = {}

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import math
 import shlex
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import find_trials, labels
-from fedkeel.experiments.tables import Results
-from fedkeel.report.diagnostics import ALL_RUNS, Diagnostic, Source, read_diagnostics
+from fedkeel.experiments.tables import Cell, Results
+from fedkeel.report.diagnostics import ALL_RUNS, DiagnosticFigures, read_diagnostics
 from fedkeel.runs.run import PYTHON_OBJECT, Run
 from fedkeel.runs.store import fingerprint
+from fedkeel.runs.summary import IF_THERE, RESULTS, SUMMARY
 
 FEDERATION = ("data", "partition", "unseen", "subsample")  # runs that share these were made on the same data
-COUNTED = ("seconds", "rounds", "bytes_up", "bytes_down", "questions", "epsilon")  # of a summary
-MOST_NUMBERS = 240_000  # of all curves together: about two megabytes
 
 
 @dataclass(frozen=True)
@@ -64,8 +63,7 @@ class Member:
         return f"{self.label}, seed {self.seed}"
 
 
-@dataclass(frozen=True)
-class Curve:
+class Curve(NamedTuple):
     """One method's curve: mean and spread over seeds at each round, and of how many seeds."""
 
     rounds: list[int]
@@ -73,24 +71,32 @@ class Curve:
     std: list[float | None]
     seeds: list[int]
 
+    def thinned(self, most: int) -> Curve:
+        """At most about `most` rounds, evenly spaced, the last among them."""
+        count = len(self.rounds)
+        if count <= most:
+            return self
+        shown = sorted({round(step * (count - 1) / (most - 1)) for step in range(most)})
+        return Curve(*([column[i] for i in shown] for column in self))  # type: ignore[arg-type]
+
 
 @dataclass(frozen=True)
 class Group:
     """The runs of one federation."""
 
     members: list[Member]
-    diagnostics: list[Diagnostic]
+    diagnostics: list[DiagnosticFigures]
 
-    @property
+    @cached_property
     def labels(self) -> list[str]:
         return list(dict.fromkeys(member.label for member in self.members))
 
-    @property
+    @cached_property
     def results(self) -> Results:
         """Of the finished runs."""
         return Results.of((m.label, m.seed, m.summary) for m in self.members if m.summary is not None)
 
-    @property
+    @cached_property
     def metrics(self) -> list[Metric]:
         return list(dict.fromkeys(metric for member in self.members for metric in member.curves))
 
@@ -102,8 +108,8 @@ class Group:
         mine = [member.curves[metric] for member in self.of(label) if metric in member.curves]
         rounds = sorted({round for curve in mine for round in curve})
         at = [[curve[round] for curve in mine if round in curve] for round in rounds]
-        spread = [statistics.stdev(values) if len(values) > 1 else None for values in at]
-        return Curve(rounds, [statistics.fmean(values) for values in at], spread, [len(values) for values in at])
+        cells = [Cell.of(values) for values in at]
+        return Curve(rounds, [cell.mean for cell in cells], [cell.std for cell in cells], [len(v) for v in at])
 
 
 @dataclass(frozen=True)
@@ -157,95 +163,74 @@ def find_runs(directories: Iterable[str | Path]) -> tuple[list[tuple[str, Run]],
     return list(found.values()), missing
 
 
-class ReadOnce(Run):
-    """A run whose metrics are parsed a single time, though they are asked for again and again."""
-
-    def readable(self) -> tuple[list[dict[str, Any]], int]:
-        return self._read
-
-    @cached_property
-    def _read(self) -> tuple[list[dict[str, Any]], int]:
-        return super().readable()
-
-
 def read_member(label: str, run: Run, notices: list[str]) -> Member:
-    reading = ReadOnce(run.directory)  # forgotten when this is done: the metrics of forty runs are large
     summary: dict[str, Any] | None = None
     curves: dict[Metric, dict[int, float]] = {}
-    try:
-        found = run.summary
-        summary = usable(found) if found is not None else None
-    except (ValueError, KeyError, TypeError) as error:  # the first is also a `FedkeelError`
-        notices.append(f"{unreadable(run.directory / 'summary.json', error)} The run is shown as not finished.")
     path = run.directory / "metrics.jsonl"
+
+    def tell(file: str, error: Exception, then: str) -> None:
+        """A damaged file says itself what is to be done."""
+        problem = str(error) if isinstance(error, FedkeelError) else f"'{run.directory / file}' cannot be read."
+        notices.append(f"{problem} {then}")
+
     try:
-        curves = read_curves(reading)
-        if lost := reading.readable()[1]:
+        summary = usable(run.summary)
+    except (ValueError, KeyError, TypeError) as error:  # the first is also a `FedkeelError`
+        tell("summary.json", error, "The run is shown as not finished.")
+    tested: list[dict[str, Any]] = []
+    try:
+        # Parsed once, and forgotten when this is done: the metrics of forty runs are large.
+        parsed, reading = run.readable(), copy(run)
+        reading.readable = lambda: parsed  # type: ignore[method-assign]
+        curves, tested = read_curves(reading), reading.scores()[-1:]
+        if lost := parsed[1]:
             lines = "a line" if lost == 1 else f"{lost} lines"
             notices.append(f"'{path}' has {lines} that cannot be read: the curves have a gap there.")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:  # the first is also a `FedkeelError`
-        notices.append(f"{unreadable(path, error)} The run has no curves here.")
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        tell(path.name, error, "The run has no curves here.")
     if summary and not any(metric.is_percent for metric in curves):
         notices.append(f"'{path}' has no evaluated round: the run is in the table and has no curve of accuracy.")
-    domains = tuple(summary["domains"]) if summary else ()
-    return Member(label, run, summary, curves, domains or tuple(_domains_of(reading, bool(curves))))
+    domains = tuple(name for entry in ([summary] if summary else tested) for name in entry["domains"])
+    return Member(label, run, summary, curves, domains)
 
 
-def unreadable(path: Path, error: Exception) -> str:
-    """A damaged file says itself what is to be done."""
-    return str(error) if isinstance(error, FedkeelError) else f"'{path}' cannot be read."
-
-
-def usable(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary whose numbers are numbers. Without an accuracy it is none; what else is not a number is left out."""
-    accuracy = float(summary["accuracy"])
-    domains = {str(name): float(value) for name, value in summary["domains"].items() if is_number(value)}
-    if not 0 <= accuracy <= 1 + 1e-9 or not domains:
+def usable(summary: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """What of a summary can be shown: without results it is none, and of the rest what is not as a run writes it is
+    left out."""
+    if summary is None:
+        return None
+    rules = {**SUMMARY, **IF_THERE}
+    sound = {name: value for name, value in summary.items() if name not in rules or rules[name](value)}
+    if not sound.get("domains") or not sound.keys() >= RESULTS.keys():
         raise ValueError("no accuracy")
-    kept = {name: value for name, value in summary.items() if name not in COUNTED or is_number(value)}
-    for name in ("unseen_domains", "untested_domains", "diverged_domains"):
-        listed = kept.get(name)
-        kept[name] = [entry for entry in listed if isinstance(entry, str)] if isinstance(listed, list) else []
-    if kept.get("rounds") == 0:
-        del kept["rounds"]
-    return {**kept, "accuracy": accuracy, "domains": domains, "result": str(summary["result"])}
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _domains_of(run: Run, readable: bool) -> list[str]:
-    return [name for entry in (run.scores()[-1:] if readable else []) for name in entry["domains"]]
+    if sound.get("rounds") == 0:
+        del sound["rounds"]
+    return sound
 
 
 def read_curves(run: Run) -> dict[Metric, dict[int, float]]:
     """By round. A round that was not evaluated, or whose value is not a number, has no entry."""
-    curves: dict[Metric, dict[int, float]] = {}
-
-    def add(metric: Metric, round: int, value: float | None) -> None:
-        if value is not None and math.isfinite(value):
-            curves.setdefault(metric, {})[int(round)] = float(value)
-
-    tested = run.scores()
-    shown = tested[-1]["statistics"] if tested else "global"
-    for entry in tested:
-        add(Metric("average", "Test accuracy, mean over domains"), entry["round"], entry["average"])
-    for entry in tested:
-        add(Metric("unseen", "Test accuracy, mean over unseen domains"), entry["round"], entry.get("unseen"))
-    for domain in dict.fromkeys(name for entry in tested for name in entry["domains"]):
-        for entry in tested:
-            add(Metric(f"domain {domain}", f"Test accuracy, {domain}"), entry["round"], entry["domains"].get(domain))
-    if shown == "global":
-        for entry in run.scores(statistics="batch"):
-            add(Metric("batch", "Test accuracy with batch statistics"), entry["round"], entry["average"])
-    for entry in run.scores("validation"):
-        add(Metric("validation", "Validation accuracy, mean over domains"), entry["round"], entry["average"])
-    for entry in tested:
-        add(Metric("test-loss", "Test loss", is_percent=False), entry["round"], entry.get("loss"))
-    for entry in run.records("round"):
-        add(Metric("train-loss", "Training loss", is_percent=False), entry["round"], entry.get("loss"))
-    return curves
+    tested, rounds = run.scores(), run.records("round")
+    batch = run.scores(statistics="batch") if not tested or tested[-1]["statistics"] == "global" else []
+    curves = {
+        Metric("average", "Test accuracy, mean over domains"): {e["round"]: e["average"] for e in tested},
+        Metric("unseen", "Test accuracy, mean over unseen domains"): {e["round"]: e.get("unseen") for e in tested},
+    }
+    for name in dict.fromkeys(name for entry in tested for name in entry["domains"]):
+        domain = Metric(f"domain {name}", f"Test accuracy, {name}")
+        curves[domain] = {e["round"]: e["domains"].get(name) for e in tested}
+    validation = Metric("validation", "Validation accuracy, mean over domains")
+    curves |= {
+        Metric("batch", "Test accuracy with batch statistics"): {e["round"]: e["average"] for e in batch},
+        validation: {e["round"]: e["average"] for e in run.scores("validation")},
+        Metric("test-loss", "Test loss", is_percent=False): {e["round"]: e.get("loss") for e in tested},
+        Metric("train-loss", "Training loss", is_percent=False): {e["round"]: e.get("loss") for e in rounds},
+    }
+    finite = {
+        metric: {int(r): float(v) for r, v in curve.items() if v is not None and math.isfinite(v)}
+        for metric, curve in curves.items()
+    }
+    return {metric: curve for metric, curve in finite.items() if curve}
 
 
 def by_federation(members: Sequence[Member]) -> list[list[Member]]:
@@ -286,18 +271,13 @@ def unique(members: Sequence[Member], notices: list[str]) -> list[Member]:
     return list(kept.values())
 
 
-def diagnostics_of(members: Sequence[Member], notices: list[str]) -> list[Diagnostic]:
+def diagnostics_of(members: Sequence[Member], notices: list[str]) -> list[DiagnosticFigures]:
     """The first seed of every method first: what the page has no room for is then a further seed's."""
-    turn = {str(m): sum(o.label == m.label for o in members[:place]) for place, m in enumerate(members)}
-    ordered = sorted(members, key=lambda member: turn[str(member)])
-    sources = [Source(str(member), member.run.directory) for member in ordered]
-    order = [str(member) for member in members]
-    return [
-        replace(found, runs=dict(sorted(found.runs.items(), key=lambda item: order.index(item[0]))))
-        if ALL_RUNS not in found.runs
-        else found
-        for found in read_diagnostics(sources, notices)
-    ]
+    seeds_before = {str(m): sum(o.label == m.label for o in members[:place]) for place, m in enumerate(members)}
+    first_seeds_first = sorted(members, key=lambda member: seeds_before[str(member)])
+    found = read_diagnostics({str(member): member.run.directory for member in first_seeds_first}, notices)
+    order = [ALL_RUNS, *map(str, members)]
+    return [replace(d, runs=dict(sorted(d.runs.items(), key=lambda item: order.index(item[0])))) for d in found]
 
 
 def unfinished(members: Sequence[Member]) -> list[str]:
@@ -309,24 +289,3 @@ def unfinished(members: Sequence[Member]) -> list[str]:
         f"Not finished: {names}. What was recorded is in the curves; nothing of it counts in the table. "
         f"{shlex.join(['fedkeel', 'resume', str(members[0].run.directory)])} {continues}."
     ]
-
-
-def thinned(curve: Curve, most: int) -> Curve:
-    """At most about `most` rounds, evenly spaced, the last among them."""
-    count = len(curve.rounds)
-    if count <= most:
-        return curve
-    steps = range(most)
-    chosen = sorted({round(step * (count - 1) / (most - 1)) for step in steps})
-    return Curve(
-        [curve.rounds[i] for i in chosen],
-        [curve.mean[i] for i in chosen],
-        [curve.std[i] for i in chosen],
-        [curve.seeds[i] for i in chosen],
-    )
-
-
-def most_rounds(groups: Sequence[Group]) -> int:
-    """How many rounds of a curve the page has room for."""
-    curves = sum(len(group.labels) * len(group.metrics) for group in groups)
-    return max(50, MOST_NUMBERS // (2 * max(1, curves)))

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
+from fedkeel.analysis.figures import Figure, bars, table
 from fedkeel.engine.profile import FILE as PROFILE
 from fedkeel.engine.profile import client_caption, client_rows, phase_rows
 from fedkeel.runs.store import plain
@@ -19,9 +20,8 @@ from fedkeel.runs.store import plain
 MOST_POINTS = 2000  # of a scatter plot; more is neither seen nor drawn quickly
 MOST_BYTES = 2_500_000  # of all diagnostics of a group
 
-Figure = dict[str, Any]
-
-OF_THE_DATA = ("label-distribution",)
+OF_THE_DATA = ("label-distribution",)  # shown once where it is the same for all runs
+ALL_RUNS = "all runs"
 OTHERS = "What else was recorded"
 CIRCUMSTANCES = "The circumstances"
 QUESTIONS: dict[str, tuple[str, ...]] = {
@@ -38,7 +38,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Diagnostic:
+class DiagnosticFigures:
     """One diagnostic of all runs that recorded it: their figures by the run's name."""
 
     name: str
@@ -52,56 +52,38 @@ class Unreadable(Exception):
     """The text says what is wrong with a diagnostic."""
 
 
-class Source(NamedTuple):
-    """A run by its name in the report."""
-
-    run: str
-    directory: Path
-
-
-def read_diagnostics(sources: Sequence[Source], notices: list[str]) -> list[Diagnostic]:
-    """What these runs recorded, and their profiles. Where there is no room for all, the first come first."""
-    found: dict[str, Diagnostic] = {}
+def read_diagnostics(directories: Mapping[str, Path], notices: list[str]) -> list[DiagnosticFigures]:
+    """What runs, by their names, recorded, and their profiles. Where there is no room for all, the first come first."""
+    found: dict[str, DiagnosticFigures] = {}
     left_out: list[str] = []
     room = MOST_BYTES
-
-    def add(run: str, document: Mapping[str, Any]) -> None:
-        nonlocal room
-        figures = [checked(figure) for figure in _list(document, "figures")]
-        name = _text(document, "name")
-        size = len(json.dumps(figures))
-        if size > room:
-            left_out.append(f"{name} of {run}")
-            return
-        room -= size
-        if name not in found:
-            texts = [str(document.get(key) or "") for key in ("title", "what", "paper")]
-            found[name] = Diagnostic(name, texts[0] or name, texts[1], texts[2], {})
-        found[name].runs[run] = figures
-
-    for run, directory in sources:
+    for run, directory in directories.items():
         for path in [*sorted((directory / "diagnostics").glob("*.json")), *directory.glob(PROFILE)]:
             try:
                 document = plain(json.loads(path.read_text()))
-                add(run, of_profile(document) if path.name == PROFILE else document)
+                document = of_profile(document) if path.name == PROFILE else document
+                figures = [checked(figure) for figure in _list(document, "figures")]
+                name = _text(document, "name")
             except (OSError, ValueError, TypeError, AttributeError, KeyError, Unreadable) as problem:
                 notices.append(f"'{path}' is not a diagnostic that can be shown: {problem}.")
+                continue
+            size = len(json.dumps(figures))
+            if size > room:
+                left_out.append(f"{name} of {run}")
+                continue
+            room -= size
+            title, what, paper = (str(document.get(key) or "") for key in ("title", "what", "paper"))
+            found.setdefault(name, DiagnosticFigures(name, title or name, what, paper, {})).runs[run] = figures
     if left_out:
         notices.append(
             f"Left out to keep this page small: {', '.join(left_out)}. A report of these runs alone shows them."
         )
-    return sorted((once(diagnostic) for diagnostic in found.values()), key=lambda diagnostic: place(diagnostic.name))
-
-
-ALL_RUNS = "all runs"
-
-
-def once(diagnostic: Diagnostic) -> Diagnostic:
-    """What is of the data and the same for all runs is shown once."""
-    first, *others = diagnostic.runs.values()
-    if diagnostic.name in OF_THE_DATA and others and all(figures == first for figures in others):
-        return replace(diagnostic, runs={ALL_RUNS: first})
-    return diagnostic
+    for diagnostic in found.values():
+        first, *others = diagnostic.runs.values()
+        if diagnostic.name in OF_THE_DATA and others and all(figures == first for figures in others):
+            diagnostic.runs.clear()
+            diagnostic.runs[ALL_RUNS] = first
+    return sorted(found.values(), key=lambda diagnostic: place(diagnostic.name))
 
 
 def place(name: str) -> tuple[int, int]:
@@ -131,12 +113,8 @@ def key_number(key: Any) -> dict[str, Any]:
     (value,) = _numbers([key.get("value")])
     if value is None:
         raise Unreadable("a 'key' has no value")
-    return {
-        "label": _text(key, "label"),
-        "value": value,
-        "better": key.get("better"),
-        "percent": bool(key.get("percent")),
-    }
+    better, percent = key.get("better"), bool(key.get("percent"))
+    return {"label": _text(key, "label"), "value": value, "better": better, "percent": percent}
 
 
 def _lines(figure: Figure) -> Figure:
@@ -150,8 +128,7 @@ def _lines(figure: Figure) -> Figure:
 
 
 def _bars(figure: Figure) -> Figure:
-    categories = [str(name) for name in _list(figure, "categories")]
-    series = []
+    categories, series = _names(figure, "categories"), []
     for entry in _list(figure, "series"):
         values = _numbers(_list(entry, "values"))
         spread = _numbers(entry["spread"]) if isinstance(entry.get("spread"), list) else None
@@ -162,7 +139,7 @@ def _bars(figure: Figure) -> Figure:
 
 
 def _matrix(figure: Figure) -> Figure:
-    rows, columns = [str(name) for name in _list(figure, "rows")], [str(name) for name in _list(figure, "columns")]
+    rows, columns = _names(figure, "rows"), _names(figure, "columns")
     values = [_numbers(row) for row in _list(figure, "values")]
     if len(values) != len(rows) or any(len(row) != len(columns) for row in values):
         raise Unreadable(f"a matrix is not of {len(rows)} rows and {len(columns)} columns")
@@ -171,20 +148,20 @@ def _matrix(figure: Figure) -> Figure:
 
 def _points(figure: Figure) -> Figure:
     x, y = _numbers(_list(figure, "x")), _numbers(_list(figure, "y"))
-    names = {key: figure.get(key) or [""] * len(x) for key in ("class", "domain")}
-    if len({len(x), len(y), *map(len, names.values())}) > 1:
+    groups = {key: [str(name) for name in figure.get(key) or [""] * len(x)] for key in ("class", "domain")}
+    columns: dict[str, list[Any]] = {"x": x, "y": y, **groups}
+    if len({*map(len, columns.values())}) > 1:
         raise Unreadable("the points' x, y, class and domain are not of one length")
     step = -(-len(x) // MOST_POINTS) or 1
-    chosen = slice(None, None, step)
-    shown = x[chosen]
-    note = f"{figure.get('note') or ''} {len(shown)} of {len(x)} points are shown.".strip()
-    groups = {key: [str(name) for name in entries[chosen]] for key, entries in names.items()}
-    return {"x": shown, "y": y[chosen], **groups, **({"note": note} if step > 1 else {})}
+    shown: Figure = {key: column[::step] for key, column in columns.items()}
+    if step > 1:
+        shown["note"] = f"{figure.get('note') or ''} {len(shown['x'])} of {len(x)} points are shown.".strip()
+    return shown
 
 
 def _table(figure: Figure) -> Figure:
-    columns = [str(name) for name in _list(figure, "columns")]
-    rows = [[_entry(value) for value in row] for row in _list(figure, "rows")]
+    columns = _names(figure, "columns")
+    rows = [[short(value) for value in row] for row in _list(figure, "rows")]
     if any(len(row) != len(columns) for row in rows):
         raise Unreadable(f"a table's row does not have its {len(columns)} columns")
     return {"columns": columns, "rows": rows}
@@ -205,6 +182,10 @@ def _list(document: Mapping[str, Any], key: str) -> list[Any]:
     return list(document[key])
 
 
+def _names(document: Mapping[str, Any], key: str) -> list[str]:
+    return [str(name) for name in _list(document, key)]
+
+
 def _text(document: Mapping[str, Any], key: str) -> str:
     if document.get(key) is None:
         raise Unreadable(f"it has no '{key}'")
@@ -219,51 +200,31 @@ def _numbers(values: Any) -> list[float | None]:
     return [short(value) for value in values]
 
 
-def _entry(value: Any) -> Any:
-    return short(value) if isinstance(value, float) else value if isinstance(value, int | None) else str(value)
-
-
-def short(value: float | None) -> float | None:
-    """Five digits: more cannot be seen, and would double the page."""
-    return value if value is None or isinstance(value, int) else float(f"{value:.5g}")
+def short(value: Any) -> Any:
+    """A number with five digits: more cannot be seen, and would double the page. Anything else as text."""
+    if isinstance(value, float):
+        return float(f"{value:.5g}")
+    return value if isinstance(value, int | None) else str(value)
 
 
 # -- the profile as a diagnostic ---------------------------------------------------------------------------------------
 def of_profile(document: dict[str, Any]) -> dict[str, Any]:
-    total = document["total"]
-    gpu = ["waited for the GPU"] if document["device"] != "cpu" else []
-    phases = list(total["phases"])
-    figures: list[Figure] = [
-        {
-            "kind": "bars",
-            "title": f"Seconds of each phase, {total['seconds']:.1f} in all",
-            "y_label": "seconds",
-            "categories": phases,
-            "series": [{"name": "seconds", "values": [total["phases"][name]["seconds"] for name in phases]}],
-        },
-        {
-            "kind": "table",
-            "title": "The server's phases follow each other",
-            "columns": ["phase", "seconds", "share %", "ms a round", "calls", *gpu],
-            "rows": [list(map(_number_or_text, row)) for row in phase_rows(document)],
-        },
+    total, device = document["total"], document["device"]
+    gpu = ["waited for the GPU"] if device != "cpu" else []
+    seconds = {name: spent["seconds"] for name, spent in total["phases"].items()}
+    title = f"Seconds of each phase, {total['seconds']:.1f} in all"
+    columns = ["phase", "seconds", "share %", "ms a round", "calls", *gpu]
+    figures = [
+        bars(title, "seconds", list(seconds), {"seconds": list(seconds.values())}),
+        table("The server's phases follow each other", columns, _with_numbers(phase_rows(document))),
     ]
     if total["clients"]:
-        figures.append(
-            {
-                "kind": "table",
-                "title": "On the clients",
-                "note": client_caption(document),
-                "columns": ["part", "seconds", "share %", "calls", *gpu],
-                "rows": [list(map(_number_or_text, row)) for row in client_rows(document)],
-            }
-        )
-    what = f"Wall-clock time of the run under '{document['executor']}' on {document['device']}, phase by phase."
+        columns, note = ["part", "seconds", "share %", "calls", *gpu], client_caption(document)
+        figures.append(table("On the clients", columns, _with_numbers(client_rows(document)), note=note))
+    what = f"Wall-clock time of the run under '{document['executor']}' on {device}, phase by phase."
     return {"name": "profile", "title": "Where the time went", "what": what, "figures": figures}
 
 
-def _number_or_text(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
+def _with_numbers(rows: Sequence[Sequence[str]]) -> list[list[float | str]]:
+    """The first of a row is a name; the others are numbers, or a dash."""
+    return [[name, *(text if text == "-" else float(text) for text in row)] for name, *row in rows]

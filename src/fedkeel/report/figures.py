@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedkeel.analysis.figures import Figure
 from fedkeel.config import from_one
 from fedkeel.core.naming import plot_text as text
 from fedkeel.core.naming import slug
 from fedkeel.errors import FedkeelError
+from fedkeel.report import writing
 from fedkeel.report.collect import Collected, Group, Metric
-from fedkeel.report.diagnostics import Figure
-from fedkeel.report.writing import told
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -52,35 +52,23 @@ def write(collected: Collected, directory: str | Path, format: str = "svg") -> l
     """Every figure as a file of its own; returns their paths."""
     require_matplotlib()
     import matplotlib
+    from matplotlib.figure import Figure as Canvas  # no pyplot: it would look for a display and keep every figure
 
     place = Path(directory)
     written: list[Path] = []
-
-    def save(name: str, draw: Callable[[Any], None], size: tuple[float, float]) -> None:
-        from matplotlib.figure import Figure as Canvas
-
-        canvas = Canvas(figsize=size, layout="constrained")
-        draw(canvas)
-        # Names that differ only in what a file's name cannot hold must not overwrite each other.
-        same = sum(path.stem == name or path.stem.rpartition("~")[0] == name for path in written)
-        path = place / f"{name}{f'~{same + 1}' if same else ''}.{format}"
-        meta = {"Date": None} if format == "svg" else {"CreationDate": None} if format == "pdf" else {}
-        canvas.savefig(path, format=format, dpi=300, metadata=meta)
-        written.append(path)
-
-    # No pyplot: it would look for a display and keep every figure in memory.
-    with matplotlib.rc_context(STYLE), told(place, "--figures"), letters_told_once(format):
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(format, {})
+    with matplotlib.rc_context(STYLE), writing(place, "--figures"), letters_told_once(format):
         place.mkdir(parents=True, exist_ok=True)
         for number, group in enumerate(collected.groups, start=1):
-            tall = max(3.2, 0.17 * len(group.labels))  # so that the legend has room
             prefix = "" if len(collected.groups) == 1 else f"data{number}-"
-            for metric in group.metrics:
-                save(f"{prefix}curve-{file_name(metric.key)}", _curves(group, metric), (WIDTH, tall))
-            if group.results.rows:
-                save(f"{prefix}domains", _domains(group), (WIDTH, tall))
-            for name, figure in diagnostics(group):
-                if figure["kind"] != "table":
-                    save(f"{prefix}{name}", _diagnostic(figure), (WIDTH, _height(figure)))
+            for title, figure in figures_of(group):
+                name = slug(f"{prefix}{title}".replace(",", "").replace(" ", "-"))
+                canvas = Canvas(figsize=(WIDTH, _height(figure)), layout="constrained")
+                _draw(canvas.subplots(), figure)
+                # Names that differ only in what a file's name cannot hold must not overwrite each other.
+                same = sum(path.stem == name or path.stem.rpartition("~")[0] == name for path in written)
+                written.append(place / f"{name}{f'~{same + 1}' if same else ''}.{format}")
+                canvas.savefig(written[-1], format=format, dpi=300, metadata=metadata)
     return written
 
 
@@ -98,56 +86,32 @@ def letters_told_once(format: str) -> Iterator[None]:
         log.warning("Some letters are not in matplotlib's font and show as boxes: --format svg keeps them as text.")
 
 
-def diagnostics(group: Group) -> Iterator[tuple[str, Figure]]:
-    """Each figure of each run with a name for its file."""
+# -- what is drawn ---------------------------------------------------------------------------------------------------
+def figures_of(group: Group) -> Iterator[tuple[str, Figure]]:
+    """Each figure with a name for its file."""
+    for metric in group.metrics:
+        yield f"curve-{metric.key}", _curves(group, metric)
+    if group.results.rows:
+        yield "domains", _domains(group)
     for diagnostic in group.diagnostics:
         for run, figures in diagnostic.runs.items():
             for number, figure in enumerate(figures, start=1):
-                yield file_name(f"{diagnostic.name}-{run}-{number}"), figure
+                if figure["kind"] != "table":
+                    yield f"{diagnostic.name}-{run}-{number}", figure
 
 
-def file_name(text: str) -> str:
-    return slug(text.replace(",", "").replace(" ", "-"))
+def _curves(group: Group, metric: Metric) -> Figure:
+    series, scale = [], 100 if metric.is_percent else 1
+    for label in group.labels:
+        curve = group.curve(label, metric)
+        numbers = {"x": [from_one(r) for r in curve.rounds], "y": [scale * value for value in curve.mean]}
+        spread = [scale * (std or 0.0) for std in curve.std] if any(curve.std) else None
+        series.append({"name": label, **numbers, "spread": spread})
+    unit = " (%)" if metric.is_percent else ""
+    return {"kind": "lines", "series": series, "x_label": "round", "y_label": f"{metric.name}{unit}"}
 
 
-def _colour(index: int) -> dict[str, Any]:
-    return {"color": COLOURS[index % len(COLOURS)]}
-
-
-def _style(index: int) -> dict[str, Any]:
-    return {**_colour(index), "linestyle": DASHES[index // len(COLOURS) % len(DASHES)], "linewidth": 1.4}
-
-
-def _legend(axes: Axes, entries: int) -> None:
-    if entries > 1:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
-
-
-# -- results ---------------------------------------------------------------------------------------------------------
-def _curves(group: Group, metric: Metric) -> Callable[[Any], None]:
-    def draw(canvas: Any) -> None:
-        axes = canvas.subplots()
-        scale = 100 if metric.is_percent else 1
-        for index, label in enumerate(group.labels):
-            curve = group.curve(label, metric)
-            if not curve.rounds:
-                continue
-            rounds, mean = [from_one(r) for r in curve.rounds], [scale * value for value in curve.mean]
-            axes.plot(rounds, mean, label=text(label), **_style(index))
-            if any(curve.std):
-                spread = [scale * (std or 0.0) for std in curve.std]
-                low = [value - half for value, half in zip(mean, spread, strict=True)]
-                high = [value + half for value, half in zip(mean, spread, strict=True)]
-                axes.fill_between(rounds, low, high, alpha=0.15, linewidth=0, **_colour(index))
-        axes.set_xlabel("round")
-        axes.set_ylabel(text(metric.name) + (" (%)" if metric.is_percent else ""))
-        axes.grid(axis="y", alpha=0.3, linewidth=0.5)
-        _legend(axes, len(group.labels))
-
-    return draw
-
-
-def _domains(group: Group) -> Callable[[Any], None]:
+def _domains(group: Group) -> Figure:
     results = group.results
     categories = results.headings[1 : len(results.domains) + 2]
     series = []
@@ -156,33 +120,43 @@ def _domains(group: Group) -> Callable[[Any], None]:
         values = [None if cell is None else 100 * cell.mean for cell in cells]
         spread = [None if cell is None or cell.std is None else 100 * cell.std for cell in cells]
         series.append({"name": results.name(row), "values": values, "spread": spread})
-    return _diagnostic({"kind": "bars", "categories": categories, "series": series, "y_label": "test accuracy (%)"})
+    return {"kind": "bars", "categories": categories, "series": series, "y_label": "test accuracy (%)"}
 
 
-# -- diagnostics -----------------------------------------------------------------------------------------------------
-def _diagnostic(figure: Figure) -> Callable[[Any], None]:
-    def draw(canvas: Any) -> None:
-        axes = canvas.subplots()
-        DRAW[figure["kind"]](axes, figure)
-        if figure.get("title"):
-            axes.set_title(text(figure["title"]))
-        for side in ("x", "y"):
-            if figure.get(f"{side}_label"):
-                getattr(axes, f"set_{side}label")(text(figure[f"{side}_label"]))
-        if figure.get("log_y"):
-            axes.set_yscale("log")
-
-    return draw
+# -- how it is drawn -------------------------------------------------------------------------------------------------
+def _draw(axes: Axes, figure: Figure) -> None:
+    DRAW[figure["kind"]](axes, figure)
+    for key, put in (("title", axes.set_title), ("x_label", axes.set_xlabel), ("y_label", axes.set_ylabel)):
+        if figure.get(key):
+            put(text(figure[key]))
+    if figure.get("log_y"):
+        axes.set_yscale("log")
 
 
 def _height(figure: Figure) -> float:
-    names = [*figure.get("rows", ()), *figure.get("series", ())]
-    return max(3.2, 0.2 * len(names))
+    """So that the legend, or the names of the rows, have room."""
+    return max(3.2, 0.2 * len([*figure.get("rows", ()), *figure.get("series", ())]))
+
+
+def _colour(index: int) -> dict[str, Any]:
+    return {"color": COLOURS[index % len(COLOURS)]}
+
+
+def _legend(axes: Axes, entries: int) -> None:
+    if entries > 1:
+        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
 
 def _lines(axes: Axes, figure: Figure) -> None:
     for index, series in enumerate(figure["series"]):
-        axes.plot(series["x"], _nan(series["y"]), label=text(series["name"]), **_style(index))
+        if not series["x"]:
+            continue
+        dash = DASHES[index // len(COLOURS) % len(DASHES)]
+        y = _nan(series["y"])
+        axes.plot(series["x"], y, label=text(series["name"]), linestyle=dash, linewidth=1.4, **_colour(index))
+        if spread := series.get("spread"):
+            low, high = ([mean + side * half for mean, half in zip(y, spread, strict=True)] for side in (-1, 1))
+            axes.fill_between(series["x"], low, high, alpha=0.15, linewidth=0, **_colour(index))
     axes.grid(axis="y", alpha=0.3, linewidth=0.5)
     _legend(axes, len(figure["series"]))
 
@@ -190,20 +164,13 @@ def _lines(axes: Axes, figure: Figure) -> None:
 def _bars(axes: Axes, figure: Figure) -> None:
     count = len(figure["series"])
     width = 0.8 / max(1, count)
+    caps = {"elinewidth": 0.8, "capsize": min(2.0, 12 * width)}
     for index, series in enumerate(figure["series"]):
         places = [i - 0.4 + width * (index + 0.5) for i in range(len(figure["categories"]))]
-        spread = series.get("spread")
-        error = _nan(spread) if spread and any(value is not None for value in spread) else None
-        lines = {"elinewidth": 0.8, "capsize": min(2.0, 12 * width)}
-        axes.bar(
-            places,
-            _nan(series["values"]),
-            width,
-            yerr=error,
-            label=text(series["name"]),
-            error_kw=lines,
-            **_colour(index),
-        )
+        spread = series.get("spread") or ()
+        error = _nan(spread) if any(value is not None for value in spread) else None
+        values, label = _nan(series["values"]), text(series["name"])
+        axes.bar(places, values, width, yerr=error, label=label, error_kw=caps, **_colour(index))
     names = [text(name) for name in figure["categories"]]
     crowded = sum(map(len, names)) > 60
     axes.set_xticks(range(len(names)), names, rotation=30 if crowded else 0, ha="right" if crowded else "center")
@@ -211,12 +178,11 @@ def _bars(axes: Axes, figure: Figure) -> None:
 
 
 def _matrix(axes: Axes, figure: Figure) -> None:
-    values = [_nan(row) for row in figure["values"]]
     known = [value for row in figure["values"] for value in row if value is not None]
     largest = max(map(abs, known), default=1.0)
     signed = bool(known) and min(known) < 0 < max(known)
     limits: dict[str, Any] = {"vmin": -largest, "vmax": largest, "cmap": "PuOr"} if signed else {"cmap": "Blues"}
-    image = axes.imshow(values, aspect="auto", **limits)
+    image = axes.imshow([_nan(row) for row in figure["values"]], aspect="auto", **limits)
     axes.set_xticks(range(len(figure["columns"])), [text(name) for name in figure["columns"]], rotation=45, ha="right")
     axes.set_yticks(range(len(figure["rows"])), [text(name) for name in figure["rows"]])
     axes.figure.colorbar(image, ax=axes, shrink=0.8)
@@ -224,12 +190,12 @@ def _matrix(axes: Axes, figure: Figure) -> None:
 
 def _points(axes: Axes, figure: Figure) -> None:
     classes, domains = (list(dict.fromkeys(figure[key])) for key in ("class", "domain"))
-    used = [i for i, (x, y) in enumerate(zip(figure["x"], figure["y"], strict=True)) if None not in (x, y)]
+    points = list(zip(*(figure[key] for key in ("x", "y", "class", "domain")), strict=True))
     for c, name in enumerate(classes):
         for d, domain in enumerate(domains):
-            chosen = [i for i in used if figure["class"][i] == name and figure["domain"][i] == domain]
+            shown = [(x, y) for x, y, *of in points if of == [name, domain] and None not in (x, y)]
             label = text(", ".join(filter(None, (name, domain)))) or None
-            x, y = [figure["x"][i] for i in chosen], [figure["y"][i] for i in chosen]
+            x, y = zip(*shown, strict=True) if shown else ((), ())
             axes.scatter(x, y, s=9, marker=MARKERS[d % len(MARKERS)], linewidths=0, label=label, **_colour(c))
     _legend(axes, len(classes) * len(domains))
 
@@ -238,9 +204,4 @@ def _nan(values: Any) -> list[float]:
     return [float("nan") if value is None else value for value in values]
 
 
-DRAW: dict[str, Callable[[Any, Figure], None]] = {
-    "lines": _lines,
-    "bars": _bars,
-    "matrix": _matrix,
-    "points": _points,
-}
+DRAW: dict[str, Callable[[Any, Figure], None]] = {"lines": _lines, "bars": _bars, "matrix": _matrix, "points": _points}

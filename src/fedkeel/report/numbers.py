@@ -6,38 +6,36 @@ from collections.abc import Sequence
 from typing import Any
 
 from fedkeel.config import from_one
-from fedkeel.experiments.tables import Results, Row
-from fedkeel.report.collect import Curve, Group, Metric, most_rounds, thinned
+from fedkeel.report.collect import Group, Metric
 from fedkeel.report.diagnostics import short
 
 SHOWN_AT_FIRST = 10  # curves; more of them hide each other
+MOST_NUMBERS = 240_000  # of all curves together: about two megabytes
 
 
 def numbers(groups: Sequence[Group]) -> dict[str, Any]:
-    most = most_rounds(groups)
-    return {"groups": [group_numbers(group, most) for group in groups]}
+    curves = sum(len(group.labels) * len(group.metrics) for group in groups)
+    most_rounds = max(50, MOST_NUMBERS // (2 * max(1, curves)))
+    return {"groups": [group_numbers(group, most_rounds) for group in groups]}
 
 
-def group_numbers(group: Group, most: int) -> dict[str, Any]:
-    results = group.results
-    rows = {row.method: row for row in results.rows}
-    shown = first_shown(group, rows)
+def group_numbers(group: Group, most_rounds: int) -> dict[str, Any]:
+    shown, names = first_shown(group), {row.method: group.results.name(row) for row in group.results.rows}
     # Those that are seen first have colours of their own.
     colours = sorted(group.labels, key=lambda label: label not in shown)
-    series = [
-        {
-            "name": name_in(results, rows, label),
-            "label": label,
-            "colour": colours.index(label),
-            "shown": label in shown,
-            "curves": {metric.key: curve_numbers(group, label, metric, most) for metric in group.metrics},
-        }
-        for label in group.labels
-    ]
     return {
         "metrics": [{"key": m.key, "name": m.name, "percent": m.is_percent} for m in group.metrics],
-        "series": series,
-        "panels": panels(group, results),
+        "series": [
+            {
+                "name": names.get(label, label),
+                "label": label,
+                "colour": colours.index(label),
+                "shown": label in shown,
+                "curves": {metric.key: curve_numbers(group, label, metric, most_rounds) for metric in group.metrics},
+            }
+            for label in group.labels
+        ],
+        "panels": panels(group),
         "diagnostics": [
             {"runs": [{"name": run, "figures": figures} for run, figures in diagnostic.runs.items()]}
             for diagnostic in group.diagnostics
@@ -45,8 +43,8 @@ def group_numbers(group: Group, most: int) -> dict[str, Any]:
     }
 
 
-def curve_numbers(group: Group, label: str, metric: Metric, most: int) -> dict[str, Any]:
-    curve: Curve = thinned(group.curve(label, metric), most)
+def curve_numbers(group: Group, label: str, metric: Metric, most_rounds: int) -> dict[str, Any]:
+    curve = group.curve(label, metric).thinned(most_rounds)
     scale = 100 if metric.is_percent else 1
     document: dict[str, Any] = {
         "x": [from_one(r) for r in curve.rounds],
@@ -58,41 +56,35 @@ def curve_numbers(group: Group, label: str, metric: Metric, most: int) -> dict[s
     return document
 
 
-def panels(group: Group, results: Results) -> list[dict[str, Any]]:
+def panels(group: Group) -> list[dict[str, Any]]:
     """A panel of bars for the average and for each domain: mean, spread and each seed's own value, in percent."""
-
-    def values(label: str, domain: str | None) -> list[float]:
-        summaries = [m.summary for m in group.of(label) if m.summary is not None]
-        found = [s["accuracy"] if domain is None else s["domains"].get(domain) for s in summaries]
-        return [round(100 * value, 3) for value in found if value is not None]
+    results = group.results
 
     def panel(title: str, domain: str | None) -> dict[str, Any]:
         bars = []
         for row in results.rows:
             cell = row.average if domain is None else row.domains.get(domain)
             if cell is not None:
-                entry = {"mean": round(100 * cell.mean, 3), "values": values(row.method, domain)}
-                bars.append({"label": row.method, **entry, "spread": _percent(cell.std)})
+                summaries = [m.summary for m in group.of(row.method) if m.summary is not None]
+                found = [s["accuracy"] if domain is None else s["domains"].get(domain) for s in summaries]
+                values = [round(100 * value, 3) for value in found if value is not None]
+                spread = None if cell.std is None else float(f"{100 * cell.std:.4g}")
+                bars.append(
+                    {"label": row.method, "mean": round(100 * cell.mean, 3), "values": values, "spread": spread}
+                )
         return {"title": title, "bars": bars}
 
-    headed = zip(results.domains, results.headings[1:], strict=False)
     average = "average over domains" if not results.unseen else "average over trained domains"
+    headed = zip(results.domains, results.headings[1:], strict=False)
     return [panel(average, None), *(panel(title, domain) for domain, title in headed)] if results.rows else []
 
 
-def _percent(std: float | None) -> float | None:
-    return None if std is None else float(f"{100 * std:.4g}")
-
-
-def first_shown(group: Group, rows: dict[str, Row]) -> set[str]:
+def first_shown(group: Group) -> set[str]:
     """All methods when they are few; else the best, the baselines among them."""
     if len(group.labels) <= SHOWN_AT_FIRST:
         return set(group.labels)
-    ranked = sorted(group.labels, key=lambda label: -rows[label].average.mean if label in rows else 1.0)
+    average = {row.method: row.average.mean for row in group.results.rows}
+    ranked = sorted(group.labels, key=lambda label: -average.get(label, -1.0))
     # Of a baseline that is there with several options, the best: all of them would leave no room for the others.
     baselines = [next((x for x in ranked if x.partition("@")[0] == name), ranked[0]) for name in ("central", "fedavg")]
     return set(list(dict.fromkeys([*baselines, *ranked]))[:SHOWN_AT_FIRST])
-
-
-def name_in(results: Results, rows: dict[str, Row], label: str) -> str:
-    return results.name(rows[label]) if label in rows else label

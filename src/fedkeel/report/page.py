@@ -18,6 +18,7 @@ from typing import Any
 
 import fedkeel
 from fedkeel.report.collect import Collected
+from fedkeel.report.html import folded, listed
 from fedkeel.report.numbers import numbers
 from fedkeel.report.sections import contents, part
 
@@ -86,7 +87,7 @@ def heading(collected: Collected) -> str:
 def masthead(title: str, collected: Collected) -> str:
     groups = collected.groups
     if len(groups) == 1:
-        links = [(f"g0-{anchor}", text) for anchor, text in contents(groups[0])]
+        links = [(f"g0-{anchor}", text) for anchor, text in contents(groups[0]).items()]
     else:
         links = [(f"g{i}", group.members[0].config.data.partition("(")[0]) for i, group in enumerate(groups)]
     anchors = "".join(f'<a href="#{anchor}">{escape(text)}</a>' for anchor, text in links)
@@ -102,12 +103,9 @@ def masthead(title: str, collected: Collected) -> str:
 
 
 def notices(texts: Sequence[str]) -> str:
-    if not texts:
-        return ""
-    items = "".join(f"<li>{escape(text)}</li>" for text in texts)
     word = "One thing to know" if len(texts) == 1 else f"{len(texts)} things to know"
     shown = " open" if len(texts) <= 6 else ""
-    return f'<details class="notice"{shown}><summary>{word}</summary><ul>{items}</ul></details>'
+    return folded(word, listed(texts), f' class="notice"{shown}') if texts else ""
 
 
 def footer(made: datetime, command: str) -> str:

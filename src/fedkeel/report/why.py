@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from fedkeel.experiments.tables import Cell, Results, Row, apart
 from fedkeel.report.collect import Group
-from fedkeel.report.diagnostics import ALL_RUNS, Diagnostic
+from fedkeel.report.diagnostics import ALL_RUNS
 
 NOT_FEDERATED = ("central", "standalone")
 
@@ -61,21 +61,17 @@ def readings(group: Group) -> list[Reading]:
     labels = {str(member): member.label for member in group.members}
     found = []
     for diagnostic in group.diagnostics:
-        found += [reading for reading in _of(diagnostic, labels) if len(reading.methods) > 1]
+        values: dict[str, dict[str, list[float]]] = {}
+        about: dict[str, Reading] = {}
+        for run, figures in diagnostic.runs.items():
+            for key in (figure["key"] for figure in figures if "key" in figure and run != ALL_RUNS):
+                label = key["label"]
+                about.setdefault(label, Reading(diagnostic.name, label, key["better"], key["percent"]))
+                values.setdefault(label, {}).setdefault(labels[run], []).append(key["value"])
+        for label, reading in about.items():
+            reading.methods.update({method: Cell.of(every) for method, every in values[label].items()})
+        found += [reading for reading in about.values() if len(reading.methods) > 1]
     return found
-
-
-def _of(diagnostic: Diagnostic, labels: dict[str, str]) -> list[Reading]:
-    values: dict[str, dict[str, list[float]]] = {}
-    about: dict[str, Reading] = {}
-    for run, figures in diagnostic.runs.items():
-        for key in (figure["key"] for figure in figures if "key" in figure and run != ALL_RUNS):
-            label = key["label"]
-            about.setdefault(label, Reading(diagnostic.name, label, key["better"], key["percent"]))
-            values.setdefault(label, {}).setdefault(labels[run], []).append(key["value"])
-    for label, reading in about.items():
-        reading.methods.update({method: Cell.of(every) for method, every in values[label].items()})
-    return list(about.values())
 
 
 def rivals(results: Results, among: Collection[str] | None = None) -> tuple[Row, Row] | None:
@@ -108,10 +104,9 @@ def sentence(reading: Reading, results: Results) -> str:
         return f"{text}; that is within the spread of the seeds."
     if not apart(best.average, other.average):
         return f"{text}; their accuracies are level within the spread."
-    way = "lower" if reading.better == "low" else "higher"
-    if ahead > 0:
-        return f"{text}. {way.capitalize()} is better, so this goes with the lead of {name}."
-    return f"{text}. {way.capitalize()} is better, so this does not explain the lead of {name}."
+    way = "Lower" if reading.better == "low" else "Higher"
+    verb = "goes with" if ahead > 0 else "does not explain"
+    return f"{text}. {way} is better, so this {verb} the lead of {name}."
 
 
 def explanations(group: Group) -> list[str]:
@@ -120,21 +115,16 @@ def explanations(group: Group) -> list[str]:
     pair = rivals(results)
     if pair is None or not apart(pair[0].average, pair[1].average):
         return []
-    best, other = pair
-    held = [r for r in readings(group) if best.method in r.methods and other.method in r.methods]
-
-    def listed(ahead: float) -> str:
-        chosen = [r for r in held if r.lead(best.method, other.method) == ahead]
-        shown = (f"{r.label} ({_short(r, best.method)} against {_short(r, other.method)})" for r in chosen)
-        return ", ".join(shown)
-
+    one, other = (row.method for row in pair)
+    leads: dict[float, list[str]] = {}
+    for reading in readings(group):
+        if one in reading.methods and other in reading.methods:
+            numbers = (reading.number(reading.methods[method].mean) for method in (one, other))
+            leads.setdefault(reading.lead(one, other), []).append(f"{reading.label} ({' against '.join(numbers)})")
     sentences = []
-    if goes := listed(1):
-        sentences.append(f"What goes with the lead of {results.name(best)} over {results.name(other)}: {goes}.")
-    if against := listed(-1):
-        sentences.append(f"What speaks against it: {against}.")
+    if 1 in leads:
+        names = " over ".join(map(results.name, pair))
+        sentences.append(f"What goes with the lead of {names}: {', '.join(leads[1])}.")
+    if -1 in leads:
+        sentences.append(f"What speaks against it: {', '.join(leads[-1])}.")
     return sentences
-
-
-def _short(reading: Reading, method: str) -> str:
-    return reading.number(reading.methods[method].mean)
