@@ -17,14 +17,14 @@ from dataclasses import replace
 import torch
 
 from fedkeel.errors import unknown
-from fedkeel.experiments.bench import ROWS, Executed, Row, made_up
+from fedkeel.experiments.bench import ROWS, Benchmark, Executed, made_up
 from fedkeel.nn import kernels
 
 USERS = {"standardise": "fedwon", "hybrid": "hbn", "paired": "greg", "paired-relu": "greg"}
 HEADER = "| kernel | user | on, ms | off, ms | gain |\n|---|---|---:|---:|---:|"
 
 
-def compare(kernel: str, row: Row, cycles: int) -> tuple[float, float, float]:
+def compare(kernel: str, row: Benchmark, cycles: int) -> tuple[float, float, float]:
     """Milliseconds of a local epoch with the kernel and without, and the second over the first."""
     federation = made_up(row)
     on = Executed(row, federation, "cuda")
@@ -41,7 +41,7 @@ def compare(kernel: str, row: Row, cycles: int) -> tuple[float, float, float]:
     return with_it, without_it, statistics.median(second / first for first, second in turns)
 
 
-def line(kernel: str, row: Row, measured: tuple[float, float, float]) -> str:
+def line(kernel: str, row: Benchmark, measured: tuple[float, float, float]) -> str:
     on, off, gain = measured
     return f"| `{kernel}` | `{row.method}`, {row.work} | {on:.1f} | {off:.1f} | {gain:.2f} |"
 

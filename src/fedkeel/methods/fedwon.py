@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedkeel.data.source import names
+from fedkeel.spec import names
 from fedkeel.methods import LocalClient, Method, Traits, register
 from fedkeel.nn.clipping import agc_
 from fedkeel.nn.scaled_ws_conv import to_scaled_ws
