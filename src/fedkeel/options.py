@@ -130,6 +130,8 @@ def described(thing: Any) -> str:
     if isinstance(thing, type):
         return f"the class {thing.__name__}"
     plain = thing is None or isinstance(thing, bool | int | float | str | bytes | list | tuple | dict | set)
+    parts = thing if isinstance(thing, list | tuple | set) else ()
+    plain = plain and not any(is_dataclass(part) for part in parts)  # methods, say: their fields would be shown
     text = repr(thing) if plain else ""
     if plain and len(text) <= LONGEST and " object at 0x" not in text:
         return text
