@@ -237,7 +237,7 @@ class TestLooking:
         assert document["training_clients"] == 100_000
         assert [client["client"] for client in document["clients"]] == ["scan-00000", "scan-00001", "scan-00002"]
         assert main([*many, "--clients", "0"]) == 2
-        assert "--clients is 0: give a whole number of at least 1." in capsys.readouterr().err
+        assert "--clients is 0: give at least 1." in capsys.readouterr().err
 
     def test_data_show_writes_a_picture(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["data", "show", "digits-shift", "-o", str(tmp_path / "sheet.png")]) == 0

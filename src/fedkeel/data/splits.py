@@ -106,7 +106,7 @@ def merged(domains: Domains, _: int, *, share: float) -> dict[str, Parts]:
 
     The cut is scikit-learn's with `random_state=0`, as in FedBN, so that the same files give the same images.
     """
-    from sklearn.model_selection import StratifiedShuffleSplit
+    from sklearn.model_selection import StratifiedShuffleSplit  # takes a second, which only this split needs
 
     cutter = StratifiedShuffleSplit(n_splits=1, test_size=0.2, random_state=0)
     cuts = {}

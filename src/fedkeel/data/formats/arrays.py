@@ -84,7 +84,7 @@ def mat_images(name: str, file: Path) -> Images:
 
 
 def from_mat(file: Path, function: str, **options: Any) -> Any:
-    import scipy.io
+    import scipy.io  # takes half a second, which only these files need
 
     try:
         return getattr(scipy.io, function)(file, **options)
