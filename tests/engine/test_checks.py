@@ -112,7 +112,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no model": (lambda: models.build(None, num_classes=4), "The model is None: give its name as text."),  # type: ignore[arg-type]
     "a width of letters": (
         lambda: models.build("simple_cnn", num_classes=4, width="x"),
-        "cannot be built with num_classes=4",
+        "The 'width' of simple_cnn is 'x', which is not a whole number.",
     ),
     "no width": (lambda: models.build("simple_cnn", num_classes=4, width=0), "a layer of the model without weights"),
     "no method": (lambda: methods.build(None), "A name is None, which is not text"),  # type: ignore[arg-type]
@@ -138,7 +138,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "dropout of letters": (
         lambda: models.build_spec("vgg11(dropout=x)", num_classes=4),
-        "The model 'vgg11' cannot be built",
+        "The 'dropout' of vgg11 is 'x', which is not a number.",
     ),
     "a number to report": (lambda: report.write([3]), "'directory' is 3"),  # type: ignore[list-item]
 }

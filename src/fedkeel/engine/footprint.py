@@ -16,6 +16,7 @@ from fedkeel import models
 from fedkeel.config import Config
 from fedkeel.data import memory as room
 from fedkeel.data.federation import Federation
+from fedkeel.engine.batches import probe
 
 KEPT = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)  # the backward pass needs what comes after each of these
 COPIES = 3  # of the weights: the client's, their gradients, the server's
@@ -34,8 +35,7 @@ class Footprint(NamedTuple):
 def refuse_too_large(config: Config, federation: Federation, device: torch.device) -> None:
     """Refuse a named model that this machine cannot hold, with one batch of images. On a GPU that is the GPU's affair,
     but for the weights, which are made here."""
-    transform = federation.test_transform
-    shape = transform(federation.images[:1], torch.full((1, transform.draws), 0.5)).shape[1:]
+    shape = probe(federation).shape[1:]
     of = Footprint()
     with suppress(Exception):  # what is wrong with the model is told when it is built
         of = footprint(config.model, federation.num_classes, tuple(shape))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedkeel.engine.batches import probe
 from fedkeel.engine.local import Worker
 
 FILLING = 2e8
@@ -42,27 +43,20 @@ def choose_threads(worker: Worker, clients_a_round: int, note: Callable[[str], N
     if operations is None:
         return 1
     steps = typical_steps(worker, clients_a_round)
-    by_processes, by_threads = busiest(steps, workers), sum(steps) / speed_up(operations, threads)
-    if by_threads >= by_processes:
+    speed_up = 1 + (FULL * threads - 1) * operations / (operations + FILLING)  # of a step with all threads
+    if sum(steps) / speed_up >= busiest(steps, workers):
         return 1
     note(f"A step of {operations / 1e9:.1f} GFLOP fills {threads} cores: one client after another, with all threads.")
     return threads
 
 
-def speed_up(operations: float, threads: int) -> float:
-    """How much faster a step of so many operations is with all threads than with one."""
-    return 1 + (FULL * threads - 1) * operations / (operations + FILLING)
-
-
 def step_operations(worker: Worker) -> int | None:
     """Floating-point operations of a local step, counted without doing them; None for a network that resists."""
-    federation, config = worker.federation, worker.config
-    transform = federation.train_transform
-    probe = transform(federation.images[:1], torch.full((1, transform.draws), 0.5))
+    shape = probe(worker.federation, training=True).shape[1:]
     try:
         model = copy.deepcopy(worker.model).to("meta").train()
         with FlopCounterMode(display=False) as counter:
-            model(torch.empty(config.batch_size, *probe.shape[1:], device="meta"))
+            model(torch.empty(worker.config.batch_size, *shape, device="meta"))
     except Exception:  # whatever is wrong with a step is the run's to tell
         return None
     return 3 * int(counter.get_total_flops())  # forward, and twice as much backward
