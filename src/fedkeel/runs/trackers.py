@@ -67,9 +67,6 @@ class Tracker(Observer):
             self._open = False
             self._note(f"{self.kind} gets no more of this run, which goes on without it: {first_line(error)}")
 
-    def note(self, text: str) -> None:
-        """The progress tells it already."""
-
     @staticmethod
     def share() -> None:
         """Make what several runs have in common, if there is such a thing."""
@@ -83,10 +80,6 @@ class Tracker(Observer):
 
 
 def first_line(error: Exception) -> str:
-    """
-    >>> first_line(ValueError("no such host\\nTraceback ..."))
-    'no such host.'
-    """
     text = str(error).strip().partition("\n")[0] or type(error).__name__
     return text.rstrip(".") + "."
 
