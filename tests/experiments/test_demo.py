@@ -48,9 +48,7 @@ def test_it_takes_whatever_is_registered() -> None:
     assert names[: len(BASELINES)] == list(BASELINES)
     assert set(names[len(BASELINES) :]) == {name for name in PAPERS if name in registered.METHODS}
     for config in read_entries(methods(), SETTINGS).values():
-        assert [diagnostic.needs for diagnostic in requested(config)] == ["", ""], (
-            "some have no batch norm"
-        )
+        assert [diagnostic.needs for diagnostic in requested(config)] == ["", ""], "some have no batch norm"
 
 
 def test_of_a_method_with_several_options_the_best_counts_and_is_named_with_them(tmp_path: Path) -> None:
