@@ -17,6 +17,7 @@ from fedkeel.models.encoder import Encoder, ImageSize, feature_map_size
 class SimpleCNN(Encoder):
     """Three 3x3 convolutions with batch norm and max-pooling, then a layer of 128: 0.16 M parameters at 32 px.
 
+    HBN's network for CIFAR (Chen et al., ICML 2025, HBN, Table 7).
     `width` is the number of channels of the first block, 16 in the paper; the others have two and four times as many.
     `norm=False` leaves the batch norms out.
     """
@@ -45,6 +46,7 @@ class SimpleCNN(Encoder):
 class DigitsCNN(Encoder):
     """Three 5x5 convolutions with batch norm, two wide layers with dropout: 14.2 M parameters at 28 px.
 
+    The six-layer CNN for Digits-Five (Zhuang and Lyu, FedWon, Table 6).
     FedBN's network of the same shape has batch norm between the fully connected layers where FedWon has dropout.
     """
 
@@ -73,6 +75,7 @@ class DigitsCNN(Encoder):
 class AlexNet(Encoder):
     """AlexNet with batch norm after each of its five convolutions: 57.0 M parameters.
 
+    For Office-Caltech-10 and DomainNet (Zhuang and Lyu, FedWon, Table 7).
     FedWon's own recipe keeps the third convolution plain: `to_scaled_ws(model, skip=("encoder.conv3",))`.
     """
 
