@@ -146,11 +146,8 @@ class GradientNormsByRound(Diagnostic):
 
 def figures_at_rest(measured: list[Measured], switch: str) -> list[Figure]:
     rounds = [str(from_one(entry.round)) for entry in measured]
-    kept, points = (
-        (f"round {rounds[0]}", "one point")
-        if len(rounds) == 1
-        else (f"rounds {', '.join(rounds)}", f"{len(rounds)} points")
-    )
+    word, points = ("rounds", f"{len(rounds)} points") if len(rounds) > 1 else ("round", "one point")
+    kept = f"{word} {', '.join(rounds)}"
     note = (
         f"Made after the run, which has kept the model of {kept}: {points}. For a curve over the rounds, and for what "
         f"the method and its clipping do, run with --record gradient-norms. {switch}"

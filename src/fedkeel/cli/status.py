@@ -11,6 +11,7 @@ from typing import Any
 import fedkeel
 from fedkeel.cli.terminal.output import Table, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser
+from fedkeel.config import from_one
 from fedkeel.errors import FedkeelError
 
 HELP = "how a federation and each of its sites are doing"
@@ -35,7 +36,7 @@ def run(arguments: Arguments) -> int:
     document = {"method": config.method, "rounds": config.rounds, "done": done, "finished": run.finished}
     document |= {"accuracy": accuracy, "sites": sites}
     known = f", accuracy {percent(accuracy)} %" if accuracy is not None else ""
-    state = "finished" if run.finished else f"round {done + 1}"
+    state = "finished" if run.finished else f"round {from_one(done)}"
     rows = [[name, "yes" if s["connected"] else "no", s["state"], s["at"]] for name, s in sorted(sites.items())]
     lines: list[str | Table] = [
         f"{config.method}: {state} of {config.rounds}{known}",

@@ -12,12 +12,12 @@ from typing import Literal
 
 from torch import Tensor, nn
 
-from fedkeel.spec import names
 from fedkeel.methods import LocalClient, Method, Traits, register
 from fedkeel.nn.clipping import agc_
 from fedkeel.nn.scaled_ws_conv import to_scaled_ws
 from fedkeel.nn.surgery import remove_normalisation
 from fedkeel.options import Count, Positive
+from fedkeel.spec import names
 
 
 @register("fedwon")

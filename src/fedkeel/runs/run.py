@@ -230,10 +230,11 @@ class Run(Files):
 
 
 def _notebook_package(name: str, what: str) -> Any:
+    package = name.partition(".")[0]
     try:
+        importlib.import_module(package)
         return importlib.import_module(name)
     except ImportError:
-        package = name.partition(".")[0]
         raise FedkeelError(
             f"{what} needs {package}, which is not installed: pip install 'fedkeel[notebook]'."
         ) from None
