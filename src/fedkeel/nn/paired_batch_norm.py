@@ -201,11 +201,11 @@ def _paired(
     if norm.training and norm.momentum is not None and _by_kernels(norm, x, given):
         return norm_kernels.paired(x, norm, given, doubled, relu)
     # Views: the gradients of the branches are summed there, before those of other users join in, as of one layer.
-    x, *affine = (t if t is None else t.view_as(t) for t in (x, norm.weight, norm.bias))
+    x, weight, bias = x.view_as(x), *(t if t is None else t.view_as(t) for t in (norm.weight, norm.bias))
     first, second = x.chunk(2) if doubled else (x, x)
     momentum = update_momentum(norm) if norm.training else 0.0
-    under_batch = F.batch_norm(first, *running_moments(norm), *affine, norm.training, momentum, norm.eps)
-    y = torch.cat([under_batch, F.batch_norm(second, *given, *affine, False, 0.0, norm.eps)])
+    under_batch = F.batch_norm(first, *running_moments(norm), weight, bias, norm.training, momentum, norm.eps)
+    y = torch.cat([under_batch, F.batch_norm(second, *given, weight, bias, False, 0.0, norm.eps)])
     return F.relu(y) if relu else y
 
 
