@@ -30,7 +30,13 @@ from fedkeel.errors import first_line
 from fedkeel.nn import kernels
 from fedkeel.nn.dropout import number_of_draws
 from fedkeel.nn.kernels import norms as norm_kernels
-from fedkeel.nn.mixed_batch_norm import global_moments, plain_forward, replaced_forward, running_moments
+from fedkeel.nn.mixed_batch_norm import (
+    global_moments,
+    plain_forward,
+    replaced_forward,
+    running_moments,
+    update_momentum,
+)
 from fedkeel.nn.surgery import Norms, only_batch_norms, using_statistics
 
 log = logging.getLogger("fedkeel")
@@ -188,15 +194,18 @@ def _paired(
     name: str, norm: _BatchNorm, x: Tensor, statistics: Mapping[str, Tensor], doubled: bool, relu: bool = False
 ) -> Tensor:
     """[x1 under batch statistics; x2 under the given ones], where x is [x1; x2] if `doubled` and else both."""
-    first, second = x.chunk(2) if doubled else (x, x)
     if norm.running_mean is None:  # no global statistics to use: batch statistics in both branches
-        y = torch.cat([plain_forward(norm, first), plain_forward(norm, second)]) if doubled else plain_forward(norm, x)
-    else:
-        given = global_moments(name, norm, statistics)
-        if norm.training and norm.momentum is not None and _by_kernels(norm, x, given):
-            return norm_kernels.paired(x, norm, given, doubled, relu)
-        under_given = F.batch_norm(second, *given, norm.weight, norm.bias, False, 0.0, norm.eps)
-        y = torch.cat([plain_forward(norm, first), under_given])
+        y = torch.cat([plain_forward(norm, half) for half in x.chunk(2)]) if doubled else plain_forward(norm, x)
+        return F.relu(y) if relu else y
+    given = global_moments(name, norm, statistics)
+    if norm.training and norm.momentum is not None and _by_kernels(norm, x, given):
+        return norm_kernels.paired(x, norm, given, doubled, relu)
+    # Views: the gradients of the branches are summed there, before those of other users join in, as of one layer.
+    x, weight, bias = x.view_as(x), *(t if t is None else t.view_as(t) for t in (norm.weight, norm.bias))
+    first, second = x.chunk(2) if doubled else (x, x)
+    momentum = update_momentum(norm) if norm.training else 0.0
+    under_batch = F.batch_norm(first, *running_moments(norm), weight, bias, norm.training, momentum, norm.eps)
+    y = torch.cat([under_batch, F.batch_norm(second, *given, weight, bias, False, 0.0, norm.eps)])
     return F.relu(y) if relu else y
 
 
