@@ -4,8 +4,6 @@ Every error that Fedkeel raises on purpose is a `FedkeelError`. Its message is o
 was given, what was expected and what to do next; the command line prints it as it is and exits with 2.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import signal

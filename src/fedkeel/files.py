@@ -1,8 +1,6 @@
 """Files that survive what happens to a process and to a machine, that say when they are no longer what was written,
 and errors of the system as one sentence."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

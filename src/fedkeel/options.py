@@ -4,8 +4,6 @@
 their options so, in the signature or the dataclass that takes them; here values are held against it.
 """
 
-from __future__ import annotations
-
 import inspect
 import os
 import types

@@ -1,7 +1,5 @@
 """Things that have a name a person can type: methods, models, data sets, partitions, executors."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 import pkgutil

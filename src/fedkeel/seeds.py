@@ -5,8 +5,6 @@ in whatever process. So a run does not depend on the executor, on the number of 
 interrupted.
 """
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Run a federation, resume one, and read what a run left behind."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path

@@ -4,8 +4,6 @@ Methods, models, data sets, partitions and transforms are all given this way, on
 `config.toml` and in Python.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """How a run is asked to stop, and the named points on its way at which a test may look at it or end it."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from collections.abc import Callable, Iterator

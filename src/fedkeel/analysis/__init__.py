@@ -7,8 +7,6 @@ state are in `fedkeel.formulas`.
 >>> fedkeel.analysis.run("representation-divergence", "runs/digits-shift-fedavg-seed0")  # doctest: +SKIP
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

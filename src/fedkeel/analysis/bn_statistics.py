@@ -5,8 +5,6 @@ variance of the 4th and 5th of the batch norms of a six-layer CNN. Here: any two
 different domains, and any layers, by default the last two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Accuracy and loss by round: the convergence curves of every paper (FedWon, Figure 8; FedCoda, Figure 8)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fedkeel.analysis import Diagnostic, Objects, diagnostic

@@ -4,8 +4,6 @@ Bytes are those of the model and of what the method sends beside it, of all clie
 them; seconds are of the machine that it ran on, from `timing.jsonl`.
 """
 
-from __future__ import annotations
-
 import json
 
 import numpy as np

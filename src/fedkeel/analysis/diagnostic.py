@@ -1,7 +1,5 @@
 """What a diagnostic is: numbers measured at a moment of a run, and the figures made of them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ The spread is the standard deviation over the domains that train, with n - 1, as
 unseen domains are shown and do not count. With one domain there is none.
 """
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Collection
 

@@ -1,7 +1,5 @@
 """The figures of a diagnostic, as plain tables that JSON can hold; whoever draws them decides how they look."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 

@@ -14,8 +14,6 @@ at the models that the run has kept, its last checkpoints and its end, over each
 global ones. How far these two lie apart is the jump that a switch of statistics makes at that model.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """How many images of each class each client has (HBN, Figure 3): the partition that a run trained on."""
 
-from __future__ import annotations
-
 from fedkeel.analysis import Diagnostic, Objects, diagnostic
 from fedkeel.analysis.figures import Figure, matrix
 from fedkeel.analysis.snapshot import some_clients

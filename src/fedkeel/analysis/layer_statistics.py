@@ -1,7 +1,5 @@
 """Each client's batch-norm statistics, layer by layer."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 

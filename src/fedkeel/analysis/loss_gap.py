@@ -10,8 +10,6 @@ the average is over the domains that train. Test batches have `evaluation_batch`
 in a random order that is always the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 import torch

@@ -5,8 +5,6 @@ mixture with those of the batch; it begins at one half. Shown is its mean over a
 the round; after a run, of each that has trained.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, over_rounds

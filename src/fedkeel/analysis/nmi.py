@@ -4,8 +4,6 @@ K-means with as many clusters as classes on the features of a test set, then the
 clusters and labels: `formulas.diagnostics.clustering_nmi`.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, over_rounds

@@ -8,8 +8,6 @@ smallest q_b^y and q_g^y "across all samples in each round": here all training s
 weights at the end of local training. After a run the final global model takes the place of the clients'.
 """
 
-from __future__ import annotations
-
 import torch
 
 from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic

@@ -8,8 +8,6 @@ client is the mean over its classes of ||p_k,c - p_c||, p_c the mean over the cl
 After a run the clients' models are gone: the global one, with the layers that a client keeps, takes their place.
 """
 
-from __future__ import annotations
-
 import torch
 
 from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, over_rounds

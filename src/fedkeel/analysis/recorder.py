@@ -4,8 +4,6 @@ Nothing of the run depends on it. What was measured stands in `diagnostics/NAME.
 `diagnostics/NAME.json` is made anew each time; a resumed run drops the lines of the rounds that it does again.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

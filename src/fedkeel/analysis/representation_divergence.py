@@ -5,8 +5,6 @@ does not say what becomes of a channel that does not vary in a domain, as happen
 every variance, that of batch norm.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -5,8 +5,6 @@ few directions of the feature space. The paper shows them for a trained model; h
 recorded round.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor, nn
 

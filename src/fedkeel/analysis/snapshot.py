@@ -3,8 +3,6 @@
 It is made of a round while training, or of what a run left behind; a diagnostic need not know which.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext

@@ -5,8 +5,6 @@ and with those of the test batch (`evaluation_batch` samples in a random order t
 statistics win, the global ones fit no client; where they lose, they only add noise.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from fedkeel.analysis import Diagnostic, Measured, Outputs, Snapshot, Values, diagnostic, over_rounds

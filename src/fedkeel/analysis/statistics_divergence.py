@@ -5,8 +5,6 @@ over what it is taken. Here it is `variance_across_clients` of the running means
 clients of the round, each counting the same: the population variance of each channel, averaged over channels.
 """
 
-from __future__ import annotations
-
 import torch
 
 from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic

@@ -6,8 +6,6 @@ parameters: scikit-learn's defaults (perplexity 30, started from the principal c
 (`fedkeel.analysis.nmi`). Of many recorded rounds `MOST_MAPS` are drawn; `diagnostics/tsne.jsonl` has all.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """What an evaluation on one client says, and the averages over clients, domains and samples."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Every hook has a default that does nothing, so FedAvg is the empty method.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar

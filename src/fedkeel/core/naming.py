@@ -4,8 +4,6 @@ What writes a file named after something goes through `file_name` or `slug`, wha
 every table through `markdown_text` or `csv_text`, and every plot through `plot_text`.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import unicodedata

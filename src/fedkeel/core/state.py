@@ -5,8 +5,6 @@ into fractions, running variances get optimiser steps. Here every entry has a ro
 may happen to it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Protocol

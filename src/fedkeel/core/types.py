@@ -1,7 +1,5 @@
 """What every model returns, and the shape every model has: an encoder and a classifier head."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from torch import Tensor, nn

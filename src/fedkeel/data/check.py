@@ -1,7 +1,5 @@
 """Compare what is on disk with what a data set's authors publish: `fedkeel data list` and `fedkeel data check`."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass

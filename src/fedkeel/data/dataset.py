@@ -3,8 +3,6 @@
 It is made of a manifest: the images that a split uses are decoded, and only those.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Names in a picture: a font that has their letters; for letters that no font here has, others that say the same."""
 
-from __future__ import annotations
-
 import importlib.util
 import logging
 import unicodedata

@@ -1,7 +1,5 @@
 """From a name to a federation: read, hold out the unseen domains, cut the others into clients."""
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Sequence

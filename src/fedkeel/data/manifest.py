@@ -4,8 +4,6 @@ A reader's `scan(root, findings)` makes it. Where something is missing it tells 
 that sentence, and the check goes on and shows all of them.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Linux gives memory that it does not have and ends the process that uses it, with
 computed first.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress

@@ -5,8 +5,6 @@ domain. The cut is exact: each training image goes to one client; only with `dir
 than there are images for, do they share some. It depends on the seed and the domain's name only.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any

@@ -4,8 +4,6 @@ A reader's options are its fields; what is known before anything is on disk (whe
 large it is) are its class attributes, which `fedkeel data list` shows and `fedkeel data check` counts by.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

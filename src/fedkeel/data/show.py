@@ -1,7 +1,5 @@
 """Look at a federation: a picture of its domains, and a table of its clients."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The same rules as for `folder`, of which a site is one domain: a federation over
 side by side on one machine train on the same images in the same order.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ A rule looks at the labels only, before any image is decoded, and gives position
 from `split_seed`; FedBN's own merged split of the digits is the exception.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 from collections.abc import Mapping

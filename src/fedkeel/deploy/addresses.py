@@ -1,7 +1,5 @@
 """Where a server listens and a site connects to, and what can be said of it before anything is sent."""
 
-from __future__ import annotations
-
 import ipaddress
 import socket
 import ssl

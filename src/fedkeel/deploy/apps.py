@@ -7,8 +7,6 @@ how many seconds). A node's own configuration has `data` (its folder of images),
 name.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 from pathlib import Path
 from typing import Any

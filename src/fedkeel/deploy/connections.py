@@ -5,8 +5,6 @@ its body to go on, within some seconds; whoever has not shown a key yet makes ro
 most such connections come from; and a site has only so many. Who waits for an answer is never hurried.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import hmac

@@ -5,8 +5,6 @@ in memory from one message to the next, and no code that came over the network i
 for its messages alone, the app bundle that comes with it is not even unpacked.
 """
 
-from __future__ import annotations
-
 import logging
 import shutil
 import threading

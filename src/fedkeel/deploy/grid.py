@@ -5,8 +5,6 @@ one `Array`: Flower cuts large arrays into pieces and stores equal ones once, so
 the server once.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 import time

@@ -4,8 +4,6 @@ They are files, `NAME.pub`, in a folder at the server. Whoever adds one lets a s
 out, also while a run goes on: the folder is looked at every few seconds.
 """
 
-from __future__ import annotations
-
 import threading
 from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping

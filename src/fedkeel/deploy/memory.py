@@ -1,7 +1,5 @@
 """What a site remembers between rounds, in files of its own: it survives a restart and never travels."""
 
-from __future__ import annotations
-
 import re
 import shutil
 from contextlib import suppress

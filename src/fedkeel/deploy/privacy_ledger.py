@@ -5,8 +5,6 @@ and one that would exceed the site's policy is refused. The same training once m
 noise and the same result, and costs nothing.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

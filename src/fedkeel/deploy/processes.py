@@ -1,7 +1,5 @@
 """Flower's processes beside Fedkeel's: each ends with the one that started it, and goes by the same clock."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import secrets

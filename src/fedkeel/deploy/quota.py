@@ -4,8 +4,6 @@ Flower stores whatever a node with a key sends, before anyone looks at it, and d
 that is too large, comes too late or is never complete would lie there until the end of the run.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from dataclasses import dataclass

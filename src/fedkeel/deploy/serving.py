@@ -1,7 +1,5 @@
 """A run over a network: wait for the sites, agree with them, then the ordinary round loop."""
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path

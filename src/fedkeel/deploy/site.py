@@ -5,8 +5,6 @@ a `Broadcast`; a reply is a small table with the bytes of an `Update` or of an a
 remembers between rounds stays in a file of its own and never travels.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import math

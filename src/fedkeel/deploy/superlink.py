@@ -7,8 +7,6 @@ and keeps in a file of its own: where a request comes from is told by proxies, a
 And Flower reads a request whole before it looks at the key: here the key comes first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hmac
 import os

@@ -1,7 +1,5 @@
 """Flower's SuperNode, which signs its requests by the server's clock."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from fedkeel.deploy import clock

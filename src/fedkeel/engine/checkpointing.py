@@ -1,7 +1,5 @@
 """What a checkpoint holds, what the loop needs of a run directory, and when a checkpoint is written."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field

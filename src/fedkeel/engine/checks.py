@@ -10,8 +10,6 @@ was expected and what to do, before anything expensive is begun.
     warn                         what will work and may not be meant
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

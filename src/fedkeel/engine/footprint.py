@@ -4,8 +4,6 @@ A network that looks at large images is large itself: its layers' outputs grow w
 fully connected ones. On torch's device "meta" there are shapes and no numbers, so all of it can be counted for nothing.
 """
 
-from __future__ import annotations
-
 from contextlib import suppress
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What clients remember between rounds, however many there are."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -8,8 +8,6 @@ not what all clients remember; and one that is older still finds the versions it
 only when no checkpoint is left that does. Whatever a killed run left beyond that is removed when it is resumed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

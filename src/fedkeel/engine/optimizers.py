@@ -1,7 +1,5 @@
 """Local optimizers: PyTorch's own, made so that a step costs little."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

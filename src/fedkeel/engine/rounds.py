@@ -4,8 +4,6 @@ sample clients -> broadcast -> train -> check -> weights, statistics, extras -> 
 -> evaluate -> record -> checkpoint
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

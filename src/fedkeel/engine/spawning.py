@@ -1,7 +1,5 @@
 """Processes that are not forked: each imports the main script anew, before it begins with what it is for."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 from collections.abc import Iterator

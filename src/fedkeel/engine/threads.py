@@ -8,8 +8,6 @@ The choice decides the last bits of a result, so equal runs must choose alike. I
 not from a stopwatch.
 """
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Callable, Sequence

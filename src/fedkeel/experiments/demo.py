@@ -4,8 +4,6 @@ It is an ordinary comparison. What it adds is the choice of methods, settings in
 little time there is, and sentences that say what the numbers show.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace

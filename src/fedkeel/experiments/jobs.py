@@ -6,8 +6,6 @@ Multi-Process Service lets them run side by side.
 A job that crashes takes only its own run with it.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import multiprocessing

@@ -6,8 +6,6 @@ A run is kept under its configuration, `runs/reproduce/<method>-<data>-<fingerpr
 never run again, also where another column or another table asks for the same one.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

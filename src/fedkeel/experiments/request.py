@@ -1,7 +1,5 @@
 """What of a paper's tables is asked for: which cells and seeds, with which data, and what is changed in the runs."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager

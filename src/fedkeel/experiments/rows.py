@@ -3,8 +3,6 @@
 Nothing here waits for torch, so that a mistake in typing is told at once.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, get_type_hints

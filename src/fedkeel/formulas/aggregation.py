@@ -4,8 +4,6 @@ Symbols: K clients, C channels, d feature dimensions. Results have the dtype of 
 inside.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any, overload

@@ -5,8 +5,6 @@ Two points belong together if one is the other's first neighbour, or if both hav
 this makes are points again, their means, and so on, until a single one would be left. There is nothing to tune.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -14,8 +14,6 @@
 Symbols: K clients, C classes, d feature dimensions, N samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

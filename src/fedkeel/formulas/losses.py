@@ -8,8 +8,6 @@ can be captured in a CUDA graph. Half-precision inputs are computed in float32, 
 works in float64.)
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -3,8 +3,6 @@
 Symbols: K clients, C classes, d feature dimensions, P prototypes of all classes together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 
 import torch

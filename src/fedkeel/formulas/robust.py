@@ -1,7 +1,5 @@
 """Means of tensors that a share of wrong clients does not move: pure functions; the rules are in `trust.robust`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """Directions of features and how similar they are, in a precision that suffices for losses, also under autocast."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

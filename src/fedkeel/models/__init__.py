@@ -1,7 +1,5 @@
 """The networks of the papers, networks of timm, and `wrap` for any other. Every model returns `Output`."""
 
-from __future__ import annotations
-
 from fedkeel.core.types import Classifier, Output
 from fedkeel.models.catalogue import MODELS, build, build_spec, names, network
 from fedkeel.models.checkpoint import load_weights

@@ -4,8 +4,6 @@ A configuration may be a stranger's, or come over a network. What it says of a m
 address, nor ask for more than a machine holds; so options are those of a list of allowed ones.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from difflib import get_close_matches

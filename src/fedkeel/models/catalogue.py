@@ -1,7 +1,5 @@
 """The networks by name: `build("resnet18", num_classes=10, stem="small")`, or as typed, `resnet18(stem=small)`."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar

@@ -5,8 +5,6 @@ Names are matched to the model's own wherever they begin: behind the wrappers' p
 name their layers otherwise and are renamed first. A classifier of another number of classes is left out.
 """
 
-from __future__ import annotations
-
 import pickle
 import re
 from collections.abc import Iterator, Mapping

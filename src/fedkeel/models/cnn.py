@@ -4,8 +4,6 @@ In those that pool, ReLU comes behind the pooling: the two commute, to the last 
 work.
 """
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

@@ -1,7 +1,5 @@
 """What the networks of this package have in common: images in, features out, and the arithmetic of image sizes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from torch import Tensor, nn

@@ -1,7 +1,5 @@
 """MobileNetV2 (Sandler et al., CVPR 2018), with torchvision's parameter names so that its checkpoints fit."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from fedkeel.errors import FedkeelError, nearest

@@ -1,7 +1,5 @@
 """Residual networks (He et al., CVPR 2016), with torchvision's parameter names so that its checkpoints fit."""
 
-from __future__ import annotations
-
 import torch.nn.functional as F
 from torch import Tensor, nn
 

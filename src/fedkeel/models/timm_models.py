@@ -3,8 +3,6 @@
 GReg's Table 4 uses MobileNetV2, EfficientNet-B0, DenseNet-121, LeViT-128s and MobileViT-s from there.
 """
 
-from __future__ import annotations
-
 import importlib
 import re
 from collections.abc import Iterable, Mapping

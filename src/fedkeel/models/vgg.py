@@ -1,7 +1,5 @@
 """VGG with batch norm (Simonyan and Zisserman, 2014), under torchvision's parameter names so that checkpoints fit."""
 
-from __future__ import annotations
-
 from torch import Tensor, nn
 
 from fedkeel.models.catalogue import network

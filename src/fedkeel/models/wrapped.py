@@ -1,7 +1,5 @@
 """Any network of the user's as a classifier: name its last layer and methods can act on features and head."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Layers and gradient clipping of the papers, and the surgery that puts layers into a model."""
 
-from __future__ import annotations
-
 from fedkeel.core.state import batch_norms
 from fedkeel.nn.clipping import HistoryClip, agc_
 from fedkeel.nn.hybrid_batch_norm import (

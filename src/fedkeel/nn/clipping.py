@@ -4,8 +4,6 @@
 FedCoda (Eq. 10).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -8,8 +8,6 @@ round; the counter is advanced on the device, once a step or once a draw. A mask
 however that lies in memory.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

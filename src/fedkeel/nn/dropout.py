@@ -5,8 +5,6 @@ twice in a forward drops other values each time, and so does every further forwa
 a sharpness-aware step), as in plain PyTorch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

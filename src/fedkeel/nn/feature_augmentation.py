@@ -14,8 +14,6 @@ A layer takes its draws from `nn.draws`, once a step: every forward of a step (G
 sharpness-aware step) sees the same ones. Its buffers are not in `state_dict()`: what travels is the method's to say.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -4,8 +4,6 @@ A batch of a client says little about the federation, and global statistics say 
 in a proportion that every client learns for every channel (Eq. 9).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

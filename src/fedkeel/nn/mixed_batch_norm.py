@@ -6,8 +6,6 @@ the moments of the batch, whatever was used to normalise it. A layer that is not
 `frozen_statistics`) or keeps no running statistics does what it always does.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial

@@ -11,8 +11,6 @@ random numbers are found there, before any training. It also finds the batch nor
 the norm then computes both, which on a GPU saves a pass over memory each way, and the ReLU hands on what it gets.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from collections.abc import Callable, Mapping

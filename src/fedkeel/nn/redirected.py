@@ -5,8 +5,6 @@ the model's `Draws`. Which forwards do is read from their code: the names that t
 functions that they call.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType

@@ -3,8 +3,6 @@
 Where normalisation layers are gone, standardised weights keep activations in range, and do not depend on the batch.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection
 from typing import Any

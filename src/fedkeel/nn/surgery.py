@@ -11,8 +11,6 @@ and `frozen_statistics`, gradients flow to the input and to the affine parameter
 between such a forward and its backward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any

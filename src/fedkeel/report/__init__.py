@@ -7,8 +7,6 @@ The page is one file without a single request; see `page.py`. Figures for a pape
 matplotlib, and tables in `fedkeel.experiments.tables`.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The commands that repeat runs, complete: what differs from the defaults is in them."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields

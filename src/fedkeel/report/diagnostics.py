@@ -4,8 +4,6 @@ A file holds `name`, `title`, `what`, `paper` and `figures`; a figure is one of 
 not so is left out with a notice: a report never fails because of one diagnostic.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

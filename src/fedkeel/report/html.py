@@ -1,7 +1,5 @@
 """The pieces of HTML that the sections of a page are made of."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from html import escape

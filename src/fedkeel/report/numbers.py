@@ -1,7 +1,5 @@
 """The numbers that `page.js` draws, as the page has them: accuracies in percent, rounded to what can be seen."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

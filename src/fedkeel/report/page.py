@@ -5,8 +5,6 @@ from the numbers in the page. A Content-Security-Policy names the one script and
 forbids everything else, so a name that looks like markup could do nothing even if it were not escaped.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

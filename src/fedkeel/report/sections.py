@@ -1,7 +1,5 @@
 """The part of the page about one federation, section by section. Tables are whole; figures are left to `page.js`."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import Field, fields
 from html import escape

@@ -3,8 +3,6 @@
 What goes together is said, never that one is the cause of the other: a handful of methods cannot show that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """The section that says why: the key numbers of all methods, then the diagnostics by the question that they answer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from html import escape
 

@@ -5,8 +5,6 @@ file, and neither a comment nor a moved line is a change. Followed are the packa
 those of Python and of installed packages. Another Python compiles otherwise: compare under one `python_version`.
 """
 
-from __future__ import annotations
-
 import dis
 import functools
 import hashlib

@@ -5,8 +5,6 @@ standardised convolutions are folded into plain ones, batch norm (HBN's too) use
 lies FILE.json with the classes and the shape of the input.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import logging

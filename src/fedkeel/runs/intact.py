@@ -1,7 +1,5 @@
 """The files of a run directory, read only as they were written."""
 
-from __future__ import annotations
-
 import shlex
 from contextlib import suppress
 from pathlib import Path

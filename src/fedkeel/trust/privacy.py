@@ -24,8 +24,6 @@ Noise, and who or what takes part, come from the run's seed in a simulation, so 
 knows the seed can take the noise away again. Over a network they come from a secret: see `fedkeel.trust.secrets`.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import warnings

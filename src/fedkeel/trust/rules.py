@@ -4,8 +4,6 @@ Who takes part, which samples a local step takes and how they become a gradient,
 are the ordinary ones; `fedkeel.trust.privacy` has those of differential privacy and chooses among them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple

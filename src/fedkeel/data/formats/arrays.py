@@ -4,8 +4,6 @@ Each function gives `Images`: the labels at once, the pixels when they are asked
 is refused in one sentence. Pickles are never read.
 """
 
-from __future__ import annotations
-
 import bz2
 import gzip
 import math

@@ -1,7 +1,5 @@
 """Folders of images: what lies in them, and a sentence about what is not read."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Sequence

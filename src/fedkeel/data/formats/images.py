@@ -1,7 +1,5 @@
 """Decoding image files into one array: RGB, one size, transparency over white, broken ones named and left out."""
 
-from __future__ import annotations
-
 import io
 import logging
 import os

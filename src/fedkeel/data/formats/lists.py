@@ -4,8 +4,6 @@ A line of `splits/<domain>_train.txt` is a path below the root, with or without 
 that of the image's folder.
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path

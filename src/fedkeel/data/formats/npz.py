@@ -4,8 +4,6 @@ Decoded images are kept in such files between runs, in $FEDKEEL_CACHE or else in
 deleted at any time, and a place that cannot be written to only costs the decoding again.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

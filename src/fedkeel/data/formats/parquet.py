@@ -1,7 +1,5 @@
 """Parquet files as on Hugging Face: a column `img` or `image` of {bytes, path}, and `label` or `fine_label`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

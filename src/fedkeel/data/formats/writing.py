@@ -1,7 +1,5 @@
 """Write a data set, with its splits, as one .npz file or as a tree of images: small, and read by `npz` and `folder`."""
 
-from __future__ import annotations
-
 import logging
 import os
 from pathlib import Path

@@ -3,8 +3,6 @@
 The domains are the hospitals, H1 to H5 as in GReg: the column `center`, which counts from 0.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from functools import partial

@@ -3,8 +3,6 @@
 The version for Python is pickled. Pickles can run any code when they are read, so they are not.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """Digits-DG (Zhou et al., ECCV 2020): four sets of digits, drawn down to 600 images of each digit; FedCoda's Digits."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 FedBN and FedWon use all five, FedCoda four of them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial

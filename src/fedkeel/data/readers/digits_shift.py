@@ -6,8 +6,6 @@ bits on every machine: all arithmetic is on integers, and the random numbers are
 A style draws (N, 8, 8) ink values 0 to 16 as (N, 3, 32, 32) uint8.
 """
 
-from __future__ import annotations
-
 import gzip
 import importlib.util
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Where `root/splits/<domain>_train.txt` and `<domain>_test.txt` exist, they say w
 each class of each domain is split at random by `split_seed`.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

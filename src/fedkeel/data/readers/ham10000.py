@@ -3,8 +3,6 @@
 The domains are the column `dataset` of the authors' table, which the copy on Kaggle leaves out.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Images are uint8, (N, H, W, C), or (N, H, W) for grey ones, which keep one chann
 `users_<domain>` says whose each image of `x_<domain>` is, for the partition `by-user`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

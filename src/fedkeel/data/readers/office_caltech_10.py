@@ -1,7 +1,5 @@
 """Office-Caltech-10 (Gong et al., CVPR 2012): ten things in a shop's pictures, web pictures, and from two cameras."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -4,8 +4,6 @@ The authors' lists `<domain>_{train,crossval,test}_kfold.txt` are used where the
 list is the whole domain, for the protocol that leaves one domain out: `unseen=sketch` tests on exactly that.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial

@@ -1,7 +1,5 @@
 """STL-10 (Coates et al., AISTATS 2011): ten classes of 96 px photographs in the authors' binary files."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

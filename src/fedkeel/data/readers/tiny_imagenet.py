@@ -3,8 +3,6 @@
 The labels of its test images are not public: as everywhere, its validation images are the test set.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Two layouts are in use: DomainBed's `<domain>/<class>/`, and `<domain>/{train,cr
 a split of its own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path

@@ -6,8 +6,6 @@ uniform numbers of shape (N, draws). None asks the host anything, so all can be 
     parse_transforms("crop(padding=4)+flip+normalise(mean=0.5, std=0.5)")
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 

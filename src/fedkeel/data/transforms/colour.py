@@ -1,7 +1,5 @@
 """Transforms of colour: normalisation, greyscale and jitter; the last two on batches with three channels."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache

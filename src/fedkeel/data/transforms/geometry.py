@@ -1,7 +1,5 @@
 """Transforms of place and size: resize, crop, flip, rotation."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated

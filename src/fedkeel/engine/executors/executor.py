@@ -4,8 +4,6 @@ A file in this folder that registers a class derived from `Executor` adds one; w
 the rest of the package knows of it.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import ClassVar

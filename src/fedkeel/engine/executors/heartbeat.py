@@ -4,8 +4,6 @@ A thread of the process that is watched counts in memory that both share, whatev
 client trains is nobody's guess. Stopped, or stuck in the system, it no longer counts.
 """
 
-from __future__ import annotations
-
 import mmap
 import os
 import threading

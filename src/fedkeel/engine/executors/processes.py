@@ -6,8 +6,6 @@ each worker has two places of its own for the rest; a word over a pipe says that
 hangs, takes only the client it was running with it: that client's update is missing, a new worker takes its place.
 """
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import os

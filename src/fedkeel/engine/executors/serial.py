@@ -1,7 +1,5 @@
 """One client after another, on any device: the reference that every other executor must agree with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 

@@ -6,8 +6,6 @@ JSON that says what is where. So whoever reads it need not be told more than tha
 that it is never half sent.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

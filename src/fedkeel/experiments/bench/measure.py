@@ -1,8 +1,6 @@
 """Both sides of each row in turn, A B A B, and the median of the ratios: whatever slows the machine for a while then
 slows both."""
 
-from __future__ import annotations
-
 import datetime
 import os
 import statistics

@@ -1,8 +1,6 @@
 """The rows against other libraries. `benchmarks/cpu.py` of a checkout measures them, each in a virtual environment of
 its own: none of them is a dependency of Fedkeel."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

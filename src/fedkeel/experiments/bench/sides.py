@@ -2,8 +2,6 @@
 network, batches, augmentation and optimizer, and say how many client-steps a second that was. A whole experiment is
 HBN's CIFAR-10 cell: 100 clients, 10 a round, batch 4, evaluation every 10 rounds."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Which kind each entry of a recipe must be, so that a slip in a TOML file of one's own is told in a sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Any
 

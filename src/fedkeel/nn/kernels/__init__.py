@@ -11,8 +11,6 @@ Beside each stands plain PyTorch code that says the same. It runs on a CPU, wher
 under a compiler, and for what is not float32. `benchmarks/kernels.py` measures what each kernel gains.
 """
 
-from __future__ import annotations
-
 import importlib
 import logging
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ For what PyTorch's own batch norm does not do: two halves of a batch with statis
 that are mixed before they are used (HBN). The activation is a matrix of rows (samples and places) by channels.
 """
 
-from __future__ import annotations
-
 import functools
 from typing import Any, NamedTuple
 

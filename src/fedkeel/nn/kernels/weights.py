@@ -1,7 +1,5 @@
 """FedWon's standardisation of one weight as one kernel each way, where PyTorch takes a dozen of a few microseconds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

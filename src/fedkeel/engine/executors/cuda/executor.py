@@ -5,8 +5,6 @@ So clients run side by side in slots (`cuda.slot`), each on a stream of its own:
 side, and clients stream through them, long ones first.
 """
 
-from __future__ import annotations
-
 import gc
 import logging
 import math

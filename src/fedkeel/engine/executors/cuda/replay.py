@@ -3,8 +3,6 @@
 In such a pass the host does nothing but launch the same kernels again, and on small batches it is the slower side.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Hashable, Iterable
 from typing import Any

@@ -4,8 +4,6 @@ The client's batches are gathered and augmented on the GPU beforehand; a counter
 batch is next, so a replay needs nothing from the host.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """What carries requests to sites and their replies back, how large they may be, and how a reply is read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 

@@ -1,7 +1,5 @@
 """Before training, and whenever a node appears: who is there, and what they say of themselves."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass

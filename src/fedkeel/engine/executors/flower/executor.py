@@ -5,8 +5,6 @@ cannot be read is `Missing` with the reason; the others go on. One request bring
 whichever split is asked for first, since a message costs more than the splits.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 import math
