@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from fedkeel.core.checking import check
 from fedkeel.core.messages import (
     BadMessage,
     Broadcast,
     Update,
     broadcast_from_bytes,
     broadcast_to_bytes,
-    check,
     pack,
     unpack,
     update_from_bytes,

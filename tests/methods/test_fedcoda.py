@@ -6,8 +6,9 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeel import methods
+from fedkeel.core.checking import check
 from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.messages import BadMessage, Update, check
+from fedkeel.core.messages import BadMessage, Update
 from fedkeel.core.method import Method
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError

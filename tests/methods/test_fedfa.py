@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel import methods
-from fedkeel.core.messages import check
+from fedkeel.core.checking import check
 from fedkeel.core.method import Method
 from fedkeel.errors import FedkeelError
 from fedkeel.nn.draws import normal

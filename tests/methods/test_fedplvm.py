@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedkeel import methods
-from fedkeel.core.messages import check
+from fedkeel.core.checking import check
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError
 from fedkeel.formulas.clustering import cluster_means

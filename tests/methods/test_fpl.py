@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import methods
-from fedkeel.core.messages import check
+from fedkeel.core.checking import check
 from fedkeel.core.method import Method
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from fedkeel.core.checking import check_expected, check_finite
 from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.messages import BadMessage, Update, check_expected, check_finite, scoped_updates
+from fedkeel.core.messages import BadMessage, Update, scoped_updates
 from fedkeel.core.method import Method
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, batch_norms, prefixed, select
 from fedkeel.core.types import Output
 from fedkeel.errors import MethodError
 
+T = TypeVar("T")
 RESERVED = ("local", "question")  # what the engine itself calls its share of a client's memory and of the extras
 
 
@@ -183,14 +185,6 @@ class Composition(Method):
         self._keep(client, part, view)
         return reply
 
-    def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
-        for part in self.parts:
-            if part.overrides("shares"):
-                view = server.scoped(part.name)
-                shares = part.shares(view, scoped_updates(updates, part.name), shares)
-                self._keep(server, part, view)
-        return shares
-
     def check_extras(self, server: Server, extras: Tensors) -> None:
         """Raise `BadMessage` unless these extras of an update are what the parts expect."""
         for name in extras:
@@ -210,21 +204,23 @@ class Composition(Method):
         if expected is not None:
             check_expected(tensors, expected)
 
+    def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
+        return self._in_turn("shares", server, updates, shares)
+
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
-        for part in self.parts:
-            if part.overrides("weights"):
-                view = server.scoped(part.name)
-                mean = part.weights(view, scoped_updates(updates, part.name), mean)
-                self._keep(server, part, view)
-        return mean
+        return self._in_turn("weights", server, updates, mean)
 
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
+        return self._in_turn("statistics", server, updates, mean)
+
+    def _in_turn(self, rule: str, server: Server, updates: Sequence[Update], made: T) -> T:
+        """Each part makes its own of what the parts before it made."""
         for part in self.parts:
-            if part.overrides("statistics"):
+            if part.overrides(rule):
                 view = server.scoped(part.name)
-                mean = part.statistics(view, scoped_updates(updates, part.name), mean)
+                made = getattr(part, rule)(view, scoped_updates(updates, part.name), made)
                 self._keep(server, part, view)
-        return mean
+        return made
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         result: Tensors = {}

@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from fedkeel.core.checking import Expected
 from fedkeel.core.client import Batch, LocalClient
-from fedkeel.core.messages import Expected, Update
+from fedkeel.core.messages import Update
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Output

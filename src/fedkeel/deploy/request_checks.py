@@ -18,8 +18,9 @@ import torch
 from fedkeel import models, spec
 from fedkeel.config import MACHINE_OPTIONS, Config, from_dict, from_one
 from fedkeel.core import state
+from fedkeel.core.checking import check_broadcast
 from fedkeel.core.composition import Composition
-from fedkeel.core.messages import BadMessage, Broadcast, check_broadcast
+from fedkeel.core.messages import BadMessage, Broadcast
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import CUTTING, OPTIONS
 from fedkeel.data.transforms import TRANSFORMS

@@ -20,10 +20,11 @@ from torch import Tensor, nn
 from fedkeel import seeds
 from fedkeel.config import Config
 from fedkeel.core import state
+from fedkeel.core.checking import check_finite
 from fedkeel.core.client import Batch, LocalClient, Repeat, one_by_one
 from fedkeel.core.composition import Composition
 from fedkeel.core.evaluation import Evaluation
-from fedkeel.core.messages import Answer, BadMessage, Broadcast, Update, check_finite
+from fedkeel.core.messages import Answer, BadMessage, Broadcast, Update
 from fedkeel.core.state import Layout, Tensors, prefixed, select
 from fedkeel.core.types import Classifier, Output
 from fedkeel.data.federation import Federation

@@ -10,8 +10,9 @@ from typing import Any
 
 from fedkeel.config import from_one
 from fedkeel.core import state
+from fedkeel.core.checking import check, check_samples
 from fedkeel.core.evaluation import Scores, summarise
-from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, check, check_samples, reading
+from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, reading
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, prefixed, select
 from fedkeel.data.federation import Federation

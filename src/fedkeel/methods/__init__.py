@@ -6,9 +6,10 @@ What a method's file is written with is here too: `from fedkeel.methods import B
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from fedkeel.core.checking import Expected
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.composition import Composition
-from fedkeel.core.messages import Expected, Update
+from fedkeel.core.messages import Update
 from fedkeel.core.method import Method, Traits
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors

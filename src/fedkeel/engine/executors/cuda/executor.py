@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from fedkeel.core import state
+from fedkeel.core.checking import size
 from fedkeel.core.evaluation import Evaluation
-from fedkeel.core.messages import Answer, Broadcast, Missing, Update, size
+from fedkeel.core.messages import Answer, Broadcast, Missing, Update
 from fedkeel.core.state import Tensors
 from fedkeel.engine import local
 from fedkeel.engine.executors.cuda.slot import Changed, DrawsByItself, Slot, SlotClient, copy_into

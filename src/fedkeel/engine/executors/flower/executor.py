@@ -18,6 +18,7 @@ import torch
 
 from fedkeel.config import Config, from_one
 from fedkeel.core import messages
+from fedkeel.core.checking import check_samples
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, is_whole, shown
 from fedkeel.engine.executors.executor import EXECUTORS, Executor
@@ -121,7 +122,7 @@ class FlowerExecutor(Executor):
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
         def read(client: str, table: Table, data: bytes) -> Answer:
             samples: Any = table.get("samples")
-            messages.check_samples(samples)
+            check_samples(samples)
             return Answer(client, samples, messages.unpack(data)[1].get("tensors", {}))
 
         return self._exchange(clients, broadcast, {"do": "ask", "question": question}, read)
