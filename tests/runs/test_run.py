@@ -441,7 +441,6 @@ def test_a_run_imports_only_what_it_needs() -> None:
         "sklearn",
         "scipy.optimize",
         "matplotlib",
-        "PIL",
         "pyarrow",
         "timm",
         "torchvision",

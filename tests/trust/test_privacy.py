@@ -194,13 +194,12 @@ def test_an_empty_batch_is_noise_of_the_declared_width() -> None:
 def test_each_sample_is_in_a_batch_independently_of_the_others() -> None:
     rule = NoisyGradients(Config(dp="local", batch_size=4, local_epochs=160), Randomness())
     rule.begin("ward", 0, list)
-    steps, uniforms = rule.batches("ward", 0, 20, 3)
-    sizes = [len(step) for step in steps]
+    order, sizes, uniforms = rule.batches("ward", 0, 20, 3)
     assert len(sizes) == 800
     assert uniforms.shape == (sum(sizes), 3)
     assert np.mean(sizes) == pytest.approx(4, abs=0.3)
     assert np.var(sizes) == pytest.approx(20 * 0.2 * 0.8, rel=0.2)
-    for step in steps:
+    for step in torch.split(order, sizes):
         assert len(set(step.tolist())) == len(step)
 
 

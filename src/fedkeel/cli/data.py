@@ -19,7 +19,7 @@ from fedkeel.cli.terminal.output import Line, Table, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser, add_command, given_options, with_options
 from fedkeel.config import from_dict
 from fedkeel.core.naming import file_name
-from fedkeel.errors import FedkeelError
+from fedkeel.options import Count, checked
 
 HELP = "look at a data set"
 USAGE = "COMMAND NAME [options]"
@@ -87,8 +87,7 @@ def describe_data(arguments: Arguments) -> int:
 
     from fedkeel.engine.setup import load_federation
 
-    if arguments.clients is not None and arguments.clients < 1:
-        raise FedkeelError(f"--clients is {arguments.clients}: give a whole number of at least 1.")
+    checked(arguments.clients, Count | None, "--clients")
     federation = load_federation(config)
     most = arguments.clients or (None if arguments.json else MOST_ROWS)
     clients = [asdict(row) for row in fedkeel.data.describe(federation, most)]

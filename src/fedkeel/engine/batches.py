@@ -34,10 +34,10 @@ class BatchPlan:
     bounds: Bounds
 
     @staticmethod
-    def of(client: Client, steps: Sequence[Tensor], uniforms: Tensor) -> BatchPlan:
-        """`steps`: the samples of each batch, as places among the client's own; some may be empty."""
-        stops = list(accumulate(map(len, steps)))
-        return BatchPlan(client.train[torch.cat(list(steps))], uniforms, list(zip([0, *stops], stops, strict=False)))
+    def of(client: Client, places: Tensor, sizes: Sequence[int], uniforms: Tensor) -> BatchPlan:
+        """`places`: of the samples among the client's own; `sizes`: of the batches, some may be empty."""
+        stops = list(accumulate(sizes))
+        return BatchPlan(client.train[places], uniforms, list(zip([0, *stops], stops, strict=False)))
 
 
 def batch_bounds(samples: int, batch_size: int, least: int = 1) -> Bounds:

@@ -32,6 +32,7 @@ from fedkeel.engine import optimizers
 from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, probe
 from fedkeel.engine.evaluation import Evaluator
 from fedkeel.nn.dropout import draw_dropout
+from fedkeel.nn.kernels.pooling import pool_on_rows
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.stopping import LOCAL_STEP, Stopped, reached, stop_requested
 from fedkeel.trust.rules import PlainGradients
@@ -96,6 +97,7 @@ class Worker:
             tf32 = config.precision != "float32"
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
             torch.backends.cudnn.deterministic = True  # some convolutions would add in another order every time
+            pool_on_rows(self.model)
         self.channels_last = self._try_channels_last()
         self.layout = Layout(state.roles(self.model, self.method))
         self.store = self.shared_store or ImageStore(

@@ -238,10 +238,11 @@ class NoisyGradients(PlainGradients):
         self._seen = [fingerprint(tensors) for tensors in inputs()] if self.randomness.secret else []
         self._noise = self._stream("noise", round, client)
 
-    def batches(self, client: str, round: int, samples: int, draws: int) -> tuple[list[Tensor], Tensor]:
+    def batches(self, client: str, round: int, samples: int, draws: int) -> tuple[Tensor, list[int], Tensor]:
         order, rate = self._stream("order", round, client), sampling_rate(self.config, samples)
         steps = [(order.uniform(samples) < rate).nonzero().flatten() for _ in range(local_steps(self.config, samples))]
-        return steps, order.uniform(sum(map(len, steps)), draws)
+        sizes = list(map(len, steps))
+        return torch.cat(steps), sizes, order.uniform(sum(sizes), draws)
 
     def _stream(self, purpose: str, round: int, client: str) -> Stream:
         """It depends on all that the training depends on."""

@@ -52,16 +52,17 @@ class PlainGradients:
     def begin(self, client: str, round: int, inputs: Callable[[], Iterable[Tensors]]) -> None:
         """A client begins; `inputs` gives all tensors that its training depends on."""
 
-    def batches(self, client: str, round: int, samples: int, draws: int) -> tuple[list[Tensor], Tensor]:
-        """The samples of each local step, as places among the client's own, and uniform numbers for the augmentation of
-        all of them, (n, draws). The last incomplete batch of an epoch is kept by default."""
+    def batches(self, client: str, round: int, samples: int, draws: int) -> tuple[Tensor, list[int], Tensor]:
+        """The samples of all local steps one after another, as places among the client's own, how many of them each step
+        takes, and uniform numbers for their augmentation, (n, draws). The last incomplete batch of an epoch is kept by
+        default."""
         config, size = self.config, self.config.batch_size
         generator = seeds.generator(config.seed, "order", round, client)
         used = samples - samples % size if config.drop_last and samples >= size else samples
-        epochs = [torch.randperm(samples, generator=generator)[:used] for _ in range(config.local_epochs)]
+        order = torch.cat([torch.randperm(samples, generator=generator)[:used] for _ in range(config.local_epochs)])
+        epoch = [size] * (used // size) + [used % size] * (used % size > 0)
         augmentation = seeds.generator(config.seed, "augmentation", round, client)
-        uniforms = torch.rand(used * config.local_epochs, draws, generator=augmentation)
-        return [batch for epoch in epochs for batch in torch.split(epoch, size)], uniforms
+        return order, epoch * config.local_epochs, torch.rand(len(order), draws, generator=augmentation)
 
     def backward(self, plain: Callable[[], Tensor], model: nn.Module, batch: Batch) -> Tensor:
         """Put a step's gradients where the optimizer looks for them; `plain` does so with those of the batch's loss,
