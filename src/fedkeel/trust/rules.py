@@ -53,9 +53,9 @@ class PlainGradients:
         """A client begins; `inputs` gives all tensors that its training depends on."""
 
     def batches(self, client: str, round: int, samples: int, draws: int) -> tuple[Tensor, list[int], Tensor]:
-        """The samples of all local steps one after another, as places among the client's own, how many of them each step
-        takes, and uniform numbers for their augmentation, (n, draws). The last incomplete batch of an epoch is kept by
-        default."""
+        """The samples of all local steps one after another, as places among the client's own; how many each step takes;
+        and uniform numbers for their augmentation, (n, draws). The last incomplete batch of an epoch is kept by default.
+        """
         config, size = self.config, self.config.batch_size
         generator = seeds.generator(config.seed, "order", round, client)
         used = samples - samples % size if config.drop_last and samples >= size else samples
