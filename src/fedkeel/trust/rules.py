@@ -54,7 +54,7 @@ class PlainGradients:
 
     def batches(self, client: str, round: int, samples: int, draws: int) -> tuple[Tensor, list[int], Tensor]:
         """The samples of all local steps one after another, as places among the client's own; how many each step takes;
-        and uniform numbers for their augmentation, (n, draws). The last incomplete batch of an epoch is kept by default.
+        and uniform numbers for their augmentation, (n, draws). An epoch's last incomplete batch is kept by default.
         """
         config, size = self.config, self.config.batch_size
         generator = seeds.generator(config.seed, "order", round, client)
