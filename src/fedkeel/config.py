@@ -26,7 +26,7 @@ else:
 # What does not change the result, and so may change when a run is resumed.
 MACHINE_OPTIONS = (
     *("executor", "workers", "threads", "device", "memory_limit", "checkpoint_every"),
-    *("profile", "record", "record_every", "round_timeout"),
+    *("profile", "metrics", "record", "record_every", "round_timeout"),
 )
 
 # What other tools call them, for those who type it here.
@@ -116,6 +116,9 @@ class Config:
     evaluation_batch: Count = option(256, "samples in an evaluation step", "evaluation")
     result: Literal["last", "mean-last-10", "best-validation"] = option(
         "last", "round whose accuracy is the result", "evaluation"
+    )
+    metrics: str = option(
+        "", "measures beside accuracy and loss, separated by commas: 'brier,top(k=3)', see 'list metrics'", "evaluation"
     )
     record: str = option(
         "", "diagnostics to record while training, separated by commas: 'statistics-divergence,loss-gap'", "evaluation"

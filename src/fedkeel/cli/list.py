@@ -26,6 +26,7 @@ KINDS = {  # what they are, and where
     "partitions": ("how a domain's images become clients: --partition", "fedkeel.data:PARTITIONS"),
     "transforms": ("what is done to images: options of --data", "fedkeel.data:TRANSFORMS"),
     "executors": ("where clients run: --executor", "fedkeel.engine:EXECUTORS"),
+    "metrics": ("what tests measure beside accuracy and loss: --metrics", "fedkeel.engine.metrics:METRICS"),
     "robust": ("rules against clients that lie: --robust", "fedkeel.trust.robust:ROBUST"),
     "diagnostics": ("how to look at a run: analyse, --record", "fedkeel.analysis:DIAGNOSTICS"),
 }

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class Evaluation:
     correct: int
     samples: int
     loss_sum: float
+    metric_sums: dict[str, float] = field(default_factory=dict)
 
     @property
     def accuracy(self) -> float:
@@ -24,6 +25,11 @@ class Evaluation:
     @property
     def loss(self) -> float:
         return self.loss_sum / self.samples
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Of those that the run asks for, the mean over the samples."""
+        return {name: total / self.samples for name, total in self.metric_sums.items()}
 
 
 def merged(parts: Iterable[Evaluation]) -> list[Evaluation]:
@@ -34,7 +40,8 @@ def merged(parts: Iterable[Evaluation]) -> list[Evaluation]:
         if key in whole:
             so_far = whole[key]
             sums = {name: getattr(so_far, name) + getattr(part, name) for name in ("correct", "samples", "loss_sum")}
-            part = replace(so_far, **sums)
+            more = {name: total + part.metric_sums[name] for name, total in so_far.metric_sums.items()}
+            part = replace(so_far, metric_sums=more, **sums)
         whole[key] = part
     return list(whole.values())
 

@@ -24,6 +24,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.state import batch_norms
 from fedkeel.core.types import Classifier, Output
 from fedkeel.data.federation import Federation
+from fedkeel.engine import metrics
 from fedkeel.engine.batches import probe
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import Worker
@@ -83,6 +84,7 @@ def refuse_name(config: str | Path) -> None:
 
 # -- options ---------------------------------------------------------------------------------------------------------
 def check_options(config: Config, method: Composition, defence: Defence, executor: type[Executor]) -> None:
+    metrics.requested(config.metrics)
     defence.refuse_what_it_cannot_protect(method)
     defence.warn_of_the_rest(method)
     privacy.refuse_contradictions(config, method, executor.captures_steps)

@@ -25,6 +25,7 @@ from fedkeel.core.messages import Broadcast
 from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Client, Federation
 from fedkeel.engine.batches import ImageStore
+from fedkeel.engine.metrics import requested
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.stopping import EVALUATION, reached
 
@@ -41,7 +42,7 @@ def split_indices(client: Client, split: str) -> Tensor:
 
 # -- one client ------------------------------------------------------------------------------------------------------
 class Evaluator:
-    """Accuracy and loss of one model, under global or batch statistics.
+    """Accuracy, loss and what else is asked for of one model, under global or batch statistics.
 
     The sums over batches lie in tensors that stay where they are, so that an evaluation can be replayed.
     """
@@ -50,6 +51,8 @@ class Evaluator:
         self.model, self.store, self.config = model, store, config
         self._correct = torch.zeros((), dtype=torch.int64, device=store.device)
         self._loss = torch.zeros((), dtype=torch.float64, device=store.device)
+        self._metrics = requested(config.metrics)
+        self._sums = torch.zeros(len(self._metrics), dtype=torch.float64, device=store.device)
 
     @torch.no_grad()
     def evaluate(
@@ -69,10 +72,12 @@ class Evaluator:
                 continue
             self._correct.zero_()
             self._loss.zero_()
+            self._sums.zero_()
             reached(EVALUATION)
             batches = self.store.in_order(indices, self.config.evaluation_batch, self.store.federation.test_transform)
             repeat(("evaluation", kind), partial(self._add, kind), batches)
-            counts = int(self._correct), len(indices), float(self._loss)
+            sums = dict(zip(self._metrics, self._sums.tolist(), strict=True)) if self._metrics else {}
+            counts = int(self._correct), len(indices), float(self._loss), sums
             results.append(Evaluation(client.name, client.domain, split, kind, *counts))
         return results
 
@@ -91,6 +96,8 @@ class Evaluator:
             logits = self.model(batch.x).logits.float()
         self._correct.add_((logits.argmax(1) == batch.y).sum())
         self._loss.add_(F.cross_entropy(logits, batch.y, reduction="sum"))
+        for place, metric in enumerate(self._metrics.values()):
+            self._sums[place].add_(metric(logits, batch.y).double().sum())
 
 
 # -- the federation --------------------------------------------------------------------------------------------------

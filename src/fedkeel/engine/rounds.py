@@ -261,7 +261,7 @@ class Federated:
             group = [e for e in evaluations if (e.split, e.statistics) == (split, statistics)]
             scores = summarise(group, self.setup.held_out)
             for e in group:
-                self._record("evaluation", {name: getattr(e, name) for name in EVALUATION_FIELDS})
+                self._record("evaluation", e.metrics | {name: getattr(e, name) for name in EVALUATION_FIELDS})
             self._record("scores", {"split": split, "statistics": statistics} | vars(scores))
             if split == "test" and statistics == reported:
                 shown = scores

@@ -9,7 +9,7 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from fedkeel.engine.executors.flower.channel import AWAY, POLL, Table, largest_r
 from fedkeel.engine.executors.flower.enrolment import SILENT, Enrolment
 from fedkeel.engine.executors.flower.roster import MOST_SAMPLES, Description, Roster
 from fedkeel.engine.memory import ClientMemory
+from fedkeel.engine.metrics import requested
 from fedkeel.errors import TrainingError
 from fedkeel.files import write_atomically
 
@@ -100,8 +101,9 @@ class FlowerExecutor(Executor):
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
     ) -> Iterator[list[Evaluation]]:
         def read(client: str, table: Table, _: bytes) -> list[Evaluation]:
-            return evaluations_of(client, self.roster[client].domain, table.get("evaluations"))
+            return evaluations_of(client, self.roster[client].domain, table.get("evaluations"), metrics)
 
+        metrics = requested(self.config.metrics)
         known, results = self._evaluated
         if known is not broadcast:
             known, results = self._evaluated = (broadcast, {})
@@ -240,17 +242,17 @@ class FlowerExecutor(Executor):
             pause(POLL)
 
 
-def evaluations_of(client: str, domain: str, given: object) -> list[Evaluation]:
+def evaluations_of(client: str, domain: str, given: object, metrics: Collection[str] = ()) -> list[Evaluation]:
     """As a site sent them: at most one of each split and kind of statistics."""
     if not isinstance(given, list) or len(given) > len(SPLITS) * len(STATISTICS):
         raise BadMessage("its evaluations are not a list, or too many")
-    found = [evaluation_of(client, domain, entry) for entry in given]
+    found = [evaluation_of(client, domain, entry, metrics) for entry in given]
     if len({(evaluation.split, evaluation.statistics) for evaluation in found}) < len(found):
         raise BadMessage("it evaluated the same images twice")
     return found
 
 
-def evaluation_of(client: str, domain: str, given: object) -> Evaluation:
+def evaluation_of(client: str, domain: str, given: object, metrics: Collection[str]) -> Evaluation:
     """An evaluation as a site sent it; whose it is, the server knows better.
 
     A model that diverged has no loss there, and still so many images that it takes for the right class.
@@ -268,4 +270,10 @@ def evaluation_of(client: str, domain: str, given: object) -> Evaluation:
         loss = math.nan
     elif isinstance(loss, bool) or not isinstance(loss, (int, float)) or not 0 <= loss <= most:
         raise BadMessage(f"an evaluation of it has the loss {shown(loss)}")
-    return Evaluation(client, domain, str(split), str(kind), correct, samples, float(loss))
+    sums = given.get("metric_sums", {})
+    if not isinstance(sums, dict) or sums.keys() != set(metrics):
+        raise BadMessage(f"an evaluation of it has the metrics {shown(sums)}")
+    for name, total in sums.items():
+        if isinstance(total, bool) or not isinstance(total, int | float) or not abs(total) <= most:
+            raise BadMessage(f"an evaluation of it has {shown(total)} as the sum of '{name}'")
+    return Evaluation(client, domain, str(split), str(kind), correct, samples, float(loss), sums)
