@@ -128,7 +128,7 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
         if setup.config.record:
             recorder = analysis.Recorder(analysis.requested(setup.config), store.directory, setup, observer.note)
             observer = Observers([observer, recorder])
-        executor = setup.executor(store.shelf)
+        executor = setup.executor(store.memory_files)
         federated = Federated(setup, executor, store, observer)
         server = federated.run()
         run = Run(store.directory)

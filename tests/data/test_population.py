@@ -15,7 +15,7 @@ from torch import Tensor
 from fedkeel.data import DATASETS, Federation, Population, contact_sheet, describe, load
 from fedkeel.data.dataset import Dataset, Split, indices
 from fedkeel.data.federation import Client
-from fedkeel.data.partition import Draws, Pool
+from fedkeel.data.partition import DirichletDraws, Pool
 from fedkeel.data.population import RECENT, UserSlices
 from fedkeel.data.transforms import Pipeline
 from fedkeel.errors import DataError
@@ -161,7 +161,7 @@ def test_the_number_of_clients_does_not_change_a_client() -> None:
 def test_drawn_proportions_are_those_of_an_exact_cut_into_many_clients(alpha: float) -> None:
     """Mean and spread over clients of each class's share, against the cut that gives each image to one client."""
     labels = np.repeat(np.arange(4), [8000, 6000, 4000, 2000])
-    draws = Draws(Pool("d", labels, None, 3), alpha, 600, 200)
+    draws = DirichletDraws(Pool("d", labels, None, 3), alpha, 600, 200)
     drawn = np.array([np.bincount(labels[draws.positions(i)], minlength=4) for i in range(600)]) / 200
     cut = np.random.default_rng(1).dirichlet(np.full(100, alpha), size=(150, 4))  # class by class, over 100 clients
     images = (cut * np.array([8000, 6000, 4000, 2000])[None, :, None]).transpose(0, 2, 1).reshape(-1, 4)
@@ -176,10 +176,10 @@ def test_drawn_proportions_are_those_of_an_exact_cut_into_many_clients(alpha: fl
 @pytest.mark.parametrize("alpha", [1e-6, 0.01, 100.0])
 def test_a_class_that_is_used_up_leaves_the_rest_to_others(alpha: float) -> None:
     labels = np.repeat(np.arange(3), [5, 7, 9])
-    draws = Draws(Pool("d", labels, None, 0), alpha, 50, 20)
+    draws = DirichletDraws(Pool("d", labels, None, 0), alpha, 50, 20)
     for number in range(50):
         assert len(set(draws.positions(number).tolist())) == 20
-    everything = Draws(Pool("d", labels, None, 0), alpha, 1, 21)
+    everything = DirichletDraws(Pool("d", labels, None, 0), alpha, 1, 21)
     assert everything.positions(0).tolist() == list(range(21))
 
 

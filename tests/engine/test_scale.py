@@ -13,7 +13,7 @@ import fedkeel
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.data.federation import Client, Federation
 from fedkeel.data.partition import Pool, build
-from fedkeel.data.population import Group, Population
+from fedkeel.data.population import ClientGroup, Population
 from fedkeel.engine.local import Worker
 from fedkeel.runs.run import Run
 from tests import tiny
@@ -27,7 +27,7 @@ def crowd(partition: str = DRAWN, *, unseen: int = 4) -> Federation:
     groups = []
     for site in sites.clients:
         pool = Pool(site.domain, sites.labels[site.train].numpy(), (site.train % 7).numpy(), seed=2)
-        groups.append(Group(site.domain, build(partition).shares(pool), site.train, site.validation, site.test))
+        groups.append(ClientGroup(site.domain, build(partition).shares(pool), site.train, site.validation, site.test))
     return replace(sites, clients=Population(groups))
 
 

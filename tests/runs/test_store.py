@@ -46,7 +46,7 @@ def test_a_checkpoint_comes_back_as_it_was_whatever_clients_are_called(tmp_path:
     clients = {name: {"local/z": torch.tensor([i]), "local/a": torch.rand(2)} for i, name in enumerate(names)}
     s.append({"kind": "round"})
     for name, tensors in clients.items():
-        s.shelf.put(name, tensors)
+        s.memory_files.put(name, tensors)
     s.checkpoint(Checkpoint(4, checkpoint(4).groups, {"accuracy": 0.25, "round": 2}))
     s.close()
     s = Store.open(tmp_path / "run")
@@ -54,10 +54,10 @@ def test_a_checkpoint_comes_back_as_it_was_whatever_clients_are_called(tmp_path:
     assert loaded is not None
     assert (loaded.round, loaded.best) == (4, {"accuracy": 0.25, "round": 2})
     assert list(loaded.groups["weights"]) == ["b", "a"]
-    assert list(s.shelf) == names
+    assert list(s.memory_files) == names
     for name, tensors in clients.items():
-        assert list(s.shelf.get(name)) == list(tensors)
-        assert all(torch.equal(s.shelf.get(name)[key], t) for key, t in tensors.items())
+        assert list(s.memory_files.get(name)) == list(tensors)
+        assert all(torch.equal(s.memory_files.get(name)[key], t) for key, t in tensors.items())
     s.close()
 
 

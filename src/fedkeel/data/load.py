@@ -14,7 +14,7 @@ from fedkeel.data import partition as partitions
 from fedkeel.data.dataset import Dataset, Split
 from fedkeel.data.federation import Federation, Transform
 from fedkeel.data.partition import Partition, Pool, in_proportion
-from fedkeel.data.population import Client, Group, IntArray, Population, Slices, each_once, no_indices
+from fedkeel.data.population import Client, ClientGroup, IntArray, Population, Slices, each_once, no_indices
 from fedkeel.data.reader import DATASETS
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError, unknown
@@ -65,14 +65,14 @@ class Cut:
         warn_of_untrained_classes(federation)
         return federation
 
-    def group(self, dataset: Dataset, domain: str) -> Group:
+    def group(self, dataset: Dataset, domain: str) -> ClientGroup:
         """The clients of one domain. They share its validation and test tensors, so that these are evaluated once."""
         split = dataset.domains[domain]
         train = split.train.sort().values
         labels: IntArray = dataset.labels[train].numpy()
         users = None if dataset.users is None else dataset.users[train.numpy()]
         shares = partitions.build(self.partition).shares(Pool(domain, labels, users, self.seed))
-        group = Group(domain, shares, train, split.validation, split.test)
+        group = ClientGroup(domain, shares, train, split.validation, split.test)
         empty = np.flatnonzero(shares.sizes == 0)
         if len(empty):
             raise DataError(
@@ -122,7 +122,7 @@ def unseen_client(domain: str, split: Split, which: str) -> Client:
     return Client(domain, domain, no_indices(), no_indices(), split.all() if which == "all" else split.test)
 
 
-def subsampled(group: Group, labels: IntArray, samples: int, seed: int) -> Group:
+def subsampled(group: ClientGroup, labels: IntArray, samples: int, seed: int) -> ClientGroup:
     """The clients with `samples` of their training images, their classes in the same proportions as far as they go."""
     shares, sizes = group.shares, group.shares.sizes
     if not isinstance(shares, Slices):

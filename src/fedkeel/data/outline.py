@@ -35,7 +35,7 @@ WORDS = {"train": "training", "validation": "validation", "test": "test"}
 
 
 @dataclass(frozen=True)
-class Site:
+class ClientOutline:
     """A client without its images."""
 
     name: str
@@ -55,8 +55,8 @@ class Outline:
     seen: tuple[int, int, int]  # and as the network sees it
     train_transform: str | None  # None for one that cannot be written as text
     test_transform: str | None
-    clients: tuple[Site, ...]  # those that train; of very many, one of each kind
-    unseen: tuple[Site, ...] = ()
+    clients: tuple[ClientOutline, ...]  # those that train; of very many, one of each kind
+    unseen: tuple[ClientOutline, ...] = ()
     number: int = 0  # how many train
     # The fingerprint: by client or domain, for each split [samples, digest of labels, digest of images].
     content: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Outline:
         shape = self.seen if isinstance(transform, Unknown) else self.shape
         blank = torch.zeros(1, dtype=torch.int64)
 
-        def client(site: Site) -> Client:
+        def client(site: ClientOutline) -> Client:
             return Client(site.name, site.domain, *(blank.expand(getattr(site, split)) for split in SPLITS))
 
         return Federation(
@@ -121,7 +121,7 @@ class Outline:
         try:
             table = dict(stored)
             for name in ("clients", "unseen"):
-                table[name] = tuple(Site(**entry) for entry in table[name])
+                table[name] = tuple(ClientOutline(**entry) for entry in table[name])
             for name in ("classes", "shape", "seen"):
                 table[name] = tuple(table[name])
             return Outline(**table)
@@ -131,8 +131,8 @@ class Outline:
             ) from error
 
 
-def site(client: Client) -> Site:
-    return Site(client.name, client.domain, *map(len, client.splits))
+def site(client: Client) -> ClientOutline:
+    return ClientOutline(client.name, client.domain, *map(len, client.splits))
 
 
 def known_transform(text: str | None) -> Transform:

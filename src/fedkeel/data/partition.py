@@ -112,7 +112,7 @@ class Dirichlet(Partition):
     `balanced` gives nothing more to a client that already has its even share, as MOON and FedUV do.
 
     With `samples`, there may be any number of clients: each has proportions of the classes of its own, and draws that
-    many images by them, which others may have too (`Draws`). `minimum`, `redraws` and `balanced` are then not needed.
+    many images by them, which others may have too. `minimum`, `redraws` and `balanced` are then not needed.
     """
 
     alpha: Annotated[float, Range(1e-6, 1e6)] = 0.5
@@ -134,7 +134,7 @@ class Dirichlet(Partition):
                 f"The domain '{pool.domain}' has {len(pool.labels)} training images, fewer than the {self.samples} "
                 "samples that each client is to have: ask for fewer samples."
             )
-        return Draws(pool, self.alpha, self.clients, self.samples)
+        return DirichletDraws(pool, self.alpha, self.clients, self.samples)
 
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
         if len(labels) < self.clients * max(self.minimum, 1):
@@ -174,7 +174,7 @@ class Dirichlet(Partition):
         return counts
 
 
-class Draws(Shares):
+class DirichletDraws(Shares):
     """Each client's own draw: proportions of the classes, and `samples` different images by them.
 
     The proportions are q_c = n_c g_c / sum_k n_k g_k, with g from a symmetric Dirichlet distribution and n_c the number

@@ -137,7 +137,7 @@ class UserSlices(Slices):
 
 
 @dataclass(frozen=True)
-class Group:
+class ClientGroup:
     """The clients of one domain."""
 
     domain: str
@@ -174,7 +174,7 @@ class Population(Sequence[Client]):
     It answers by itself what a look at every client would otherwise be needed for.
     """
 
-    def __init__(self, groups: Sequence[Group]) -> None:
+    def __init__(self, groups: Sequence[ClientGroup]) -> None:
         self.groups = tuple(group for group in groups if len(group))
         self._stops = list(itertools.accumulate(len(group) for group in self.groups))
         self._made = lru_cache(maxsize=RECENT)(self._make)

@@ -205,13 +205,13 @@ class Federated:
             for client in server.participants:
                 self.executor.memory.keep(client, before[client])
             return
-        chosen = aggregator.select(broadcast, updates)
-        server.participants = [update.client for update in chosen]  # whom methods ask before the test
+        counted = aggregator.select(broadcast, updates)
+        server.participants = [update.client for update in counted]  # whom methods ask before the test
         names = set(server.participants)
         for client in (update.client for update in updates if update.client not in names):
             self.executor.memory.keep(client, before[client])  # as if it had not come
             self._record("not chosen", {"client": client})
-        weights, statistics, seen = aggregator.mean(server, broadcast, chosen)
+        weights, statistics, seen = aggregator.mean(server, broadcast, counted)
         weights = method.weights(server, seen, weights)
         extras = server.extras
         if seen:

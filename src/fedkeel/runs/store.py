@@ -93,7 +93,7 @@ class Store:
     def __init__(self, directory: str | Path, config: Config) -> None:
         self.directory = Path(directory)
         self.config = config
-        self.shelf = MemoryFiles(self.directory / "memory")
+        self.memory_files = MemoryFiles(self.directory / "memory")
         self._metrics: IO[bytes] | None = None
         self._written = hashlib.sha256()  # of what is in the metrics
         self._lock: IO[bytes] | None = None
@@ -189,7 +189,7 @@ class Store:
     def checkpoint(self, checkpoint: Checkpoint) -> None:
         """Write aside, flush to disk, rename, then forget all but the last two.
 
-        What clients remember is what is on the shelf at this moment.
+        What clients remember is what their files hold at this moment.
         """
         folder = self.directory / "checkpoints"
         target = folder / f"round-{checkpoint.round:06d}"
@@ -209,7 +209,7 @@ class Store:
                 "metrics_sha256": self._written.hexdigest(),
                 "best": checkpoint.best,
                 "sha256": digest(server),
-                "memory": self.shelf.commit(checkpoint.round),
+                "memory": self.memory_files.commit(checkpoint.round),
             }
             write_durably(aside / "checkpoint.json", seal(header))
             rename(aside, target)
@@ -218,15 +218,15 @@ class Store:
             kept = [folder for folder in there if folder.name <= target.name][-KEPT_CHECKPOINTS:]
             for old in (folder for folder in reversed(there) if folder not in kept):
                 shutil.rmtree(old, ignore_errors=True)
-            self.shelf.release(int(kept[0].name.removeprefix("round-")))
+            self.memory_files.release(int(kept[0].name.removeprefix("round-")))
 
     def latest(self, note: Callable[[str], None]) -> Checkpoint | None:
-        """The newest checkpoint that is whole; damaged ones are passed over with a note. The shelf follows it."""
+        """The newest checkpoint that is whole; damaged ones are passed over with a note. The memory files follow it."""
         folders, damaged_metrics = checkpoints(self.directory), False
         for place, folder in reversed(list(enumerate(folders))):
             try:
                 header, checkpoint = read_checkpoint(folder)
-                self.shelf.check(header["memory"])
+                self.memory_files.check(header["memory"])
             except (DamagedCheckpoint, Damaged) as damage:
                 note(f"The checkpoint '{folder}' is damaged ({damage}): going back to the one before it.")
                 continue
@@ -247,7 +247,7 @@ class Store:
             for before in folders[:place]:
                 with suppress(DamagedCheckpoint):
                     older.append(read_checkpoint(before)[0]["memory"])
-            self.shelf.restore(header["memory"], checkpoint.round, older)
+            self.memory_files.restore(header["memory"], checkpoint.round, older)
             return checkpoint
         if damaged_metrics:  # all rounds again would be a high price for what may be one bit
             raise StoreError(
@@ -256,7 +256,7 @@ class Store:
             )
         if folders:
             note("No checkpoint is usable: starting again from the first round.")
-        self.shelf.restore(None)
+        self.memory_files.restore(None)
         return None
 
     def flush(self) -> None:

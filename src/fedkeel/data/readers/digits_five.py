@@ -25,7 +25,7 @@ Both = tuple[Images, Images]  # to train and to test
 
 
 @dataclass(frozen=True)
-class Origin:
+class DigitFiles:
     """Where one of the five comes from: its folders, and its authors' files to train and to test on, by their names."""
 
     folders: tuple[str, ...]
@@ -37,7 +37,7 @@ class Origin:
 
 
 ORIGINS = {
-    "mnist": Origin(
+    "mnist": DigitFiles(
         ("mnist", "MNIST", "MNIST/raw", "mnist/raw"),
         "get the four idx files train-images-idx3-ubyte.gz and so on.",
         [(f"train-{kind}-ubyte", f"train-{kind.replace('-', '.')}-ubyte") for kind in ("images-idx3", "labels-idx1")],
@@ -45,23 +45,23 @@ ORIGINS = {
         idx_images,
         ", with or without .gz: put it beside the other three.",
     ),
-    "mnistm": Origin(
+    "mnistm": DigitFiles(
         ("mnistm", "mnist_m", "mnist-m", "MNIST-M", "MNIST_M"),
         "get mnist_m_train/ and mnist_m_test/ with their files of labels, or a tree {train,test}/<digit>/.",
     ),
-    "svhn": Origin(
+    "svhn": DigitFiles(
         ("svhn", "SVHN"),
         "get train_32x32.mat and test_32x32.mat.",
         [("train_32x32.mat",)],
         [("test_32x32.mat",)],
     ),
-    "synth": Origin(
+    "synth": DigitFiles(
         ("synth", "syn", "synthdigits", "synth_digits", "SynthDigits"),
         "get synth_train_32x32.mat and synth_test_32x32.mat.",
         [("synth_train_32x32.mat", "train_32x32.mat")],
         [("synth_test_32x32.mat", "test_32x32.mat")],
     ),
-    "usps": Origin(
+    "usps": DigitFiles(
         ("usps", "USPS"),
         "get usps.bz2 and usps.t.bz2 from the libsvm page.",
         [("usps.bz2", "usps")],

@@ -38,7 +38,7 @@ def read_digits_shift() -> Dataset:
     owners = deal_to_domains(labels)
     for number, (name, style) in enumerate(STYLES.items()):
         members = np.flatnonzero(owners == number)
-        images[members] = style(glyphs[members], Draws(seeds.numpy_generator(0, "digits-shift", name)))
+        images[members] = style(glyphs[members], RandomNumbers(seeds.numpy_generator(0, "digits-shift", name)))
         domains[name] = fixed_split(members, labels[members])
     return Dataset(
         name="digits-shift",
@@ -68,7 +68,7 @@ def read_glyphs() -> tuple[IntArray, IntArray]:
 def deal_to_domains(labels: IntArray) -> IntArray:
     """Each digit's domain: every class is dealt in turn, in an order of its own."""
     owners = np.zeros(len(labels), np.int64)
-    draws = Draws(seeds.numpy_generator(0, "digits-shift", "domains"))
+    draws = RandomNumbers(seeds.numpy_generator(0, "digits-shift", "domains"))
     for label in range(10):
         members = np.flatnonzero(labels == label)
         order = np.argsort(draws.words(len(members)), kind="stable")
@@ -96,7 +96,7 @@ def fixed_split(members: IntArray, labels: IntArray) -> Split:
     return Split(**{name: indices(sorted(positions)) for name, positions in parts.items()})
 
 
-class Draws:
+class RandomNumbers:
     """Random whole numbers from a generator's raw words, whose stream NumPy never changes."""
 
     def __init__(self, generator: np.random.Generator) -> None:
@@ -112,13 +112,13 @@ class Draws:
         return low + self.words(*shape) % (high - low + 1)
 
 
-def scan(glyphs: IntArray, draws: Draws) -> Bytes:
+def scan(glyphs: IntArray, draws: RandomNumbers) -> Bytes:
     """White ink on black, as scanned."""
     ink = place(outline(glyphs, level=8, softness=6), *shifts(draws, len(glyphs), 2))
     return to_bytes(np.repeat(ink[:, None], 3, axis=1))
 
 
-def paper(glyphs: IntArray, draws: Draws) -> Bytes:
+def paper(glyphs: IntArray, draws: RandomNumbers) -> Bytes:
     """Dark ink on paper of a bright colour, each sheet another one."""
     count = len(glyphs)
     ink = place(outline(glyphs, level=8, softness=4), *shifts(draws, count, 3))[:, None]
@@ -127,7 +127,7 @@ def paper(glyphs: IntArray, draws: Draws) -> Bytes:
     return to_bytes((sheet * (255 - ink) + pen * ink) // 255)
 
 
-def texture(glyphs: IntArray, draws: Draws) -> Bytes:
+def texture(glyphs: IntArray, draws: RandomNumbers) -> Bytes:
     """The difference |digit - texture| over a colourful texture, as MNIST-M does with photographs."""
     count = len(glyphs)
     ink = place(outline(glyphs, level=8, softness=4), *shifts(draws, count, 2))[:, None]
@@ -140,7 +140,7 @@ def texture(glyphs: IntArray, draws: Draws) -> Bytes:
     return to_bytes(abs(ink - ground))
 
 
-def stroke(glyphs: IntArray, draws: Draws) -> Bytes:
+def stroke(glyphs: IntArray, draws: RandomNumbers) -> Bytes:
     """A thin line in pencil on white: the digit's skeleton, slanted a little."""
     count = len(glyphs)
     # Less of the neighbours' ink: small holes open, faint lines stay.
@@ -156,7 +156,7 @@ def stroke(glyphs: IntArray, draws: Draws) -> Bytes:
     return to_bytes(np.repeat((sheet * (255 - ink) + pencil * ink) // 255, 3, axis=1))
 
 
-def street(glyphs: IntArray, draws: Draws) -> Bytes:
+def street(glyphs: IntArray, draws: RandomNumbers) -> Bytes:
     """A house number in the street, as in SVHN: coloured, shaded, blurred, with neighbours cut at the edges."""
     count = len(glyphs)
     strokes = outline(glyphs, level=7, softness=5)
@@ -176,7 +176,7 @@ def street(glyphs: IntArray, draws: Draws) -> Bytes:
     return to_bytes(blur(np.clip(picture, 0, 255), 2) + draws.between(-8, 8, count, 1, SIDE, SIDE))
 
 
-STYLES: dict[str, Callable[[IntArray, Draws], Bytes]] = {
+STYLES: dict[str, Callable[[IntArray, RandomNumbers], Bytes]] = {
     style.__name__: style for style in (scan, paper, texture, stroke, street)
 }
 
@@ -231,7 +231,7 @@ def slant(ink: IntArray, amount: IntArray) -> IntArray:
     return np.take_along_axis(ink, columns, axis=2)
 
 
-def shifts(draws: Draws, count: int, most: int) -> tuple[IntArray, IntArray]:
+def shifts(draws: RandomNumbers, count: int, most: int) -> tuple[IntArray, IntArray]:
     return draws.between(-most, most, count), draws.between(-most, most, count)
 
 
@@ -244,7 +244,7 @@ def blur(x: IntArray, times: int) -> IntArray:
     return x
 
 
-def bright_colour(draws: Draws, count: int) -> IntArray:
+def bright_colour(draws: RandomNumbers, count: int) -> IntArray:
     """Light colours, strongly tinted: one channel high, one low, one between, in any order."""
     levels = np.stack(
         [draws.between(215, 250, count), draws.between(120, 235, count), draws.between(60, 150, count)], axis=1

@@ -17,8 +17,7 @@ from typing import Any
 import fedkeel
 from fedkeel.core.messages import BadMessage, is_whole, shown
 from fedkeel.data.federation import Federation
-from fedkeel.data.outline import Outline
-from fedkeel.data.outline import Site as Sized
+from fedkeel.data.outline import ClientOutline, Outline
 from fedkeel.errors import StoreError, TrainingError
 from fedkeel.files import write_atomically
 
@@ -124,8 +123,8 @@ class Roster:
             seen=self.sites[0].shape,
             train_transform=None,
             test_transform=None,
-            clients=tuple(Sized(s.name, s.domain, s.train, s.validation, s.test) for s in training),
-            unseen=tuple(Sized(s.name, s.domain, 0, 0, s.test) for s in self.sites if s.domain in self.unseen),
+            clients=tuple(ClientOutline(s.name, s.domain, s.train, s.validation, s.test) for s in training),
+            unseen=tuple(ClientOutline(s.name, s.domain, 0, 0, s.test) for s in self.sites if s.domain in self.unseen),
             number=len(training),
         ).federation()
 
