@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fedkeel.errors import FedkeelError, nearest
@@ -110,3 +112,19 @@ def test_everything_that_is_listed_is_told_in_whole_sentences() -> None:
             assert entry.summary, (kind, entry.name)
             # A diagnostic has its title there.
             assert kind == "diagnostics" or entry.summary.endswith("."), (kind, entry.name, entry.summary)
+
+
+def test_a_name_for_type_checkers_alone_does_not_leave_the_other_options_unchecked() -> None:
+    registry: Registry[object] = Registry("thing")
+    code = """
+from __future__ import annotations
+from fedkeel.options import Share
+def thing(share: Share = 0.5, other: OnlyForTypeCheckers = None) -> object:
+    return share
+"""
+    names: dict[str, Any] = {"__name__": "somewhere"}
+    exec(compile(code, "somewhere.py", "exec"), names)
+    registry.register("thing")(names["thing"])
+    assert registry.build("thing", share=1, other="any") == 1.0
+    with pytest.raises(FedkeelError, match=r"The 'share' of thing is 2: give a number from 0 to 1\."):
+        registry.build("thing", share=2)

@@ -6,8 +6,10 @@ their options so, in the signature or the dataclass that takes them; here values
 
 import inspect
 import os
+import sys
 import types
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -104,12 +106,15 @@ def _one_of(value: Any, hints: tuple[Any, ...], subject: str) -> Any:
 
 @lru_cache(maxsize=1024)
 def hints_of(build: Any) -> Mapping[str, Any]:
-    """The hint of every option that a function or a class takes; nothing where they cannot be resolved."""
+    """The hint of every option that a function or a class takes, but for those that exist for type checkers alone."""
     takes = build if is_dataclass(build) or not inspect.isclass(build) else build.__init__
     try:
         hints = get_type_hints(takes, include_extras=True)
-    except (NameError, TypeError):  # an author's own names that exist for type checkers alone
-        return {}
+    except NameError:  # of one option; the others are checked all the same
+        hints, names = {}, vars(sys.modules.get(build.__module__, types)) | getattr(takes, "__globals__", {})
+        for name, hint in takes.__annotations__.items():
+            with suppress(NameError):
+                hints |= get_type_hints(types.SimpleNamespace(__annotations__={name: hint}), names, None, True)
     return {name: hints[name] for name in inspect.signature(build).parameters if name in hints}
 
 

@@ -148,10 +148,8 @@ def size(tensors: Mapping[str, Tensor]) -> Tensor:
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
     floating = {name: t for name, t in tensors.items() if is_continuous(t) and t.numel()}
-    if not floating:
-        return
     # Only if their norms together are suspicious is each tensor looked at by itself, which also finds the name.
-    if bool(size(floating) < _LARGEST):
+    if not floating or bool(size(floating) < _LARGEST):
         return
     for name, tensor in floating.items():
         if not bool(torch.isfinite(tensor).all()):

@@ -176,8 +176,7 @@ class Composition(Method):
         return extras
 
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
-        name, _, rest = question.partition("/")
-        part = next((part for part in self.parts if part.name == name), None)
+        part, rest = self._asked(question)
         if part is None:
             raise MethodError(f"'{self.name}' was asked '{question}', which none of its parts knows.")
         view = client.scoped(part.name)
@@ -191,18 +190,19 @@ class Composition(Method):
             if name.partition("/")[0] not in {part.name for part in self.parts} or "/" not in name:
                 raise BadMessage(f"its extras do not match: missing [], not expected {[name]}")
         for part in self.parts:
-            expected = part.expects(server.scoped(part.name))
-            if expected is not None:
+            if (expected := part.expects(server.scoped(part.name))) is not None:
                 check_expected(select(extras, part.name), expected)
 
     def check_answer(self, server: Server, question: str, tensors: Tensors) -> None:
         """Raise `BadMessage` unless this is an answer that the part that asked can use."""
         check_finite(tensors)
-        name, _, rest = question.partition("/")
-        part = next((part for part in self.parts if part.name == name), None)
-        expected = part.expects(server.scoped(name), rest) if part is not None else None
-        if expected is not None:
+        part, rest = self._asked(question)
+        if part is not None and (expected := part.expects(server.scoped(part.name), rest)) is not None:
             check_expected(tensors, expected)
+
+    def _asked(self, question: str) -> tuple[Method | None, str]:
+        name, _, rest = question.partition("/")
+        return next((part for part in self.parts if part.name == name), None), rest
 
     def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
         return self._in_turn("shares", server, updates, shares)

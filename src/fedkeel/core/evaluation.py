@@ -40,8 +40,8 @@ def merged(parts: Iterable[Evaluation]) -> list[Evaluation]:
         if key in whole:
             so_far = whole[key]
             sums = {name: getattr(so_far, name) + getattr(part, name) for name in ("correct", "samples", "loss_sum")}
-            more = {name: total + part.metric_sums[name] for name, total in so_far.metric_sums.items()}
-            part = replace(so_far, metric_sums=more, **sums)
+            sums["metric_sums"] = {name: total + part.metric_sums[name] for name, total in so_far.metric_sums.items()}
+            part = replace(so_far, **sums)
         whole[key] = part
     return list(whole.values())
 
@@ -68,7 +68,6 @@ class Scores:
 def summarise(evaluations: Iterable[Evaluation], unseen: Iterable[str] = ()) -> Scores:
     """Averages over domains and over samples."""
     held_out = set(unseen)
-    evaluations = list(evaluations)
     by_domain: dict[str, list[Evaluation]] = {}
     for evaluation in evaluations:
         by_domain.setdefault(evaluation.domain, []).append(evaluation)
@@ -76,12 +75,12 @@ def summarise(evaluations: Iterable[Evaluation], unseen: Iterable[str] = ()) -> 
     seen = [name for name in domains if name not in held_out] or list(domains)
     counted = [evaluation for name in seen for evaluation in by_domain[name]]
     total = sum(evaluation.samples for evaluation in counted)
-    unseen_accuracies = [domains[name] for name in domains if name in held_out]
+    held = [domains[name] for name in domains if name in held_out]
     return Scores(
         domains=domains,
         average=sum(domains[name] for name in seen) / len(seen),
         samples=sum(evaluation.correct for evaluation in counted) / total,
-        unseen=sum(unseen_accuracies) / len(unseen_accuracies) if unseen_accuracies else None,
+        unseen=sum(held) / len(held) if held else None,
         loss=_mean_loss(counted),
     )
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.core.naming import visible
-from fedkeel.core.state import Tensors, nbytes, select
+from fedkeel.core.state import Tensors, nbytes, select, to_device
 
 _SEPARATOR = "//"  # between a group ("weights") and a tensor's own name
 
@@ -67,10 +67,8 @@ class Broadcast:
         return nbytes(self.weights) + nbytes(self.statistics) + nbytes(self.extras)
 
     def to(self, device: torch.device | str) -> Broadcast:
-        def move(tensors: Tensors) -> Tensors:
-            return {name: tensor.to(device) for name, tensor in tensors.items()}
-
-        return Broadcast(self.round, self.rounds, move(self.weights), move(self.statistics), move(self.extras))
+        weights, statistics, extras = (to_device(t, device) for t in (self.weights, self.statistics, self.extras))
+        return Broadcast(self.round, self.rounds, weights, statistics, extras)
 
 
 @dataclass(frozen=True)

@@ -274,6 +274,7 @@ def evaluation_of(client: str, domain: str, given: object, metrics: Collection[s
     if not isinstance(sums, dict) or sums.keys() != set(metrics):
         raise BadMessage(f"an evaluation of it has the metrics {shown(sums)}")
     for name, total in sums.items():
-        if isinstance(total, bool) or not isinstance(total, int | float) or not abs(total) <= most:
+        if isinstance(total, bool) or not isinstance(total, int | float | None):
             raise BadMessage(f"an evaluation of it has {shown(total)} as the sum of '{name}'")
+    sums = {name: total if total is not None and abs(total) <= most else math.nan for name, total in sums.items()}
     return Evaluation(client, domain, str(split), str(kind), correct, samples, float(loss), sums)
