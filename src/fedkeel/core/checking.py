@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ class Expected:
     """
 
     shape: tuple[int | str, ...]
-    dtype: torch.dtype = torch.float32
+    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     least: float | None = None
     most: float | None = None
 

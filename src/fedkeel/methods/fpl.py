@@ -120,5 +120,6 @@ def record(seen: Tensors, features: Tensor, labels: Tensor) -> None:
     counts = seen["counts"]
     own = (labels == torch.arange(len(counts), device=labels.device)[:, None]) & (seen["wait"] < 0)
     with torch.autocast(features.device.type, enabled=False):
-        seen["sums"] += own.float() @ features.float()
+        sums = seen["sums"]
+        sums += own.to(sums.dtype) @ features.to(sums.dtype)
     counts += own.sum(dim=1)
