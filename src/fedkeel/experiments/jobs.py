@@ -75,12 +75,51 @@ class JobsObserver:
         log.warning(text)
 
 
-def run_all(todo: Sequence[Job], processes: int, observer: JobsObserver) -> dict[Job, str]:
-    """Run the jobs; returns what went wrong with those that failed. Raises `Stopped` when asked to stop."""
+class JobsObservers(JobsObserver):
+    """Passes everything on to several, in their order."""
+
+    def __init__(self, observers: Sequence[JobsObserver]) -> None:
+        self._observers = observers
+
+    def planned(self, jobs: Sequence[Job], finished: Sequence[Job]) -> None:
+        for observer in self._observers:
+            observer.planned(jobs, finished)
+
+    def job_started(self, job: Job, first_round: int) -> None:
+        for observer in self._observers:
+            observer.job_started(job, first_round)
+
+    def job_progress(self, job: Job, rounds_done: float, accuracy: float | None) -> None:
+        for observer in self._observers:
+            observer.job_progress(job, rounds_done, accuracy)
+
+    def job_finished(self, job: Job, problem: str) -> None:
+        for observer in self._observers:
+            observer.job_finished(job, problem)
+
+    def tick(self) -> None:
+        for observer in self._observers:
+            observer.tick()
+
+    def note(self, text: str) -> None:
+        self._observers[0].note(text)  # one is enough to tell it
+
+
+def run_all(
+    todo: Sequence[Job], processes: int, observer: JobsObserver, fits: Callable[[Job], bool] = lambda _: True
+) -> dict[Job, str]:
+    """Run the jobs; returns what went wrong with those that failed. Raises `Stopped` when asked to stop.
+
+    In their order, but for those that do not fit into the time that is left: they wait as long as others do.
+    """
+    waiting = _Waiting(todo, fits)
     if processes > 1:
-        return _Pool(processes, observer, uses_gpu(job.config for job in todo)).run(todo)
+        return _Pool(processes, observer, uses_gpu(job.config for job in todo)).run(waiting)
     failures: dict[Job, str] = {}
-    for job in todo:
+    while waiting:
+        if stop_requested.is_set():
+            raise Stopped
+        job = waiting.next()
         try:
             execute(job, _Reporter(partial(_pass_on, observer, job)))
         except Stopped:
@@ -89,6 +128,19 @@ def run_all(todo: Sequence[Job], processes: int, observer: JobsObserver) -> dict
             failures[job] = _explain(error, job)
         observer.job_finished(job, failures.get(job, ""))
     return failures
+
+
+class _Waiting:
+    def __init__(self, todo: Sequence[Job], fits: Callable[[Job], bool]) -> None:
+        self._jobs, self._fits = list(todo), fits
+
+    def __bool__(self) -> bool:
+        return bool(self._jobs)
+
+    def next(self) -> Job:
+        job = next((job for job in self._jobs if self._fits(job)), self._jobs[0])
+        self._jobs.remove(job)
+        return job
 
 
 def uses_gpu(configs: Iterable[Config]) -> bool:
@@ -166,8 +218,7 @@ class _Pool:
         # The first optimizer makes torch import its compiler, which takes seconds: once here, not in every job.
         torch.optim.SGD([torch.zeros(1)])
 
-    def run(self, todo: Sequence[Job]) -> dict[Job, str]:
-        waiting = list(todo)
+    def run(self, waiting: _Waiting) -> dict[Job, str]:
         stopping = False
         try:
             while self._running or (waiting and not stopping):
@@ -176,7 +227,7 @@ class _Pool:
                     # Each stops after its current step, see _work; told again, in case that was too early.
                     running.process.terminate()
                 while waiting and len(self._running) < self.processes and not stopping:
-                    self._running.append(self._start(waiting.pop(0)))
+                    self._running.append(self._start(waiting.next()))
                 ready = wait([running.pipe for running in self._running], timeout=0.2)
                 for running in [running for running in self._running if running.pipe in ready]:
                     self._receive(running)

@@ -6,8 +6,10 @@ A run is kept under its configuration, `runs/reproduce/<method>-<data>-<fingerpr
 never run again, also where another column or another table asks for the same one.
 """
 
+from __future__ import annotations
+
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields, replace
 from itertools import product
@@ -24,7 +26,8 @@ from fedkeel.engine.setup import load_federation
 from fedkeel.engine.spawning import leave_if_imported_again
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.experiments.comparison import choose_jobs
-from fedkeel.experiments.jobs import Job, JobsObserver, beside_others, run_all
+from fedkeel.experiments.jobs import Job, JobsObserver, JobsObservers, beside_others, run_all
+from fedkeel.experiments.ledger import Ledger, Line, line_of
 from fedkeel.experiments.paper_table import PaperCell, Reproduction
 from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, RecipeColumn, RecipeRow, load
 from fedkeel.experiments.request import Request, choose_seeds, data_at, select
@@ -70,10 +73,33 @@ def reproduce_all(names: Sequence[str | Recipe], **options: Any) -> list[Reprodu
         if not all(has_finished(job.directory) for job in jobs):
             with explained(directory):  # told once, and not by each of the runs
                 directory.mkdir(parents=True, exist_ok=True)
-        failures = run_missing(jobs, request.jobs, request.observer or JobsObserver())
+        observer = request.observer or JobsObserver()
+        bookkeeper = Bookkeeper(tables, Ledger(request.ledger)) if request.ledger is not None else None
+        failures = run_missing(jobs, request.jobs, JobsObservers([observer, bookkeeper]) if bookkeeper else observer)
         for table in tables:
             table.diagnose()
+        if bookkeeper:
+            bookkeeper.write_all()
     return [table.reproduction(failures) for table in tables]
+
+
+class Bookkeeper(JobsObserver):
+    """Writes what is finished into a ledger, at once."""
+
+    def __init__(self, tables: Sequence[TableRuns], ledger: Ledger) -> None:
+        self.tables, self.ledger = tables, ledger
+
+    def job_finished(self, job: Job, problem: str) -> None:
+        if not problem:
+            self.write([job.directory])
+
+    def write(self, directories: Sequence[Path]) -> None:
+        self.ledger.add(line for table in self.tables for run in directories for line in table.lines(run))
+
+    def write_all(self) -> None:
+        """Also what was finished before, and what only a diagnostic knows."""
+        for table in self.tables:
+            self.write([job.directory for job in table.jobs if has_finished(job.directory)])
 
 
 class TableRuns:
@@ -136,6 +162,21 @@ class TableRuns:
                         analysis.run(name, run)
                     except FedkeelError as error:
                         self.skipped[f"The diagnostic '{name}' is not shown: {error}"] = None
+
+    def lines(self, directory: Path) -> Iterator[Line]:
+        """What the ledger has of a finished run: a line for each cell that reads it."""
+        run = Run(directory)
+        for row, column in self.recipe.cells():
+            if self.runs.get((row.label, column.name)) == directory.parent:
+                reading = self.recipe.reading(row, column)
+                number = read(run, reading) if reading.get("read") in (*DIAGNOSTICS, "seconds") else None
+                line = line_of(self.recipe, row, column, run, number)
+                if line.value is not None:
+                    yield line
+
+    def is_outdated(self, directory: Path) -> bool:
+        """Whether a finished run is of other code than there is now."""
+        return any(line.stale(self.recipe) for line in self.lines(directory))
 
     def reproduction(self, failures: Mapping[Path, str]) -> Reproduction:
         """Every cell that was asked for, in the order of the table."""
@@ -208,7 +249,9 @@ def refuse_unusable(config: Config, checked: dict[str, FedkeelError | None]) -> 
         raise problem
 
 
-def run_missing(planned: Sequence[Job], jobs: int | None, observer: JobsObserver) -> dict[Path, str]:
+def run_missing(
+    planned: Sequence[Job], jobs: int | None, observer: JobsObserver, fits: Callable[[Job], bool] = lambda _: True
+) -> dict[Path, str]:
     """Run what is not finished; returns why a run failed, by its directory."""
     planned = list({job.directory: job for job in reversed(planned)}.values())[::-1]  # two recipes may need one run
     finished = [job for job in planned if has_finished(job.directory)]
@@ -220,7 +263,7 @@ def run_missing(planned: Sequence[Job], jobs: int | None, observer: JobsObserver
     observer.planned(planned, finished)
     if processes > 1:
         todo = [replace(job, config=beside_others(job.config)) for job in todo]
-    failures = run_all(todo, min(processes, len(todo)), observer)
+    failures = run_all(todo, min(processes, len(todo)), observer, fits)
     return {job.directory: problem for job, problem in failures.items()}
 
 

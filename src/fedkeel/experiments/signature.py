@@ -100,7 +100,7 @@ def _network() -> Classifier:
             if isinstance(layer, nn.Conv2d | nn.Linear):
                 places = torch.arange(float(layer.weight.numel())).view_as(layer.weight)
                 layer.weight.copy_(torch.sin(1.7 * number + 12.9898 * places) * math.sqrt(3 / layer.weight[0].numel()))
-                layer.bias.zero_()
+                nn.init.zeros_(layer.get_parameter("bias"))
     return network
 
 

@@ -31,7 +31,7 @@ def local_prototypes(model: nn.Module, batches: Iterable[Batch], num_classes: in
 
 @torch.no_grad()
 def counted_prototypes(model: nn.Module, batches: Iterable[Batch], num_classes: int) -> tuple[Tensor, Tensor]:
-    """`local_prototypes` with the number of samples of each class, (C,), float32."""
+    """`local_prototypes` with the number of samples of each class, (C,), both in the default dtype."""
     training = model.training
     model.eval()
     sums, counts = [], []
@@ -44,7 +44,7 @@ def counted_prototypes(model: nn.Module, batches: Iterable[Batch], num_classes: 
     model.train(training)
     count = torch.stack(counts).sum(dim=0)
     means = torch.stack(sums).sum(dim=0) / count.clamp_min(1)[:, None]
-    return means.float(), count.float()
+    return means.to(torch.get_default_dtype()), count.to(torch.get_default_dtype())
 
 
 def global_prototypes(
