@@ -39,7 +39,21 @@ EXAMPLES = """examples:
   fedkeel list methods                            what there is to choose from"""
 # The order in which a person meets them; others follow by name.
 ORDER = (
-    *("run", "compare", "resume", "demo", "reproduce", "show", "data", "list", "analyse", "report", "bench", "export"),
+    *(
+        "run",
+        "compare",
+        "resume",
+        "demo",
+        "reproduce",
+        "results",
+        "show",
+        "data",
+        "list",
+        "analyse",
+        "report",
+        "bench",
+        "export",
+    ),
     *("certificates", "server", "join", "status"),
 )
 

@@ -1,0 +1,145 @@
+"""What the papers claim, as data, and whether it holds here.
+
+    [[claim]]                                   # recipes/<paper>/claims.toml
+    says = "HBN is ahead of batch norm under label shift."
+    recipe = "hbn/table1"                       # or several: each gets a verdict of its own
+    row = "HBN"
+    over = ["BN"]                               # with several, it is ahead of every one of them
+    columns = ["CIFAR-10"]                      # names or groups, with * for anything; by default all
+    tried = "..."                               # where it does not hold: what was looked at
+
+A verdict comes from the differences between two rows with the same seed, averaged over the columns: their mean and its
+95 % interval by Student's t. Above zero the claim holds, below it does not, and across it nothing is decided; nor is it
+with fewer than three seeds.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib import resources
+from statistics import fmean, stdev
+from typing import Any
+
+from scipy.stats import t as student
+
+from fedkeel.errors import FedkeelError, nearest
+from fedkeel.experiments import recipes
+from fedkeel.experiments.recipes import Recipe, RecipeColumn
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+FEWEST = 3  # seeds for a verdict
+CONFIDENCE = 0.95
+HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+
+Cells = Mapping[tuple[str, str], Mapping[int, float]]  # ours by seed, by a cell's row and column
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of a recipe is ahead of others in some of its columns."""
+
+    says: str
+    recipe: str
+    row: str
+    over: tuple[str, ...]
+    columns: tuple[str, ...] = ("*",)
+    tried: str = ""
+
+    def chosen(self, recipe: Recipe) -> list[RecipeColumn]:
+        named = [
+            column
+            for column in recipe.columns
+            if not column.average
+            if any(fnmatchcase(name, pattern) for name in (column.name, column.group) for pattern in self.columns)
+        ]
+        if not named:
+            raise FedkeelError(f"'{self.says}' is of {', '.join(self.columns)}, no column of '{recipe.name}'.")
+        return named
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A row minus another one: ours by seed and the paper's, in points, both means over the same columns."""
+
+    over: str
+    columns: tuple[str, ...]
+    ours: Mapping[int, float]
+    paper: float | None
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.ours.values()) if self.ours else math.nan
+
+    @property
+    def half_width(self) -> float:
+        """Of the interval around the mean, within which the true difference lies 95 times of 100."""
+        n = len(self.ours)
+        if n < 2:
+            return math.inf
+        return float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * stdev(self.ours.values()) / math.sqrt(n)
+
+    @property
+    def verdict(self) -> str:
+        if len(self.ours) < FEWEST or abs(self.mean) <= self.half_width:
+            return UNDECIDED
+        return HOLDS if self.mean > 0 else FAILS
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came out of a claim; `decisive` is the row that it is least ahead of."""
+
+    claim: Claim
+    differences: tuple[Difference, ...]
+
+    @property
+    def decisive(self) -> Difference:
+        return min(self.differences, key=lambda difference: (bool(difference.ours), difference.mean))
+
+    @property
+    def text(self) -> str:
+        """Ahead of each: holds. Behind one: does not."""
+        found = {difference.verdict for difference in self.differences}
+        return next(verdict for verdict in (FAILS, UNDECIDED, HOLDS) if verdict in found)
+
+
+def claims_of(paper: str) -> list[Claim]:
+    """Those of one paper, in its order; every recipe that a claim names makes one."""
+    text = resources.files(recipes.__name__).joinpath(paper, "claims.toml").read_text(encoding="utf-8")
+    found = []
+    for entry in tomllib.loads(text).get("claim", ()):
+        given: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
+        }
+        named = given.pop("recipe")
+        found += [Claim(recipe=recipe, **given) for recipe in ([named] if isinstance(named, str) else named)]
+    return found
+
+
+def judge(claim: Claim, recipe: Recipe, cells: Cells) -> Verdict:
+    """Over the columns in which both rows have been run, with the seeds that they have in all of these."""
+    labels = [row.label for row in recipe.rows]
+    for label in (claim.row, *claim.over):
+        if label not in labels:
+            raise FedkeelError(f"'{claim.says}' is of '{label}', no row of '{recipe.name}': {nearest(label, labels)}")
+    columns = [column.name for column in claim.chosen(recipe)]
+    return Verdict(claim, tuple(_difference(claim.row, other, columns, recipe, cells) for other in claim.over))
+
+
+def _difference(row: str, over: str, columns: Sequence[str], recipe: Recipe, cells: Cells) -> Difference:
+    pairs = {name: (cells.get((row, name), {}), cells.get((over, name), {})) for name in columns}
+    pairs = {name: (a, b) for name, (a, b) in pairs.items() if a.keys() & b.keys()}
+    common = [a.keys() & b.keys() for a, b in pairs.values()]
+    seeds = sorted(set.intersection(*map(set, common))) if common else []
+    ours = {seed: fmean(a[seed] - b[seed] for a, b in pairs.values()) for seed in seeds}
+    numbers = [(recipe.published.get((row, name)), recipe.published.get((over, name))) for name in pairs or columns]
+    known = [a.value - b.value for a, b in numbers if a and b and a.value is not None and b.value is not None]
+    return Difference(over, tuple(pairs), ours, fmean(known) if known else None)

@@ -1,0 +1,281 @@
+"""The page of results, `docs/results.md`: rendered from the ledger and the papers' claims, and from nothing else.
+
+What a reader must know of the data and of a table besides its numbers stands in `remarks.toml` beside the ledger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedkeel.config import read_table
+from fedkeel.experiments.claims import FEWEST, Claim, Verdict, claims_of, judge
+from fedkeel.experiments.ledger import Ledger, Line
+from fedkeel.experiments.paper_table import PaperCell
+from fedkeel.experiments.recipes import PAPERS, Recipe, RecipeColumn, RecipeRow, load, names
+from fedkeel.experiments.tables import DASH
+from fedkeel.runs.summary import BEST_ROUND, RULES
+from fedkeel.spec import parse
+
+REMARKS = "remarks.toml"
+INTRODUCTION = """# Results
+
+Every number below is rendered from the ledger, `results/*.jsonl`, in which a line is one cell of a paper's table, run
+with one seed: `fedkeel reproduce NAME --ledger` appends to it, and `fedkeel results --out docs/results.md` makes this
+page. [The papers' tables](reproduce.md) says how. What `fedkeel demo` prints is in the README.
+"""
+COUNTED = {**RULES, BEST_ROUND: "the round that was best in the test itself"}
+
+CLAIM_HEADINGS = ["paper", "claim", "where", "ahead of", "there", "here", "seeds", "verdict"]
+
+Cells = dict[tuple[str, str], dict[int, float]]
+
+
+@dataclass(frozen=True)
+class Block:
+    """The lines of a recipe that belong together: with the same changes, and with all rounds or as many."""
+
+    recipe: Recipe
+    changes: Mapping[str, Any]
+    lines: Sequence[Line]
+
+    @property
+    def is_whole(self) -> bool:
+        return all(line.is_whole for line in self.lines)
+
+    def values(self, rule: str | None = None) -> Cells:
+        """By row and column, of each seed; averages and shares of another row follow from the others."""
+        found: Cells = {}
+        for line in self.lines:
+            value = line.value if rule is None else line.results.get(rule)
+            if value is not None:
+                found.setdefault((line.row, line.column), {})[line.seed] = value
+        for row in self.recipe.rows:
+            for column in self.recipe.columns:
+                if column.average:
+                    parts = [found.get((row.label, part.name), {}) for part in self.recipe.parts(column)]
+                    seeds = set.intersection(*(set(part) for part in parts)) if parts else set()
+                    found[row.label, column.name] = {s: fmean(part[s] for part in parts) for s in sorted(seeds)}
+        for column in self.recipe.columns:
+            if column.relative_to:
+                reference = found.get((column.relative_to, column.name), {})
+                for row in self.recipe.rows:
+                    own = found.get((row.label, column.name), {})
+                    found[row.label, column.name] = {s: v / reference[s] for s, v in own.items() if reference.get(s)}
+        return {cell: values for cell, values in found.items() if values}
+
+
+def blocks_of(recipe: Recipe, lines: Sequence[Line]) -> list[Block]:
+    """Whole ones first, then quick looks; of each those without changes first."""
+    groups: dict[tuple[bool, int, str], list[Line]] = {}
+    for line in lines:
+        rounds = 0 if line.is_whole else line.rounds
+        groups.setdefault((not line.is_whole, -rounds, str(sorted(line.changes.items()))), []).append(line)
+    return [Block(recipe, group[0].changes, group) for _, group in sorted(groups.items())]
+
+
+def all_blocks(ledger: Ledger, own: Sequence[Recipe] = ()) -> tuple[list[Block], dict[Line, str]]:
+    """What counts, in the order of the papers, and what is stale, with the reason."""
+    recipes = [*(load(name) for name in names()), *own]
+    blocks: list[Block] = []
+    stale: dict[Line, str] = dict.fromkeys(ledger, "there is no such recipe any more")
+    for recipe in recipes:
+        fresh, outdated = ledger.of(recipe)
+        blocks += blocks_of(recipe, fresh)
+        stale = {line: why for line, why in stale.items() if line.recipe != recipe.name} | outdated
+    return blocks, stale
+
+
+def verdicts(blocks: Sequence[Block]) -> Iterator[tuple[Claim, Verdict | None]]:
+    """Every claim of every paper; one whose recipe was not run at all has no verdict."""
+    cells = {block.recipe.name: block.values() for block in reversed(blocks) if block.is_whole}
+    for paper in PAPERS:
+        claims = claims_of(paper)
+        run = {claim.says for claim in claims if claim.recipe in cells}
+        for claim in claims:
+            if claim.recipe in cells:
+                yield claim, judge(claim, load(claim.recipe), cells[claim.recipe])
+            elif claim.says not in run:
+                run.add(claim.says)
+                yield claim, None
+
+
+def page(ledger: Ledger, own: Sequence[Recipe] = ()) -> str:
+    """The whole of it, in Markdown."""
+    remarks = read_remarks(ledger.folder)
+    blocks, stale = all_blocks(ledger, own)
+    sections = {
+        f"## All rounds\n\n{ALL}": [block for block in blocks if block.is_whole],
+        f"## Quick looks\n\n{QUICK}": [block for block in blocks if not block.is_whole],
+    }
+    parts = [INTRODUCTION, claims_table(blocks)]
+    for heading, shown in sections.items():
+        parts += [heading, *(section(block, remarks) for block in shown)] if shown else []
+    if stale:
+        parts.append(stale_section(stale))
+    return "\n".join(part.rstrip() + "\n" for part in parts)
+
+
+ALL = (
+    "Cells are ours / the paper's / the difference; ours is the mean and the standard deviation over seeds, with their "
+    "number in brackets where it is not that of most cells."
+)
+QUICK = "With a part of the rounds: where methods stand early in training, and no reproduced numbers."
+
+
+def claims_table(blocks: Sequence[Block]) -> str:
+    lines = [
+        "## What the papers claim",
+        "",
+        "A difference is between two rows run with the same seed, averaged over the columns of the table that were "
+        "run, with its 95 % interval (Student's t). Above zero a claim holds, below it does not; across it, or with "
+        f"fewer than {FEWEST} seeds, it is undecided.",
+        "",
+        *_table(CLAIM_HEADINGS, [[*row[:-1], f"**{row[-1]}**"] for row in claim_rows(blocks)]),
+    ]
+    tried = [verdict for _, verdict in verdicts(blocks) if verdict and verdict.claim.tried]
+    lines += ["", *(f"- *{v.claim.says}* ({v.claim.recipe}): {v.claim.tried}" for v in tried if v.text != "holds")]
+    return "\n".join(lines)
+
+
+def claim_rows(blocks: Sequence[Block]) -> list[list[str]]:
+    """A line for each claim, under `CLAIM_HEADINGS`."""
+    rows = []
+    for claim, verdict in verdicts(blocks):
+        said = [PAPERS[claim.recipe.partition("/")[0]], claim.says]
+        if verdict is None:
+            rows.append([*said, DASH, DASH, DASH, DASH, "0", "not run"])
+            continue
+        found = verdict.decisive
+        spread = "" if math.isinf(found.half_width) else f" ±{found.half_width:.1f}"
+        ours = f"{found.mean:+.1f}{spread}" if found.ours else DASH
+        paper = DASH if found.paper is None else f"{found.paper:+.1f}"
+        rows.append([*said, where(verdict), found.over, paper, ours, str(len(found.ours)), verdict.text])
+    return rows
+
+
+def where(verdict: Verdict) -> str:
+    """The recipe, and its columns as far as they were run."""
+    columns = list(load(verdict.claim.recipe).columns)
+    shown = dict.fromkeys(c.group or c.label for c in columns if c.name in verdict.decisive.columns)
+    return f"{verdict.claim.recipe}: {', '.join(shown) or DASH}"
+
+
+def section(block: Block, remarks: Mapping[str, Any]) -> str:
+    """A table with what it was run with, and what it must not be taken for."""
+    recipe, cells = block.recipe, block.values()
+    usual = _most_common([len(values) for values in cells.values()])
+    lines = [f"### {recipe.paper}, {recipe.table}: {recipe.caption}", ""]
+    lines += [f"**Substitute**: {recipe.substitute}", ""] if recipe.substitute else []
+    if block.changes:
+        lines += [f"**Changed**: {', '.join(f'{k}={v}' for k, v in block.changes.items())}.", ""]
+    seeds = "one seed" if usual == 1 else f"{usual} seeds"
+    rules = dict.fromkeys(COUNTED.get(line.rule, line.rule) for line in block.lines)
+    lines.append(f"`{command(block)}`. {recipe.measure}; {' or '.join(rules)}; {seeds}. {machines(block.lines)}")
+    for group, headings, rows in _tables(block, cells, usual):
+        lines += ["", *([f"**{group}**", ""] if group else []), *_table(headings, rows)]
+    data = dict.fromkeys(parse(recipe.config(*cell).data).name for cell in _run_cells(block))
+    notes = [*remarks.get("recipes", {}).get(recipe.name, ()), *_other_rules(block)]
+    notes += [remarks["data"][name] for name in data if name in remarks.get("data", {})]
+    notes += [f"A misprint: {text}" for text in recipe.misprints]
+    notes += sorted(
+        {f"{line.row}, {line.column} diverged with seed {line.seed}." for line in block.lines if line.diverged}
+    )
+    return "\n".join([*lines, "", *(f"- {note}" for note in notes)])
+
+
+def _run_cells(block: Block) -> list[tuple[RecipeRow, RecipeColumn]]:
+    run = {(line.row, line.column) for line in block.lines}
+    return [(row, column) for row, column in block.recipe.cells() if (row.label, column.name) in run]
+
+
+def _tables(block: Block, cells: Cells, usual: int) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+    """For each group of columns of which something was run its name, headings and lines."""
+    recipe = block.recipe
+    for group in dict.fromkeys(column.group for column in recipe.columns):
+        columns = [
+            c for c in recipe.columns if c.group == group and any((r.label, c.name) in cells for r in recipe.rows)
+        ]
+        rows = [row for row in recipe.rows if any((row.label, column.name) in cells for column in columns)]
+        if columns:
+            shown = [[_cell(recipe, row, column, cells, usual) for column in columns] for row in rows]
+            lines = [[row.label, *numbers] for row, numbers in zip(rows, shown, strict=True)]
+            yield group, ["method", *(column.label for column in columns)], lines
+
+
+def _cell(recipe: Recipe, row: RecipeRow, column: RecipeColumn, cells: Cells, usual: int) -> str:
+    place = row.label, column.name
+    if place in recipe.absent:
+        return ""
+    ours = cells.get(place, {})
+    n = f" ({len(ours)})" if ours and len(ours) != usual else ""
+    return f"{PaperCell(ours, recipe.published.get(place))}{n}"
+
+
+def _other_rules(block: Block) -> Iterator[str]:
+    """By another rule the same runs may say something else: the mean distance of all cells to the paper by each."""
+    recipe, told = block.recipe, []
+    for rule in (*RULES, BEST_ROUND):
+        cells = [
+            PaperCell(values, recipe.published.get(cell)).difference
+            for cell, values in block.values(rule).items()
+            if any((line.row, line.column) == cell for line in block.lines)
+        ]
+        known = [difference for difference in cells if difference is not None]
+        if known:
+            told.append(f"{fmean(known):+.1f} by {COUNTED[rule]}")
+    if told and not recipe.substitute:
+        yield f"Ours minus the paper's, the mean of all cells: {', '.join(told)}."
+
+
+def command(block: Block) -> str:
+    """What runs these cells."""
+    recipe = block.recipe
+    run = {(line.row, line.column) for line in block.lines}
+    wanted = [row.label for row in recipe.rows if any(label == row.label for label, _ in run)]
+    columns = [column for column in recipe.columns if any(name == column.name for _, name in run)]
+    groups = dict.fromkeys(column.group or column.label for column in columns)
+    every = dict.fromkeys(column.group or column.label for column in recipe.columns if not column.average)
+    words = [*(wanted if len(wanted) < len(recipe.rows) else ()), *(groups if len(groups) < len(every) else ())]
+    only = " --only " + " ".join(f"'{word}'" for word in words) if words else ""
+    seeds = sorted({line.seed for line in block.lines})
+    usual = seeds == sorted(recipe.seeds)
+    count = "" if usual else f" --seeds {','.join(map(str, seeds))}{',' if len(seeds) == 1 else ''}"
+    share = "" if block.is_whole else f" --scale {block.lines[0].rounds / block.lines[0].of:g}"
+    changes = "".join(f" --{k.replace('_', '-')} {v}" for k, v in block.changes.items())
+    return f"fedkeel reproduce {recipe.name}{only}{count}{share}{changes} --ledger"
+
+
+def machines(lines: Sequence[Line]) -> str:
+    """Where and when; a run's seconds are those beside others on the same card."""
+    kinds = dict.fromkeys(f"{line.device}, torch {line.torch}" for line in lines)
+    days = sorted({line.date for line in lines})
+    period = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
+    seconds = fmean({(line.row, line.column, line.seed): line.seconds for line in lines}.values())
+    return f"{'; '.join(kinds)}; {period}; {seconds:.0f} s a run, several at a time."
+
+
+def stale_section(stale: Mapping[Line, str]) -> str:
+    counted: dict[tuple[str, str, str], int] = {}
+    for line, why in stale.items():
+        counted[line.recipe, line.row, why] = counted.get((line.recipe, line.row, why), 0) + 1
+    rows = [[recipe, row, str(count), why] for (recipe, row, why), count in sorted(counted.items())]
+    text = "Lines of the ledger that are not what would be run today, and are in no table above."
+    return "\n".join(["## Stale", "", text, "", *_table(["recipe", "row", "lines", "why"], rows)])
+
+
+def read_remarks(folder: Path) -> dict[str, Any]:
+    path = folder / REMARKS
+    return read_table(path, "file of remarks")[0] if path.exists() else {}
+
+
+def _table(headings: Sequence[str], rows: Iterator[list[str]] | Sequence[list[str]]) -> list[str]:
+    return ["| " + " | ".join(line) + " |" for line in (headings, ["---"] * len(headings), *rows)]
+
+
+def _most_common(counts: Sequence[int]) -> int:
+    return max(set(counts), key=lambda count: (counts.count(count), count)) if counts else 0
