@@ -123,8 +123,10 @@ class Budget(JobsObserver):
             stop_requested.set()
 
     def fits(self, job: Job) -> bool:
+        if self._end is None:
+            return True
         wanted = self.expected[job.directory]
-        return self._end is None or wanted is None or time.monotonic() + wanted <= self._end
+        return wanted is None or time.monotonic() + wanted <= self._end
 
     def total(self, jobs: Sequence[Job]) -> float | None:
         """Of one after another; None where nothing is known of one of them."""

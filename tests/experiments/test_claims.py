@@ -1,0 +1,79 @@
+"""Claims: what holds, what does not and what is undecided, from differences with the same seed."""
+
+import math
+import statistics
+
+import pytest
+
+from fedkeel.errors import FedkeelError
+from fedkeel.experiments.claims import Claim, claims_of, judge
+from fedkeel.experiments.recipes import PAPERS, load
+from tests.experiments.lines import small
+
+CLAIM = Claim(says="Groups are better.", recipe="small", row="GN", over=("FedAvg",))
+
+
+def cells(*pairs: tuple[float, float]) -> dict[tuple[str, str], dict[int, float]]:
+    """GN's and FedAvg's number of each seed, the same in both columns but for a step that both rows share."""
+    found: dict[tuple[str, str], dict[int, float]] = {}
+    for seed, both in enumerate(pairs):
+        for row, value in zip(("GN", "FedAvg"), both, strict=True):
+            found.setdefault((row, "digits scan"), {})[seed] = value
+            found.setdefault((row, "digits paper"), {})[seed] = value + 7
+    return found
+
+
+@pytest.mark.parametrize(
+    ("pairs", "verdict"),
+    [
+        ([(52, 50), (62, 60.1), (41, 39.1)], "holds"),  # the same everywhere, however much the seeds differ
+        ([(50, 52), (60.1, 62), (39.1, 41)], "does not hold"),
+        ([(52, 50), (60, 61), (41, 38)], "undecided"),
+        ([(52, 50), (62, 60)], "undecided"),  # two seeds
+        ([], "undecided"),
+    ],
+)
+def test_a_verdict(pairs: list[tuple[float, float]], verdict: str) -> None:
+    assert judge(CLAIM, small(), cells(*pairs)).text == verdict
+
+
+def test_the_interval_is_students() -> None:
+    (found,) = judge(CLAIM, small(), cells((52, 50), (63, 60), (42, 38))).differences
+    assert found.ours == {0: 2, 1: 3, 2: 4}
+    assert found.mean == 3
+    assert found.half_width == pytest.approx(4.302653 * statistics.stdev([2, 3, 4]) / math.sqrt(3), rel=1e-5)
+    assert found.paper == 20
+
+
+def test_only_seeds_that_both_have_in_every_column_count() -> None:
+    found = cells((52, 50), (62, 60), (42, 40))
+    del found["FedAvg", "digits paper"][1]
+    (difference,) = judge(CLAIM, small(), found).differences
+    assert list(difference.ours) == [0, 2]
+    del found["FedAvg", "digits paper"], found["GN", "digits paper"]
+    (difference,) = judge(CLAIM, small(), found).differences
+    assert (difference.columns, list(difference.ours)) == (("digits scan",), [0, 1, 2])
+
+
+def test_ahead_of_all_is_as_far_as_of_the_nearest() -> None:
+    both = Claim(says="Best.", recipe="small", row="GN", over=("FedAvg", "GN"))
+    verdict = judge(both, small(), cells((52, 50), (62, 60.1), (41, 39.1)))
+    assert (verdict.text, verdict.decisive.over) == ("undecided", "GN")
+
+
+def test_an_unknown_row_or_column_is_named() -> None:
+    with pytest.raises(FedkeelError, match="no row of 'small'"):
+        judge(Claim(says="x", recipe="small", row="NG", over=("FedAvg",)), small(), {})
+    with pytest.raises(FedkeelError, match="no column of 'small'"):
+        judge(Claim(says="x", recipe="small", row="GN", over=("FedAvg",), columns=("letters",)), small(), {})
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+def test_the_papers_claims_name_what_is_there_and_agree_with_its_numbers(paper: str) -> None:
+    claims = claims_of(paper)
+    assert len(claims) >= 3
+    for claim in claims:
+        recipe = load(claim.recipe)
+        for difference in judge(claim, recipe, {}).differences:
+            known = difference.paper
+            assert known is None or known > 0, f"{claim.says} {difference.over}: the paper's own numbers say otherwise"

@@ -1,0 +1,183 @@
+"""The queue: what is missing, in which order, and that a slice ends in time and goes on."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeel.cli import main
+from fedkeel.errors import FedkeelError
+from fedkeel.experiments import queue
+from fedkeel.experiments.jobs import Job, JobsObserver
+from fedkeel.experiments.ledger import Ledger
+from fedkeel.experiments.queue import Block, Budget, expected, missing, read_queue, read_seconds, work
+from fedkeel.experiments.request import Request
+from fedkeel.stopping import stop_requested
+from tests.experiments.lines import RECIPE, line, small
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "small.toml"
+    path.write_text(RECIPE)
+    return str(path)
+
+
+@pytest.fixture
+def request_(tmp_path: Path) -> Request:
+    return Request(directory=tmp_path / "runs", ledger=tmp_path / "results", jobs=1)
+
+
+def names(jobs: list[Job]) -> list[str]:
+    return [str(job) for job in jobs]
+
+
+class TestMissing:
+    def test_seed_by_seed_without_what_is_there(self, recipe: str, request_: Request, tmp_path: Path) -> None:
+        ledger = Ledger(tmp_path / "results")
+        ledger.add(line("GN", column, 0, 50.0) for column in ("digits scan", "digits paper"))
+        ledger.add([line("FedAvg", "digits scan", 1, 50.0)])  # the other column of that run is not there
+        table = missing(Block(recipe, seeds=2), ledger, request_)
+        wanted = ["FedAvg, digits scan seed 0", "FedAvg, digits scan seed 1", "GN, digits scan seed 1"]
+        assert names(table.jobs) == wanted
+
+    def test_stale_quick_and_changed_lines_do_not_count(self, recipe: str, request_: Request, tmp_path: Path) -> None:
+        ledger = Ledger(tmp_path / "results")
+        for other in ({"version": "of before"}, {"rounds": 1}, {"changes": {"precision": "bf16"}}):
+            ledger.add(line("GN", column, 0, 50.0, **other) for column in ("digits scan", "digits paper"))
+        assert names(missing(Block(recipe, only=["GN"], seeds=1), ledger, request_).jobs) == ["GN, digits scan seed 0"]
+        block = Block(recipe, only=["GN"], seeds=1, changes={"precision": "bf16"})
+        assert missing(block, ledger, request_).jobs == []
+
+
+class TestBudget:
+    def test_a_run_is_expected_to_take_as_long_as_those_most_like_it(
+        self, recipe: str, request_: Request, tmp_path: Path
+    ) -> None:
+        ledger = Ledger(tmp_path / "results")
+        table = missing(Block(recipe, seeds=1), ledger, request_)
+        fedavg, gn = table.jobs
+        assert expected(gn, table, ledger) is None
+        ledger.add([line("FedAvg", "digits scan", 5, 50.0, seconds=8.0), line("GN", "digits paper", 5, 50.0, rounds=1)])
+        assert expected(fedavg, table, ledger) == 8.0
+        assert expected(gn, table, ledger) == 20.0  # ten seconds for the one round that it had
+
+    def test_what_fits_goes_first_and_nothing_is_left_out(self, tmp_path: Path) -> None:
+        budget = Budget(3600.0)
+        short, long, unknown = (Job(name, 0, tmp_path / name, small().config(*next(small().cells()))) for name in "slu")
+        budget.expected = {short.directory: 10.0, long.directory: 36000.0, unknown.directory: None}
+        assert [budget.fits(job) for job in (short, long, unknown)] == [True, False, True]
+        assert Budget(None).fits(long)
+        assert budget.total([short, long]) == 36010.0
+        assert budget.total([short, unknown]) is None
+
+    @pytest.mark.parametrize(("text", "seconds"), [("25m", 1500), ("90s", 90), ("1h30m", 5400), ("0.5h", 1800)])
+    def test_times(self, text: str, seconds: float) -> None:
+        assert read_seconds(text) == seconds
+
+    @pytest.mark.parametrize("text", ["25", "m", "25 m", "an hour", ""])
+    def test_what_is_no_time(self, text: str) -> None:
+        with pytest.raises(FedkeelError, match="give a time like 25m"):
+            read_seconds(text)
+
+
+class Ending(JobsObserver):
+    """Ends the time in the first round of the second run."""
+
+    def __init__(self) -> None:
+        self.started: list[str] = []
+
+    def job_started(self, job: Job, first_round: int) -> None:
+        self.started.append(f"{job} from {first_round}")
+
+
+class TestWork:
+    def test_a_slice_ends_and_the_next_goes_on(
+        self, recipe: str, request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        blocks = [Block(recipe, seeds=1)]
+        watching = Ending()
+        now = [0.0]
+        monkeypatch.setattr(queue.time, "monotonic", lambda: now[0])
+
+        class Clock(Ending):
+            def job_started(self, job: Job, first_round: int) -> None:
+                watching.job_started(job, first_round)
+                if job.label.startswith("GN"):
+                    now[0] = 1000.0
+
+        first = work(blocks, Request(**{**vars(request_), "observer": Clock()}), budget=100.0)
+        assert watching.started == ["FedAvg, digits scan seed 0 from 0", "GN, digits scan seed 0 from 0"]
+        assert (first.written, first.left) == (2, 1)
+        assert not stop_requested.is_set()
+        assert {entry.row for entry in Ledger(tmp_path / "results")} == {"FedAvg"}
+        second = work(blocks, Request(**{**vars(request_), "observer": watching}), budget=None)
+        assert (second.written, second.left) == (2, 0)
+        assert len(watching.started) == 3
+        assert {entry.row for entry in Ledger(tmp_path / "results")} == {"FedAvg", "GN"}
+        assert work(blocks, request_).written == 0
+
+    def test_what_was_finished_when_a_slice_was_cut_off_is_written(
+        self, recipe: str, request_: Request, tmp_path: Path
+    ) -> None:
+        blocks = [Block(recipe, only=["GN"], seeds=1)]
+        work(blocks, request_)
+        (tmp_path / "results" / "small.jsonl").unlink()
+        watching = Ending()
+        assert work(blocks, Request(**{**vars(request_), "observer": watching})).written == 2
+        assert watching.started == []
+
+
+class TestCommand:
+    def test_from_the_shell(
+        self, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path("results").mkdir()
+        Path("results/queue.toml").write_text(f'[[block]]\nrecipe = "{recipe}"\nonly = ["GN"]\nseeds = 1\n')
+        assert main(["reproduce", "--missing", "--budget", "10m", "--quiet", "--jobs", "1", "--json"]) == 0
+        done = json.loads(capsys.readouterr().out)
+        assert (done["written"], done["left"]) == (2, 0)
+        assert main(["reproduce", "--missing", "--quiet"]) == 0
+        assert "Nothing of the queue is left." in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            (["--missing"], "The queue 'results/queue.toml' cannot be read"),
+            (["--budget", "2m", "hbn/table1"], "give --missing too"),
+            (["--missing", "hbn/table1"], "takes its cells from the queue"),
+        ],
+    )
+    def test_what_cannot_be_meant(
+        self,
+        words: list[str],
+        told: str,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert main(["reproduce", *words]) == 2
+        assert told in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("text", "told"),
+        [
+            ("", "has no"),
+            ('[[block]]\nonly = ["HBN"]\n', "needs a recipe"),
+            ('[[block]]\nrecipe = "hbn/table1"\nseed = 1\n', "seed"),
+        ],
+    )
+    def test_a_queue_that_is_none(self, text: str, told: str, tmp_path: Path) -> None:
+        path = tmp_path / "queue.toml"
+        path.write_text(text)
+        with pytest.raises(FedkeelError, match=told):
+            read_queue(path)
+
+
+def test_the_projects_own_queue_can_be_read() -> None:
+    path = Path(__file__).parents[2] / "results" / "queue.toml"
+    blocks: list[Any] = read_queue(path)
+    assert blocks

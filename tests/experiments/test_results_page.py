@@ -1,0 +1,101 @@
+"""The page of results says what the ledger says, and nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedkeel.cli import main
+from fedkeel.experiments.ledger import Ledger
+from fedkeel.experiments.recipes import load
+from fedkeel.experiments.results_page import all_blocks, page, verdicts
+from tests.experiments.lines import RECIPE, line, small
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Ledger:
+    made = Ledger(tmp_path)
+    for seed in range(3):
+        for column, step in (("digits scan", 0.0), ("digits paper", 4.0)):
+            made.add([line("FedAvg", column, seed, 20.0 + seed + step), line("GN", column, seed, 30.0 + seed + step)])
+    return made
+
+
+def test_means_deviations_and_differences(ledger: Ledger) -> None:
+    text = page(ledger, [small()])
+    assert "| FedAvg | 21.0±1.0 / 10.0 / +11.0 | 25.0±1.0 / 20.0 / +5.0 | 23.0±1.0 / 15.0 / +8.0 |" in text
+    assert "| GN | 31.0±1.0 / 30.0 / +1.0 | 35.0±1.0 / 40.0 / -5.0 | 33.0±1.0 / 35.0 / -2.0 |" in text
+    assert "`fedkeel reproduce small --ledger`" in text
+    assert "3 seeds" in text
+    assert "## Stale" not in text
+    assert "## Quick looks" not in text
+
+
+def test_another_number_of_seeds_is_told_in_its_cell(ledger: Ledger) -> None:
+    ledger.add([line("GN", "digits scan", 7, 31.0)])
+    assert "31.0±0.8 / 30.0 / +1.0 (4)" in page(ledger, [small()])
+
+
+def test_quick_looks_changes_and_stale_lines_are_apart(ledger: Ledger) -> None:
+    ledger.add([line("GN", "digits scan", 0, 12.0, rounds=1)])
+    ledger.add([line("GN", "digits scan", 0, 13.0, changes={"precision": "bf16"})])
+    ledger.add([line("GN", "digits paper", 9, 14.0, version="of before")])
+    text = page(ledger, [small()])
+    whole, _, rest = text.partition("## Quick looks")
+    quick, _, stale = rest.partition("## Stale")
+    assert "12.0 / 30.0" in quick
+    assert "--scale 0.5" in quick
+    assert "**Changed**: precision=bf16." in whole
+    assert "13.0 / 30.0" in whole
+    assert "31.0±1.0 / 30.0" in whole
+    assert "| small | GN | 1 | the recipe has changed |" in stale
+    assert "14.0" not in text
+
+
+def test_without_its_recipe_a_line_is_stale(ledger: Ledger) -> None:
+    blocks, stale = all_blocks(ledger)
+    assert blocks == []
+    assert set(stale.values()) == {"there is no such recipe any more"}
+
+
+def test_what_a_reader_must_know_of_the_data(ledger: Ledger) -> None:
+    (ledger.folder / "remarks.toml").write_text('[data]\ndigits-shift = "They are small."\n')
+    assert "- They are small." in page(ledger, [small()])
+
+
+def test_a_verdict_comes_from_the_ledger(tmp_path: Path) -> None:
+    recipe, ledger = load("hbn/table6"), Ledger(tmp_path)
+    for seed in range(3):
+        ledger.add([line("FedAvg+HBN", "Acc", seed, 70.0 + seed, recipe)])
+        ledger.add([line("(1) Eq. 7: moving average", "Acc", seed, 60.0 + seed + 0.1 * seed, recipe)])
+    found = {claim.says: verdict for claim, verdict in verdicts(all_blocks(ledger)[0])}
+    told = {says: verdict.text for says, verdict in found.items() if verdict is not None and verdict.text == "holds"}
+    assert list(told) == [
+        "Statistics gathered after training are better than a moving average of those of training (Eq. 7)."
+    ]
+    assert "| +6.0 | +9.9 ±0.2 | 3 | **holds** |" in page(ledger)
+
+
+class TestCommand:
+    def test_writing_and_checking(self, ledger: Ledger, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        recipe, out = tmp_path / "small.toml", tmp_path / "page.md"
+        recipe.write_text(RECIPE)
+        words = ["results", str(recipe), "--ledger", str(ledger.folder)]
+        assert main([*words, "--out", str(out)]) == 0
+        assert out.read_text() == page(ledger, [small()])
+        assert main([*words, "--check", str(out)]) == 0
+        out.write_text(out.read_text().replace("31.0±1.0", "32.0±1.0"))
+        assert main([*words, "--check", str(out)]) == 2
+        assert "is not what the ledger says" in capsys.readouterr().err
+        assert main([*words, "--json"]) == 0
+        assert {"claims", "stale"} == json.loads(capsys.readouterr().out).keys()
+
+    def test_no_ledger(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["results", "--ledger", str(tmp_path / "none")]) == 2
+        assert "'fedkeel reproduce NAME --ledger' makes one" in capsys.readouterr().err
+
+
+def test_the_projects_page_is_what_its_ledger_says() -> None:
+    assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == page(Ledger(ROOT / "results"))

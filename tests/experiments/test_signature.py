@@ -1,0 +1,51 @@
+"""A signature changes with what a method computes, and with nothing else."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedkeel.core.client import Batch, LocalClient
+from fedkeel.core.types import Output
+from fedkeel.experiments.recipes import load, names
+from fedkeel.experiments.signature import same, signature
+from fedkeel.methods.fedprox import FedProx
+
+
+def test_a_method_is_told_from_another_and_known_again() -> None:
+    first = signature("fedprox(mu=0.01)")
+    signature.cache_clear()
+    assert signature("fedprox(mu=0.01)") == first
+    assert not same(first, signature("fedprox(mu=0.011)"))
+    assert not same(first, first[:-1])
+
+
+def test_what_a_method_computes_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = signature("fedprox(mu=0.5)")
+    signature.cache_clear()
+    loss = FedProx.loss
+
+    def a_little_more(self: FedProx, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
+        return 1.01 * loss(self, client, batch, output)
+
+    monkeypatch.setattr(FedProx, "loss", a_little_more)
+    assert not same(before, signature("fedprox(mu=0.5)"))
+    signature.cache_clear()
+
+
+def test_it_leaves_the_default_dtype_as_it_was() -> None:
+    signature.cache_clear()
+    signature("fedavg")
+    assert torch.get_default_dtype() is torch.float32
+
+
+def test_a_loss_that_is_no_number_is_equal_to_one_that_is_none_either() -> None:
+    assert same((1.0, float("nan")), (1.0, float("nan")))
+    assert not same((1.0, float("nan")), (1.0, 2.0))
+
+
+@pytest.mark.slow
+def test_every_method_of_the_recipes_has_one() -> None:
+    recipes = [load(name) for name in names()]
+    every = {recipe.config(row, column).method for recipe in recipes for row, column in recipe.cells()}
+    lengths = {method: len(signature(method)) for method in sorted(every)}
+    assert {method: n for method, n in lengths.items() if n != 8} == {}
