@@ -28,6 +28,7 @@ from scipy.stats import t as student
 
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.experiments import recipes
+from fedkeel.experiments.paper_table import Cells
 from fedkeel.experiments.recipes import Recipe, RecipeColumn
 
 if sys.version_info >= (3, 11):
@@ -38,8 +39,6 @@ else:
 FEWEST = 3  # seeds for a verdict
 CONFIDENCE = 0.95
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
-
-Cells = Mapping[tuple[str, str], Mapping[int, float]]  # ours by seed, by a cell's row and column
 
 
 @dataclass(frozen=True)

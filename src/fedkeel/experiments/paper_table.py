@@ -17,6 +17,23 @@ from scipy.stats import spearmanr
 from fedkeel.experiments.recipes import DIAGNOSTICS, PublishedNumber, Recipe, RecipeColumn, RecipeRow
 from fedkeel.experiments.tables import DASH
 
+Cells = Mapping[tuple[str, str], Mapping[int, float]]  # ours by seed, by a cell's row and column
+
+
+def derived(recipe: Recipe, run: Cells) -> Cells:
+    """What was run and what follows from it, seed by seed: a group's average, and shares of another row's number."""
+    found = dict(run)
+    for row, column in product(recipe.rows, recipe.columns):
+        cell = row.label, column.name
+        if column.average:
+            parts = [run.get((row.label, part.name), {}) for part in recipe.parts(column)]
+            complete = [seed for seed in parts[0] if all(seed in part for part in parts)]
+            found[cell] = {seed: statistics.fmean(part[seed] for part in parts) for seed in complete}
+        elif column.relative_to:
+            reference = run.get((column.relative_to, column.name), {})
+            found[cell] = {s: value / reference[s] for s, value in run.get(cell, {}).items() if s in reference}
+    return {cell: values for cell, values in found.items() if values}
+
 
 @dataclass(frozen=True)
 class PaperCell:
@@ -24,6 +41,7 @@ class PaperCell:
 
     ours: Mapping[int, float]
     paper: PublishedNumber | None = None
+    usual: int | None = None  # seeds of most cells: another number is shown
 
     @property
     def mean(self) -> float | None:
@@ -53,7 +71,8 @@ class PaperCell:
         paper = DASH if self.paper is None else self.paper.text
         # Adding 0.0 turns the -0.0 of a rounded -0.04 into 0.0.
         apart = DASH if self.difference is None else f"{round(self.difference, digits) + 0.0:+.{digits}f}"
-        return f"{ours}{spread} / {paper} / {apart}"
+        seeds = "" if not self.ours or self.usual in (None, len(self.ours)) else f" ({len(self.ours)})"
+        return f"{ours}{spread} / {paper} / {apart}{seeds}"
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -28,7 +28,7 @@ from fedkeel.errors import FedkeelError, nearest
 from fedkeel.experiments.comparison import choose_jobs
 from fedkeel.experiments.jobs import Job, JobsObserver, JobsObservers, beside_others, run_all
 from fedkeel.experiments.ledger import Ledger, Line, line_of
-from fedkeel.experiments.paper_table import PaperCell, Reproduction
+from fedkeel.experiments.paper_table import PaperCell, Reproduction, derived
 from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, RecipeColumn, RecipeRow, load
 from fedkeel.experiments.request import Request, choose_seeds, data_at, select
 from fedkeel.files import explained
@@ -180,8 +180,10 @@ class TableRuns:
 
     def reproduction(self, failures: Mapping[Path, str]) -> Reproduction:
         """Every cell that was asked for, in the order of the table."""
+        run = {(row.label, column.name): self._read(row, column) for row, column in self.recipe.cells()}
+        ours = derived(self.recipe, run)
         cells = {
-            cell: PaperCell(self._ours(row, column), self.recipe.published.get(cell))
+            cell: PaperCell(ours.get(cell, {}), self.recipe.published.get(cell))
             for row, column in product(self.rows, self.columns)
             if (cell := (row.label, column.name)) not in self.recipe.absent
         }
@@ -198,11 +200,8 @@ class TableRuns:
             failures={str(job): failures[job.directory] for job in self.jobs if job.directory in failures},
         )
 
-    def _ours(self, row: RecipeRow, column: RecipeColumn) -> dict[int, float]:
-        if column.average:
-            parts = [self._ours(row, part) for part in self.recipe.parts(column)]
-            complete = [seed for seed in self.seeds if all(seed in part for part in parts)]
-            return {seed: fmean(part[seed] for part in parts) for seed in complete}
+    def _read(self, row: RecipeRow, column: RecipeColumn) -> dict[int, float]:
+        """By seed, of the runs that were asked for and are finished."""
         cell = (row.label, column.name)
         found = {}
         for seed, directory in (self._finished(self.runs[cell]) if cell in self.runs else {}).items():
@@ -219,11 +218,7 @@ class TableRuns:
                 self.diverged.setdefault(
                     directory, f"{which} diverged: its test loss is not finite on {', '.join(where)}."
                 )
-        if not column.relative_to:
-            return found
-        other = next(other for other in self.recipe.rows if other.label == column.relative_to)
-        reference = self._ours(other, replace(column, relative_to=""))
-        return {seed: value / reference[seed] for seed, value in found.items() if seed in reference}
+        return found
 
 
 def directory_name(config: Config) -> str:

@@ -8,14 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, mode
 from typing import Any
 
 from fedkeel.config import read_table
 from fedkeel.experiments.claims import FEWEST, Claim, Verdict, claims_of, judge
 from fedkeel.experiments.ledger import Ledger, Line
-from fedkeel.experiments.paper_table import PaperCell
+from fedkeel.experiments.paper_table import Cells, PaperCell, Reproduction, derived
 from fedkeel.experiments.recipes import PAPERS, Recipe, RecipeColumn, RecipeRow, load, names
 from fedkeel.experiments.tables import DASH
 from fedkeel.runs.summary import BEST_ROUND, RULES
@@ -32,8 +33,6 @@ COUNTED = {**RULES, BEST_ROUND: "the round that was best in the test itself"}
 
 CLAIM_HEADINGS = ["paper", "claim", "where", "ahead of", "there", "here", "seeds", "verdict"]
 
-Cells = dict[tuple[str, str], dict[int, float]]
-
 
 @dataclass(frozen=True)
 class Block:
@@ -49,24 +48,29 @@ class Block:
 
     def values(self, rule: str | None = None) -> Cells:
         """By row and column, of each seed; averages and shares of another row follow from the others."""
-        found: Cells = {}
+        found: dict[tuple[str, str], dict[int, float]] = {}
         for line in self.lines:
             value = line.value if rule is None else line.results.get(rule)
             if value is not None:
                 found.setdefault((line.row, line.column), {})[line.seed] = value
-        for row in self.recipe.rows:
-            for column in self.recipe.columns:
-                if column.average:
-                    parts = [found.get((row.label, part.name), {}) for part in self.recipe.parts(column)]
-                    seeds = set.intersection(*(set(part) for part in parts)) if parts else set()
-                    found[row.label, column.name] = {s: fmean(part[s] for part in parts) for s in sorted(seeds)}
-        for column in self.recipe.columns:
-            if column.relative_to:
-                reference = found.get((column.relative_to, column.name), {})
-                for row in self.recipe.rows:
-                    own = found.get((row.label, column.name), {})
-                    found[row.label, column.name] = {s: v / reference[s] for s, v in own.items() if reference.get(s)}
-        return {cell: values for cell, values in found.items() if values}
+        return derived(self.recipe, found)
+
+    def reproduction(self) -> Reproduction:
+        """The rows and columns of which something was run."""
+        ours, recipe = self.values(), self.recipe
+        usual = mode(sorted((len(values) for values in ours.values()), reverse=True)) if ours else 0
+        return Reproduction(
+            recipe=recipe,
+            rows=[row for row in recipe.rows if any(label == row.label for label, _ in ours)],
+            columns=[column for column in recipe.columns if any(name == column.name for _, name in ours)],
+            cells={
+                cell: PaperCell(ours.get(cell, {}), recipe.published.get(cell), usual)
+                for row, column in product(recipe.rows, recipe.columns)
+                if (cell := (row.label, column.name)) not in recipe.absent
+            },
+            seeds=range(usual),
+            directory=Path(),
+        )
 
 
 def blocks_of(recipe: Recipe, lines: Sequence[Line]) -> list[Block]:
@@ -167,16 +171,15 @@ def where(verdict: Verdict) -> str:
 
 def section(block: Block, remarks: Mapping[str, Any]) -> str:
     """A table with what it was run with, and what it must not be taken for."""
-    recipe, cells = block.recipe, block.values()
-    usual = _most_common([len(values) for values in cells.values()])
-    lines = [f"### {recipe.paper}, {recipe.table}: {recipe.caption}", ""]
+    recipe, table = block.recipe, block.reproduction()
+    lines = [f"### {table.title}", ""]
     lines += [f"**Substitute**: {recipe.substitute}", ""] if recipe.substitute else []
     if block.changes:
         lines += [f"**Changed**: {', '.join(f'{k}={v}' for k, v in block.changes.items())}.", ""]
-    seeds = "one seed" if usual == 1 else f"{usual} seeds"
+    seeds = "one seed" if len(table.seeds) == 1 else f"{len(table.seeds)} seeds"
     rules = dict.fromkeys(COUNTED.get(line.rule, line.rule) for line in block.lines)
     lines.append(f"`{command(block)}`. {recipe.measure}; {' or '.join(rules)}; {seeds}. {machines(block.lines)}")
-    for group, headings, rows in _tables(block, cells, usual):
+    for group, headings, rows in table.tables():
         lines += ["", *([f"**{group}**", ""] if group else []), *_table(headings, rows)]
     data = dict.fromkeys(parse(recipe.config(*cell).data).name for cell in _run_cells(block))
     notes = [*remarks.get("recipes", {}).get(recipe.name, ()), *_other_rules(block)]
@@ -191,29 +194,6 @@ def section(block: Block, remarks: Mapping[str, Any]) -> str:
 def _run_cells(block: Block) -> list[tuple[RecipeRow, RecipeColumn]]:
     run = {(line.row, line.column) for line in block.lines}
     return [(row, column) for row, column in block.recipe.cells() if (row.label, column.name) in run]
-
-
-def _tables(block: Block, cells: Cells, usual: int) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """For each group of columns of which something was run its name, headings and lines."""
-    recipe = block.recipe
-    for group in dict.fromkeys(column.group for column in recipe.columns):
-        columns = [
-            c for c in recipe.columns if c.group == group and any((r.label, c.name) in cells for r in recipe.rows)
-        ]
-        rows = [row for row in recipe.rows if any((row.label, column.name) in cells for column in columns)]
-        if columns:
-            shown = [[_cell(recipe, row, column, cells, usual) for column in columns] for row in rows]
-            lines = [[row.label, *numbers] for row, numbers in zip(rows, shown, strict=True)]
-            yield group, ["method", *(column.label for column in columns)], lines
-
-
-def _cell(recipe: Recipe, row: RecipeRow, column: RecipeColumn, cells: Cells, usual: int) -> str:
-    place = row.label, column.name
-    if place in recipe.absent:
-        return ""
-    ours = cells.get(place, {})
-    n = f" ({len(ours)})" if ours and len(ours) != usual else ""
-    return f"{PaperCell(ours, recipe.published.get(place))}{n}"
 
 
 def _other_rules(block: Block) -> Iterator[str]:
@@ -275,7 +255,3 @@ def read_remarks(folder: Path) -> dict[str, Any]:
 
 def _table(headings: Sequence[str], rows: Iterator[list[str]] | Sequence[list[str]]) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in (headings, ["---"] * len(headings), *rows)]
-
-
-def _most_common(counts: Sequence[int]) -> int:
-    return max(set(counts), key=lambda count: (counts.count(count), count)) if counts else 0
