@@ -173,6 +173,10 @@ def work(blocks: Sequence[Block], request: Request, budget: float | None = None)
             if not clock.is_over:
                 raise
             stop_requested.clear()
+        else:
+            for table in tables:
+                table.diagnose()
+            bookkeeper.write_all()  # also what only a diagnostic knows
     left = [job for job in jobs if not has_finished(job.directory)]
     return Progress(
         written=len(ledger) - before,
