@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from fedkeel.analysis import Diagnostic, Measured, Outputs, Snapshot, Values, diagnostic
-from fedkeel.analysis.figures import Figure, bars, by_round, keyed
+from fedkeel.analysis import Diagnostic, Measured, Outputs, Snapshot, Values, diagnostic, over_rounds
+from fedkeel.analysis.figures import Figure, bars, keyed
 from fedkeel.data.federation import Client
 from fedkeel.formulas.losses import loss_gap
 
@@ -55,10 +55,7 @@ class LossGap(Diagnostic):
         figures = []
         for kind, title in (("test", "Test-time loss gap"), ("training", "Training-time loss gap")):
             having = [entry for entry in measured if kind in entry.values]
-            if len(having) > 1:
-                figures.append(by_round(title, "loss gap", {entry.round: entry.values[kind] for entry in having}))
-            elif having:
-                gaps = having[0].values[kind]
-                series = {"gap": list(gaps.values())}
-                figures.append(bars(f"{title}, {having[0]}", "loss gap", list(gaps), series, x_label="domain"))
+            figures += over_rounds(title, "loss gap", having, kind) or [
+                bars(f"{title}, {entry}", "loss gap", {"gap": entry.values[kind]}, "domain") for entry in having
+            ]
         return keyed(figures, "test-time loss gap", measured[-1].values["test"]["average"], "low")

@@ -137,6 +137,13 @@ class Run(Files):
         wanted = statistics or ("global" if "global" in kinds else next(iter(kinds), "global"))
         return [record for record in scores if record["statistics"] == wanted]
 
+    def evaluated(self) -> list[dict[str, Any]]:
+        """As `scores`, of a run that has been evaluated at least once; an error where it has not."""
+        scores = self.scores()
+        if not scores:
+            raise FedkeelError(f"'{self.directory}' has no evaluated round yet: let it train further.")
+        return scores
+
     def frame(self, kind: str = "scores") -> pandas.DataFrame:
         """The records of one kind as a pandas table, a row each; of "scores" and "evaluation" those of every split.
 
@@ -154,9 +161,7 @@ class Run(Files):
     def plot_accuracy(self, axes: Axes | None = None, *, domains: bool = True) -> Axes:
         """Test accuracy by round, on average and, unless told otherwise, of each domain; returns matplotlib's axes."""
         pyplot = _notebook_package("matplotlib.pyplot", "A plot")
-        scores = self.scores()
-        if not scores:
-            raise FedkeelError(f"'{self.directory}' has no evaluated round yet: let it train further.")
+        scores = self.evaluated()
         axes = axes if axes is not None else pyplot.subplots()[1]
         rounds = [from_one(entry["round"]) for entry in scores]
         if domains:
