@@ -26,8 +26,8 @@ from fedkeel.engine.setup import prepare
 from fedkeel.errors import FedkeelError
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.observer import Aggregated
-from fedkeel.runs.run import PYTHON_OBJECT, Run
-from fedkeel.runs.store import MODEL, DamagedCheckpoint, checkpoints, read_checkpoint
+from fedkeel.runs.run import Run, given_in_python
+from fedkeel.runs.store import MODEL, checkpoints, read_checkpoint
 
 MOST_CLIENTS = 100  # that are looked at one by one after a run
 RUNNING = {"mean": "running_mean", "variance": "running_var"}
@@ -51,9 +51,10 @@ class Objects:
     method: Method | None = None
 
     def refuse_missing(self, run: Run, *options: str) -> None:
-        for option in options or ("data", "model", "method"):
+        given = given_in_python(run.config)
+        for option in (option for option in given if not options or option in options):
             name = "federation" if option == "data" else option
-            if getattr(run.config, option) == PYTHON_OBJECT and getattr(self, name) is None:
+            if getattr(self, name) is None:
                 raise FedkeelError(
                     f"The {option} of '{run.directory}' was given in Python, not by name: "
                     f"use fedkeel.analysis.run(..., {name}=...)."
@@ -288,7 +289,7 @@ def _checkpoints(run: Run) -> Iterator[tuple[int, Tensors, Lookup]]:
         try:
             header, checkpoint = read_checkpoint(folder)
             memory.check(header["memory"])
-        except (DamagedCheckpoint, Damaged):
+        except Damaged:
             continue
         # A group without tensors is not stored, such as the statistics of a model without batch norm.
         tensors = {**checkpoint.groups["weights"], **checkpoint.groups.get("statistics", {})}

@@ -14,7 +14,7 @@ from fedkeel.cli.show import show_run
 from fedkeel.cli.terminal.interrupts import interruptible
 from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options
 from fedkeel.config import from_dict
-from fedkeel.runs.trackers import require, tracked
+from fedkeel.runs.trackers import tracked
 
 HELP = "train one federation"
 
@@ -27,7 +27,6 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: Arguments) -> int:
     config = from_dict(given_options(arguments))
-    require(arguments.track)
 
     from fedkeel.cli.terminal.progress import RunProgress
     from fedkeel.simulation import free_directory

@@ -137,7 +137,7 @@ def collect(directories: Sequence[str | Path]) -> Collected:
     members = [read_member(label, run, notices) for label, run in placed]
     if not members:
         raise FedkeelError(f"No run of '{directories[0]}' has started yet: there is nothing to report.")
-    groups = []
+    groups: list[Group] = []
     for runs in by_federation(members):
         named = unique(name_apart(runs), notices)
         groups.append(Group(named, diagnostics_of(named, notices), f"g{len(groups)}"))

@@ -11,10 +11,11 @@ from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.experiments.demo import findings
 from fedkeel.experiments.tables import apart, percent
 from fedkeel.report.collect import FEDERATION, Group, Member
-from fedkeel.report.commands import compare_command, given_in_python, run_command
+from fedkeel.report.commands import compare_command, run_command
 from fedkeel.report.html import DASH, accuracy, code, folded, listed, named, number, table, table_row
 from fedkeel.report.numbers import SHOWN_AT_FIRST
 from fedkeel.report.why import explanations, why_section
+from fedkeel.runs.run import given_in_python
 
 NO_RESULTS = '<p class="notice">None of these runs is finished yet, so there is no table of results.</p>'
 

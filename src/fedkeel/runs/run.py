@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeel import methods
-from fedkeel.config import from_one
+from fedkeel.config import Config, from_one
 from fedkeel.core import naming, state
 from fedkeel.core.composition import Composition
 from fedkeel.core.types import Classifier
@@ -34,6 +34,11 @@ PYTHON_OBJECT = "(given in Python)"
 MOST_NAMED = 20  # clients to choose from, in a sentence
 
 
+def given_in_python(config: Config) -> list[str]:
+    """The options in whose place an object was given, which no configuration and no command can name."""
+    return [name for name in ("data", "model", "method") if getattr(config, name) == PYTHON_OBJECT]
+
+
 class Run(Files):
     """A run directory, read. Also of a run that is not finished yet."""
 
@@ -44,7 +49,7 @@ class Run(Files):
     @property
     def given(self) -> Mapping[str, Mapping[str, str]]:
         """What stands for the objects that were given in Python, by option: the `name` of each, and a `digest`."""
-        objects = [name for name in ("data", "model", "method") if getattr(self.config, name) == PYTHON_OBJECT]
+        objects = given_in_python(self.config)
         origin = Origin.load(self.directory) if objects else None
         return {name: origin.given[name] for name in objects if origin and name in origin.given}
 

@@ -67,10 +67,6 @@ class Tracker(Observer):
             self._open = False
             self._note(f"{self.kind} gets no more of this run, which goes on without it: {first_line(error)}")
 
-    @staticmethod
-    def share() -> None:
-        """Make what several runs have in common, if there is such a thing."""
-
     def open(self, config: Config, first_round: int) -> None: ...
 
     def log(self, round: int, values: dict[str, float]) -> None:
@@ -127,12 +123,6 @@ class MLflow(Tracker):
     kind = "MLflow"
     _mlflow: Any
 
-    @staticmethod
-    def share() -> None:
-        import mlflow
-
-        mlflow.MlflowClient().search_experiments(max_results=1)  # a new database gets its tables
-
     def open(self, config: Config, first_round: int) -> None:
         import mlflow
 
@@ -163,37 +153,36 @@ def mlflow_name(name: str) -> str:
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
 
 
-def require(name: str | None) -> None:
-    """An error in one sentence, before anything trains, where the tracker cannot be had."""
-    if name is None:
-        return
-    if name not in TRACKERS:
+def require(name: str | None) -> str | None:
+    """The name as it is; an error in one sentence, before anything trains, where the tracker cannot be had."""
+    if name is not None and name not in TRACKERS:
         raise FedkeelError(unknown("tracker", str(name), TRACKERS))
-    if importlib.util.find_spec(name) is None:
+    if name is not None and importlib.util.find_spec(name) is None:
         raise FedkeelError(f"'--track {name}' needs {name}, which is not installed: pip install 'fedkeel[{name}]'.")
+    return name
 
 
 def share(name: str | None) -> None:
-    """Before several runs at once: what they share is made a single time, since they would trip over each other.
-
-    In a process of its own, so that no connection of it is inherited by the runs' processes.
-    """
+    """Before several runs at once: a new database of MLflow gets its tables a single time, since the runs would trip
+    over each other. In a process of its own, so that no connection of it is inherited by the runs' processes."""
     require(name)
-    if name is None:
+    if name != "mlflow":
         return
     context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
     try:
         with ProcessPoolExecutor(1, context) as pool:
-            problem = pool.submit(_problem_with_sharing, name).result()
+            problem = pool.submit(_problem_with_database).result()
     except BrokenProcessPool:
         problem = "its process died."
     if problem:
-        raise FedkeelError(f"{TRACKERS[name].kind} does not take these runs: {problem}")
+        raise FedkeelError(f"{MLflow.kind} does not take these runs: {problem}")
 
 
-def _problem_with_sharing(name: str) -> str:
+def _problem_with_database() -> str:
+    import mlflow
+
     try:
-        TRACKERS[name].share()
+        mlflow.MlflowClient().search_experiments(max_results=1)
     except Exception as error:
         return first_line(error)
     return ""
