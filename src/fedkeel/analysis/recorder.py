@@ -50,6 +50,7 @@ class Recorder(Observer):
         self._directory, self._setup, self._note = directory, setup, note
         self._due = is_recorded(setup.config)
         self._own: Worker | None = None
+        self._measured: dict[str, list[Measured]] = {}
         for diagnostic in diagnostics:
             if watch := diagnostic.watch(self._due):
                 setup.worker.watch_steps(watch)
@@ -61,6 +62,7 @@ class Recorder(Observer):
             with explained(path):
                 path.parent.mkdir(exist_ok=True)
                 write_atomically(path, b"".join(map(_line, earlier)))
+            self._measured[diagnostic.name] = earlier
 
     def aggregated(self, state: Aggregated) -> None:
         if not self._due(state.sent.round):
@@ -74,11 +76,12 @@ class Recorder(Observer):
                 # The run is worth more than this look at it.
                 self._note(f"Round {from_one(snapshot.round)} has no record of '{diagnostic.name}': {error}")
                 continue
+            self._measured[diagnostic.name].append(entry)
             path = records_file(self._directory, diagnostic.name)
             with explained(path), open(path, "ab") as file:
                 file.write(_line(entry))
             try:
-                figures = diagnostic.draw(recorded(self._directory, diagnostic.name))
+                figures = diagnostic.draw(self._measured[diagnostic.name])
             except FedkeelError as error:
                 self._note(f"Round {from_one(snapshot.round)}: {error}")
                 continue

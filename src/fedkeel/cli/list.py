@@ -47,7 +47,7 @@ def run(arguments: Arguments) -> int:
         text = "\n".join([*lines, "", "KIND is one of these: fedkeel list KIND"])
         print(json.dumps([*KINDS]) if arguments.json else text)
         return 0
-    known: Registry[Any] = pkgutil.resolve_name(KINDS[kind][1])
+    known = registry(kind)
     entries = [describe_entry(entry) for entry in [known.entry(name) for name in arguments.names] or known]
     if kind == "executors":  # they get everything from the run
         entries = [entry | {"options": {}, "required": []} for entry in entries]
@@ -82,6 +82,11 @@ def in_full(entry: dict[str, Any]) -> str:
     paper = [f"paper    {entry['paper']}"] if entry["paper"] else []
     heading = "options and their defaults:" if options else "options  none"
     return "\n".join([entry["name"], entry["summary"], *paper, heading, *options])
+
+
+def registry(kind: str) -> Registry[Any]:
+    found: Registry[Any] = pkgutil.resolve_name(KINDS[kind][1])
+    return found
 
 
 def describe_entry(entry: Entry[Any]) -> dict[str, Any]:

@@ -26,10 +26,7 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: Arguments) -> int:
     from fedkeel.cli.terminal.progress import RunProgress
 
-    with (
-        interruptible(),
-        RunProgress(quiet=arguments.quiet) as progress,
-        tracked(arguments.track, arguments.directory, progress) as observer,
-    ):
+    progress = RunProgress(quiet=arguments.quiet)
+    with interruptible(), progress, tracked(arguments.track, arguments.directory, progress) as observer:
         result = fedkeel.resume(arguments.directory, observer=observer, **given_options(arguments))
     return show_run(result, as_json=arguments.json)

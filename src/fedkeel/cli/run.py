@@ -33,10 +33,7 @@ def run(arguments: Arguments) -> int:
 
     directory = arguments.out or free_directory(config)
     arguments.continue_with = f"fedkeel resume {shlex.quote(str(directory))}"
-    with (
-        interruptible(),
-        RunProgress(quiet=arguments.quiet) as progress,
-        tracked(arguments.track, directory, progress) as observer,
-    ):
+    progress = RunProgress(quiet=arguments.quiet)
+    with interruptible(), progress, tracked(arguments.track, directory, progress) as observer:
         result = fedkeel.simulate(config, directory=directory, observer=observer)
     return show_run(result, as_json=arguments.json)

@@ -53,8 +53,7 @@ class Tracker(Observer):
         self._open = True
 
     def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
-        known = {name: value for name, value in values(scores, loss).items() if math.isfinite(value)}
-        self._try(self.log, from_one(round), known)
+        self._try(self.log, from_one(round), values(scores, loss))
 
     def closed(self, outcome: Outcome) -> None:
         self._try(self.close, outcome)
@@ -81,17 +80,17 @@ def first_line(error: Exception) -> str:
 
 
 def values(scores: Scores | None, loss: float) -> dict[str, float]:
-    if scores is None:
-        return {"train/loss": loss}
-    found = {
-        "train/loss": loss,
-        "test/accuracy": scores.average,
-        "test/accuracy_samples": scores.samples,
-        "test/loss": scores.loss,
-        "test/accuracy_unseen": scores.unseen,
-        **{f"test/domain/{name}": value for name, value in scores.domains.items()},
-    }
-    return {name: value for name, value in found.items() if value is not None}
+    """What is known of a round, by name; a number that is not finite is not."""
+    found: dict[str, float | None] = {"train/loss": loss}
+    if scores is not None:
+        found |= {
+            "test/accuracy": scores.average,
+            "test/accuracy_samples": scores.samples,
+            "test/loss": scores.loss,
+            "test/accuracy_unseen": scores.unseen,
+            **{f"test/domain/{name}": value for name, value in scores.domains.items()},
+        }
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
 class TensorBoard(Tracker):
