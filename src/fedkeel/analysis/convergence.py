@@ -12,7 +12,6 @@ class Convergence(Diagnostic):
 
     title = "Convergence"
     paper = "FedWon, Figure 8; FedCoda, Figure 8"
-    of_records = True
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
         scores = run.evaluated()

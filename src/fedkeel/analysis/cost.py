@@ -21,7 +21,6 @@ class Cost(Diagnostic):
 
     title = "What a round costs"
     paper = "HBN, Section 4; GReg, Table 10"
-    of_records = True
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
         records = [record for record in run.records("round") if "bytes_up" in record and "bytes_down" in record]

@@ -41,18 +41,22 @@ class Measured(NamedTuple):
 class Diagnostic:
     """One way to look at a run, while it trains or after it.
 
-    A diagnostic writes `measure` and `figures`; or, if the run's own records and data are all that it needs, `of_run`,
-    and says so with `of_records`. Its docstring is `what` a reader is told.
+    A diagnostic writes `measure` and `figures`; or, if the run's own records and data are all that it needs, `of_run`.
+    Its docstring is `what` a reader is told.
     """
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
     what: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    of_records: ClassVar[bool] = False
     of_every_model: ClassVar[bool] = False  # after a run: of each that it kept, not of the last one alone
     needs: ClassVar[str] = ""  # layers without which there is nothing to see: one of `LAYERS`
     has_options: bool = False  # given by whoever asks, who then does not want what was recorded with others
+
+    @property
+    def of_records(self) -> bool:
+        """Whether the run's own records and data are all that it needs."""
+        return type(self).of_run is not Diagnostic.of_run
 
     def check(self, worker: Worker) -> None:
         """Refuse, before anything trains, a run in which there is nothing to measure."""

@@ -34,7 +34,6 @@ class Fairness(Diagnostic):
 
     title = "How evenly the domains are served"
     paper = "FedHEAL (Chen et al. 2024)"
-    of_records = True
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
         scores, unseen = run.evaluated(), unseen_domains(run, objects)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.experiments.demo import findings
-from fedkeel.experiments.tables import apart, percent
+from fedkeel.experiments.tables import apart, competes, percent
 from fedkeel.report.collect import FEDERATION, Group, Member
 from fedkeel.report.commands import compare_command, run_command
 from fedkeel.report.html import DASH, accuracy, code, folded, listed, named, number, table, table_row
@@ -69,7 +69,7 @@ def lead(group: Group) -> str:
 def key_figures(group: Group) -> str:
     results, tiles = group.results, []
     if results.rows:
-        rivals = [row for row in results.rows if row.method.partition("@")[0] != "central"] or results.rows
+        rivals = [row for row in results.rows if competes(row)] or results.rows
         best = max(rivals, key=lambda row: row.average.mean)
         std = best.average.std
         spread = f"±{percent(std)} over {len(best.seeds)} seeds" if std is not None else "one seed"
