@@ -104,7 +104,7 @@ def test_every_kind_of_figure_has_a_short_table() -> None:
     headings, rows = figure_table(line)
     assert headings == ["loss", "first round", "last round", "at first", "at last", "smallest", "largest"]
     assert rows == [["a", "0", "9", "2", "0.25", "0.25", "2"], ["none", *["-"] * 6]]
-    bar = figures.bars("t", "accuracy", ["x", "y"], {"one": [0.5, None], "two": [1.0, 2.0]}, x_label="domain")
+    bar = figures.bars("t", "accuracy", {"one": {"x": 0.5, "y": None}, "two": {"x": 1.0, "y": 2.0}}, "domain")
     assert figure_table(bar) == (["domain", "one", "two"], [["x", "0.5", "1"], ["y", "-", "2"]])
     square = figures.matrix("t", ["r"], ["c", "d"], [[1, 2.5]], y_label="client")
     assert figure_table(square) == (["client", "c", "d"], [["r", "1", "2.5"]])

@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic
 from fedkeel.analysis.diagnostic import names
 from fedkeel.analysis.figures import Figure, lines
-from fedkeel.analysis.layer_statistics import client_statistics, normalised_layers
+from fedkeel.analysis.snapshot import RUNNING, normalised_layers
 from fedkeel.data.federation import Client
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError, unknown
-
-KINDS = ("mean", "variance")
 
 
 def two_domains(clients: Sequence[Client]) -> list[str]:
@@ -50,13 +48,13 @@ class BatchNormStatistics(Diagnostic):
                 raise FedkeelError(unknown("layer with batch-norm statistics", name, layers))
 
     def measure(self, snapshot: Snapshot) -> Values:
-        statistics = client_statistics(snapshot)
+        statistics = snapshot.layer_statistics()
         absent = [name for name in names(self.clients) if name not in statistics]
         if absent:
             raise FedkeelError(f"'{absent[0]}' did not take part in this round.")
         return {
             client: {
-                layer: {kind: getattr(statistics[client][layer], kind).tolist() for kind in KINDS}
+                layer: {kind: tensor.tolist() for kind, tensor in statistics[client][layer].items()}
                 for layer in names(self.layers) or list(statistics[client])[-2:]
             }
             for client in names(self.clients) or two_domains(snapshot.clients)
@@ -66,7 +64,7 @@ class BatchNormStatistics(Diagnostic):
         """Of the last round alone: curves of many rounds could not be told apart."""
         last, figures = measured[-1], []
         for layer in next(iter(last.values.values())):
-            for kind in KINDS:
+            for kind in RUNNING:
                 channels = {client: layers[layer][kind] for client, layers in last.values.items()}
                 series = {client: (range(len(values)), values) for client, values in channels.items()}
                 figures.append(lines(f"{layer}: {kind}, {last}", "channel", kind, series))

@@ -1,19 +1,8 @@
 """Accuracy and loss by round: the convergence curves of every paper (FedWon, Figure 8; FedCoda, Figure 8)."""
 
-from typing import Any
-
 from fedkeel.analysis import Diagnostic, Objects, diagnostic
 from fedkeel.analysis.figures import Figure, by_round
-from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run
-
-
-def evaluated(run: Run) -> list[dict[str, Any]]:
-    """The test scores of a run that has been evaluated at least once."""
-    scores = run.scores()
-    if not scores:
-        raise FedkeelError(f"'{run.directory}' has no evaluated round yet: let it train further.")
-    return scores
 
 
 @diagnostic("convergence")
@@ -23,10 +12,9 @@ class Convergence(Diagnostic):
 
     title = "Convergence"
     paper = "FedWon, Figure 8; FedCoda, Figure 8"
-    of_records = True
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
-        scores = evaluated(run)
+        scores = run.evaluated()
         averages = {s["round"]: {"average": s["average"], "all samples": s.get("samples")} for s in scores}
         for score in scores:
             if score.get("unseen") is not None:

@@ -4,29 +4,15 @@ Bytes are those of the model and of what the method sends beside it, of all clie
 them; seconds are of the machine that it ran on, from `timing.jsonl`.
 """
 
-import json
-
 import numpy as np
 
 from fedkeel.analysis import Diagnostic, Objects, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, table
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run
+from fedkeel.runs.store import read_timing
 
 PHASES = ("train", "aggregate", "evaluate")
-
-
-def timings(run: Run) -> dict[int, dict[str, float]]:
-    """Seconds of each round's phases. A round that was done again after an interruption counts as it was done last."""
-    path = run.directory / "timing.jsonl"
-    found: dict[int, dict[str, float]] = {}
-    for line in path.read_text().splitlines() if path.exists() else []:
-        try:
-            record = json.loads(line)
-        except json.JSONDecodeError:
-            break  # the run is still writing its last line
-        found[int(record["round"])] = {phase: float(record[phase]) for phase in PHASES}
-    return dict(sorted(found.items()))
 
 
 @diagnostic("cost")
@@ -35,14 +21,17 @@ class Cost(Diagnostic):
 
     title = "What a round costs"
     paper = "HBN, Section 4; GReg, Table 10"
-    of_records = True
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
         records = [record for record in run.records("round") if "bytes_up" in record and "bytes_down" in record]
         if not records:
             raise FedkeelError(f"'{run.directory}' has no finished round yet: let it train further.")
         traffic = {record["round"]: {"up": record["bytes_up"], "down": record["bytes_down"]} for record in records}
-        seconds = timings(run)
+        # A round that was done again after an interruption counts as it was done last.
+        times = {
+            int(line["round"]): {phase: float(line[phase]) for phase in PHASES} for line in read_timing(run.directory)
+        }
+        seconds = dict(sorted(times.items()))
         spent = {f"bytes {way}": [numbers[way] for numbers in traffic.values()] for way in ("up", "down")}
         figures = [by_round("Traffic of a round", "bytes", traffic)]
         if seconds:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -9,8 +10,7 @@ from torch import nn
 
 from fedkeel import spec
 from fedkeel.analysis.figures import Figure, by_round
-from fedkeel.analysis.layer_statistics import normalised_layers
-from fedkeel.analysis.snapshot import Objects, Snapshot, of_run
+from fedkeel.analysis.snapshot import Objects, Snapshot, normalised_layers, of_run
 from fedkeel.config import from_one
 from fedkeel.core.state import batch_norms
 from fedkeel.engine.local import StepWatch, Worker
@@ -41,18 +41,22 @@ class Measured(NamedTuple):
 class Diagnostic:
     """One way to look at a run, while it trains or after it.
 
-    A diagnostic writes `measure` and `figures`; or, if the run's own records and data are all that it needs, `of_run`,
-    and says so with `of_records`. Its docstring is `what` a reader is told.
+    A diagnostic writes `measure` and `figures`; or, if the run's own records and data are all that it needs, `of_run`.
+    Its docstring is `what` a reader is told.
     """
 
     name: ClassVar[str] = ""
     title: ClassVar[str] = ""
     what: ClassVar[str] = ""
     paper: ClassVar[str] = ""
-    of_records: ClassVar[bool] = False
     of_every_model: ClassVar[bool] = False  # after a run: of each that it kept, not of the last one alone
     needs: ClassVar[str] = ""  # layers without which there is nothing to see: one of `LAYERS`
     has_options: bool = False  # given by whoever asks, who then does not want what was recorded with others
+
+    @property
+    def of_records(self) -> bool:
+        """Whether the run's own records and data are all that it needs."""
+        return type(self).of_run is not Diagnostic.of_run
 
     def check(self, worker: Worker) -> None:
         """Refuse, before anything trains, a run in which there is nothing to measure."""
@@ -167,11 +171,16 @@ def recorded(directory: Path, name: str) -> list[Measured]:
 
 
 def over_rounds(
-    title: str, y_label: str, measured: list[Measured], values: Callable[[Values], Mapping[str, float | None]]
+    title: str,
+    y_label: str,
+    measured: list[Measured],
+    values: str | Callable[[Values], Mapping[str, float | None]],
+    **more: Any,
 ) -> list[Figure]:
-    """Lines over the rounds of what `values` takes from each; none where a single round was measured."""
-    rounds = {entry.round: values(entry.values) for entry in measured}
-    return [by_round(title, y_label, rounds)] if len(rounds) > 1 else []
+    """Lines over the rounds of what stands under `values`, or is made by it; none where a single round was measured."""
+    take = itemgetter(values) if isinstance(values, str) else values
+    rounds = {entry.round: take(entry.values) for entry in measured}
+    return [by_round(title, y_label, rounds, **more)] if len(rounds) > 1 else []
 
 
 def names(text: str) -> list[str]:

@@ -8,7 +8,6 @@ import statistics
 from collections.abc import Collection
 
 from fedkeel.analysis import Diagnostic, Objects, diagnostic
-from fedkeel.analysis.convergence import evaluated
 from fedkeel.analysis.figures import Figure, by_round, keyed, table
 from fedkeel.config import from_one
 from fedkeel.errors import FedkeelError
@@ -35,10 +34,9 @@ class Fairness(Diagnostic):
 
     title = "How evenly the domains are served"
     paper = "FedHEAL (Chen et al. 2024)"
-    of_records = True
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
-        scores, unseen = evaluated(run), unseen_domains(run, objects)
+        scores, unseen = run.evaluated(), unseen_domains(run, objects)
         rounds = {}
         for score in scores:
             known = {domain: value for domain, value in score["domains"].items() if value is not None}

@@ -30,11 +30,19 @@ def by_round(title: str, y_label: str, table: Mapping[int, Mapping[str, float | 
 
 
 def bars(
-    title: str, y_label: str, categories: Names, series: Mapping[str, Numbers], x_label: str = "", **more: Any
+    title: str, y_label: str, table: Mapping[str, Mapping[str, float | None]], x_label: str = "", **more: Any
 ) -> Figure:
-    drawn = [{"name": name, "values": list(values), "spread": None} for name, values in series.items()]
+    """Bars beside each other, from the values of each series by category; all series have the same categories."""
+    drawn = [{"name": name, "values": list(values.values()), "spread": None} for name, values in table.items()]
     axes = {"x_label": x_label, "y_label": y_label}
-    return {"kind": "bars", "title": title, **axes, "categories": list(categories), "series": drawn, **more}
+    return {
+        "kind": "bars",
+        "title": title,
+        **axes,
+        "categories": list(next(iter(table.values()))),
+        "series": drawn,
+        **more,
+    }
 
 
 def matrix(

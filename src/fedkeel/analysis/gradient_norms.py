@@ -110,11 +110,11 @@ class GradientNormsByRound(Diagnostic):
             kinds = (BATCH, GLOBAL) if batch_norms(snapshot.worker.model) else (NO_NORM,)
             at_rest = {kind: {c.name: norm_at_rest(snapshot, c, kind) for c in snapshot.clients} for kind in kinds}
             return {"at rest": at_rest, "switch": switch}
-        found: dict[str, dict[str, float]] = {kind: {} for kind in METRICS}
-        for client, update in snapshot.updates.items():
-            for kind, metric in METRICS.items():
-                if WATCHED + metric in update.metrics:
-                    found[kind][client] = update.metrics[WATCHED + metric]
+        told = {client: update.metrics for client, update in snapshot.updates.items()}
+        found = {
+            kind: {client: metrics[name] for client, metrics in told.items() if name in metrics}
+            for kind, name in ((kind, WATCHED + metric) for kind, metric in METRICS.items())
+        }
         if not found["computed"]:
             raise FedkeelError("no client told the norms of its gradients.")
         return {**found, "switch": switch}
@@ -151,11 +151,9 @@ def figures_at_rest(measured: list[Measured], switch: str) -> list[Figure]:
         f"the method and its clipping do, run with --record gradient-norms. {switch}"
     ).strip()
     means = {m.round: {kind: _mean(norms) for kind, norms in m.values["at rest"].items()} for m in measured}
-    series = {kind: list(norms.values()) for kind, norms in measured[-1].values["at rest"].items()}
-    clients = list(next(iter(measured[-1].values["at rest"].values())))
     return [
         by_round("Of the models that were kept, mean over the clients", "gradient norm", means, note=note),
-        bars(f"By client, {measured[-1]}", "gradient norm", clients, series, x_label="client"),
+        bars(f"By client, {measured[-1]}", "gradient norm", measured[-1].values["at rest"], "client"),
     ]
 
 

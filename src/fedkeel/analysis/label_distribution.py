@@ -14,7 +14,6 @@ class LabelDistribution(Diagnostic):
 
     title = "How many images of each class each client has"
     paper = "HBN, Figure 3"
-    of_records = True
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
         objects.refuse_missing(run, "data")

@@ -10,12 +10,11 @@ the average is over the domains that train. Test batches have `evaluation_batch`
 in a random order that is always the same.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-
 import torch
+from torch import Tensor
 
-from fedkeel.analysis import Diagnostic, Measured, Outputs, Snapshot, Values, diagnostic
-from fedkeel.analysis.figures import Figure, bars, by_round, keyed
+from fedkeel.analysis import Diagnostic, Measured, Outputs, Snapshot, Values, diagnostic, over_rounds
+from fedkeel.analysis.figures import Figure, bars, keyed
 from fedkeel.data.federation import Client
 from fedkeel.formulas.losses import loss_gap
 
@@ -30,35 +29,26 @@ class LossGap(Diagnostic):
     needs = "batch norm"
 
     def measure(self, snapshot: Snapshot) -> Values:
-        def gaps(
-            domains: Mapping[str, Sequence[Client]], outputs: Callable[[Client], tuple[Outputs, Outputs]]
-        ) -> dict[str, float]:
-            found = {}
-            for domain, clients in domains.items():
-                pairs = map(outputs, clients)
-                every = [loss_gap(under_global.logits, b.logits, b.labels) for under_global, b in pairs]
-                found[domain] = float(torch.cat(every).mean())
-            return snapshot.with_average(found)
+        found: dict[str, dict[str, list[Tensor]]] = {"test": {}}  # by kind and domain
 
-        def at_test(client: Client) -> tuple[Outputs, Outputs]:
-            return snapshot.test_outputs(client), snapshot.test_outputs(client, "batch")
+        def add(kind: str, client: Client, under_global: Outputs, under_batch: Outputs) -> None:
+            gaps = loss_gap(under_global.logits, under_batch.logits, under_batch.labels)
+            found.setdefault(kind, {}).setdefault(client.domain, []).append(gaps)
 
-        values = {"test": gaps(snapshot.testers(), at_test)}
-        if snapshot.updates:  # the clients' own models are gone after the run
-            trained: dict[str, list[Client]] = {}
-            for client in snapshot.clients:
-                trained.setdefault(client.domain, []).append(client)
-            values["training"] = gaps(trained, snapshot.training_outputs)
-        return values
+        for client in (client for clients in snapshot.testers().values() for client in clients):
+            add("test", client, snapshot.test_outputs(client), snapshot.test_outputs(client, "batch"))
+        for client in snapshot.clients if snapshot.updates else ():  # after the run their own models are gone
+            add("training", client, *snapshot.training_outputs(client))
+        return {
+            kind: snapshot.with_average({domain: float(torch.cat(every).mean()) for domain, every in domains.items()})
+            for kind, domains in found.items()
+        }
 
     def figures(self, measured: list[Measured]) -> list[Figure]:
         figures = []
         for kind, title in (("test", "Test-time loss gap"), ("training", "Training-time loss gap")):
             having = [entry for entry in measured if kind in entry.values]
-            if len(having) > 1:
-                figures.append(by_round(title, "loss gap", {entry.round: entry.values[kind] for entry in having}))
-            elif having:
-                gaps = having[0].values[kind]
-                series = {"gap": list(gaps.values())}
-                figures.append(bars(f"{title}, {having[0]}", "loss gap", list(gaps), series, x_label="domain"))
+            figures += over_rounds(title, "loss gap", having, kind) or [
+                bars(f"{title}, {entry}", "loss gap", {"gap": entry.values[kind]}, "domain") for entry in having
+            ]
         return keyed(figures, "test-time loss gap", measured[-1].values["test"]["average"], "low")

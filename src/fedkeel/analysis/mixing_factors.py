@@ -44,10 +44,10 @@ class MixingFactors(Diagnostic):
             return {layer: float(np.mean(list(by_client.values()))) for layer, by_client in values.items()}
 
         label, values = "weight of the global statistics", measured[-1].values
-        clients = {name: [values[layer][name] for layer in values] for name in next(iter(values.values()))}
+        clients = {name: {layer: values[layer][name] for layer in values} for name in next(iter(values.values()))}
         shares = [share for by_client in values.values() for share in by_client.values()]
         figures = [
             *over_rounds("Mean over the clients", label, measured, means),
-            bars(f"By layer and client, {measured[-1]}", label, list(values), clients, x_label="layer"),
+            bars(f"By layer and client, {measured[-1]}", label, clients, "layer"),
         ]
         return keyed(figures, label, float(np.mean(shares)))

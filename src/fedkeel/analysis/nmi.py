@@ -35,9 +35,8 @@ class ClusteringNMI(Diagnostic):
     def figures(self, measured: list[Measured]) -> list[Figure]:
         last = measured[-1]
         found, number = last.values["domains"], last.values["number"]
-        series = {"NMI": list(found.values())}
         figures = [
-            *over_rounds("By round", "NMI", measured, lambda values: values["domains"]),
-            bars(f"By domain, {last}", "NMI", list(found), series, x_label="domain", number=number),
+            *over_rounds("By round", "NMI", measured, "domains"),
+            bars(f"By domain, {last}", "NMI", {"NMI": found}, "domain", number=number),
         ]
         return keyed(figures, "NMI of features and classes", number, "high")

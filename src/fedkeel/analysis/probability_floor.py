@@ -10,8 +10,8 @@ weights at the end of local training. After a run the final global model takes t
 
 import torch
 
-from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic
-from fedkeel.analysis.figures import Figure, by_round, table
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, over_rounds
+from fedkeel.analysis.figures import Figure, table
 from fedkeel.formulas.diagnostics import true_class_probability
 from fedkeel.formulas.losses import loss_gap, loss_gap_bound
 
@@ -43,13 +43,12 @@ class ProbabilityFloor(Diagnostic):
         return dict(zip(NUMBERS, map(float, values), strict=True))
 
     def figures(self, measured: list[Measured]) -> list[Figure]:
-        figures, last = [], measured[-1]
-        if len(measured) > 1:
-            for title, label, names in (
-                ("Smallest probability of the true class", "probability", FLOORS),
-                ("The loss gap and its bound", "mean over samples", BOUND),
-            ):
-                rounds = {entry.round: {name: entry.values[name] for name in names} for entry in measured}
-                figures.append(by_round(title, label, rounds, log_y=True))
-        rows = [[name, last.values[name]] for name in NUMBERS]
-        return [*figures, table(str(last).capitalize(), ["", "value"], rows)]
+        def lines(title: str, label: str, names: tuple[str, ...]) -> list[Figure]:
+            return over_rounds(title, label, measured, lambda v: {name: v[name] for name in names}, log_y=True)
+
+        last = measured[-1]
+        return [
+            *lines("Smallest probability of the true class", "probability", FLOORS),
+            *lines("The loss gap and its bound", "mean over samples", BOUND),
+            table(str(last).capitalize(), ["", "value"], [[name, last.values[name]] for name in NUMBERS]),
+        ]

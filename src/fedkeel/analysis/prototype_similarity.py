@@ -43,16 +43,9 @@ class PrototypeSimilarity(Diagnostic):
     def figures(self, measured: list[Measured]) -> list[Figure]:
         last = measured[-1]
         names, mean, apart = (last.values[key] for key in ("clients", "mean", "distance"))
-        away = "Distance to the global prototypes", "distance"
-        figures = [
-            *over_rounds(
-                "Mean over classes and pairs of clients", "cosine similarity", measured, lambda v: {"mean": v["mean"]}
-            ),
-            *(
-                over_rounds(*away, measured, lambda v: v["distance"])
-                or [bars(*away, list(apart), {"distance": list(apart.values())}, x_label="client")]
-            ),
-        ]
+        away, overall = ("Distance to the global prototypes", "distance"), "Mean over classes and pairs of clients"
+        figures = over_rounds(overall, "cosine similarity", measured, lambda v: {"mean": v["mean"]})
+        figures += over_rounds(*away, measured, "distance") or [bars(*away, {"distance": apart}, "client")]
         note = f"Mean over classes and pairs: {mean:.4f}." if mean is not None else "No two clients share a class."
         title = f"Cosine similarity of two clients' prototypes, {last}"
         square = matrix(title, names, names, last.values["similarity"], "client", "client", note=note, number=mean)

@@ -105,9 +105,6 @@ class Recorder(Observer):
                 continue
             diagnostic.write(self._directory, diagnostic.document(figures))
 
-    def note(self, text: str) -> None:
-        """Notes are for people."""
-
 
 def _line(entry: Measured) -> bytes:
     return json.dumps({"round": entry.round, "values": entry.values}).encode() + b"\n"

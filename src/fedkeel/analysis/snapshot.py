@@ -5,9 +5,9 @@ It is made of a round while training, or of what a run left behind; a diagnostic
 
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -26,10 +26,11 @@ from fedkeel.engine.setup import prepare
 from fedkeel.errors import FedkeelError
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.observer import Aggregated
-from fedkeel.runs.run import PYTHON_OBJECT, Run
-from fedkeel.runs.store import MODEL, DamagedCheckpoint, read_checkpoint
+from fedkeel.runs.run import Run, given_in_python
+from fedkeel.runs.store import MODEL, checkpoints, read_checkpoint
 
 MOST_CLIENTS = 100  # that are looked at one by one after a run
+RUNNING = {"mean": "running_mean", "variance": "running_var"}
 Lookup = Callable[[str], Tensors]  # of a client, by its name
 
 
@@ -50,9 +51,10 @@ class Objects:
     method: Method | None = None
 
     def refuse_missing(self, run: Run, *options: str) -> None:
-        for option in options or ("data", "model", "method"):
+        given = given_in_python(run.config)
+        for option in (option for option in given if not options or option in options):
             name = "federation" if option == "data" else option
-            if getattr(run.config, option) == PYTHON_OBJECT and getattr(self, name) is None:
+            if getattr(self, name) is None:
                 raise FedkeelError(
                     f"The {option} of '{run.directory}' was given in Python, not by name: "
                     f"use fedkeel.analysis.run(..., {name}=...)."
@@ -170,6 +172,54 @@ class Snapshot:
         found = {domain: [self.test_outputs(client) for client in group] for domain, group in self.testers().items()}
         return {domain: joined(parts) for domain, parts in found.items()}
 
+    # -- batch-norm statistics -------------------------------------------------------------------------------
+    def layer_statistics(self) -> dict[str, dict[str, Tensors]]:
+        """By client and layer, "mean" and "variance" of the layer's inputs by channel, (C,) each, in double precision.
+
+        While training, the running statistics that the client ended the round with; after the run, when those are gone,
+        the moments over the client's training data under the final model.
+        """
+        if not self.updates:
+            return {client.name: self._input_moments(client) for client in self.clients}
+        found = {}
+        for client in self.clients:
+            tensors = {**self.updates[client.name].statistics, **self.kept(client.name)}
+            prefixes = {layer: f"{layer}." if layer else "" for layer in normalised_layers(self.worker.model)}
+            found[client.name] = {
+                layer: {kind: tensors[prefix + name].double().cpu() for kind, name in RUNNING.items()}
+                for layer, prefix in prefixes.items()
+            }
+        return found
+
+    def _input_moments(self, client: Client) -> dict[str, Tensors]:
+        """Over all values that a layer gets: samples and positions together."""
+        sums: dict[str, Tensor] = {}  # by layer: number, sum and sum of squares of each channel
+
+        def add(layer: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            x = inputs[0].detach().double().transpose(0, 1).flatten(1)
+            sums[layer] = sums.get(layer, 0) + torch.stack([torch.ones_like(x).sum(1), x.sum(1), x.square().sum(1)])
+
+        self.put_local(client)
+        layers = normalised_layers(self.worker.model)
+        with ExitStack() as hooks:
+            for name, layer in layers.items():
+                hooks.enter_context(layer.register_forward_pre_hook(partial(add, name)))
+            self.outputs(client, client.train)
+        moments = {layer: (total / count, squares / count) for layer, (count, total, squares) in sums.items()}
+        return {
+            layer: {"mean": mean.cpu(), "variance": (square - mean**2).clamp_min(0).cpu()}
+            for layer, (mean, square) in moments.items()
+        }
+
+
+def normalised_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Every layer with a running mean and variance, batch norm and HBN's, in the network's order."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if all(getattr(module, buffer, None) is not None for buffer in RUNNING.values())
+    }
+
 
 def joined(parts: Sequence[Outputs]) -> Outputs:
     return Outputs(*map(torch.cat, zip(*parts, strict=True)))
@@ -235,11 +285,11 @@ def _checkpoints(run: Run) -> Iterator[tuple[int, Tensors, Lookup]]:
     """Those that are whole: round, model and what clients keep. The run may go on meanwhile, so nothing is locked and
     nothing is changed."""
     memory = MemoryFiles(run.directory / "memory")
-    for folder in sorted((run.directory / "checkpoints").glob("round-*")):
+    for folder in checkpoints(run.directory):
         try:
             header, checkpoint = read_checkpoint(folder)
             memory.check(header["memory"])
-        except (DamagedCheckpoint, Damaged):
+        except Damaged:
             continue
         # A group without tensors is not stored, such as the statistics of a model without batch norm.
         tensors = {**checkpoint.groups["weights"], **checkpoint.groups.get("statistics", {})}

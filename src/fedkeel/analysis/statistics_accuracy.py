@@ -36,16 +36,13 @@ class StatisticsAccuracy(Diagnostic):
         return {kind: snapshot.with_average(domains(kind)) for kind in KINDS}
 
     def figures(self, measured: list[Measured]) -> list[Figure]:
+        def averages(values: Values) -> dict[str, float | None]:
+            return {name: values[kind]["average"] for kind, name in KINDS.items()}
+
         label, values = "accuracy (0 to 1)", measured[-1].values
-        series = {name: list(values[kind].values()) for kind, name in KINDS.items()}
         figures = [
-            *over_rounds(
-                "Average over the domains",
-                label,
-                measured,
-                lambda values: {name: values[kind]["average"] for kind, name in KINDS.items()},
-            ),
-            bars(f"By domain, {measured[-1]}", label, list(values["global"]), series, x_label="domain"),
+            *over_rounds("Average over the domains", label, measured, averages),
+            bars(f"By domain, {measured[-1]}", label, {name: values[kind] for kind, name in KINDS.items()}, "domain"),
         ]
         lost = values["batch"]["average"] - values["global"]["average"]
         return keyed(figures, "accuracy lost to global statistics", lost, "low", percent=True)

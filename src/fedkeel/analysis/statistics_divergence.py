@@ -7,9 +7,9 @@ clients of the round, each counting the same: the population variance of each ch
 
 import torch
 
-from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic
-from fedkeel.analysis.figures import Figure, bars, by_round, keyed
-from fedkeel.analysis.layer_statistics import client_statistics
+from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic, over_rounds
+from fedkeel.analysis.figures import Figure, bars, keyed
+from fedkeel.analysis.snapshot import RUNNING
 from fedkeel.formulas.diagnostics import variance_across_clients
 
 
@@ -23,23 +23,21 @@ class StatisticsDivergence(Diagnostic):
     needs = "batch-norm statistics"
 
     def measure(self, snapshot: Snapshot) -> Values:
-        clients = list(client_statistics(snapshot).values())
+        clients = list(snapshot.layer_statistics().values())
         return {
             kind: {
-                layer: float(variance_across_clients(torch.stack([getattr(c[layer], kind) for c in clients])))
+                layer: float(variance_across_clients(torch.stack([c[layer][kind] for c in clients])))
                 for layer in clients[0]
             }
-            for kind in ("mean", "variance")
+            for kind in RUNNING
         }
 
     def figures(self, measured: list[Measured]) -> list[Figure]:
-        figures, last = [], measured[-1]
-        for kind in ("mean", "variance"):
+        figures, last = list[Figure](), measured[-1]
+        for kind in RUNNING:
             title, label = f"{kind.capitalize()}s", f"variance of the {kind}s over clients"
-            if len(measured) > 1:
-                figures.append(by_round(title, label, {m.round: m.values[kind] for m in measured}, log_y=True))
-            depth, values = f"{title} by depth, {last}", last.values[kind]
-            series = {"clients": list(values.values())}
-            figures.append(bars(depth, label, list(values), series, x_label="layer", log_y=True))
+            figures += over_rounds(title, label, measured, kind, log_y=True)
+            by_layer = {"clients": last.values[kind]}
+            figures.append(bars(f"{title} by depth, {last}", label, by_layer, "layer", log_y=True))
         means = list(last.values["mean"].values())
         return keyed(figures, "variance of batch-norm means over clients", sum(means) / len(means))

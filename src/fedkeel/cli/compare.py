@@ -14,7 +14,6 @@ from fedkeel.cli.terminal.interrupts import interruptible
 from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options
 from fedkeel.config import option_names
 from fedkeel.experiments.rows import SET_BY_COMPARISON, read_methods
-from fedkeel.runs.trackers import require
 
 HELP = "train several methods over several seeds and print a table"
 USAGE = "METHOD... [options]"
@@ -33,7 +32,6 @@ def run(arguments: Arguments) -> int:
     for name in SET_BY_COMPARISON:  # a run's config.toml, given with --config, names both
         options.pop(name, None)
     read_methods(arguments.methods, options)
-    require(arguments.track)
 
     from fedkeel.cli.terminal.progress import ComparisonProgress
 

@@ -11,7 +11,7 @@ from fedkeel.cli.show import show_run
 from fedkeel.cli.terminal.interrupts import interruptible
 from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options
 from fedkeel.config import MACHINE_OPTIONS
-from fedkeel.runs.trackers import require, tracked
+from fedkeel.runs.trackers import tracked
 
 HELP = "go on with a run that was stopped"
 USAGE = "DIR [options]"
@@ -24,14 +24,9 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: Arguments) -> int:
-    require(arguments.track)
-
     from fedkeel.cli.terminal.progress import RunProgress
 
-    with (
-        interruptible(),
-        RunProgress(quiet=arguments.quiet) as progress,
-        tracked(arguments.track, arguments.directory, progress) as observer,
-    ):
+    progress = RunProgress(quiet=arguments.quiet)
+    with interruptible(), progress, tracked(arguments.track, arguments.directory, progress) as observer:
         result = fedkeel.resume(arguments.directory, observer=observer, **given_options(arguments))
     return show_run(result, as_json=arguments.json)

@@ -14,7 +14,7 @@ from fedkeel.cli.show import show_run
 from fedkeel.cli.terminal.interrupts import interruptible
 from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options
 from fedkeel.config import from_dict
-from fedkeel.runs.trackers import require, tracked
+from fedkeel.runs.trackers import tracked
 
 HELP = "train one federation"
 
@@ -27,17 +27,13 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: Arguments) -> int:
     config = from_dict(given_options(arguments))
-    require(arguments.track)
 
     from fedkeel.cli.terminal.progress import RunProgress
     from fedkeel.simulation import free_directory
 
     directory = arguments.out or free_directory(config)
     arguments.continue_with = f"fedkeel resume {shlex.quote(str(directory))}"
-    with (
-        interruptible(),
-        RunProgress(quiet=arguments.quiet) as progress,
-        tracked(arguments.track, directory, progress) as observer,
-    ):
+    progress = RunProgress(quiet=arguments.quiet)
+    with interruptible(), progress, tracked(arguments.track, directory, progress) as observer:
         result = fedkeel.simulate(config, directory=directory, observer=observer)
     return show_run(result, as_json=arguments.json)

@@ -86,6 +86,7 @@ class Group:
 
     members: list[Member]
     diagnostics: list[DiagnosticFigures]
+    anchor: str = "g0"  # its place on the page
 
     @cached_property
     def labels(self) -> list[str]:
@@ -136,10 +137,10 @@ def collect(directories: Sequence[str | Path]) -> Collected:
     members = [read_member(label, run, notices) for label, run in placed]
     if not members:
         raise FedkeelError(f"No run of '{directories[0]}' has started yet: there is nothing to report.")
-    groups = []
+    groups: list[Group] = []
     for runs in by_federation(members):
         named = unique(name_apart(runs), notices)
-        groups.append(Group(named, diagnostics_of(named, notices)))
+        groups.append(Group(named, diagnostics_of(named, notices), f"g{len(groups)}"))
     notices += unfinished([member for group in groups for member in group.members if member.summary is None])
     if len(groups) > 1:
         differ = ", ".join(name for name in FEDERATION if len({getattr(m.config, name) for m in members}) > 1)

@@ -7,17 +7,12 @@ from dataclasses import fields
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.rows import SET_BY_COMPARISON, read_method
-from fedkeel.runs.run import PYTHON_OBJECT
+from fedkeel.runs.run import given_in_python
 from fedkeel.runs.store import fingerprint
 from fedkeel.spec import split
 
 # Parallel jobs of a comparison set the executor themselves, and it does not change what comes out.
 LEFT_TO_COMPARISON = (*SET_BY_COMPARISON, "executor", "workers")
-
-
-def given_in_python(config: Config) -> list[str]:
-    """What no command can name."""
-    return [name for name in ("data", "model", "method") if getattr(config, name) == PYTHON_OBJECT]
 
 
 def run_command(config: Config) -> str | None:

@@ -213,7 +213,7 @@ def of_profile(document: dict[str, Any]) -> dict[str, Any]:
     title = f"Seconds of each phase, {total['seconds']:.1f} in all"
     columns = ["phase", "seconds", "share %", "ms a round", "calls", *gpu]
     figures = [
-        bars(title, "seconds", list(seconds), {"seconds": list(seconds.values())}),
+        bars(title, "seconds", {"seconds": seconds}),
         table("The server's phases follow each other", columns, _with_numbers(phase_rows(document))),
     ]
     if total["clients"]:

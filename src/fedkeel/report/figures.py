@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.analysis.figures import Figure
-from fedkeel.config import from_one
 from fedkeel.core.naming import plot_text as text
 from fedkeel.core.naming import slug
 from fedkeel.errors import FedkeelError
 from fedkeel.report import writing
 from fedkeel.report.collect import Collected, Group, Metric
+from fedkeel.report.numbers import curve_numbers
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,12 +101,7 @@ def figures_of(group: Group) -> Iterator[tuple[str, Figure]]:
 
 
 def _curves(group: Group, metric: Metric) -> Figure:
-    series, scale = [], 100 if metric.is_percent else 1
-    for label in group.labels:
-        curve = group.curve(label, metric)
-        numbers = {"x": [from_one(r) for r in curve.rounds], "y": [scale * value for value in curve.mean]}
-        spread = [scale * (std or 0.0) for std in curve.std] if any(curve.std) else None
-        series.append({"name": label, **numbers, "spread": spread})
+    series = [{"name": label, **curve_numbers(group, label, metric)} for label in group.labels]
     unit = " (%)" if metric.is_percent else ""
     return {"kind": "lines", "series": series, "x_label": "round", "y_label": f"{metric.name}{unit}"}
 
@@ -155,7 +150,9 @@ def _lines(axes: Axes, figure: Figure) -> None:
         y = _nan(series["y"])
         axes.plot(series["x"], y, label=text(series["name"]), linestyle=dash, linewidth=1.4, **_colour(index))
         if spread := series.get("spread"):
-            low, high = ([mean + side * half for mean, half in zip(y, spread, strict=True)] for side in (-1, 1))
+            low, high = (
+                [mean + side * (half or 0.0) for mean, half in zip(y, spread, strict=True)] for side in (-1, 1)
+            )
             axes.fill_between(series["x"], low, high, alpha=0.15, linewidth=0, **_colour(index))
     axes.grid(axis="y", alpha=0.3, linewidth=0.5)
     _legend(axes, len(figure["series"]))

@@ -9,10 +9,6 @@ from fedkeel.experiments.tables import Cell, percent
 DASH = "–"
 
 
-def section(anchor: str, heading: str, body: str) -> str:
-    return f'<section id="{anchor}"><h3>{heading}</h3>{body}</section>'
-
-
 def table(headings: Iterable[str], rows: Iterable[str], caption: str, *, sortable: bool = True) -> str:
     broken = (named(text) if len(text) > 20 else escape(text).replace("/", "/<wbr>") for text in headings)
     heads = "".join(f'<th scope="col">{text}</th>' for text in broken)

@@ -1,5 +1,6 @@
 """The numbers that `page.js` draws, as the page has them: accuracies in percent, rounded to what can be seen."""
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -41,7 +42,7 @@ def group_numbers(group: Group, most_rounds: int) -> dict[str, Any]:
     }
 
 
-def curve_numbers(group: Group, label: str, metric: Metric, most_rounds: int) -> dict[str, Any]:
+def curve_numbers(group: Group, label: str, metric: Metric, most_rounds: int = sys.maxsize) -> dict[str, Any]:
     curve = group.curve(label, metric).thinned(most_rounds)
     scale = 100 if metric.is_percent else 1
     document: dict[str, Any] = {

@@ -8,7 +8,7 @@ forbids everything else, so a name that looks like markup could do nothing even 
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
 from importlib import resources
@@ -18,7 +18,7 @@ import fedkeel
 from fedkeel.report.collect import Collected
 from fedkeel.report.html import folded, listed
 from fedkeel.report.numbers import numbers
-from fedkeel.report.sections import contents, part
+from fedkeel.report.sections import Section, part, sections
 
 GENERATOR = "Fedkeel report"  # how a page is known as one that may be written over
 
@@ -27,11 +27,11 @@ def render(collected: Collected, made: datetime, command: str) -> str:
     """The whole page. `command` is the one that made it."""
     style, script = (resources.files(__package__).joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     groups = collected.groups
-    title = heading(collected)
+    title, shown = heading(collected), [sections(group) for group in groups]
     parts = [
-        masthead(title, collected),
+        masthead(title, collected, shown[0]),
         notices(collected.notices),
-        *(part(group, f"g{number}", alone=len(groups) == 1) for number, group in enumerate(groups)),
+        *(part(group, own, alone=len(groups) == 1) for group, own in zip(groups, shown, strict=True)),
         footer(made, command),
     ]
     policy = (
@@ -82,12 +82,13 @@ def heading(collected: Collected) -> str:
     return f"{len(methods)} methods on {shown}"
 
 
-def masthead(title: str, collected: Collected) -> str:
+def masthead(title: str, collected: Collected, first: Iterable[Section]) -> str:
+    """`first`: the sections of the first group, which are the menu where it is the only one."""
     groups = collected.groups
     if len(groups) == 1:
-        links = [(f"g0-{anchor}", text) for anchor, text in contents(groups[0]).items()]
+        links = [(f"{groups[0].anchor}-{section.anchor}", section.menu) for section in first if section.menu]
     else:
-        links = [(f"g{i}", group.members[0].config.data.partition("(")[0]) for i, group in enumerate(groups)]
+        links = [(group.anchor, group.members[0].config.data.partition("(")[0]) for group in groups]
     anchors = "".join(f'<a href="#{anchor}">{escape(text)}</a>' for anchor, text in links)
     return f"""
 <header class="top">

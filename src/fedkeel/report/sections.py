@@ -1,57 +1,51 @@
 """The part of the page about one federation, section by section. Tables are whole; figures are left to `page.js`."""
 
 import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import Field, fields
 from html import escape
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.experiments.demo import findings
-from fedkeel.experiments.tables import apart, percent
+from fedkeel.experiments.tables import apart, competes, percent
 from fedkeel.report.collect import FEDERATION, Group, Member
-from fedkeel.report.commands import compare_command, given_in_python, run_command
-from fedkeel.report.html import DASH, accuracy, code, folded, listed, named, number, section, table, table_row
+from fedkeel.report.commands import compare_command, run_command
+from fedkeel.report.html import DASH, accuracy, code, folded, listed, named, number, table, table_row
 from fedkeel.report.numbers import SHOWN_AT_FIRST
-from fedkeel.report.why import explanations
-from fedkeel.report.why_section import why_section
+from fedkeel.report.why import explanations, why_section
+from fedkeel.runs.run import given_in_python
 
 NO_RESULTS = '<p class="notice">None of these runs is finished yet, so there is no table of results.</p>'
-NAMES = {
-    "table": "Results",
-    "curves": "Curves",
-    "domains": "Domains",
-    "diagnostics": "Why",
-    "config": "Configuration",
-    "runs": "Runs",
-    "repeat": "Repeat it",
-}
 
 
-def contents(group: Group) -> dict[str, str]:
-    """The sections that this group has: anchor and name."""
-    rows = group.results.rows
-    there = {"table": rows, "curves": group.metrics, "domains": rows, "diagnostics": group.diagnostics}
-    return {anchor: text for anchor, text in NAMES.items() if there.get(anchor, True)}
+class Section(NamedTuple):
+    """A part of the page that has a heading."""
+
+    anchor: str
+    menu: str  # its name in the menu, if it is there
+    heading: str
+    body: Callable[[Group], str]
 
 
-def part(group: Group, name: str, *, alone: bool) -> str:
+def sections(group: Group) -> dict[Section, str]:
+    """Those that have something to show of this group, with it."""
+    bodies = {section: section.body(group) for section in SECTIONS}
+    return {section: body for section, body in bodies.items() if body}
+
+
+def part(group: Group, shown: Mapping[Section, str], *, alone: bool) -> str:
     """Everything about the runs of one federation."""
-    there, title = contents(group), escape(federation_name(group))
+    title = escape(federation_name(group))
     body = [
         f'<h2 class="{"unseen" if alone else "data"}">{title}</h2>',
         f'<p class="lead">{lead(group)}</p>',
         key_figures(group),
-        findings_section(group, name),
-        results_section(group, name) if "table" in there else NO_RESULTS,
-        curves_section(group, name) if "curves" in there else "",
-        domains_section(group, name) if "domains" in there else "",
-        why_section(group, name) if "diagnostics" in there else "",
-        config_section(group, name),
-        runs_section(group, name),
-        repeat_section(group, name),
+        "" if group.results.rows else NO_RESULTS,
+        *(f'<section id="{group.anchor}-{s.anchor}"><h3>{s.heading}</h3>{text}</section>' for s, text in shown.items()),
     ]
-    return f'<section class="part" id="{name}" aria-label="{title}">{"".join(body)}</section>'
+    return f'<section class="part" id="{group.anchor}" aria-label="{title}">{"".join(body)}</section>'
 
 
 def federation_name(group: Group) -> str:
@@ -75,7 +69,7 @@ def lead(group: Group) -> str:
 def key_figures(group: Group) -> str:
     results, tiles = group.results, []
     if results.rows:
-        rivals = [row for row in results.rows if row.method.partition("@")[0] != "central"] or results.rows
+        rivals = [row for row in results.rows if competes(row)] or results.rows
         best = max(rivals, key=lambda row: row.average.mean)
         std = best.average.std
         spread = f"±{percent(std)} over {len(best.seeds)} seeds" if std is not None else "one seed"
@@ -99,13 +93,12 @@ def key_figures(group: Group) -> str:
     return f'<dl class="tiles">{items}</dl>'
 
 
-def findings_section(group: Group, name: str) -> str:
+def findings_section(group: Group) -> str:
     sentences = [*findings(group.results), *explanations(group)] if len(group.results.rows) > 1 else []
-    body = listed(sentences, ' class="findings"')
-    return section(f"{name}-findings", "What the numbers show", body) if sentences else ""
+    return listed(sentences, ' class="findings"') if sentences else ""
 
 
-def results_section(group: Group, name: str) -> str:
+def results_section(group: Group) -> str:
     """As `fedkeel compare` prints it, with the seconds a run took."""
     results = group.results
     timed = any("seconds" in (member.summary or {}) for member in group.members)
@@ -122,31 +115,30 @@ def results_section(group: Group, name: str) -> str:
     headings = [*results.headings, *(["s/run"] if timed else [])]
     texts = {"Markdown": results.markdown(), "LaTeX": results.latex(), "CSV": results.csv()}
     copies = "".join(folded(f"As {kind}", code(text)) for kind, text in texts.items())
-    body = table(headings, rows, caption) + f'<div class="copies">{copies}</div>'
-    return section(f"{name}-table", "Results", body)
+    return table(headings, rows, caption) + f'<div class="copies">{copies}</div>' if rows else ""
 
 
 # -- figures that page.js draws --------------------------------------------------------------------------------------
-def curves_section(group: Group, name: str) -> str:
+def curves_section(group: Group) -> str:
     options = "".join(f'<option value="{escape(m.key)}">{escape(m.name)}</option>' for m in group.metrics)
     means = "Mean over seeds; the band is the standard deviation. " if has_seeds(group) else ""
     choice = "; choose methods in the legend" if len(group.labels) > 1 else ""
     hidden = len(group.labels) > SHOWN_AT_FIRST
     few = f" Of {len(group.labels)} methods {SHOWN_AT_FIRST} are shown at first." if hidden else ""
-    body = (
+    figure = (
         f'<p class="what">{means}<span class="hint">Point at a round, or use the arrow keys, to read all values '
         f"there{choice}.</span>{few}</p>"
         '<div class="controls" data-js hidden><label>Show '
-        f'<select data-metric="{name}">{options}</select></label></div>'
-        f'<div data-curves="{name}"></div>'
+        f'<select data-metric="{group.anchor}">{options}</select></label></div>'
+        f'<div data-curves="{group.anchor}"></div>'
     )
-    return section(f"{name}-curves", "Curves", body)
+    return figure if group.metrics else ""
 
 
-def domains_section(group: Group, name: str) -> str:
+def domains_section(group: Group) -> str:
     bars = "Bars are means over seeds, whiskers the standard deviation, dots the seeds. " if has_seeds(group) else ""
-    body = f'<p class="what">{bars}Accuracy in %.</p><div class="panels" data-panels="{name}"></div>'
-    return section(f"{name}-domains", "Accuracy by domain", body)
+    figure = f'<p class="what">{bars}Accuracy in %.</p><div class="panels" data-panels="{group.anchor}"></div>'
+    return figure if group.results.rows else ""
 
 
 def has_seeds(group: Group) -> bool:
@@ -154,7 +146,7 @@ def has_seeds(group: Group) -> bool:
 
 
 # -- configuration, runs, commands -----------------------------------------------------------------------------------
-def config_section(group: Group, name: str) -> str:
+def config_section(group: Group) -> str:
     tables = {label: group.of(label)[0].config.to_dict() for label in group.labels}
     first, several = next(iter(tables.values())), len(group.members) > 1
     skipped = ("seed", *MACHINE_OPTIONS) if several else ()
@@ -173,14 +165,13 @@ def config_section(group: Group, name: str) -> str:
     rows = [table_row(o.name, (cell(first[o.name], o), f"<td>{escape(o.metadata['help'])}</td>")) for o in same]
     note = f"{'The same for all runs; bold' if several else 'Bold'} is what differs from the default."
     body += table(["option", "value", "meaning"], rows, note, sortable=False)
-    return section(f"{name}-config", "Configuration", folded("All options", body))
+    return folded("All options", body)
 
 
-def runs_section(group: Group, name: str) -> str:
+def runs_section(group: Group) -> str:
     rows = [run_row(member) for member in group.members]
     body = table(["method", "seed", "state", "accuracy %", "seconds", "where", "directory"], rows, "Every run.")
-    word = "1 run" if len(rows) == 1 else f"{len(rows)} runs"
-    return section(f"{name}-runs", "Runs", folded(word, body))
+    return folded("1 run" if len(rows) == 1 else f"{len(rows)} runs", body)
 
 
 def run_row(member: Member) -> str:
@@ -200,7 +191,7 @@ def run_row(member: Member) -> str:
     return table_row(named(member.label), cells)
 
 
-def repeat_section(group: Group, name: str) -> str:
+def repeat_section(group: Group) -> str:
     several = len(group.members) > 1
     singles = []
     for member in group.members:
@@ -219,4 +210,16 @@ def repeat_section(group: Group, name: str) -> str:
     else:
         path = str(group.members[0].run.directory / "config.toml")
         body += "<p>Or from its configuration:</p>" + code(shlex.join(["fedkeel", "run", "--config", path]))
-    return section(f"{name}-repeat", "Repeat it", body)
+    return body
+
+
+SECTIONS = (
+    Section("findings", "", "What the numbers show", findings_section),
+    Section("table", "Results", "Results", results_section),
+    Section("curves", "Curves", "Curves", curves_section),
+    Section("domains", "Domains", "Accuracy by domain", domains_section),
+    Section("diagnostics", "Why", "Why: what the diagnostics say", why_section),
+    Section("config", "Configuration", "Configuration", config_section),
+    Section("runs", "Runs", "Runs", runs_section),
+    Section("repeat", "Repeat it", "Repeat it", repeat_section),
+)

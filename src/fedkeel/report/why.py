@@ -1,27 +1,36 @@
-"""Why a method wins, as far as the diagnostics tell: their key numbers by method, and sentences that compare two.
+"""Why a method wins, as far as the diagnostics tell: their key numbers by method, sentences that compare two, and the
+section with the diagnostics by the question that they answer.
 
 What goes together is said, never that one is the cause of the other: a handful of methods cannot show that.
 """
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
+from html import escape
 
-from fedkeel.experiments.tables import Cell, Results, Row, apart
+from fedkeel.experiments.tables import Cell, Results, Row, apart, competes
 from fedkeel.report.collect import Group
-from fedkeel.report.diagnostics import ALL_RUNS
+from fedkeel.report.diagnostics import ALL_RUNS, CIRCUMSTANCES, QUESTIONS, DiagnosticFigures, place
+from fedkeel.report.html import DASH, accuracy, folded, table, table_row
+from fedkeel.report.numbers import first_shown
 
 NOT_FEDERATED = ("central", "standalone")
 
 
 @dataclass(frozen=True)
 class Reading:
-    """The key number of a diagnostic: its value over the seeds that have it, by method."""
+    """The key number of a diagnostic: its value on each seed that has it, by method."""
 
     diagnostic: str
     label: str
     better: str | None  # "low", "high", or nothing where neither is
     is_percent: bool
-    methods: dict[str, Cell] = field(default_factory=dict)
+    values: dict[str, list[float]] = field(default_factory=dict)
+
+    @cached_property
+    def methods(self) -> dict[str, Cell]:
+        return {method: Cell.of(values) for method, values in self.values.items()}
 
     def text(self, method: str) -> str:
         cell = self.methods[method]
@@ -55,21 +64,15 @@ class Reading:
 
 
 def readings(group: Group) -> list[Reading]:
-    """In the order of the diagnostics; those that two methods have at least."""
-    labels = {str(member): member.label for member in group.members}
-    found = []
+    """In the order of the diagnostics."""
+    methods, found = {str(member): member.label for member in group.members}, dict[tuple[str, str], Reading]()
     for diagnostic in group.diagnostics:
-        values: dict[str, dict[str, list[float]]] = {}
-        about: dict[str, Reading] = {}
         for run, figures in diagnostic.runs.items():
-            for key in (figure["key"] for figure in figures if "key" in figure and run != ALL_RUNS):
-                label = key["label"]
-                about.setdefault(label, Reading(diagnostic.name, label, key["better"], key["percent"]))
-                values.setdefault(label, {}).setdefault(labels[run], []).append(key["value"])
-        for label, reading in about.items():
-            reading.methods.update({method: Cell.of(every) for method, every in values[label].items()})
-        found += [reading for reading in about.values() if len(reading.methods) > 1]
-    return found
+            for key in (figure["key"] for figure in figures if "key" in figure):
+                reading = Reading(diagnostic.name, key["label"], key["better"], key["percent"])
+                values = found.setdefault((reading.diagnostic, reading.label), reading).values
+                values.setdefault(methods.get(run, run), []).append(key["value"])
+    return list(found.values())
 
 
 def rivals(results: Results, among: Collection[str] | None = None) -> tuple[Row, Row] | None:
@@ -87,24 +90,26 @@ def rivals(results: Results, among: Collection[str] | None = None) -> tuple[Row,
 
 
 def sentence(reading: Reading, results: Results) -> str:
-    """How the best method that has it differs from the baseline, and whether that speaks for it; empty without two."""
-    pair = rivals(results, reading.methods)
+    """How the best method that has it differs from the baseline, and whether that speaks for it; without two methods,
+    the number by itself where a single run has it, else nothing."""
+    pair, points = rivals(results, reading.methods), " points" if reading.is_percent else ""
+    label = reading.label[0].upper() + reading.label[1:]
+    way = {"low": "lower is better", "high": "higher is better"}.get(reading.better or "", "")
     if pair is None:
-        return ""
+        single, *others = (value for values in reading.values.values() for value in values)
+        text = f"{label}: {reading.number(single)}{points}"
+        return "" if others else f"{text}; {way}." if way else f"{text}."
     best, other = pair
     name, base = results.name(best), results.name(other)
-    points = " points" if reading.is_percent else ""
-    label = reading.label[0].upper() + reading.label[1:]
     text = f"{label}: {name} {reading.text(best.method)}, {base} {reading.text(other.method)}{points}"
-    if reading.better is None:
+    if not way:
         return f"{text}."
     if not (ahead := reading.lead(best.method, other.method)):
         return f"{text}; that is within the spread of the seeds."
     if not apart(best.average, other.average):
         return f"{text}; their accuracies are level within the spread."
-    way = "Lower" if reading.better == "low" else "Higher"
     verb = "goes with" if ahead > 0 else "does not explain"
-    return f"{text}. {way} is better, so this {verb} the lead of {name}."
+    return f"{text}. {way.capitalize()}, so this {verb} the lead of {name}."
 
 
 def explanations(group: Group) -> list[str]:
@@ -126,3 +131,79 @@ def explanations(group: Group) -> list[str]:
     if -1 in leads:
         sentences.append(f"What speaks against it: {', '.join(leads[-1])}.")
     return sentences
+
+
+# -- the section -----------------------------------------------------------------------------------------------------
+def why_section(group: Group) -> str:
+    found, results = readings(group), group.results
+    asked: dict[str, list[str]] = {}
+    for number, diagnostic in enumerate(group.diagnostics):
+        mine = [sentence(reading, results) for reading in found if reading.diagnostic == diagnostic.name]
+        block = diagnostic_block(diagnostic, f"{group.anchor} {number}", [*filter(None, mine)], group)
+        asked.setdefault(list(QUESTIONS)[place(diagnostic.name)[0]], []).append(block)
+    compared = [reading for reading in found if len(reading.methods) > 1]
+    parts = [key_table(group, compared)] if compared and results.rows else []
+    for question, blocks in asked.items():
+        title, body = f"<h4>{question}</h4>", "".join(blocks)
+        is_folded = question == CIRCUMSTANCES and len(asked) > 1
+        kind = ' class="question"'
+        parts.append(folded(title, body, kind) if is_folded else f"<div{kind}>{title}{body}</div>")
+    return "".join(parts)
+
+
+def key_table(group: Group, found: Sequence[Reading]) -> str:
+    """A row for each number: their names are long, and those of methods are short."""
+    results, shown, pair = group.results, first_shown(group), rivals(group.results) or ()
+    # The two that the sentences are about come first, so that a phone shows them.
+    columns = [*pair, *(row for row in results.rows if row.method in shown and row not in pair)]
+    competing = [row.method for row in results.rows if competes(row)]
+    rows = [table_row("accuracy, %", (accuracy(row.average) for row in columns))]
+    for reading in found:
+        top = reading.best(competing)
+        cells = (reading_cell(reading, row.method, best=row.method in top) for row in columns)
+        rows.append(table_row(escape(reading.heading), cells))
+    few = f" Of {len(results.rows)} methods {len(columns)} are shown." if len(columns) < len(results.rows) else ""
+    caption = (
+        "One number of each diagnostic, at the last round it was recorded in; mean over the seeds that have it. "
+        f"\u2193 lower is better, \u2191 higher is better, the best in bold.{few} What goes with accuracy need not "
+        "cause it."
+    )
+    body = table(["", *(results.name(row) for row in columns)], rows, caption, sortable=False)
+    return f'<div class="keys">{body}</div>'
+
+
+def reading_cell(reading: Reading, method: str, *, best: bool) -> str:
+    if method not in reading.methods:
+        return f'<td class="n">{DASH}</td>'
+    mean, _, spread = reading.text(method).partition(" ")
+    mean = f"<b>{mean}</b>" if best else mean
+    return f'<td class="n">{mean} <span class="spread">{spread}</span></td>'
+
+
+def diagnostic_block(diagnostic: DiagnosticFigures, anchor: str, sentences: Sequence[str], group: Group) -> str:
+    """What the diagnostic says, and which runs' figures are beside each other at first: those of two methods."""
+    runs = list(diagnostic.runs)
+    methods = {str(member): member.label for member in group.members}
+    first: dict[str | None, int] = {}  # run of each method
+    for number, run in enumerate(runs):
+        first.setdefault(methods.get(run), number)
+    pair = rivals(group.results, [method for method in first if method is not None])
+    one, other = [first[row.method] for row in pair] if pair else [*first.values(), None][:2]
+
+    def options(selected: int | None) -> str:
+        marks = (" selected" if number == selected else "" for number in range(len(runs)))
+        numbered = enumerate(zip(runs, marks, strict=True))
+        return "".join(f'<option value="{i}"{mark}>{escape(run)}</option>' for i, (run, mark) in numbered)
+
+    pick = f'<label>Run <select data-run="0">{options(one)}</select></label>'
+    if len(runs) > 1:
+        every = f'<option value="">nothing</option>{options(other)}'
+        pick += f'<label>beside <select data-run="1">{every}</select></label>'
+    hidden = "" if runs != [ALL_RUNS] else ' class="unseen"'
+    paper = f' <span class="paper">{escape(diagnostic.paper)}</span>' if diagnostic.paper else ""
+    findings = "".join(f'<p class="finding">{escape(text)}</p>' for text in sentences)
+    return (
+        f'<article class="diagnostic" data-diagnostic="{anchor}"><h5>{escape(diagnostic.title)}</h5>{findings}'
+        f'<p class="what">{escape(diagnostic.what)}{paper}</p>'
+        f'<div{hidden}><div class="controls" data-js hidden>{pick}</div></div><div class="beside"></div></article>'
+    )

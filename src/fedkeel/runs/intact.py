@@ -10,13 +10,13 @@ from safetensors import SafetensorError
 
 from fedkeel.core.state import Tensors
 from fedkeel.engine.executors.flower.roster import FILE as SITES
+from fedkeel.engine.memory_files import Damaged
 from fedkeel.errors import FedkeelError
 from fedkeel.files import digest, read_sealed
 from fedkeel.runs.store import (
     CHECKSUMS,
     METRICS,
     SUMMARY,
-    DamagedCheckpoint,
     are_metrics,
     checkpoints,
     has_finished,
@@ -91,7 +91,7 @@ class Files:
             return self.intact(METRICS)
         header: dict[str, Any] = {}  # before the metrics, which may grow meanwhile
         for folder in checkpoints(self.directory):
-            with suppress(DamagedCheckpoint):
+            with suppress(Damaged):
                 header = read_header(folder)
         try:
             data = path.read_bytes() if path.exists() else b""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedkeel import methods
-from fedkeel.config import from_one
+from fedkeel.config import Config, from_one
 from fedkeel.core import naming, state
 from fedkeel.core.composition import Composition
 from fedkeel.core.types import Classifier
@@ -34,6 +34,11 @@ PYTHON_OBJECT = "(given in Python)"
 MOST_NAMED = 20  # clients to choose from, in a sentence
 
 
+def given_in_python(config: Config) -> list[str]:
+    """The options in whose place an object was given, which no configuration and no command can name."""
+    return [name for name in ("data", "model", "method") if getattr(config, name) == PYTHON_OBJECT]
+
+
 class Run(Files):
     """A run directory, read. Also of a run that is not finished yet."""
 
@@ -44,7 +49,7 @@ class Run(Files):
     @property
     def given(self) -> Mapping[str, Mapping[str, str]]:
         """What stands for the objects that were given in Python, by option: the `name` of each, and a `digest`."""
-        objects = [name for name in ("data", "model", "method") if getattr(self.config, name) == PYTHON_OBJECT]
+        objects = given_in_python(self.config)
         origin = Origin.load(self.directory) if objects else None
         return {name: origin.given[name] for name in objects if origin and name in origin.given}
 
@@ -137,6 +142,13 @@ class Run(Files):
         wanted = statistics or ("global" if "global" in kinds else next(iter(kinds), "global"))
         return [record for record in scores if record["statistics"] == wanted]
 
+    def evaluated(self) -> list[dict[str, Any]]:
+        """As `scores`, of a run that has been evaluated at least once; an error where it has not."""
+        scores = self.scores()
+        if not scores:
+            raise FedkeelError(f"'{self.directory}' has no evaluated round yet: let it train further.")
+        return scores
+
     def frame(self, kind: str = "scores") -> pandas.DataFrame:
         """The records of one kind as a pandas table, a row each; of "scores" and "evaluation" those of every split.
 
@@ -154,9 +166,7 @@ class Run(Files):
     def plot_accuracy(self, axes: Axes | None = None, *, domains: bool = True) -> Axes:
         """Test accuracy by round, on average and, unless told otherwise, of each domain; returns matplotlib's axes."""
         pyplot = _notebook_package("matplotlib.pyplot", "A plot")
-        scores = self.scores()
-        if not scores:
-            raise FedkeelError(f"'{self.directory}' has no evaluated round yet: let it train further.")
+        scores = self.evaluated()
         axes = axes if axes is not None else pyplot.subplots()[1]
         rounds = [from_one(entry["round"]) for entry in scores]
         if domains:

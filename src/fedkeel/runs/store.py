@@ -56,10 +56,6 @@ METRICS, TIMING, MODEL = "metrics.jsonl", "timing.jsonl", "model.safetensors"
 SUMMARY, CHECKSUMS = "summary.json", "checksums.json"
 
 
-class DamagedCheckpoint(Exception):
-    """This checkpoint cannot be used; the text says why."""
-
-
 def fingerprint(config: Config) -> str:
     """The same for two configurations that give the same run."""
     options = {name: value for name, value in config.to_dict().items() if name not in MACHINE_OPTIONS}
@@ -227,7 +223,7 @@ class Store:
             try:
                 header, checkpoint = read_checkpoint(folder)
                 self.memory_files.check(header["memory"])
-            except (DamagedCheckpoint, Damaged) as damage:
+            except Damaged as damage:
                 note(f"The checkpoint '{folder}' is damaged ({damage}): going back to the one before it.")
                 continue
             if header["fingerprint"] != fingerprint(self.config):
@@ -245,7 +241,7 @@ class Store:
             self.truncate(header["metrics_bytes"])
             older: list[Reference] = []
             for before in folders[:place]:
-                with suppress(DamagedCheckpoint):
+                with suppress(Damaged):
                     older.append(read_checkpoint(before)[0]["memory"])
             self.memory_files.restore(header["memory"], checkpoint.round, older)
             return checkpoint
@@ -323,9 +319,9 @@ def read_header(folder: Path) -> dict[str, Any]:
     try:
         return unseal((folder / "checkpoint.json").read_bytes())
     except OSError as error:
-        raise DamagedCheckpoint(str(error)) from error
+        raise Damaged(str(error)) from error
     except Unsealed as error:
-        raise DamagedCheckpoint(f"checkpoint.json: {error}") from error
+        raise Damaged(f"checkpoint.json: {error}") from error
 
 
 def read_checkpoint(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
@@ -333,13 +329,13 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
         header = read_header(folder)
         server = (folder / "server.safetensors").read_bytes()
         if digest(server) != header["sha256"]:
-            raise DamagedCheckpoint("the checksum of server.safetensors does not match")
+            raise Damaged("the checksum of server.safetensors does not match")
         _, groups = unpack(server)
         if "memory" not in header:
-            raise DamagedCheckpoint("it does not say what clients remember")
+            raise Damaged("it does not say what clients remember")
         return header, Checkpoint(int(header["round"]), groups, header["best"])
     except (OSError, ValueError, KeyError, TypeError, AttributeError, BadMessage) as error:
-        raise DamagedCheckpoint(str(error)) from error
+        raise Damaged(str(error)) from error
 
 
 def save_tensors(path: Path, tensors: Tensors) -> str:

@@ -53,8 +53,7 @@ class Tracker(Observer):
         self._open = True
 
     def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
-        known = {name: value for name, value in values(scores, loss).items() if math.isfinite(value)}
-        self._try(self.log, from_one(round), known)
+        self._try(self.log, from_one(round), values(scores, loss))
 
     def closed(self, outcome: Outcome) -> None:
         self._try(self.close, outcome)
@@ -66,10 +65,6 @@ class Tracker(Observer):
         except Exception as error:
             self._open = False
             self._note(f"{self.kind} gets no more of this run, which goes on without it: {first_line(error)}")
-
-    @staticmethod
-    def share() -> None:
-        """Make what several runs have in common, if there is such a thing."""
 
     def open(self, config: Config, first_round: int) -> None: ...
 
@@ -85,17 +80,17 @@ def first_line(error: Exception) -> str:
 
 
 def values(scores: Scores | None, loss: float) -> dict[str, float]:
-    if scores is None:
-        return {"train/loss": loss}
-    found = {
-        "train/loss": loss,
-        "test/accuracy": scores.average,
-        "test/accuracy_samples": scores.samples,
-        "test/loss": scores.loss,
-        "test/accuracy_unseen": scores.unseen,
-        **{f"test/domain/{name}": value for name, value in scores.domains.items()},
-    }
-    return {name: value for name, value in found.items() if value is not None}
+    """What is known of a round, by name; a number that is not finite is not."""
+    found: dict[str, float | None] = {"train/loss": loss}
+    if scores is not None:
+        found |= {
+            "test/accuracy": scores.average,
+            "test/accuracy_samples": scores.samples,
+            "test/loss": scores.loss,
+            "test/accuracy_unseen": scores.unseen,
+            **{f"test/domain/{name}": value for name, value in scores.domains.items()},
+        }
+    return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
 
 class TensorBoard(Tracker):
@@ -127,12 +122,6 @@ class MLflow(Tracker):
     kind = "MLflow"
     _mlflow: Any
 
-    @staticmethod
-    def share() -> None:
-        import mlflow
-
-        mlflow.MlflowClient().search_experiments(max_results=1)  # a new database gets its tables
-
     def open(self, config: Config, first_round: int) -> None:
         import mlflow
 
@@ -163,37 +152,36 @@ def mlflow_name(name: str) -> str:
 TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow}
 
 
-def require(name: str | None) -> None:
-    """An error in one sentence, before anything trains, where the tracker cannot be had."""
-    if name is None:
-        return
-    if name not in TRACKERS:
+def require(name: str | None) -> str | None:
+    """The name as it is; an error in one sentence, before anything trains, where the tracker cannot be had."""
+    if name is not None and name not in TRACKERS:
         raise FedkeelError(unknown("tracker", str(name), TRACKERS))
-    if importlib.util.find_spec(name) is None:
+    if name is not None and importlib.util.find_spec(name) is None:
         raise FedkeelError(f"'--track {name}' needs {name}, which is not installed: pip install 'fedkeel[{name}]'.")
+    return name
 
 
 def share(name: str | None) -> None:
-    """Before several runs at once: what they share is made a single time, since they would trip over each other.
-
-    In a process of its own, so that no connection of it is inherited by the runs' processes.
-    """
+    """Before several runs at once: a new database of MLflow gets its tables a single time, since the runs would trip
+    over each other. In a process of its own, so that no connection of it is inherited by the runs' processes."""
     require(name)
-    if name is None:
+    if name != "mlflow":
         return
     context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
     try:
         with ProcessPoolExecutor(1, context) as pool:
-            problem = pool.submit(_problem_with_sharing, name).result()
+            problem = pool.submit(_problem_with_database).result()
     except BrokenProcessPool:
         problem = "its process died."
     if problem:
-        raise FedkeelError(f"{TRACKERS[name].kind} does not take these runs: {problem}")
+        raise FedkeelError(f"{MLflow.kind} does not take these runs: {problem}")
 
 
-def _problem_with_sharing(name: str) -> str:
+def _problem_with_database() -> str:
+    import mlflow
+
     try:
-        TRACKERS[name].share()
+        mlflow.MlflowClient().search_experiments(max_results=1)
     except Exception as error:
         return first_line(error)
     return ""

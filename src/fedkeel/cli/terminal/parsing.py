@@ -12,10 +12,11 @@ from fedkeel import spec
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError, nearest, unknown
 from fedkeel.experiments.rows import read_seeds, typed
-from fedkeel.runs.trackers import TRACKERS
+from fedkeel.runs.trackers import TRACKERS, require
 
 Arguments = argparse.Namespace
 SEEDS = "how many, or which, like 0,1,5"
+TRACK = "send the curves to a tracker too, as they grow"
 JOBS = "runs at the same time (default: one per core; on a GPU 1)"
 
 
@@ -34,7 +35,7 @@ def whole(name: str, least: int) -> Callable[[str], int]:
 SHARED: dict[str, dict[str, Any]] = {
     "--json": {"action": "store_true", "help": "print one JSON document"},
     "--quiet": {"action": "store_true", "help": "no progress, only warnings and the result"},
-    "--track": {"metavar": "|".join(TRACKERS), "help": "send the curves to a tracker too, as they grow"},
+    "--track": {"metavar": "|".join(TRACKERS), "type": require, "help": TRACK},
     "--config": {"metavar": "FILE", "help": "read options from a TOML file; flags come on top"},
     "--root": {"metavar": "DIR", "help": "short for --data 'NAME(root=DIR)'"},
     "--seeds": {"metavar": "N", "default": "3", "type": read_seeds, "help": f"{SEEDS} (default: 3)"},
