@@ -3,7 +3,7 @@
 It is made of a manifest: the images that a split uses are decoded, and only those.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,24 +17,8 @@ from fedkeel.data.federation import Transform
 from fedkeel.data.formats.images import Bytes, decode_all
 from fedkeel.data.formats.npz import fingerprint
 from fedkeel.data.manifest import Manifest, Parts
-from fedkeel.data.population import IntArray, each_once
+from fedkeel.data.population import IntArray, Split
 from fedkeel.errors import DataError
-
-
-@dataclass(frozen=True)
-class Split:
-    """Indices into the store of one domain's images, by what they are for."""
-
-    train: Tensor
-    validation: Tensor
-    test: Tensor
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.train, self.validation, self.test))
-
-    def all(self) -> Tensor:
-        """Every image of the domain, in the store's order."""
-        return each_once([*self])
 
 
 @dataclass(frozen=True)

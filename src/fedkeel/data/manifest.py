@@ -95,10 +95,11 @@ class Domain:
         return np.concatenate([np.empty(0, np.int64), *(run.labels for run in self.images)])
 
 
-def train_and_test(train: Sequence[Images], test: Sequence[Images]) -> Domain:
-    """A domain with an official training and an official test set."""
-    trained, tested = (sum(len(run.labels) for run in part) for part in (train, test))
-    return Domain([*train, *test], (np.arange(trained), np.empty(0, np.int64), trained + np.arange(tested)))
+def split_domain(train: Sequence[Images], test: Sequence[Images], validation: Sequence[Images] = ()) -> Domain:
+    """A domain whose images lie apart by what they are for."""
+    sizes = [sum(len(run.labels) for run in part) for part in (train, validation, test)]
+    trained, held, tested = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:2])
+    return Domain([*train, *validation, *test], (trained, held, tested))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedkeel import seeds, spec
-from fedkeel.data.population import IntArray, Shares, Slices, UserSlices
+from fedkeel.data.population import IntArray, Shares, Slices
 from fedkeel.errors import DataError, unknown
 from fedkeel.options import Count, Range, checked
 from fedkeel.registry import Registry
@@ -229,12 +229,14 @@ class ByUser(Partition):
                 f"The data set does not say whose the images of '{pool.domain}' are, so 'by-user' cannot cut them: "
                 "choose another partition, or store the users with the images (an .npz pack can)."
             )
-        shares = UserSlices(pool.users, self.minimum)
-        if not len(shares.sizes):
+        order = np.argsort(pool.users, kind="stable")
+        ids, sizes = np.unique(pool.users, return_counts=True)
+        kept = sizes >= self.minimum
+        if not kept.any():
             raise DataError(
                 f"No user of the domain '{pool.domain}' has {self.minimum} training images: lower minimum in by-user."
             )
-        return shares
+        return Slices(order[np.repeat(kept, sizes)], sizes[kept], ids[kept])
 
 
 @PARTITIONS.register("shards", paper="FedAvg (McMahan et al., AISTATS 2017)")

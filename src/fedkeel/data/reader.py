@@ -139,14 +139,17 @@ class TreeReader(Reader):
                     f"The domain '{domain}' of {self.name} is missing: put its images into '{root / domain}'."
                 )
                 continue
-            others = [folder.name for folder in visible_folders(found[domain])] if self.more_classes else ()
-            images = class_images(self.name, found[domain], classes, findings, ignored=others)
-            position = {file.relative_to(root).as_posix(): number for number, file in enumerate(images.files)}
-            official = None
-            with findings.part():
-                official = self.lists(root, domain, position, images.labels)
-            listed[domain] = Domain([images], official)
+            listed[domain] = self.scan_domain(found[domain], domain, classes, findings)
         return Manifest(self.name, root, tuple(classes), listed)
+
+    def scan_domain(self, folder: Path, domain: str, classes: Sequence[str], findings: Findings) -> Domain:
+        others = [child.name for child in visible_folders(folder)] if self.more_classes else ()
+        images = class_images(self.name, folder, classes, findings, ignored=others)
+        position = {file.relative_to(folder.parent).as_posix(): number for number, file in enumerate(images.files)}
+        official = None
+        with findings.part():
+            official = self.lists(folder.parent, domain, position, images.labels)
+        return Domain([images], official)
 
 
 class Datasets(Registry[Dataset]):

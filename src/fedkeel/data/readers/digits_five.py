@@ -13,7 +13,7 @@ from fedkeel.data.formats.arrays import first_file, idx_images, libsvm_images, m
 from fedkeel.data.formats.folders import class_images, images_in, visible_folders
 from fedkeel.data.formats.lists import read_lines
 from fedkeel.data.formats.parquet import parquet_domain, parquet_files
-from fedkeel.data.manifest import Domain, Findings, Images, Manifest, Parts, image_files, train_and_test
+from fedkeel.data.manifest import Domain, Findings, Images, Manifest, Parts, image_files, split_domain
 from fedkeel.data.reader import Reader, published
 from fedkeel.data.splits import merged, same_per_class
 from fedkeel.errors import DataError, unknown
@@ -140,7 +140,7 @@ class DigitsFive(Reader):
             if parquet_files(folder, "train"):
                 findings.extra(f"The domain '{folder.name}' is none of Digits-Five's, and is read under its own name.")
                 with findings.part():
-                    domains[folder.name] = train_and_test(*parquet_domain("digits-five", folder, 10))
+                    domains[folder.name] = split_domain(*parquet_domain("digits-five", folder, 10))
             else:
                 findings.extra(f"The folder '{folder}' is no domain of digits-five and is not used.")
         if not domains:
@@ -153,14 +153,14 @@ def read_domain(domain: str, root: Path, folders: Sequence[Path], findings: Find
     name = f"digits-five-{domain}"
     for folder in folders:
         if parquet_files(folder, "train") or parquet_files(folder, "test"):
-            return train_and_test(*parquet_domain(name, folder, 10))
+            return split_domain(*parquet_domain(name, folder, 10))
         found = authors_files(domain, folder) or labelled(domain, folder) or tree(name, folder, findings)
         if found:
-            return train_and_test(found[:1], found[1:])
+            return split_domain(found[:1], found[1:])
     for file in (root / f"{domain}.npz", *(folder / f"{domain}.npz" for folder in folders)):
         if file.is_file():
             train, test = npz_images(name, file)
-            return train_and_test([train], [test])
+            return split_domain([train], [test])
     kinds = sorted({NOT_READ[file.suffix] for file in folders[0].iterdir() if file.suffix in NOT_READ})
     refused = f"{' and '.join(kinds)} are not read; " if kinds else ""
     raise DataError(f"There is no data of '{domain}' in '{folders[0]}': {refused}{ORIGINS[domain].wanted}")

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedkeel.data.formats.folders import images_in, kind, sorted_out, unread, visible_folders
-from fedkeel.data.formats.lists import LISTS, read_lists
+from fedkeel.data.formats.lists import read_lists
 from fedkeel.data.manifest import Domain, Findings, Manifest, image_files
+from fedkeel.data.population import USES
 from fedkeel.data.reader import DATASETS, Fraction, Reader, find_root
 from fedkeel.errors import DataError, nearest
 from fedkeel.options import Count
@@ -96,9 +97,9 @@ def warn_of_near_names(folders: Sequence[str], findings: Findings) -> None:
 
 def warn_of_strange_lists(root: Path, domains: Sequence[str], findings: Findings) -> None:
     """A list with a misspelt name would leave its domain to be split at random."""
-    own = {f"{domain}_{part}.txt" for domain in domains for part in LISTS}
+    own = {f"{domain}_{part}.txt" for domain in domains for part in USES}
     for file in sorted((root / "splits").glob("*.txt")):
-        if file.stem.endswith(tuple(f"_{part}" for part in LISTS)) and file.name not in own:
+        if file.stem.endswith(tuple(f"_{part}" for part in USES)) and file.name not in own:
             findings.extra(f"The list '{file}' is of no domain and is not used: {nearest(file.name, own)}")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedkeel.data.formats.arrays import stl_images
 from fedkeel.data.formats.folders import step_into
-from fedkeel.data.manifest import Findings, Images, Manifest, train_and_test
+from fedkeel.data.manifest import Findings, Images, Manifest, split_domain
 from fedkeel.data.reader import Reader, published
 from fedkeel.options import Count
 
@@ -44,4 +44,4 @@ class STL10(Reader):
             if all(file.is_file() for file in files):
                 with findings.part():
                     part.append(stl_images(f"stl10-{use}", *files))
-        return Manifest(self.name, folder, self.class_names, {"stl10": train_and_test(**parts)})
+        return Manifest(self.name, folder, self.class_names, {"stl10": split_domain(**parts)})

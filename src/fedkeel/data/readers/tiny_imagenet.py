@@ -8,7 +8,7 @@ from pathlib import Path
 
 from fedkeel.data.formats.folders import class_images, images_in, step_into, visible_folders
 from fedkeel.data.formats.lists import read_lines
-from fedkeel.data.manifest import Findings, Images, Manifest, image_files, train_and_test
+from fedkeel.data.manifest import Findings, Images, Manifest, image_files, split_domain
 from fedkeel.data.reader import Reader, published
 from fedkeel.options import Count
 
@@ -50,7 +50,7 @@ class TinyImageNet(Reader):
             findings.missing(f"'{train}' is missing: tiny-imagenet has a folder train/<wnid>/images there.")
         with findings.part():
             tested.append(annotated(folder / "val", classes, findings))
-        return Manifest(self.name, folder, classes, {self.name: train_and_test(trained, tested)})
+        return Manifest(self.name, folder, classes, {self.name: split_domain(trained, tested)})
 
 
 def annotated(folder: Path, classes: tuple[str, ...], findings: Findings) -> Images:
