@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from fedkeel import spec
+from fedkeel.data.dataset import Findings, Manifest
 from fedkeel.data.formats.images import decode, in_threads, reason
-from fedkeel.data.manifest import Findings, Manifest
+from fedkeel.data.population import USES
 from fedkeel.data.reader import PUBLISHED, Reader, reader_of
 from fedkeel.errors import DataError
 
@@ -95,7 +96,7 @@ def compare(reader: Reader, manifest: Manifest) -> list[Count]:
         sizes, own = published.get(domain, {}), found.get(domain, {})
         # Lists may be there that the authors' numbers are not about: then only the sum can be compared.
         split = "images" not in own and ("train" in sizes or not sizes)
-        for use in ("train", "validation", "test") if split else ("images",):
+        for use in USES if split else ("images",):
             if use in own or use in sizes or use == "images":
                 given = sizes.get(use, ())
                 number = sum(own.values()) if use == "images" else own.get(use, 0)

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from fedkeel.data.dataset import Dataset, assemble
-from fedkeel.data.formats.folders import class_images, visible_folders
+from fedkeel.data.dataset import Dataset, Domain, Findings, Manifest, Parts, assemble
+from fedkeel.data.formats.folders import class_images, step_into, visible_folders
 from fedkeel.data.formats.lists import read_lists
-from fedkeel.data.manifest import Domain, Findings, Manifest, Parts
 from fedkeel.data.population import IntArray
 from fedkeel.data.splits import by_shares
 from fedkeel.errors import DataError, unknown
@@ -45,6 +44,7 @@ class Reader:
     licence: ClassVar[str]  # what its authors allow, as far as they say
     layout: ClassVar[str]  # how its folder must look, a line per file or folder
     folders: ClassVar[tuple[str, ...]]  # names under which it is looked for
+    inside: ClassVar[tuple[str, ...]] = ()  # folders that its archives bring, one of which may have all in it
     class_names: ClassVar[tuple[str, ...]]  # in label order
     # Of each domain its number of images, or numbers by what they are for: `train` and `test`, and `images` too where
     # lists may or may not be there; several numbers where several versions are in use.
@@ -81,7 +81,7 @@ class Reader:
             raise DataError(
                 f"'{found}' is not a folder: give the root of {self.name}, as 'fedkeel data list {self.name}' shows it."
             )
-        return found
+        return step_into(found, *self.inside)
 
     @property
     def num_classes(self) -> int:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from fedkeel import seeds
-from fedkeel.data.manifest import Domain, Parts
+from fedkeel.data.dataset import Domain, Parts
 from fedkeel.data.partition import in_proportion, shuffled_classes
 from fedkeel.data.population import IntArray
 from fedkeel.errors import DataError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeel.data.manifest import Parts
+from fedkeel.data.dataset import Parts
 from fedkeel.data.population import USES, IntArray
 from fedkeel.errors import DataError
 

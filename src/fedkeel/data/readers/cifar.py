@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from fedkeel.data.formats.arrays import cifar_images
+from fedkeel.data.dataset import Domain, Findings, Images, Manifest, split_domain
+from fedkeel.data.formats.arrays import cifar_images, parquet_domain, parquet_files
 from fedkeel.data.formats.folders import class_images, step_into
-from fedkeel.data.formats.parquet import parquet_domain, parquet_files
-from fedkeel.data.manifest import Domain, Findings, Images, Manifest, split_domain
 from fedkeel.data.reader import Reader, published
 from fedkeel.errors import DataError
 from fedkeel.options import Count

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedkeel.data.dataset import Findings, Manifest, split_domain
 from fedkeel.data.formats.folders import visible_folders
-from fedkeel.data.manifest import Findings, Manifest, split_domain
 from fedkeel.data.reader import Reader, published
 from fedkeel.data.readers.digits_five import DIGITS, tree
 from fedkeel.options import Count

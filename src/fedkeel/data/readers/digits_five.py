@@ -9,11 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from fedkeel.data.formats.arrays import first_file, idx_images, libsvm_images, mat_images, npz_images
+from fedkeel.data.dataset import Domain, Findings, Images, Manifest, Parts, image_files, split_domain
+from fedkeel.data.formats.arrays import (
+    first_file,
+    idx_images,
+    libsvm_images,
+    mat_images,
+    npz_images,
+    parquet_domain,
+    parquet_files,
+)
 from fedkeel.data.formats.folders import class_images, images_in, visible_folders
 from fedkeel.data.formats.lists import read_lines
-from fedkeel.data.formats.parquet import parquet_domain, parquet_files
-from fedkeel.data.manifest import Domain, Findings, Images, Manifest, Parts, image_files, split_domain
 from fedkeel.data.reader import Reader, published
 from fedkeel.data.splits import merged, same_per_class
 from fedkeel.errors import DataError, unknown

@@ -209,15 +209,9 @@ def place(ink: IntArray, down: IntArray, right: IntArray) -> IntArray:
     """Put (N, h, w) pictures on black SIDE x SIDE ones: in the middle, moved `down` and `right`."""
     count, height, width = ink.shape
     top, left = (SIDE - height) // 2 + down, (SIDE - width) // 2 + right
-    rows = np.arange(SIDE)[None, :] - top[:, None]
-    columns = np.arange(SIDE)[None, :] - left[:, None]
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-    picked = ink[
-        np.arange(count)[:, None, None],
-        np.clip(rows, 0, height - 1)[:, :, None],
-        np.clip(columns, 0, width - 1)[:, None, :],
-    ]
-    return np.where(inside, picked, 0)
+    framed = np.pad(ink, ((0, 0), (SIDE, SIDE), (SIDE, SIDE)))
+    rows, columns = (SIDE + np.arange(SIDE) - start[:, None] for start in (top, left))
+    return framed[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
 
 
 def slant(ink: IntArray, amount: IntArray) -> IntArray:

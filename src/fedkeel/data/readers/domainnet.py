@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from fedkeel.data.dataset import Domain, Parts
 from fedkeel.data.formats.folders import images_in, visible_folders
 from fedkeel.data.formats.lists import class_of, read_lines, read_lists
-from fedkeel.data.manifest import Domain, Parts
 from fedkeel.data.population import IntArray
 from fedkeel.data.reader import FEDBN, Sizes, TreeReader, published
 from fedkeel.data.splits import by_shares, equal_shares, warn_of_missing_lists

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from fedkeel.data.manifest import Domain, Parts
+from fedkeel.data.dataset import Domain, Parts
 from fedkeel.data.reader import FEDBN, TreeReader, published
 from fedkeel.data.splits import equal_shares, warn_of_missing_lists
 from fedkeel.options import Count

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from fedkeel.data.dataset import Domain, Findings, Images, split_domain
 from fedkeel.data.formats.folders import class_images, visible_folders
-from fedkeel.data.manifest import Domain, Findings, Images, split_domain
 from fedkeel.data.reader import FEDBN, TreeReader, published
 from fedkeel.data.splits import equal_shares
 from fedkeel.options import Count
