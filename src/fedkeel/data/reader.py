@@ -4,6 +4,7 @@ A reader's options are its fields; what is known before anything is on disk (whe
 large it is) are its class attributes, which `fedkeel data list` shows and `fedkeel data check` counts by.
 """
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from fedkeel.data.splits import by_shares
 from fedkeel.errors import DataError, unknown
 from fedkeel.options import Count, Range
 from fedkeel.registry import Registry
+
+log = logging.getLogger("fedkeel")
 
 Root = str | os.PathLike[str] | None
 Fraction = Annotated[float, Range(0, below=1)]
@@ -51,6 +54,7 @@ class Reader:
     sizes: ClassVar[Mapping[str, int | Mapping[str, int | tuple[int, ...]]]]
     transforms: ClassVar[tuple[str, str]] = ("normalise", "normalise")  # the usual ones in training and in testing
     subsets: ClassVar[Mapping[str, Rule]] = {}  # what papers take of it, by the option `subset`
+    listed_subsets: ClassVar[tuple[str, ...]] = ()  # those of them that are taken of FedBN's lists
     scan_options: ClassVar[tuple[str, ...]] = ()  # those that change what a check counts
 
     def scan(self, root: Path, findings: Findings) -> Manifest:
@@ -59,9 +63,15 @@ class Reader:
 
     def split(self, domains: Mapping[str, Domain]) -> dict[str, Parts]:
         """Which images are for what."""
-        subset = self.subsets.get(getattr(self, "subset", None) or "")
-        if subset is not None:
-            return subset(domains, self.split_seed)
+        subset = getattr(self, "subset", None) or ""
+        if subset in self.listed_subsets and any(domain.official is None for domain in domains.values()):
+            log.warning(
+                "FedBN's lists are not in the folder 'splits' of '%s': subsets of the published sizes are drawn by "
+                "split_seed, of other images than FedBN's.",
+                self.name,
+            )
+        if subset in self.subsets:
+            return self.subsets[subset](domains, self.split_seed)
         return by_shares(domains, self.split_seed, validation=self.validation, test=self.test)
 
     def pixels(self) -> int:

@@ -146,7 +146,7 @@ def stl_images(name: str, images: Path, labels: Path) -> Images:
 
 
 # -- npz, as Keras has MNIST ----------------------------------------------------------------------------------
-def npz_images(name: str, file: Path) -> tuple[Images, Images]:
+def npz_images(name: str, file: Path) -> list[Images]:
     """`x_train`, `y_train`, `x_test` and `y_test`: uint8 images (N, H, W) or (N, H, W, 3)."""
     arrays = read_arrays(file)
     both = []
@@ -162,7 +162,7 @@ def npz_images(name: str, file: Path) -> tuple[Images, Images]:
         labels = checked(file, y.reshape(-1).astype(np.int64), 10)
         side = x.shape[1] if x.shape[1] == x.shape[2] else 0
         both.append(pixels(f"{name}-{use}", file, labels, side, partial(np.asarray, square)))
-    return both[0], both[1]
+    return both
 
 
 # -- parquet, as on Hugging Face: a column `img` or `image` of {bytes, path}, and `label` or `fine_label` -------------
@@ -178,7 +178,7 @@ def parquet_files(folder: Path, use: str) -> list[Path]:
     return []
 
 
-def parquet_domain(name: str, folder: Path, classes: int) -> tuple[list[Images], list[Images]]:
+def parquet_domain(name: str, folder: Path, classes: int) -> list[list[Images]]:
     """The training and the test images of one folder."""
     both = []
     for use in ("train", "test"):
@@ -189,7 +189,7 @@ def parquet_domain(name: str, folder: Path, classes: int) -> tuple[list[Images],
                 "folder."
             )
         both.append([parquet_images(name, file, classes) for file in files])
-    return both[0], both[1]
+    return both
 
 
 def parquet_images(name: str, file: Path, num_classes: int) -> Images:

@@ -28,7 +28,6 @@ from fedkeel.options import Count
 from fedkeel.spec import names
 
 DIGITS = tuple("0123456789")
-Both = tuple[Images, Images]  # to train and to test
 
 
 @dataclass(frozen=True)
@@ -166,33 +165,33 @@ def read_domain(domain: str, root: Path, folders: Sequence[Path], findings: Find
             return split_domain(found[:1], found[1:])
     for file in (root / f"{domain}.npz", *(folder / f"{domain}.npz" for folder in folders)):
         if file.is_file():
-            train, test = npz_images(name, file)
-            return split_domain([train], [test])
+            found = npz_images(name, file)
+            return split_domain(found[:1], found[1:])
     kinds = sorted({NOT_READ[file.suffix] for file in folders[0].iterdir() if file.suffix in NOT_READ})
     refused = f"{' and '.join(kinds)} are not read; " if kinds else ""
     raise DataError(f"There is no data of '{domain}' in '{folders[0]}': {refused}{ORIGINS[domain].wanted}")
 
 
-def authors_files(domain: str, folder: Path) -> Both | None:
+def authors_files(domain: str, folder: Path) -> list[Images]:
+    """Those to train and those to test on, as from the next two; none if there is none."""
     origin = ORIGINS[domain]
     found = {stems: first_file(folder, stems) for stems in (*origin.train, *origin.test)}
     if not any(found.values()):
-        return None
+        return []
     for stems, file in found.items():
         if file is None:
             raise DataError(f"'{folder / stems[0]}' is missing{origin.lacking.format(domain=domain)}")
-    train, test = (
+    return [
         origin.read(f"digits-five-{domain}-{use}", *(found[stems] for stems in files))
         for use, files in (("train", origin.train), ("test", origin.test))
-    )
-    return train, test
+    ]
 
 
-def labelled(domain: str, folder: Path) -> Both | None:
+def labelled(domain: str, folder: Path) -> list[Images]:
     """MNIST-M as published: `mnist_m_train/*.png` and lines `00000000.png 5` in `mnist_m_train_labels.txt`."""
     lists = [folder / f"mnist_m_{use}_labels.txt" for use in ("train", "test")]
     if domain != "mnistm" or not any(file.is_file() for file in lists):
-        return None
+        return []
     both = []
     for file in lists:
         if not file.is_file():
@@ -210,16 +209,15 @@ def labelled(domain: str, folder: Path) -> Both | None:
             files.append(there[image])
             labels.append(int(label))
         both.append(image_files(files, labels))
-    return both[0], both[1]
+    return both
 
 
-def tree(name: str, folder: Path, findings: Findings) -> Both | None:
+def tree(name: str, folder: Path, findings: Findings) -> list[Images]:
     """`train/<digit>/*.png`, and `test/<digit>/` or `val/<digit>/`, as Digits-DG calls it."""
     tested = next((folder / use for use in ("test", "val") if (folder / use).is_dir()), None)
     if tested is None or not (folder / "train").is_dir():
-        return None
+        return []
     for child in visible_folders(folder):
         if child.name not in ("train", tested.name):
             findings.extra(f"The folder '{child}' is no part of {name} and is not used.")
-    train, test = (class_images(name, place, DIGITS, findings) for place in (folder / "train", tested))
-    return train, test
+    return [class_images(name, place, DIGITS, findings) for place in (folder / "train", tested)]

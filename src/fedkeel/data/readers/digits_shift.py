@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 
 from fedkeel import seeds
-from fedkeel.data.dataset import Dataset, Split, indices
+from fedkeel.data.dataset import Dataset, indices
 from fedkeel.data.formats.images import Bytes
-from fedkeel.data.population import IntArray
+from fedkeel.data.population import IntArray, Split
 from fedkeel.data.reader import DATASETS
 from fedkeel.errors import DataError
 
@@ -211,7 +211,8 @@ def place(ink: IntArray, down: IntArray, right: IntArray) -> IntArray:
     top, left = (SIDE - height) // 2 + down, (SIDE - width) // 2 + right
     framed = np.pad(ink, ((0, 0), (SIDE, SIDE), (SIDE, SIDE)))
     rows, columns = (SIDE + np.arange(SIDE) - start[:, None] for start in (top, left))
-    return framed[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    placed: IntArray = framed[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return placed
 
 
 def slant(ink: IntArray, amount: IntArray) -> IntArray:
