@@ -146,7 +146,7 @@ def stl_images(name: str, images: Path, labels: Path) -> Images:
 
 
 # -- npz, as Keras has MNIST ----------------------------------------------------------------------------------
-def npz_images(name: str, file: Path) -> list[Images]:
+def npz_images(name: str, file: Path) -> list[list[Images]]:
     """`x_train`, `y_train`, `x_test` and `y_test`: uint8 images (N, H, W) or (N, H, W, 3)."""
     arrays = read_arrays(file)
     both = []
@@ -161,7 +161,7 @@ def npz_images(name: str, file: Path) -> list[Images]:
         square: Bytes = x[..., 0] if x.ndim == 4 and x.shape[3] == 1 else x
         labels = checked(file, y.reshape(-1).astype(np.int64), 10)
         side = x.shape[1] if x.shape[1] == x.shape[2] else 0
-        both.append(pixels(f"{name}-{use}", file, labels, side, partial(np.asarray, square)))
+        both.append([pixels(f"{name}-{use}", file, labels, side, partial(np.asarray, square))])
     return both
 
 
@@ -179,10 +179,10 @@ def parquet_files(folder: Path, use: str) -> list[Path]:
 
 
 def parquet_domain(name: str, folder: Path, classes: int) -> list[list[Images]]:
-    """The training and the test images of one folder."""
+    """The training and the test images of one folder; nothing if it has no parquet files."""
+    found = {use: parquet_files(folder, use) for use in ("train", "test")}
     both = []
-    for use in ("train", "test"):
-        files = parquet_files(folder, use)
+    for use, files in found.items() if any(found.values()) else ():
         if not files:
             raise DataError(
                 f"'{folder / use}.parquet' is missing: '{name}' needs train.parquet and test.parquet in every domain's "

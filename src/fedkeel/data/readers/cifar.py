@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedkeel.data.dataset import Domain, Findings, Images, Manifest, split_domain
-from fedkeel.data.formats.arrays import cifar_images, parquet_domain, parquet_files
+from fedkeel.data.formats.arrays import cifar_images, parquet_domain
 from fedkeel.data.formats.folders import class_images, step_into
 from fedkeel.data.reader import Reader, published
 from fedkeel.errors import DataError
@@ -49,8 +49,8 @@ class CIFAR(Reader):
     def domain(self, root: Path, findings: Findings) -> Domain:
         """In the first form that is there: parquet, the binary files, trees."""
         name, binary, pickled = self.name, step_into(root, self.binary), step_into(root, self.pickled)
-        if parquet_files(root, "train") or parquet_files(root, "test"):
-            return split_domain(*parquet_domain(name, root, len(self.class_names)))
+        if parquet := parquet_domain(name, root, len(self.class_names)):
+            return split_domain(*parquet)
         if any((binary / file).is_file() for part in self.files.values() for file in part):
             parts: dict[str, list[Images]] = {"train": [], "test": []}
             for use, wanted in self.files.items():
@@ -62,8 +62,9 @@ class CIFAR(Reader):
             return split_domain(**parts)
         lost = [root / use for use in ("train", "test") if not (root / use).is_dir()]
         if not lost:
-            trees = [class_images(name, root / use, self.class_names, findings) for use in ("train", "test")]
-            return split_domain(trees[:1], trees[1:])
+            return split_domain(
+                *([class_images(name, root / use, self.class_names, findings)] for use in ("train", "test"))
+            )
         if len(lost) == 1:
             raise DataError(f"'{lost[0]}' is missing: {name} has the folders train/<class>/ and test/<class>/.")
         if any((pickled / file).is_file() for file in ("data_batch_1", "test_batch", "train", "test")):

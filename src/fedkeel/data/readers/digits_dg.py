@@ -37,7 +37,7 @@ class DigitsDG(Reader):
                 lacking = " and ".join(use for use in ("train", "val") if not (root / domain / use).is_dir())
                 findings.missing(f"'{root / domain}' lacks {lacking}: digits-dg has train and val for every domain.")
             else:
-                domains[domain] = split_domain(found[:1], found[1:])
+                domains[domain] = split_domain(*found)
         for folder in visible_folders(root):
             if folder.name not in DOMAINS:
                 findings.extra(f"The folder '{folder}' is no domain of digits-dg and is not used.")

@@ -158,21 +158,19 @@ def read_domain(domain: str, root: Path, folders: Sequence[Path], findings: Find
     """One domain, in the first form that is there: parquet, its authors' files, labelled images, a tree, npz."""
     name = f"digits-five-{domain}"
     for folder in folders:
-        if parquet_files(folder, "train") or parquet_files(folder, "test"):
-            return split_domain(*parquet_domain(name, folder, 10))
-        found = authors_files(domain, folder) or labelled(domain, folder) or tree(name, folder, findings)
+        found = parquet_domain(name, folder, 10) or authors_files(domain, folder)
+        found = found or labelled(domain, folder) or tree(name, folder, findings)
         if found:
-            return split_domain(found[:1], found[1:])
+            return split_domain(*found)
     for file in (root / f"{domain}.npz", *(folder / f"{domain}.npz" for folder in folders)):
         if file.is_file():
-            found = npz_images(name, file)
-            return split_domain(found[:1], found[1:])
+            return split_domain(*npz_images(name, file))
     kinds = sorted({NOT_READ[file.suffix] for file in folders[0].iterdir() if file.suffix in NOT_READ})
     refused = f"{' and '.join(kinds)} are not read; " if kinds else ""
     raise DataError(f"There is no data of '{domain}' in '{folders[0]}': {refused}{ORIGINS[domain].wanted}")
 
 
-def authors_files(domain: str, folder: Path) -> list[Images]:
+def authors_files(domain: str, folder: Path) -> list[list[Images]]:
     """Those to train and those to test on, as from the next two; none if there is none."""
     origin = ORIGINS[domain]
     found = {stems: first_file(folder, stems) for stems in (*origin.train, *origin.test)}
@@ -182,12 +180,12 @@ def authors_files(domain: str, folder: Path) -> list[Images]:
         if file is None:
             raise DataError(f"'{folder / stems[0]}' is missing{origin.lacking.format(domain=domain)}")
     return [
-        origin.read(f"digits-five-{domain}-{use}", *(found[stems] for stems in files))
+        [origin.read(f"digits-five-{domain}-{use}", *(found[stems] for stems in files))]
         for use, files in (("train", origin.train), ("test", origin.test))
     ]
 
 
-def labelled(domain: str, folder: Path) -> list[Images]:
+def labelled(domain: str, folder: Path) -> list[list[Images]]:
     """MNIST-M as published: `mnist_m_train/*.png` and lines `00000000.png 5` in `mnist_m_train_labels.txt`."""
     lists = [folder / f"mnist_m_{use}_labels.txt" for use in ("train", "test")]
     if domain != "mnistm" or not any(file.is_file() for file in lists):
@@ -208,11 +206,11 @@ def labelled(domain: str, folder: Path) -> list[Images]:
                 )
             files.append(there[image])
             labels.append(int(label))
-        both.append(image_files(files, labels))
+        both.append([image_files(files, labels)])
     return both
 
 
-def tree(name: str, folder: Path, findings: Findings) -> list[Images]:
+def tree(name: str, folder: Path, findings: Findings) -> list[list[Images]]:
     """`train/<digit>/*.png`, and `test/<digit>/` or `val/<digit>/`, as Digits-DG calls it."""
     tested = next((folder / use for use in ("test", "val") if (folder / use).is_dir()), None)
     if tested is None or not (folder / "train").is_dir():
@@ -220,4 +218,4 @@ def tree(name: str, folder: Path, findings: Findings) -> list[Images]:
     for child in visible_folders(folder):
         if child.name not in ("train", tested.name):
             findings.extra(f"The folder '{child}' is no part of {name} and is not used.")
-    return [class_images(name, place, DIGITS, findings) for place in (folder / "train", tested)]
+    return [[class_images(name, place, DIGITS, findings)] for place in (folder / "train", tested)]
