@@ -141,7 +141,7 @@ def subsampled(group: ClientGroup, labels: IntArray, samples: int, seed: int) ->
         positions = shares.positions(number)
         generator = seeds.numpy_generator(seed, "subsample", group.name(number))
         kept.append(positions[in_proportion(labels[positions], samples, generator)])
-    return replace(group, shares=Slices.of(kept, shares.ids))
+    return replace(group, shares=Slices(kept, shares.ids))
 
 
 def warn_of_empty_classes(dataset: Dataset) -> None:

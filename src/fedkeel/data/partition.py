@@ -42,7 +42,7 @@ class Partition:
 
     def shares(self, pool: Pool) -> Shares:
         """Who gets which of the samples."""
-        return Slices.of(self.cut(pool.domain, pool.labels, seeds.numpy_generator(pool.seed, "partition", pool.domain)))
+        return Slices(self.cut(pool.domain, pool.labels, seeds.numpy_generator(pool.seed, "partition", pool.domain)))
 
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
         """For each client, the positions of its samples in `labels`."""
@@ -229,14 +229,14 @@ class ByUser(Partition):
                 f"The data set does not say whose the images of '{pool.domain}' are, so 'by-user' cannot cut them: "
                 "choose another partition, or store the users with the images (an .npz pack can)."
             )
-        order = np.argsort(pool.users, kind="stable")
         ids, sizes = np.unique(pool.users, return_counts=True)
+        parts = np.split(np.argsort(pool.users, kind="stable"), np.cumsum(sizes)[:-1])
         kept = sizes >= self.minimum
         if not kept.any():
             raise DataError(
                 f"No user of the domain '{pool.domain}' has {self.minimum} training images: lower minimum in by-user."
             )
-        return Slices(order[np.repeat(kept, sizes)], sizes[kept], ids[kept])
+        return Slices([part for part in parts if len(part) >= self.minimum], ids[kept])
 
 
 @PARTITIONS.register("shards", paper="FedAvg (McMahan et al., AISTATS 2017)")

@@ -86,23 +86,19 @@ class Shares:
 
 
 class Slices(Shares):
-    """Shares that are slices of one array, whatever the number of clients."""
+    """Shares that are cut once, and kept as slices of one array, whatever the number of clients."""
 
-    def __init__(self, order: IntArray, sizes: IntArray, ids: npt.NDArray[Any] | None = None) -> None:
-        self.order, self.sizes, self.ids = order, sizes, ids
-        self._stops = np.cumsum(sizes)
-
-    @classmethod
-    def of(cls, parts: Sequence[IntArray], ids: npt.NDArray[Any] | None = None) -> Slices:
-        sizes = np.array([len(part) for part in parts], np.int64)
-        return cls(np.concatenate([np.empty(0, np.int64), *parts]), sizes, ids)
+    def __init__(self, parts: Sequence[IntArray], ids: npt.NDArray[Any] | None = None) -> None:
+        self.sizes, self.ids = np.array([len(part) for part in parts], np.int64), ids
+        self._order = np.concatenate([np.empty(0, np.int64), *parts])
+        self._stops = np.cumsum(self.sizes)
 
     def positions(self, number: int) -> IntArray:
         stop = int(self._stops[number])
-        return self.order[stop - int(self.sizes[number]) : stop]
+        return self._order[stop - int(self.sizes[number]) : stop]
 
     def used(self) -> IntArray:
-        return np.sort(self.order)
+        return np.sort(self._order)
 
 
 @dataclass(frozen=True)
