@@ -21,7 +21,7 @@ from fedkeel.data import memory
 from fedkeel.data.federation import Transform
 from fedkeel.data.formats.images import Bytes, decode_all, resize_all
 from fedkeel.data.formats.npz import cached, fingerprint
-from fedkeel.data.population import USES, IntArray, Split
+from fedkeel.data.population import IntArray, Split
 from fedkeel.errors import DataError
 
 log = logging.getLogger("fedkeel")
@@ -117,17 +117,6 @@ class Manifest:
     root: Path
     classes: tuple[str, ...]
     domains: Mapping[str, Domain] = field(default_factory=dict)
-
-    def counts(self) -> dict[str, dict[str, int]]:
-        """The images of each domain, by what the data set says that they are for, or `images` if it says nothing."""
-        table: dict[str, dict[str, int]] = {}
-        for name, domain in self.domains.items():
-            if domain.official is None:
-                table[name] = {"images": len(domain.labels)}
-            else:
-                uses = zip(USES, domain.official, strict=True)
-                table[name] = {use: len(part) for use, part in uses if len(part)}
-        return table
 
 
 # -- as it was read -------------------------------------------------------------------------------------------------
