@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedkeel.data.dataset import Domain, Findings, Images, split_domain
-from fedkeel.data.formats.folders import class_images, visible_folders
+from fedkeel.data.formats.folders import class_images
 from fedkeel.data.reader import FEDBN, TreeReader, published
 from fedkeel.data.splits import equal_shares
 from fedkeel.options import Count
@@ -51,7 +51,7 @@ class VLCS(TreeReader):
     subset: Literal["greg"] | None = None
 
     def scan_domain(self, folder: Path, domain: str, classes: Sequence[str], findings: Findings) -> Domain:
-        if not any((other / "train").is_dir() for other in visible_folders(folder.parent)):
+        if not any((folder.parent / name / "train").is_dir() for name in (*self.domains, *self.aliases)):
             return super().scan_domain(folder, domain, classes, findings)
         parts: dict[str, list[Images]] = {use: [] for use in USES}
         for use, images in parts.items():
