@@ -15,8 +15,8 @@ from torch import Tensor
 from fedkeel.data import DATASETS, Federation, Population, contact_sheet, describe, load
 from fedkeel.data.dataset import Dataset, Split, indices
 from fedkeel.data.federation import Client
-from fedkeel.data.partition import DirichletDraws, Pool
-from fedkeel.data.population import RECENT, UserSlices
+from fedkeel.data.partition import ByUser, DirichletDraws, Pool
+from fedkeel.data.population import RECENT, ClientGroup, no_indices
 from fedkeel.data.transforms import Pipeline
 from fedkeel.errors import DataError
 
@@ -105,13 +105,19 @@ def test_names_are_found_and_near_ones_are_not() -> None:
         federation["left-17"]
 
 
+def group_of(users: list[int] | list[str]) -> ClientGroup:
+    shares = ByUser().shares(Pool("d", np.zeros(len(users), np.int64), np.array(users), 0))
+    return ClientGroup("d", shares, no_indices(), no_indices(), no_indices())
+
+
 def test_user_names_are_found_and_near_ones_are_not() -> None:
-    shares = UserSlices(np.array([30, 4, 30, -2]))
-    assert [shares.name(i) for i in range(3)] == ["-2", "4", "30"]
-    assert [shares.number(name) for name in ("-2", "4", "30")] == [0, 1, 2]
-    assert all(shares.number(name) is None for name in ("+4", "04", "4.0", "", "x", "31", " 4"))
-    worded = UserSlices(np.array(["b", "", "ab"]))
-    assert [worded.number(name) for name in ("", "ab", "b", "a", "abc")] == [0, 1, 2, None, None]
+    group = group_of([30, 4, 30, -2])
+    assert [group.name(i) for i in range(3)] == ["d--2", "d-4", "d-30"]
+    assert [group.number(name) for name in ("d--2", "d-4", "d-30")] == [0, 1, 2]
+    assert all(group.number(f"d-{name}") is None for name in ("+4", "04", "4.0", "", "x", "31", " 4"))
+    assert all(group.number(name) is None for name in ("d", "d4", "4", "-4", "e-4", ""))
+    worded = group_of(["b", "", "ab"])
+    assert [worded.number(name) for name in ("d", "d-ab", "d-b", "d-a", "d-abc", "d-")] == [0, 1, 2, None, None, None]
 
 
 # -- what they have ------------------------------------------------------------------------------------------

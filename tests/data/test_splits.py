@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedkeel.data import PARTITIONS, Reader
-from fedkeel.data.manifest import Domain, Images, Parts
+from fedkeel.data.dataset import Domain, Images, Parts
 from fedkeel.data.readers.camelyon17 import Camelyon17
 from fedkeel.data.readers.digits_five import DigitsFive
 from fedkeel.data.readers.domainnet import DomainNet

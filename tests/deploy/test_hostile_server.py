@@ -169,7 +169,7 @@ def test_what_a_server_may_not_name_is_refused_before_anything_is_opened_or_buil
     monkeypatch.setattr(timm_models.importlib, "import_module", lambda _: timm)
     monkeypatch.setattr(site_module, "build_model", never)
     monkeypatch.setattr(models, "build_spec", never)
-    monkeypatch.setattr(models.catalogue, "build", never)
+    monkeypatch.setattr(models, "build", never)
     for request in (
         {"do": "describe", "session": session(**options)},
         {"do": "train", "session": session(**options), "start": 1, "step": [0, 0], "after": None},

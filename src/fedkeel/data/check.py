@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 
 from fedkeel import spec
+from fedkeel.data.dataset import Findings, Manifest, split_domain
 from fedkeel.data.formats.images import decode, in_threads, reason
-from fedkeel.data.manifest import Findings, Manifest
+from fedkeel.data.population import USES
 from fedkeel.data.reader import PUBLISHED, Reader, reader_of
 from fedkeel.errors import DataError
 
@@ -22,10 +23,6 @@ class Count:
     use: str
     found: int
     published: tuple[int, ...]
-
-    @property
-    def agrees(self) -> bool:
-        return not self.published or self.found in self.published
 
 
 @dataclass(frozen=True)
@@ -79,7 +76,7 @@ def check(text: str, root: str | os.PathLike[str] | None = None, *, decode_image
     counts = compare(reader, manifest)
     problems = list(dict.fromkeys([*findings.sentences, *empty_classes(manifest)]))
     for count in counts:
-        if not count.agrees and count.domain in manifest.domains:
+        if count.published and count.found not in count.published and count.domain in manifest.domains:
             wanted = " or ".join(f"{number:,}" for number in count.published)
             what = "images" if count.use == "images" else f"images to {count.use}"
             problems.append(f"The domain '{count.domain}' has {count.found:,} {what}, and {wanted} are published.")
@@ -90,16 +87,20 @@ def check(text: str, root: str | os.PathLike[str] | None = None, *, decode_image
 
 def compare(reader: Reader, manifest: Manifest) -> list[Count]:
     counts = []
-    published, found = reader.published_sizes(), manifest.counts()
-    for domain in dict.fromkeys([*published, *found]):
-        sizes, own = published.get(domain, {}), found.get(domain, {})
-        # Lists may be there that the authors' numbers are not about: then only the sum can be compared.
-        split = "images" not in own and ("train" in sizes or not sizes)
-        for use in ("train", "validation", "test") if split else ("images",):
-            if use in own or use in sizes or use == "images":
+    published = reader.published_sizes()
+    for name in dict.fromkeys([*published, *manifest.domains]):
+        sizes, domain = published.get(name, {}), manifest.domains.get(name, split_domain((), ()))
+        if domain.official is None:
+            found, split = {"images": len(domain.labels)}, False
+        else:
+            found = dict(zip(USES, map(len, domain.official), strict=True))
+            # Lists may be there that the authors' numbers are not about: then only the sum can be compared.
+            split = "train" in sizes or not sizes
+        for use in USES if split else ("images",):
+            number = found[use] if split else sum(found.values())
+            if number or use in sizes or not split:
                 given = sizes.get(use, ())
-                number = sum(own.values()) if use == "images" else own.get(use, 0)
-                counts.append(Count(domain, use, number, (given,) if isinstance(given, int) else tuple(given)))
+                counts.append(Count(name, use, number, (given,) if isinstance(given, int) else tuple(given)))
     return counts
 
 

@@ -1,10 +1,15 @@
-"""A data set as it was read, before it is cut into clients: every image once, and each domain's split.
+"""A data set: as it lies on disk, a `Manifest`, and as it was read, a `Dataset`, before it is cut into clients.
 
-It is made of a manifest: the images that a split uses are decoded, and only those.
+A reader's `scan(root, findings)` makes the manifest, without decoding an image; `fedkeel data check` counts by it.
+Where something is missing the scan tells the `Findings`: reading stops there with that sentence, and the check goes on
+and shows all of them. Of the images, `assemble` decodes those that a split uses, and only those.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,29 +19,107 @@ from torch import Tensor
 
 from fedkeel.data import memory
 from fedkeel.data.federation import Transform
-from fedkeel.data.formats.images import Bytes, decode_all
-from fedkeel.data.formats.npz import fingerprint
-from fedkeel.data.manifest import Manifest, Parts
-from fedkeel.data.population import IntArray, each_once
+from fedkeel.data.formats.images import Bytes, decode_all, resize_all
+from fedkeel.data.formats.npz import cached, fingerprint
+from fedkeel.data.population import IntArray, Split
 from fedkeel.errors import DataError
+
+log = logging.getLogger("fedkeel")
+
+Parts = tuple[IntArray, IntArray, IntArray]  # positions for training, validation and testing
+
+
+class Findings:
+    """What a scan finds wrong. A reader stops at what is missing; a check (`collect=True`) goes on and keeps all."""
+
+    def __init__(self, *, collect: bool = False) -> None:
+        self.collect = collect
+        self.sentences: list[str] = []
+
+    def missing(self, sentence: str) -> None:
+        """Something without which the data set is not what it is called."""
+        if not self.collect:
+            raise DataError(sentence)
+        self.sentences.append(sentence)
+
+    def extra(self, sentence: str) -> None:
+        """Something that does no harm and is not used."""
+        if not self.collect:
+            log.warning(sentence)
+        self.sentences.append(sentence)
+
+    @contextmanager
+    def part(self) -> Iterator[None]:
+        """A part that may be broken while the rest can still be looked at."""
+        try:
+            yield
+        except DataError as error:
+            self.missing(str(error))
 
 
 @dataclass(frozen=True)
-class Split:
-    """Indices into the store of one domain's images, by what they are for."""
+class Images:
+    """A run of images: their labels, and either the image files, or how to get some of them out of one larger file.
 
-    train: Tensor
-    validation: Tensor
-    test: Tensor
+    `load(positions, size)` gives the images (n, 3, size, size) of those that could be decoded, and which ones of
+    `positions` these are.
+    """
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter((self.train, self.validation, self.test))
-
-    def all(self) -> Tensor:
-        """Every image of the domain, in the store's order."""
-        return each_once([*self])
+    labels: IntArray
+    files: Sequence[Path] = ()
+    load: Callable[[IntArray, int], tuple[Bytes, IntArray]] | None = None
 
 
+def image_files(files: Sequence[Path], labels: Sequence[int] | IntArray) -> Images:
+    """Images that are files of their own."""
+    return Images(np.asarray(labels, np.int64), files)
+
+
+def pixels(name: str, file: Path, labels: IntArray, side: int, read: Callable[[], Bytes]) -> Images:
+    """Images of side x side pixels that lie as they are in one file: `read` gives all, (N, H, W) or (N, H, W, 3)."""
+
+    def load(positions: IntArray, size: int) -> tuple[Bytes, IntArray]:
+        everything = np.arange(len(positions))
+        if size == side:
+            return resize_all(read()[positions], size), everything
+        # All of them are resized and kept, so that another subset of the file needs no more work.
+        stored = cached(name, [fingerprint(file.absolute()), size], lambda: {"images": resize_all(read(), size)})
+        return stored["images"][positions], everything
+
+    return Images(labels, load=load)
+
+
+@dataclass(frozen=True)
+class Domain:
+    """One domain: its images in a fixed order, and the split that the data set comes with, if it comes with one."""
+
+    images: Sequence[Images]
+    official: Parts | None = None
+    groups: IntArray | None = None  # images of one group (a lesion) must not be split apart
+
+    @property
+    def labels(self) -> IntArray:
+        return np.concatenate([np.empty(0, np.int64), *(run.labels for run in self.images)])
+
+
+def split_domain(train: Sequence[Images], test: Sequence[Images], validation: Sequence[Images] = ()) -> Domain:
+    """A domain whose images lie apart by what they are for."""
+    sizes = [sum(len(run.labels) for run in part) for part in (train, validation, test)]
+    trained, held, tested = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:2])
+    return Domain([*train, *validation, *test], (trained, held, tested))
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A data set on disk: its classes in label order and its domains."""
+
+    name: str
+    root: Path
+    classes: tuple[str, ...]
+    domains: Mapping[str, Domain] = field(default_factory=dict)
+
+
+# -- as it was read -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Dataset:
     """Images (uint8, (N, C, H, W)), labels and each domain's split, with the data set's usual transforms."""

@@ -11,10 +11,10 @@ import torch
 
 from fedkeel import seeds, spec
 from fedkeel.data import partition as partitions
-from fedkeel.data.dataset import Dataset, Split
+from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation, Transform
 from fedkeel.data.partition import Partition, Pool, in_proportion
-from fedkeel.data.population import Client, ClientGroup, IntArray, Population, Slices, each_once, no_indices
+from fedkeel.data.population import Client, ClientGroup, IntArray, Population, Slices, Split, each_once, no_indices
 from fedkeel.data.reader import DATASETS
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError, unknown
@@ -141,7 +141,7 @@ def subsampled(group: ClientGroup, labels: IntArray, samples: int, seed: int) ->
         positions = shares.positions(number)
         generator = seeds.numpy_generator(seed, "subsample", group.name(number))
         kept.append(positions[in_proportion(labels[positions], samples, generator)])
-    return replace(group, shares=shares.fewer(kept))
+    return replace(group, shares=Slices(kept, shares.ids))
 
 
 def warn_of_empty_classes(dataset: Dataset) -> None:

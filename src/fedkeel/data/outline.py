@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 
 from fedkeel.data.federation import Federation, Transform
-from fedkeel.data.population import Client, Population, Splits
+from fedkeel.data.population import USES, Client, Population, Split
 from fedkeel.data.transforms import Unknown, parse_transforms, transforms_text
 from fedkeel.errors import FedkeelError, StoreError
 
 FILE = "federation.json"
 MOST_CLIENTS = 1000  # that are named one by one
 MOST_BYTES = 2**31  # of images that are read for a fingerprint
-SPLITS = ("train", "validation", "test")
 WORDS = {"train": "training", "validation": "validation", "test": "test"}
 
 
@@ -72,7 +71,7 @@ class Outline:
         clients = list(federation.clients if few else federation.one_of_each(unseen=False))
         if isinstance(federation.clients, Population):
             groups = federation.clients.groups
-            unit, parts = "domain", {group.domain: (group.train, group.validation, group.test) for group in groups}
+            unit, parts = "domain", {group.domain: Split(group.train, group.validation, group.test) for group in groups}
         elif few:
             unit, parts = "client", {client.name: client.splits for client in clients}
         else:
@@ -100,7 +99,7 @@ class Outline:
         blank = torch.zeros(1, dtype=torch.int64)
 
         def client(site: ClientOutline) -> Client:
-            return Client(site.name, site.domain, *(blank.expand(getattr(site, split)) for split in SPLITS))
+            return Client(site.name, site.domain, *(blank.expand(getattr(site, split)) for split in USES))
 
         return Federation(
             name=self.name,
@@ -149,14 +148,14 @@ def same_transform(one: str | None, other: str | None) -> bool:
 
 
 # -- the fingerprint -------------------------------------------------------------------------------------------------
-def content(federation: Federation, parts: Mapping[str, Splits]) -> dict[str, dict[str, list[Any]]]:
+def content(federation: Federation, parts: Mapping[str, Split]) -> dict[str, dict[str, list[Any]]]:
     images, labels = image_digests(federation.images), federation.labels.cpu().numpy()
 
     def of(positions: npt.NDArray[np.int64]) -> list[Any]:
         return [len(positions), short(labels[positions]), short(images[positions])]
 
     return {
-        name: {split: of(indices.cpu().numpy()) for split, indices in zip(SPLITS, part, strict=True)}
+        name: {split: of(indices.cpu().numpy()) for split, indices in zip(USES, part, strict=True)}
         for name, part in parts.items()
     }
 
@@ -178,13 +177,12 @@ def division(clients: Iterable[Client]) -> str:
     return found.hexdigest()[:32]
 
 
-def by_domain(clients: Sequence[Client]) -> dict[str, Splits]:
+def by_domain(clients: Sequence[Client]) -> dict[str, Split]:
     """The clients of each domain together, in their order."""
-    domains: dict[str, Splits] = {}
+    domains = {}
     for domain in dict.fromkeys(client.domain for client in clients):
         own = [client.splits for client in clients if client.domain == domain]
-        train, validation, test = (torch.cat(part) for part in zip(*own, strict=True))
-        domains[domain] = (train, validation, test)
+        domains[domain] = Split(*map(torch.cat, zip(*own, strict=True)))
     return domains
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedkeel import seeds, spec
-from fedkeel.data.population import IntArray, Shares, Slices, UserSlices
+from fedkeel.data.population import IntArray, Shares, Slices
 from fedkeel.errors import DataError, unknown
 from fedkeel.options import Count, Range, checked
 from fedkeel.registry import Registry
@@ -42,7 +42,7 @@ class Partition:
 
     def shares(self, pool: Pool) -> Shares:
         """Who gets which of the samples."""
-        return Slices.of(self.cut(pool.domain, pool.labels, seeds.numpy_generator(pool.seed, "partition", pool.domain)))
+        return Slices(self.cut(pool.domain, pool.labels, seeds.numpy_generator(pool.seed, "partition", pool.domain)))
 
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
         """For each client, the positions of its samples in `labels`."""
@@ -229,12 +229,14 @@ class ByUser(Partition):
                 f"The data set does not say whose the images of '{pool.domain}' are, so 'by-user' cannot cut them: "
                 "choose another partition, or store the users with the images (an .npz pack can)."
             )
-        shares = UserSlices(pool.users, self.minimum)
-        if not len(shares.sizes):
+        ids, sizes = np.unique(pool.users, return_counts=True)
+        parts = np.split(np.argsort(pool.users, kind="stable"), np.cumsum(sizes)[:-1])
+        kept = sizes >= self.minimum
+        if not kept.any():
             raise DataError(
                 f"No user of the domain '{pool.domain}' has {self.minimum} training images: lower minimum in by-user."
             )
-        return shares
+        return Slices([part for part in parts if len(part) >= self.minimum], ids[kept])
 
 
 @PARTITIONS.register("shards", paper="FedAvg (McMahan et al., AISTATS 2017)")

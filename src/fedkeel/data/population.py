@@ -7,13 +7,12 @@ looked up or drawn for one client at a time. So a hundred thousand clients cost 
 
 from __future__ import annotations
 
-import copy
 import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +23,21 @@ from fedkeel.errors import DataError
 
 RECENT = 256  # clients that are kept: a round asks for the same one several times
 IntArray = npt.NDArray[np.int64]
-Splits = tuple[Tensor, Tensor, Tensor]  # indices for training, validation and testing
+
+
+class Split(NamedTuple):
+    """Indices into the store of the images of a domain or a client, by what they are for."""
+
+    train: Tensor
+    validation: Tensor
+    test: Tensor
+
+    def all(self) -> Tensor:
+        """Every one of the images, in the store's order."""
+        return each_once(self)
+
+
+USES = Split._fields
 
 
 @dataclass(frozen=True)
@@ -43,8 +56,8 @@ class Client:
         return len(self.train)
 
     @property
-    def splits(self) -> Splits:
-        return self.train, self.validation, self.test
+    def splits(self) -> Split:
+        return Split(self.train, self.validation, self.test)
 
 
 def no_indices() -> Tensor:
@@ -58,12 +71,10 @@ def each_once(parts: Sequence[Tensor]) -> Tensor:
 
 
 class Shares:
-    """Who gets which of a domain's training samples.
-
-    Clients are called by their number, with as many digits as the last one has; a single one needs none.
-    """
+    """Who gets which of a domain's training samples."""
 
     sizes: IntArray  # the number of samples of each client
+    ids: npt.NDArray[Any] | None = None  # what the clients are called by, sorted; else by their number
 
     def positions(self, number: int) -> IntArray:
         """Where one client's samples are among the domain's training samples."""
@@ -73,67 +84,21 @@ class Shares:
         """Where the samples are that any client may have."""
         raise NotImplementedError
 
-    def name(self, number: int) -> str:
-        """What comes after the domain in a client's name; nothing where the domain is name enough."""
-        count = len(self.sizes)
-        return "" if count == 1 else str(number).zfill(len(str(count - 1)))
-
-    def number(self, name: str) -> int | None:
-        """The inverse of `name`; None for what is no client's name."""
-        number = int(name) if name.isascii() and name.isdigit() else 0
-        return number if number < len(self.sizes) and self.name(number) == name else None
-
 
 class Slices(Shares):
-    """Shares that are slices of one array, whatever the number of clients."""
+    """Shares that are cut once, and kept as slices of one array, whatever the number of clients."""
 
-    def __init__(self, order: IntArray, sizes: IntArray) -> None:
-        self.order, self.sizes = order, sizes
-        self._stops = np.cumsum(sizes)
-
-    @classmethod
-    def of(cls, parts: Sequence[IntArray]) -> Slices:
-        sizes = np.array([len(part) for part in parts], np.int64)
-        return cls(np.concatenate([np.empty(0, np.int64), *parts]), sizes)
+    def __init__(self, parts: Sequence[IntArray], ids: npt.NDArray[Any] | None = None) -> None:
+        self.sizes, self.ids = np.array([len(part) for part in parts], np.int64), ids
+        self._order = np.concatenate([np.empty(0, np.int64), *parts])
+        self._stops = np.cumsum(self.sizes)
 
     def positions(self, number: int) -> IntArray:
         stop = int(self._stops[number])
-        return self.order[stop - int(self.sizes[number]) : stop]
+        return self._order[stop - int(self.sizes[number]) : stop]
 
     def used(self) -> IntArray:
-        return np.sort(self.order)
-
-    def fewer(self, parts: Sequence[IntArray]) -> Slices:
-        """The same clients, by the same names, with these positions."""
-        clients = copy.copy(self)
-        vars(clients).update(vars(Slices.of(parts)))
-        return clients
-
-
-class UserSlices(Slices):
-    """One client per user, called by the user's id."""
-
-    def __init__(self, users: npt.NDArray[Any], minimum: int = 1) -> None:
-        order = np.argsort(users, kind="stable")
-        grouped = users[order]
-        starts = np.flatnonzero(np.concatenate([[True], grouped[1:] != grouped[:-1]]))
-        sizes = np.diff(starts, append=len(grouped))
-        kept = sizes >= minimum
-        super().__init__(order[np.repeat(kept, sizes)], sizes[kept])
-        self._ids = grouped[starts[kept]]
-
-    def name(self, number: int) -> str:
-        return str(self._ids[number])
-
-    def number(self, name: str) -> int | None:
-        wanted: Any = name
-        if self._ids.dtype.kind in "iu":
-            try:
-                wanted = int(name)
-            except ValueError:
-                return None
-        place = int(np.searchsorted(self._ids, wanted))
-        return place if place < len(self._ids) and self.name(place) == name else None
+        return np.sort(self._order)
 
 
 @dataclass(frozen=True)
@@ -150,15 +115,24 @@ class ClientGroup:
         return len(self.shares.sizes)
 
     def name(self, number: int) -> str:
-        own = self.shares.name(number)
+        """The domain and a client's id or number, with as many digits as the last one has; a single one needs none."""
+        if self.shares.ids is not None:
+            own = str(self.shares.ids[number])
+        else:
+            own = "" if len(self) == 1 else str(number).zfill(len(str(len(self) - 1)))
         return f"{self.domain}-{own}" if own else self.domain
 
     def number(self, name: str) -> int | None:
-        if name == self.domain:
-            return self.shares.number("")
-        prefix = f"{self.domain}-"
-        own = name.removeprefix(prefix)
-        return self.shares.number(own) if own and name.startswith(prefix) else None
+        """The inverse of `name`; None for what is no client's name."""
+        own, ids = name.removeprefix(self.domain).removeprefix("-"), self.shares.ids
+        wanted: Any = own
+        if ids is None or ids.dtype.kind in "iu":
+            try:
+                wanted = int(own or 0)
+            except ValueError:
+                return None
+        number = wanted if ids is None else int(np.searchsorted(ids, wanted))
+        return number if 0 <= number < len(self) and self.name(number) == name else None
 
     def client(self, number: int) -> Client:
         train = self.train[torch.from_numpy(self.shares.positions(number))]

@@ -4,21 +4,23 @@ A reader's options are its fields; what is known before anything is on disk (whe
 large it is) are its class attributes, which `fedkeel data list` shows and `fedkeel data check` counts by.
 """
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from fedkeel.data.dataset import Dataset, assemble
-from fedkeel.data.formats.folders import class_images, visible_folders
+from fedkeel.data.dataset import Dataset, Domain, Findings, Manifest, Parts, assemble
+from fedkeel.data.formats.folders import class_images, step_into, visible_folders
 from fedkeel.data.formats.lists import read_lists
-from fedkeel.data.manifest import Domain, Findings, Manifest, Parts
 from fedkeel.data.population import IntArray
 from fedkeel.data.splits import by_shares
 from fedkeel.errors import DataError, unknown
 from fedkeel.options import Count, Range
 from fedkeel.registry import Registry
+
+log = logging.getLogger("fedkeel")
 
 Root = str | os.PathLike[str] | None
 Fraction = Annotated[float, Range(0, below=1)]
@@ -45,12 +47,14 @@ class Reader:
     licence: ClassVar[str]  # what its authors allow, as far as they say
     layout: ClassVar[str]  # how its folder must look, a line per file or folder
     folders: ClassVar[tuple[str, ...]]  # names under which it is looked for
+    inside: ClassVar[tuple[str, ...]] = ()  # folders that its archives bring, one of which may have all in it
     class_names: ClassVar[tuple[str, ...]]  # in label order
     # Of each domain its number of images, or numbers by what they are for: `train` and `test`, and `images` too where
     # lists may or may not be there; several numbers where several versions are in use.
     sizes: ClassVar[Mapping[str, int | Mapping[str, int | tuple[int, ...]]]]
     transforms: ClassVar[tuple[str, str]] = ("normalise", "normalise")  # the usual ones in training and in testing
     subsets: ClassVar[Mapping[str, Rule]] = {}  # what papers take of it, by the option `subset`
+    listed_subsets: ClassVar[tuple[str, ...]] = ()  # those of them that are taken of FedBN's lists
     scan_options: ClassVar[tuple[str, ...]] = ()  # those that change what a check counts
 
     def scan(self, root: Path, findings: Findings) -> Manifest:
@@ -59,9 +63,15 @@ class Reader:
 
     def split(self, domains: Mapping[str, Domain]) -> dict[str, Parts]:
         """Which images are for what."""
-        subset = self.subsets.get(getattr(self, "subset", None) or "")
-        if subset is not None:
-            return subset(domains, self.split_seed)
+        subset = getattr(self, "subset", None) or ""
+        if subset in self.listed_subsets and any(domain.official is None for domain in domains.values()):
+            log.warning(
+                "FedBN's lists are not in the folder 'splits' of '%s': subsets of the published sizes are drawn by "
+                "split_seed, of other images than FedBN's.",
+                self.name,
+            )
+        if subset in self.subsets:
+            return self.subsets[subset](domains, self.split_seed)
         return by_shares(domains, self.split_seed, validation=self.validation, test=self.test)
 
     def pixels(self) -> int:
@@ -81,7 +91,7 @@ class Reader:
             raise DataError(
                 f"'{found}' is not a folder: give the root of {self.name}, as 'fedkeel data list {self.name}' shows it."
             )
-        return found
+        return step_into(found, *self.inside)
 
     @property
     def num_classes(self) -> int:
@@ -139,14 +149,17 @@ class TreeReader(Reader):
                     f"The domain '{domain}' of {self.name} is missing: put its images into '{root / domain}'."
                 )
                 continue
-            others = [folder.name for folder in visible_folders(found[domain])] if self.more_classes else ()
-            images = class_images(self.name, found[domain], classes, findings, ignored=others)
-            position = {file.relative_to(root).as_posix(): number for number, file in enumerate(images.files)}
-            official = None
-            with findings.part():
-                official = self.lists(root, domain, position, images.labels)
-            listed[domain] = Domain([images], official)
+            listed[domain] = self.scan_domain(found[domain], domain, classes, findings)
         return Manifest(self.name, root, tuple(classes), listed)
+
+    def scan_domain(self, folder: Path, domain: str, classes: Sequence[str], findings: Findings) -> Domain:
+        others = [child.name for child in visible_folders(folder)] if self.more_classes else ()
+        images = class_images(self.name, folder, classes, findings, ignored=others)
+        position = {file.relative_to(folder.parent).as_posix(): number for number, file in enumerate(images.files)}
+        official = None
+        with findings.part():
+            official = self.lists(folder.parent, domain, position, images.labels)
+        return Domain([images], official)
 
 
 class Datasets(Registry[Dataset]):

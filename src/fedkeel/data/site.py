@@ -13,10 +13,10 @@ import torch
 
 from fedkeel import spec
 from fedkeel.config import Config
+from fedkeel.data.dataset import Findings, Manifest
 from fedkeel.data.federation import Federation
 from fedkeel.data.formats.folders import images_in, visible_folders
 from fedkeel.data.load import Cut, unseen_client
-from fedkeel.data.manifest import Findings, Manifest
 from fedkeel.data.reader import DATASETS
 from fedkeel.data.readers.folder import Folder, scan_domain
 from fedkeel.data.transforms import parse_transforms

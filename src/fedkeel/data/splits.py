@@ -4,7 +4,6 @@ A rule looks at the labels only, before any image is decoded, and gives position
 from `split_seed`; FedBN's own merged split of the digits is the exception.
 """
 
-import logging
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,12 +11,10 @@ from dataclasses import replace
 import numpy as np
 
 from fedkeel import seeds
-from fedkeel.data.manifest import Domain, Parts
+from fedkeel.data.dataset import Domain, Parts
 from fedkeel.data.partition import in_proportion, shuffled_classes
 from fedkeel.data.population import IntArray
 from fedkeel.errors import DataError
-
-log = logging.getLogger("fedkeel")
 
 Domains = Mapping[str, Domain]
 NOTHING = np.empty(0, np.int64)
@@ -126,13 +123,3 @@ def same_per_class(domains: Domains, seed: int, *, per_class: int, test: float) 
         train, held, tested = stratified_split(domain.labels[members], 0, test, seed, name)
         cuts[name] = (members[train], members[held], members[tested])
     return cuts
-
-
-def warn_of_missing_lists(name: str, domains: Domains) -> None:
-    """Say that a subset is drawn where the paper's own lists are not there."""
-    if any(domain.official is None for domain in domains.values()):
-        log.warning(
-            "FedBN's lists are not in the folder 'splits' of '%s': subsets of the published sizes are drawn by "
-            "split_seed, of other images than FedBN's.",
-            name,
-        )

@@ -20,7 +20,7 @@ from fedkeel.core.naming import visible
 from fedkeel.data.transforms import TRANSFORMS
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.methods import METHODS
-from fedkeel.models.catalogue import MODELS
+from fedkeel.models.encoder import MODELS
 from fedkeel.models.timm_models import PREFIX
 from fedkeel.options import Count, NotNegative, Range, check_fields
 

@@ -139,7 +139,7 @@ def _check_model(text: str, policy: Policy) -> None:
     refuse_strange(full_name, options)
     if not own:
         rest = {key: value for key, value in options.items() if key not in ("pretrained", "projector")}
-        timm_models.find(name, rest, MODELS.names())
+        timm_models.find(name, rest)
 
 
 def _check_data(text: str, policy: Policy) -> None:

@@ -1,13 +1,15 @@
 """The networks of the papers, networks of timm, and `wrap` for any other. Every model returns `Output`."""
 
+from typing import Any
+
 from fedkeel.core.types import Classifier, Output
-from fedkeel.models.catalogue import MODELS, build, build_spec, names, network
+from fedkeel.errors import FedkeelError
+from fedkeel.models import timm_models
 from fedkeel.models.checkpoint import load_weights
-from fedkeel.models.encoder import Encoder, ImageSize, Projector
+from fedkeel.models.encoder import MODELS, Encoder, ImageSize, Projector, classify, height_width, network
 from fedkeel.models.wrapped import Wrapped, refuse_lazy, wrap
 from fedkeel.registry import discover
-
-discover(__name__)
+from fedkeel.spec import parse
 
 __all__ = [
     "MODELS",
@@ -25,3 +27,45 @@ __all__ = [
     "refuse_lazy",
     "wrap",
 ]
+
+
+def build(
+    name: str, *, num_classes: int, in_channels: int = 3, image_size: ImageSize | None = None, **options: Any
+) -> Classifier:
+    """A new model by name: one of `names()`, `timm:NAME`, or the bare name of a timm model.
+
+    `image_size` is needed by networks that flatten their feature map (None: the size of the paper) and lets every
+    network refuse images that are too small for it.
+
+    >>> from fedkeel import models
+    >>> models.build("simple_cnn", num_classes=10, image_size=32).feature_dim
+    128
+    """
+    if not isinstance(num_classes, int) or num_classes < 2:
+        raise FedkeelError(f"num_classes is {num_classes!r}: a classifier needs at least 2.")
+    if not isinstance(in_channels, int) or in_channels < 1:
+        raise FedkeelError(f"in_channels is {in_channels!r}: an image has at least 1.")
+    if image_size is not None:
+        image_size = height_width(image_size)
+    if isinstance(name, str) and name not in MODELS:
+        projector = options.pop("projector", None)
+        encoder = timm_models.encoder(name, in_channels, image_size, **options)
+        return classify(encoder, num_classes, projector)
+    return MODELS.make(name, num_classes=num_classes, in_channels=in_channels, image_size=image_size, **options)
+
+
+def build_spec(text: str, *, num_classes: int, in_channels: int = 3, image_size: ImageSize | None = None) -> Classifier:
+    """A new model from a name with options, as typed: `resnet18(stem=small, projector=512)`."""
+    spec = parse(text)
+    given = {"num_classes": num_classes, "in_channels": in_channels, "image_size": image_size}
+    for option in given.keys() & spec.options.keys():
+        raise FedkeelError(f"'{text}' gives {option}, which follows from the data: leave it out.")
+    return build(spec.name, num_classes=num_classes, in_channels=in_channels, image_size=image_size, **spec.options)
+
+
+def names() -> list[str]:
+    """The networks of this package; timm's come on top where it is installed."""
+    return MODELS.names()
+
+
+discover(__name__)

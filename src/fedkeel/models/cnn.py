@@ -7,8 +7,7 @@ work.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkeel.models.catalogue import network
-from fedkeel.models.encoder import Encoder, ImageSize, feature_map_size
+from fedkeel.models.encoder import Encoder, ImageSize, feature_map_size, network
 
 
 @network("simple_cnn", paper="HBN, Table 7")

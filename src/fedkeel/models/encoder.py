@@ -1,10 +1,19 @@
-"""What the networks of this package have in common: images in, features out, and the arithmetic of image sizes."""
+"""What the networks of this package have in common: images in, features out, the arithmetic of image sizes, and how
+one becomes a model that is known by name.
+"""
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError
+from fedkeel.options import hints_of
+from fedkeel.registry import Registry, first_sentence
+
+MODELS: Registry[Classifier] = Registry("model")
 
 ImageSize = int | tuple[int, int]
 """Height and width of the images in pixels; one number for square ones."""
@@ -99,3 +108,47 @@ def _through(side: int, windows: Sequence[Window]) -> int:
             return 0
         side = (side + 2 * padding - kernel) // stride + 1
     return side
+
+
+B = TypeVar("B", bound=Callable[..., Encoder])
+
+
+def network(name: str, *, paper: str) -> Callable[[B], B]:
+    """Decorator: make an encoder's builder known as a model. The head, and a projector if asked for, are added here.
+
+    The builder takes `in_channels`, `image_size` (None when unknown) if the network depends on it, and its own options.
+    """
+
+    def remember(encoder: B) -> B:
+        def build_model(
+            num_classes: int,
+            in_channels: int = 3,
+            image_size: ImageSize | None = None,
+            projector: int | None = None,
+            **options: Any,
+        ) -> Classifier:
+            if "image_size" in own:
+                options["image_size"] = image_size
+            return classify(encoder(in_channels=in_channels, **options), num_classes, projector)
+
+        # The registry reads a builder's options from its signature: show the network's own ones too.
+        own = inspect.signature(encoder).parameters
+        *shared, _ = inspect.signature(build_model).parameters.values()
+        both = {parameter.name: parameter for parameter in (*shared, *own.values())}
+        build_model.__signature__ = inspect.Signature([*both.values()])  # type: ignore[attr-defined]
+        build_model.__annotations__ = {**hints_of(encoder), **build_model.__annotations__}
+        MODELS.register(name, summary=first_sentence(inspect.getdoc(encoder) or ""), paper=paper)(build_model)
+        return encoder
+
+    return remember
+
+
+def classify(encoder: Encoder, num_classes: int, projector: int | None = None) -> Classifier:
+    """An encoder with a linear head, and UniVarFL's projector of that width between them when asked for."""
+    if projector is not None:
+        if not isinstance(projector, int) or isinstance(projector, bool) or projector < 1:
+            raise FedkeelError(f"projector is {projector!r}: give its width, e.g. 256, or leave it out.")
+        encoder.project(projector)
+    if any(parameter.numel() == 0 for parameter in encoder.parameters()):
+        raise FedkeelError("These options leave a layer of the model without weights: give larger ones.")
+    return Classifier(encoder, nn.Linear(encoder.feature_dim, num_classes), encoder.feature_dim, num_classes)

@@ -3,8 +3,7 @@
 from torch import Tensor, nn
 
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.models.catalogue import network
-from fedkeel.models.encoder import Encoder
+from fedkeel.models.encoder import Encoder, network
 
 STEMS = ("imagenet", "small")
 

@@ -4,8 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.models.catalogue import network
-from fedkeel.models.encoder import Encoder
+from fedkeel.models.encoder import Encoder, network
 
 STEMS = ("imagenet", "nopool", "small")
 

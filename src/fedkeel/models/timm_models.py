@@ -5,7 +5,7 @@ GReg's Table 4 uses MobileNetV2, EfficientNet-B0, DenseNet-121, LeViT-128s and M
 
 import importlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedkeel.errors import FedkeelError, first_line, nearest, unknown
 from fedkeel.models import architecture
-from fedkeel.models.encoder import Encoder
+from fedkeel.models.encoder import MODELS, Encoder
 
 PREFIX = "timm:"
 NAME = re.compile(r"\w{1,80}(\.\w{1,80})?", re.ASCII)  # a pretrained tag may follow a dot: resnet18.a1_in1k
@@ -34,28 +34,22 @@ class TimmEncoder(Encoder):
 
 
 def encoder(
-    name: str,
-    in_channels: int,
-    image_size: tuple[int, int] | None,
-    *,
-    list_of_own: Iterable[str] = (),
-    pretrained: bool = False,
-    **options: Any,
+    name: str, in_channels: int, image_size: tuple[int, int] | None, *, pretrained: bool = False, **options: Any
 ) -> TimmEncoder:
     """Build the timm network `name` (with or without `timm:`). Options that describe an architecture, and no others,
     go to `timm.create_model`. `pretrained` fetches the weights that timm knows the network's address of."""
     if not isinstance(pretrained, bool):
         raise FedkeelError(f"The option 'pretrained' of '{name}' is {str(pretrained)[:80]!r}: give true or false.")
-    timm, timm_name = find(name, options, list_of_own)
+    timm, timm_name = find(name, options)
     arguments = {"pretrained": pretrained, "num_classes": 0, "in_chans": in_channels, **options}
     network = _create(timm, timm_name, image_size, arguments)
     return TimmEncoder(network, _feature_dim(timm_name, network, in_channels, image_size))
 
 
-def find(name: str, options: Mapping[str, Any], list_of_own: Iterable[str] = ()) -> tuple[Any, str]:
+def find(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """timm, and the network's name there; refused if there is no such network, or its options are not of that kind."""
     asked_for_timm, timm_name = name.startswith(PREFIX), name.removeprefix(PREFIX)
-    own = list(list_of_own)
+    own = MODELS.names()
     nearly_own = not asked_for_timm and bool(get_close_matches(name, own, n=1, cutoff=0.5))
     if not NAME.fullmatch(timm_name):
         if nearly_own:

@@ -2,8 +2,7 @@
 
 from torch import Tensor, nn
 
-from fedkeel.models.catalogue import network
-from fedkeel.models.encoder import Encoder, ImageSize, feature_map_size
+from fedkeel.models.encoder import Encoder, ImageSize, feature_map_size, network
 
 # Convolutions and their channels in each of the five blocks; a max-pooling ends each block.
 _VGG11 = [[64], [128], [256, 256], [512, 512], [512, 512]]

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedkeel.data.manifest import Findings, Images, image_files
+from fedkeel.data.dataset import Findings, Images, image_files
 
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 LITTER = {"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir", "$recycle.bin"}
@@ -87,24 +87,29 @@ def class_images(
     `ignored` are folders that may be there and are not read; `below` is the folder inside a class's that has its
     images; `needed` says that every class must have some.
     """
+    for child in visible_folders(folder):
+        if child.name not in (*classes, *ignored):
+            findings.extra(f"The folder '{child}' is no class of {name} and is not used.")
+    images, left = in_class_folders(folder, classes, below)
+    if left:
+        findings.extra(unread(str(folder), left))
+    for number in sorted(set(range(len(classes))) - set(images.labels.tolist())) if needed else ():
+        findings.missing(
+            f"The class '{classes[number]}' of {name} has no images in '{folder}': put them into a folder of that name."
+        )
+    return images
+
+
+def in_class_folders(folder: Path, classes: Sequence[str], below: str = "") -> tuple[Images, Counter[str]]:
+    """The images of `folder/<class>/`, and how many files of each kind beside them are not read."""
     known = {label: number for number, label in enumerate(classes)}
     files: list[Path] = []
     labels: list[int] = []
     left: Counter[str] = Counter()
     for child in visible_folders(folder):
-        if child.name not in known:
-            if child.name not in ignored:
-                findings.extra(f"The folder '{child}' is no class of {name} and is not used.")
-            continue
-        inside = child / below
-        found, others = sorted_out(inside) if inside.is_dir() else ([], Counter())
-        left += others
-        files += found
-        labels += [known[child.name]] * len(found)
-    if left:
-        findings.extra(unread(str(folder), left))
-    for number in sorted(set(range(len(classes))) - set(labels)) if needed else ():
-        findings.missing(
-            f"The class '{classes[number]}' of {name} has no images in '{folder}': put them into a folder of that name."
-        )
-    return image_files(files, labels)
+        if child.name in known and (child / below).is_dir():
+            found, others = sorted_out(child / below)
+            left += others
+            files += found
+            labels += [known[child.name]] * len(found)
+    return image_files(files, labels), left

@@ -10,11 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from fedkeel.data.manifest import Parts
-from fedkeel.data.population import IntArray
+from fedkeel.data.dataset import Parts
+from fedkeel.data.population import USES, IntArray
 from fedkeel.errors import DataError
-
-LISTS = ("train", "validation", "test")
 
 
 def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
@@ -70,7 +68,7 @@ def read_lists(
     `position` has the domain's images by their path below the root. Images in no list are not used. Where only some
     `classes` are read, lines that name an image of another one are passed over.
     """
-    files = {use: root / folder / f"{domain}_{use}.txt" for use in LISTS}
+    files = {use: root / folder / f"{domain}_{use}.txt" for use in USES}
     if not any(file.is_file() for file in files.values()):
         return None
     for use in ("train", "test"):

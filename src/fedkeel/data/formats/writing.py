@@ -9,8 +9,8 @@ from PIL import Image
 
 from fedkeel.core.naming import file_name
 from fedkeel.data.dataset import Dataset
-from fedkeel.data.formats.lists import LISTS
 from fedkeel.data.formats.npz import Arrays, write_arrays
+from fedkeel.data.population import USES
 from fedkeel.errors import DataError
 
 log = logging.getLogger("fedkeel")
@@ -41,7 +41,7 @@ def as_arrays(dataset: Dataset) -> Arrays:
             raise DataError(f"A pack would take the domain '{domain}' for a part of '{whole}': write a folder instead.")
         if "\0" in domain or domain.encode("utf-8", "replace").decode() != domain:
             raise DataError(f"The domain {domain!r} cannot be the name of an array: write a folder instead.")
-        for use, positions in zip(LISTS, split, strict=True):
+        for use, positions in zip(USES, split, strict=True):
             if use == "train" or len(positions):
                 name = domain if use == "train" else f"{domain}_{use}"
                 arrays[f"x_{name}"] = dataset.images[positions].permute(0, 2, 3, 1).numpy()
@@ -62,7 +62,7 @@ def write_tree(dataset: Dataset, target: Path) -> None:
     for domain, split in ((file_name(name), split) for name, split in dataset.domains.items()):
         for label in classes:
             (target / domain / label).mkdir(parents=True)
-        for use, positions in zip(LISTS, split, strict=True):
+        for use, positions in zip(USES, split, strict=True):
             if use == "validation" and len(positions) == 0:
                 continue
             lines = []

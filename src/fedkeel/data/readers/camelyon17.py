@@ -12,9 +12,8 @@ from typing import Annotated, Literal
 import numpy as np
 
 from fedkeel import seeds
-from fedkeel.data.formats.folders import step_into
+from fedkeel.data.dataset import Domain, Findings, Manifest, image_files
 from fedkeel.data.formats.lists import read_table
-from fedkeel.data.manifest import Domain, Findings, Manifest, image_files
 from fedkeel.data.partition import in_proportion
 from fedkeel.data.reader import FEDBN, Fraction, Reader, published
 from fedkeel.data.splits import equal_shares
@@ -44,6 +43,7 @@ class Camelyon17(Reader):
         "camelyon17_v1.0/patches/patient_<p>_node_<n>/patch_patient_<p>_node_<n>_x_<x>_y_<y>.png"
     )
     folders = ("camelyon17", "camelyon17_v1.0")
+    inside = ("camelyon17_v1.0",)
     class_names = ("normal", "tumor")
     sizes = {"H1": 59436, "H2": 34904, "H3": 85054, "H4": 129838, "H5": 146722}
     transforms = FEDBN
@@ -59,11 +59,10 @@ class Camelyon17(Reader):
         return self.size or (256 if self.subset else 96)
 
     def scan(self, root: Path, findings: Findings) -> Manifest:
-        folder = step_into(root, "camelyon17_v1.0")
-        table = folder / "metadata.csv"
+        table = root / "metadata.csv"
         if not table.is_file():
             findings.missing(f"'{table}' is missing: camelyon17 needs metadata.csv and the folder patches.")
-            return Manifest(self.name, folder, self.class_names)
+            return Manifest(self.name, root, self.class_names)
         rows: dict[str, list[tuple[Path, int]]] = {hospital: [] for hospital in HOSPITALS}
         with findings.part():
             for line, row in enumerate(read_table(table, COLUMNS), start=2):
@@ -73,14 +72,14 @@ class Camelyon17(Reader):
                         f"Line {line} of '{table}' has the center '{centre}' and the tumor '{tumour}', but 0 to 4 and "
                         "0 or 1 are expected."
                     )
-                rows[HOSPITALS[int(centre)]].append((patch(folder, row), int(tumour)))
+                rows[HOSPITALS[int(centre)]].append((patch(root, row), int(tumour)))
         domains = {}
         for hospital, listed in rows.items():
             if listed:
                 domains[hospital] = self.domain(hospital, listed, findings)
             else:
                 findings.missing(f"The hospital {hospital} has no patch in '{table}': get the complete file.")
-        return Manifest(self.name, folder, self.class_names, domains)
+        return Manifest(self.name, root, self.class_names, domains)
 
     def domain(self, hospital: str, listed: list[tuple[Path, int]], findings: Findings) -> Domain:
         """The `share` is drawn before any patch is looked for: there are 455,954 of them."""

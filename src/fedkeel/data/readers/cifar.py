@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from fedkeel.data.formats.arrays import cifar_images
+from fedkeel.data.dataset import Domain, Findings, Images, Manifest, split_domain
+from fedkeel.data.formats.arrays import cifar_images, parquet_domain
 from fedkeel.data.formats.folders import class_images, step_into
-from fedkeel.data.formats.parquet import parquet_domain, parquet_files
-from fedkeel.data.manifest import Domain, Findings, Images, Manifest, train_and_test
 from fedkeel.data.reader import Reader, published
 from fedkeel.errors import DataError
 from fedkeel.options import Count
@@ -50,8 +49,8 @@ class CIFAR(Reader):
     def domain(self, root: Path, findings: Findings) -> Domain:
         """In the first form that is there: parquet, the binary files, trees."""
         name, binary, pickled = self.name, step_into(root, self.binary), step_into(root, self.pickled)
-        if parquet_files(root, "train") or parquet_files(root, "test"):
-            return train_and_test(*parquet_domain(name, root, len(self.class_names)))
+        if parquet := parquet_domain(name, root, len(self.class_names)):
+            return split_domain(*parquet)
         if any((binary / file).is_file() for part in self.files.values() for file in part):
             parts: dict[str, list[Images]] = {"train": [], "test": []}
             for use, wanted in self.files.items():
@@ -60,11 +59,12 @@ class CIFAR(Reader):
                         parts[use].append(cifar_images(name, binary / file, self.label_bytes, len(self.class_names)))
                     else:
                         findings.missing(f"'{binary / file}' is missing: put it beside the other files of {name}.")
-            return train_and_test(**parts)
+            return split_domain(**parts)
         lost = [root / use for use in ("train", "test") if not (root / use).is_dir()]
         if not lost:
-            trees = [class_images(name, root / use, self.class_names, findings) for use in ("train", "test")]
-            return train_and_test(trees[:1], trees[1:])
+            return split_domain(
+                *([class_images(name, root / use, self.class_names, findings)] for use in ("train", "test"))
+            )
         if len(lost) == 1:
             raise DataError(f"'{lost[0]}' is missing: {name} has the folders train/<class>/ and test/<class>/.")
         if any((pickled / file).is_file() for file in ("data_batch_1", "test_batch", "train", "test")):

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedkeel.data.dataset import Findings, Manifest, split_domain
 from fedkeel.data.formats.folders import visible_folders
-from fedkeel.data.manifest import Findings, Manifest, train_and_test
 from fedkeel.data.reader import Reader, published
 from fedkeel.data.readers.digits_five import DIGITS, tree
 from fedkeel.options import Count
@@ -33,11 +33,11 @@ class DigitsDG(Reader):
         domains = {}
         for domain in DOMAINS:
             found = tree(self.name, root / domain, findings)
-            if found is None:
+            if not found:
                 lacking = " and ".join(use for use in ("train", "val") if not (root / domain / use).is_dir())
                 findings.missing(f"'{root / domain}' lacks {lacking}: digits-dg has train and val for every domain.")
             else:
-                domains[domain] = train_and_test([found[0]], [found[1]])
+                domains[domain] = split_domain(*found)
         for folder in visible_folders(root):
             if folder.name not in DOMAINS:
                 findings.extra(f"The folder '{folder}' is no domain of digits-dg and is not used.")

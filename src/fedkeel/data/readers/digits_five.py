@@ -9,11 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from fedkeel.data.formats.arrays import first_file, idx_images, libsvm_images, mat_images, npz_images
+from fedkeel.data.dataset import Domain, Findings, Images, Manifest, Parts, image_files, split_domain
+from fedkeel.data.formats.arrays import (
+    first_file,
+    idx_images,
+    libsvm_images,
+    mat_images,
+    npz_images,
+    parquet_domain,
+    parquet_files,
+)
 from fedkeel.data.formats.folders import class_images, images_in, visible_folders
 from fedkeel.data.formats.lists import read_lines
-from fedkeel.data.formats.parquet import parquet_domain, parquet_files
-from fedkeel.data.manifest import Domain, Findings, Images, Manifest, Parts, image_files, train_and_test
 from fedkeel.data.reader import Reader, published
 from fedkeel.data.splits import merged, same_per_class
 from fedkeel.errors import DataError, unknown
@@ -21,7 +28,6 @@ from fedkeel.options import Count
 from fedkeel.spec import names
 
 DIGITS = tuple("0123456789")
-Both = tuple[Images, Images]  # to train and to test
 
 
 @dataclass(frozen=True)
@@ -140,7 +146,7 @@ class DigitsFive(Reader):
             if parquet_files(folder, "train"):
                 findings.extra(f"The domain '{folder.name}' is none of Digits-Five's, and is read under its own name.")
                 with findings.part():
-                    domains[folder.name] = train_and_test(*parquet_domain("digits-five", folder, 10))
+                    domains[folder.name] = split_domain(*parquet_domain("digits-five", folder, 10))
             else:
                 findings.extra(f"The folder '{folder}' is no domain of digits-five and is not used.")
         if not domains:
@@ -152,40 +158,38 @@ def read_domain(domain: str, root: Path, folders: Sequence[Path], findings: Find
     """One domain, in the first form that is there: parquet, its authors' files, labelled images, a tree, npz."""
     name = f"digits-five-{domain}"
     for folder in folders:
-        if parquet_files(folder, "train") or parquet_files(folder, "test"):
-            return train_and_test(*parquet_domain(name, folder, 10))
-        found = authors_files(domain, folder) or labelled(domain, folder) or tree(name, folder, findings)
+        found = parquet_domain(name, folder, 10) or authors_files(domain, folder)
+        found = found or labelled(domain, folder) or tree(name, folder, findings)
         if found:
-            return train_and_test(found[:1], found[1:])
+            return split_domain(*found)
     for file in (root / f"{domain}.npz", *(folder / f"{domain}.npz" for folder in folders)):
         if file.is_file():
-            train, test = npz_images(name, file)
-            return train_and_test([train], [test])
+            return split_domain(*npz_images(name, file))
     kinds = sorted({NOT_READ[file.suffix] for file in folders[0].iterdir() if file.suffix in NOT_READ})
     refused = f"{' and '.join(kinds)} are not read; " if kinds else ""
     raise DataError(f"There is no data of '{domain}' in '{folders[0]}': {refused}{ORIGINS[domain].wanted}")
 
 
-def authors_files(domain: str, folder: Path) -> Both | None:
+def authors_files(domain: str, folder: Path) -> list[list[Images]]:
+    """Those to train and those to test on, as from the next two; none if there is none."""
     origin = ORIGINS[domain]
     found = {stems: first_file(folder, stems) for stems in (*origin.train, *origin.test)}
     if not any(found.values()):
-        return None
+        return []
     for stems, file in found.items():
         if file is None:
             raise DataError(f"'{folder / stems[0]}' is missing{origin.lacking.format(domain=domain)}")
-    train, test = (
-        origin.read(f"digits-five-{domain}-{use}", *(found[stems] for stems in files))
+    return [
+        [origin.read(f"digits-five-{domain}-{use}", *(found[stems] for stems in files))]
         for use, files in (("train", origin.train), ("test", origin.test))
-    )
-    return train, test
+    ]
 
 
-def labelled(domain: str, folder: Path) -> Both | None:
+def labelled(domain: str, folder: Path) -> list[list[Images]]:
     """MNIST-M as published: `mnist_m_train/*.png` and lines `00000000.png 5` in `mnist_m_train_labels.txt`."""
     lists = [folder / f"mnist_m_{use}_labels.txt" for use in ("train", "test")]
     if domain != "mnistm" or not any(file.is_file() for file in lists):
-        return None
+        return []
     both = []
     for file in lists:
         if not file.is_file():
@@ -202,17 +206,16 @@ def labelled(domain: str, folder: Path) -> Both | None:
                 )
             files.append(there[image])
             labels.append(int(label))
-        both.append(image_files(files, labels))
-    return both[0], both[1]
+        both.append([image_files(files, labels)])
+    return both
 
 
-def tree(name: str, folder: Path, findings: Findings) -> Both | None:
+def tree(name: str, folder: Path, findings: Findings) -> list[list[Images]]:
     """`train/<digit>/*.png`, and `test/<digit>/` or `val/<digit>/`, as Digits-DG calls it."""
     tested = next((folder / use for use in ("test", "val") if (folder / use).is_dir()), None)
     if tested is None or not (folder / "train").is_dir():
-        return None
+        return []
     for child in visible_folders(folder):
         if child.name not in ("train", tested.name):
             findings.extra(f"The folder '{child}' is no part of {name} and is not used.")
-    train, test = (class_images(name, place, DIGITS, findings) for place in (folder / "train", tested))
-    return train, test
+    return [[class_images(name, place, DIGITS, findings)] for place in (folder / "train", tested)]

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import torch
 
 from fedkeel import seeds
-from fedkeel.data.dataset import Dataset, Split, indices
+from fedkeel.data.dataset import Dataset, indices
 from fedkeel.data.formats.images import Bytes
-from fedkeel.data.population import IntArray
+from fedkeel.data.population import IntArray, Split
 from fedkeel.data.reader import DATASETS
 from fedkeel.errors import DataError
 
@@ -83,17 +83,14 @@ def fixed_split(members: IntArray, labels: IntArray) -> Split:
     `members` are in the order of the data set, in which a writer's digits lie together. Taking the test digits
     from places spread over it keeps all writers in all three.
     """
-    parts: dict[str, list[int]] = {"train": [], "validation": [], "test": []}
     held = TEST_PER_CLASS + VALIDATION_PER_CLASS
-    for label in range(10):
-        own = members[labels == label]
-        places = [position * len(own) // held for position in range(held)]
-        for turn, place in enumerate(places):
-            # Of 14 places, 9 are for testing, evenly spread: those where floor(9 t / 14) steps.
-            stepped = (turn + 1) * TEST_PER_CLASS // held > turn * TEST_PER_CLASS // held
-            parts["test" if stepped else "validation"].append(int(own[place]))
-        parts["train"].extend(int(own[place]) for place in range(len(own)) if place not in places)
-    return Split(**{name: indices(sorted(positions)) for name, positions in parts.items()})
+    # Of 14 places, 9 are for testing, evenly spread: those where floor(9 t / 14) steps.
+    tested = np.diff(np.arange(held + 1) * TEST_PER_CLASS // held) > 0
+    parts = []
+    for own in (members[labels == label] for label in range(10)):
+        places = np.arange(held) * len(own) // held
+        parts.append((np.delete(own, places), own[places[~tested]], own[places[tested]]))
+    return Split(*(indices(np.sort(np.concatenate(part))) for part in zip(*parts, strict=True)))
 
 
 class RandomNumbers:
@@ -212,15 +209,10 @@ def place(ink: IntArray, down: IntArray, right: IntArray) -> IntArray:
     """Put (N, h, w) pictures on black SIDE x SIDE ones: in the middle, moved `down` and `right`."""
     count, height, width = ink.shape
     top, left = (SIDE - height) // 2 + down, (SIDE - width) // 2 + right
-    rows = np.arange(SIDE)[None, :] - top[:, None]
-    columns = np.arange(SIDE)[None, :] - left[:, None]
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
-    picked = ink[
-        np.arange(count)[:, None, None],
-        np.clip(rows, 0, height - 1)[:, :, None],
-        np.clip(columns, 0, width - 1)[:, None, :],
-    ]
-    return np.where(inside, picked, 0)
+    framed = np.pad(ink, ((0, 0), (SIDE, SIDE), (SIDE, SIDE)))
+    rows, columns = (SIDE + np.arange(SIDE) - start[:, None] for start in (top, left))
+    placed: IntArray = framed[np.arange(count)[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return placed
 
 
 def slant(ink: IntArray, amount: IntArray) -> IntArray:

@@ -9,12 +9,12 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
+from fedkeel.data.dataset import Domain, Parts
 from fedkeel.data.formats.folders import images_in, visible_folders
 from fedkeel.data.formats.lists import class_of, read_lines, read_lists
-from fedkeel.data.manifest import Domain, Parts
 from fedkeel.data.population import IntArray
 from fedkeel.data.reader import FEDBN, Sizes, TreeReader, published
-from fedkeel.data.splits import by_shares, equal_shares, warn_of_missing_lists
+from fedkeel.data.splits import by_shares, equal_shares
 from fedkeel.errors import DataError, nearest
 from fedkeel.options import Count
 from fedkeel.spec import names
@@ -63,6 +63,7 @@ class DomainNet(TreeReader):
         "greg": partial(equal_shares, train=0.3, validation=0.1, test=0.2),
         "fedcoda": partial(by_shares, validation=0, test=0.2, official=False),
     }
+    listed_subsets = ("fedbn", "greg")
     scan_options = ("classes",)
 
     size: Count = 256
@@ -103,11 +104,10 @@ class DomainNet(TreeReader):
         return read_lists(root, domain, position, folder=place, classes={class_of(path) for path in position})
 
     def split(self, domains: Mapping[str, Domain]) -> dict[str, Parts]:
-        if self.subset in ("fedbn", "greg"):
+        if self.subset in self.listed_subsets:
             lists = [self.folder() / "splits" / f"{domain}_train.txt" for domain in domains]
             if not all(map(is_of_fedbn, lists)):
                 domains = {name: replace(domain, official=None) for name, domain in domains.items()}
-            warn_of_missing_lists(self.name, domains)
         return super().split(domains)
 
 

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedkeel.data.formats.folders import images_in, kind, sorted_out, unread, visible_folders
-from fedkeel.data.formats.lists import LISTS, read_lists
-from fedkeel.data.manifest import Domain, Findings, Manifest, image_files
+from fedkeel.data.dataset import Domain, Findings, Manifest
+from fedkeel.data.formats.folders import images_in, in_class_folders, kind, sorted_out, unread, visible_folders
+from fedkeel.data.formats.lists import read_lists
+from fedkeel.data.population import USES
 from fedkeel.data.reader import DATASETS, Fraction, Reader, find_root
 from fedkeel.errors import DataError, nearest
 from fedkeel.options import Count
@@ -96,9 +97,9 @@ def warn_of_near_names(folders: Sequence[str], findings: Findings) -> None:
 
 def warn_of_strange_lists(root: Path, domains: Sequence[str], findings: Findings) -> None:
     """A list with a misspelt name would leave its domain to be split at random."""
-    own = {f"{domain}_{part}.txt" for domain in domains for part in LISTS}
+    own = {f"{domain}_{part}.txt" for domain in domains for part in USES}
     for file in sorted((root / "splits").glob("*.txt")):
-        if file.stem.endswith(tuple(f"_{part}" for part in LISTS)) and file.name not in own:
+        if file.stem.endswith(tuple(f"_{part}" for part in USES)) and file.name not in own:
             findings.extra(f"The list '{file}' is of no domain and is not used: {nearest(file.name, own)}")
 
 
@@ -110,25 +111,19 @@ def loose(folder: Path) -> Counter[str]:
 
 def scan_domain(domain: Path, classes: Sequence[str], findings: Findings) -> Domain:
     """The images of the class folders in `domain`, with the lists beside it where there are some."""
-    files: list[Path] = []
-    labels: list[int] = []
-    left, empty = loose(domain), []
-    for folder in visible_folders(domain):
-        found, others = sorted_out(folder)
-        left += others
-        files += found
-        labels += [classes.index(folder.name)] * len(found)
-        empty += [] if found else [folder]
-    if not files:
+    images, left = in_class_folders(domain, classes)
+    left += loose(domain)
+    if not images.files:
         why = f" ({unread(domain.name, left).rstrip('.')})" if left else ""
         raise DataError(f"The domain '{domain}' of 'folder' has no images{why}: the layout must be {LAYOUT}.")
     if left:
         findings.extra(unread(domain.name, left))
-    for folder in empty:
-        findings.extra(f"The class folder '{folder}' has no images: '{domain.name}' has none of that class.")
-    position = {file.relative_to(domain.parent).as_posix(): number for number, file in enumerate(files)}
+    for folder in visible_folders(domain):
+        if classes.index(folder.name) not in images.labels:
+            findings.extra(f"The class folder '{folder}' has no images: '{domain.name}' has none of that class.")
+    position = {file.relative_to(domain.parent).as_posix(): number for number, file in enumerate(images.files)}
     lists = read_lists(domain.parent, domain.name, position)
-    unlisted = len(files) - sum(map(len, lists)) if lists else 0
+    unlisted = len(images.files) - sum(map(len, lists)) if lists else 0
     if unlisted:
         findings.extra(f"{unlisted:,} images of '{domain.name}' are in none of its lists and are not used.")
-    return Domain([image_files(files, labels)], lists)
+    return Domain([images], lists)

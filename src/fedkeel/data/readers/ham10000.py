@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
+from fedkeel.data.dataset import Domain, Findings, Manifest, image_files
 from fedkeel.data.formats.folders import images_in, visible_folders
 from fedkeel.data.formats.lists import read_table
-from fedkeel.data.manifest import Domain, Findings, Manifest, image_files
 from fedkeel.data.reader import Fraction, Reader, published
 from fedkeel.errors import DataError, nearest
 from fedkeel.options import Count

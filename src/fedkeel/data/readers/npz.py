@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from fedkeel.data.dataset import Dataset, Split, indices
+from fedkeel.data.dataset import Dataset, indices
 from fedkeel.data.formats.images import Bytes
 from fedkeel.data.formats.npz import Arrays, read_arrays
-from fedkeel.data.population import IntArray
+from fedkeel.data.population import IntArray, Split
 from fedkeel.data.reader import DATASETS, Fraction, Root, find_root
 from fedkeel.data.splits import check_shares, stratified_split
 from fedkeel.errors import DataError

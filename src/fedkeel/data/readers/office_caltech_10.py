@@ -1,13 +1,11 @@
 """Office-Caltech-10 (Gong et al., CVPR 2012): ten things in a shop's pictures, web pictures, and from two cameras."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from fedkeel.data.manifest import Domain, Parts
 from fedkeel.data.reader import FEDBN, TreeReader, published
-from fedkeel.data.splits import equal_shares, warn_of_missing_lists
+from fedkeel.data.splits import equal_shares
 from fedkeel.options import Count
 
 
@@ -44,11 +42,7 @@ class OfficeCaltech10(TreeReader):
     }
     transforms = FEDBN
     subsets = {"fedbn": partial(equal_shares, train=0.5, validation=0.4, test=0.2)}
+    listed_subsets = ("fedbn",)
 
     size: Count = 256
     subset: Literal["fedbn"] | None = None
-
-    def split(self, domains: Mapping[str, Domain]) -> dict[str, Parts]:
-        if self.subset:
-            warn_of_missing_lists(self.name, domains)
-        return super().split(domains)

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from fedkeel.data.formats.folders import step_into
+from fedkeel.data.dataset import Parts
 from fedkeel.data.formats.lists import read_kfold, read_lists
-from fedkeel.data.manifest import Findings, Manifest, Parts
 from fedkeel.data.population import IntArray
 from fedkeel.data.reader import FEDBN, TreeReader, published
 from fedkeel.data.splits import NOTHING, by_shares, equal_shares
@@ -45,6 +44,7 @@ class PACS(TreeReader):
         "with unseen=sketch; without that take pacs(crossval=test), or pacs(crossval=unused) for a split of your own"
     )
     folders = ("pacs", "PACS")
+    inside = ("kfold", "images")
     domains = ("art_painting", "cartoon", "photo", "sketch")
     beside = ("kfold", LISTS)
     class_names = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
@@ -60,11 +60,8 @@ class PACS(TreeReader):
     subset: Literal["greg", "fedcoda"] | None = None
     crossval: Literal["validation", "test", "unused"] = "validation"
 
-    def scan(self, root: Path, findings: Findings) -> Manifest:
-        return super().scan(step_into(root, "kfold", "images"), findings)
-
     def lists(self, root: Path, domain: str, position: Mapping[str, int], labels: IntArray) -> Parts | None:
-        above = root.parent if root.name in ("kfold", "images") else root
+        above = root.parent if root.name in self.inside else root
         places = (root, above, above / "splits", above / LISTS)
         kfold = None if self.crossval == "unused" else read_kfold(places, domain, position, labels)
         if kfold is None:

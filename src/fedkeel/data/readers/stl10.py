@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedkeel.data.dataset import Findings, Images, Manifest, split_domain
 from fedkeel.data.formats.arrays import stl_images
-from fedkeel.data.formats.folders import step_into
-from fedkeel.data.manifest import Findings, Images, Manifest, train_and_test
 from fedkeel.data.reader import Reader, published
 from fedkeel.options import Count
 
@@ -25,6 +24,7 @@ class STL10(Reader):
     licence = "as ImageNet, from which it is taken: for research"
     layout = "stl10_binary/{train,test}_{X,y}.bin   the binary version"
     folders = ("stl10", "stl10_binary", "STL10", "stl-10")
+    inside = ("stl10_binary",)
     class_names = ("airplane", "bird", "car", "cat", "deer", "dog", "horse", "monkey", "ship", "truck")
     sizes = {"stl10": {"train": 5000, "test": 8000}}
     transforms = ("crop(padding=4)+flip+normalise", "normalise")
@@ -32,10 +32,9 @@ class STL10(Reader):
     size: Count = 96
 
     def scan(self, root: Path, findings: Findings) -> Manifest:
-        folder = step_into(root, "stl10_binary")
         parts: dict[str, list[Images]] = {"train": [], "test": []}
         for use, part in parts.items():
-            files = [folder / f"{use}_X.bin", folder / f"{use}_y.bin"]
+            files = [root / f"{use}_X.bin", root / f"{use}_y.bin"]
             for file in files:
                 if not file.is_file():
                     findings.missing(
@@ -44,4 +43,4 @@ class STL10(Reader):
             if all(file.is_file() for file in files):
                 with findings.part():
                     part.append(stl_images(f"stl10-{use}", *files))
-        return Manifest(self.name, folder, self.class_names, {"stl10": train_and_test(**parts)})
+        return Manifest(self.name, root, self.class_names, {"stl10": split_domain(**parts)})

@@ -6,9 +6,9 @@ The labels of its test images are not public: as everywhere, its validation imag
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedkeel.data.formats.folders import class_images, images_in, step_into, visible_folders
+from fedkeel.data.dataset import Findings, Images, Manifest, image_files, split_domain
+from fedkeel.data.formats.folders import class_images, images_in, visible_folders
 from fedkeel.data.formats.lists import read_lines
-from fedkeel.data.manifest import Findings, Images, Manifest, image_files, train_and_test
 from fedkeel.data.reader import Reader, published
 from fedkeel.options import Count
 
@@ -32,14 +32,14 @@ class TinyImageNet(Reader):
         "tiny-imagenet-200/val/images/*.JPEG and val/val_annotations.txt"
     )
     folders = ("tiny-imagenet", "tiny-imagenet-200", "tiny_imagenet", "TinyImageNet")
+    inside = ("tiny-imagenet-200",)
     sizes = {"tiny-imagenet": {"train": 100000, "test": 10000}}
     num_classes = 200  # whose names are in wnids.txt
 
     size: Count = 64
 
     def scan(self, root: Path, findings: Findings) -> Manifest:
-        folder = step_into(root, "tiny-imagenet-200")
-        train, listed = folder / "train", folder / "wnids.txt"
+        train, listed = root / "train", root / "wnids.txt"
         names = " ".join(read_lines(listed).values()).split() if listed.is_file() else []
         classes = tuple(sorted(names) if names else [path.name for path in visible_folders(train)])
         trained: list[Images] = []
@@ -49,8 +49,8 @@ class TinyImageNet(Reader):
         else:
             findings.missing(f"'{train}' is missing: tiny-imagenet has a folder train/<wnid>/images there.")
         with findings.part():
-            tested.append(annotated(folder / "val", classes, findings))
-        return Manifest(self.name, folder, classes, {self.name: train_and_test(trained, tested)})
+            tested.append(annotated(root / "val", classes, findings))
+        return Manifest(self.name, root, classes, {self.name: split_domain(trained, tested)})
 
 
 def annotated(folder: Path, classes: tuple[str, ...], findings: Findings) -> Images:

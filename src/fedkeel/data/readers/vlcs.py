@@ -4,15 +4,14 @@ Two layouts are in use: DomainBed's `<domain>/<class>/`, and `<domain>/{train,cr
 a split of its own.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
-
-from fedkeel.data.formats.folders import class_images, visible_folders
-from fedkeel.data.manifest import Domain, Findings, Manifest
+from fedkeel.data.dataset import Domain, Findings, Images, split_domain
+from fedkeel.data.formats.folders import class_images
 from fedkeel.data.reader import FEDBN, TreeReader, published
 from fedkeel.data.splits import equal_shares
 from fedkeel.options import Count
@@ -51,22 +50,11 @@ class VLCS(TreeReader):
     size: Count = 256
     subset: Literal["greg"] | None = None
 
-    def scan(self, root: Path, findings: Findings) -> Manifest:
-        named = {self.aliases.get(folder.name, folder.name): folder for folder in visible_folders(root)}
-        found = {domain: named[domain] for domain in self.domains if domain in named}
-        if not any((folder / "train").is_dir() for folder in found.values()):
-            return super().scan(root, findings)
-        domains = {}
-        for domain in self.domains:
-            if domain in found:
-                domains[domain] = self.split_domain(found[domain], findings)
-            else:
-                findings.missing(f"The domain '{domain}' of vlcs is missing: put its images into '{root / domain}'.")
-        return Manifest(self.name, root, self.class_names, domains)
-
-    def split_domain(self, folder: Path, findings: Findings) -> Domain:
-        images, parts, start = [], [], 0
-        for use in USES:
+    def scan_domain(self, folder: Path, domain: str, classes: Sequence[str], findings: Findings) -> Domain:
+        if not any((folder.parent / name / "train").is_dir() for name in (*self.domains, *self.aliases)):
+            return super().scan_domain(folder, domain, classes, findings)
+        parts: dict[str, list[Images]] = {use: [] for use in USES}
+        for use, images in parts.items():
             if not (folder / use).is_dir():
                 findings.missing(
                     f"The folder '{folder / use}' of vlcs is missing: every domain needs {', '.join(USES)}."
@@ -74,6 +62,4 @@ class VLCS(TreeReader):
                 continue
             # A class may be absent from the smallest part: only the training images must have all.
             images.append(class_images("vlcs", folder / use, tuple("01234"), findings, needed=use == "train"))
-            parts.append(start + np.arange(len(images[-1].labels)))
-            start += len(parts[-1])
-        return Domain(images, (parts[0], parts[1], parts[2]) if len(parts) == len(USES) else None)
+        return split_domain(parts["train"], parts["test"], parts["crossval"])
