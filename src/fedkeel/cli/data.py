@@ -59,6 +59,8 @@ def add_arguments(parser: Parser) -> None:
     packing.add_argument("--root", metavar="DIR", help="where it lies (default: in FEDKEEL_DATA)")
     packing.add_argument("--out", required=True, metavar="FILE.npz|DIR", help="what to write")
     packing.add_argument("--size", type=int, metavar="N", help="pixels of a side (default: the data set's)")
+    encoded = "as it lies on disk, images encoded as they are: small, to take along to another machine"
+    packing.add_argument("--encoded", action="store_true", help=encoded)
 
 
 def show_data(arguments: Arguments) -> int:
@@ -172,9 +174,16 @@ def pack_data(arguments: Arguments) -> int:
     examples:
       fedkeel data pack pacs --size 64 --out pacs-64.npz
       fedkeel data pack 'domainnet(classes=top-100)' --root ./DomainNet --size 128 --out ./domainnet-128
+      fedkeel data pack cifar10 --encoded --out packs/cifar10       then, elsewhere: FEDKEEL_DATA=packs
     """
-    from fedkeel.data.formats.writing import write
+    from fedkeel.data.formats.writing import write, write_encoded_copy
 
+    if arguments.encoded:
+        folder = fedkeel.data.reader.reader_of(arguments.data)(root=arguments.root).folder()
+        target = write_encoded_copy(folder, arguments.out, arguments.size)
+        print(target)
+        print(f"Read it with --data {arguments.data} --root {target}.", file=sys.stderr)
+        return 0
     given = with_options(arguments.data, root=arguments.root, size=arguments.size)
     dataset = fedkeel.data.DATASETS.build(given.name, **given.options)
     target = write(dataset, arguments.out)

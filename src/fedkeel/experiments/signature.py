@@ -20,8 +20,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Client, Federation
-from fedkeel.models.catalogue import classify
-from fedkeel.models.encoder import Encoder
+from fedkeel.models.encoder import Encoder, classify
 from fedkeel.observer import Observer
 from fedkeel.simulation import simulate
 

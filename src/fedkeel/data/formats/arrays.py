@@ -11,6 +11,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import numpy as np
 
 from fedkeel.data.dataset import Images, pixels
 from fedkeel.data.formats.images import Bytes, decode_all
-from fedkeel.data.formats.npz import fingerprint, read_arrays
+from fedkeel.data.formats.npz import fingerprint, read_arrays, write_arrays
 from fedkeel.data.population import IntArray
 from fedkeel.errors import DataError
 
@@ -170,9 +171,10 @@ PLACES = (".", "data", "plain_text", "cifar100")
 
 
 def parquet_files(folder: Path, use: str) -> list[Path]:
-    """`train.parquet` or its pieces `train-00000-of-00002.parquet`, in the folder or where Hugging Face has them."""
-    for place in PLACES:
-        files = sorted((folder / place).glob(f"{use}.parquet")) or sorted((folder / place).glob(f"{use}-*.parquet"))
+    """`train.parquet` or its pieces `train-00000-of-00002.parquet`, in the folder or where Hugging Face has them; or
+    what a pack has in its place."""
+    for place, ending in product(PLACES, (".parquet", ENCODED)):
+        files = sorted((folder / place).glob(f"{use}{ending}")) or sorted((folder / place).glob(f"{use}-*{ending}"))
         if files:
             return files
     return []
@@ -188,17 +190,39 @@ def parquet_domain(name: str, folder: Path, classes: int) -> list[list[Images]]:
                 f"'{folder / use}.parquet' is missing: '{name}' needs train.parquet and test.parquet in every domain's "
                 "folder."
             )
-        both.append([parquet_images(name, file, classes) for file in files])
+        both.append([encoded_images(name, file, classes) for file in files])
     return both
 
 
-def parquet_images(name: str, file: Path, num_classes: int) -> Images:
-    """The labels at once; the images, {bytes, path} or plain bytes, when they are asked for."""
+def encoded_images(name: str, file: Path, num_classes: int) -> Images:
+    """The labels at once; the images when they are asked for."""
+    labels, contents = (packed_rows if file.name.endswith(ENCODED) else parquet_rows)(file)
+    if len(labels) == 0 or labels.min() < 0 or labels.max() >= num_classes:
+        raise DataError(
+            f"The labels of '{file}' are not all from 0 to {num_classes - 1}: give the parquet of '{name}'."
+        )
+
+    def load(positions: IntArray, size: int) -> tuple[Bytes, IntArray]:
+        key = fingerprint(file.absolute())
+        images, kept = decode_all(name, key, len(labels), contents, lambda i: f"{file} row {i}", size)
+        if len(positions) == len(labels):
+            return images, kept
+        good = np.flatnonzero(np.isin(positions, kept))
+        return images[np.searchsorted(kept, positions[good])], good
+
+    return Images(labels, load=load)
+
+
+Rows = tuple[IntArray, Callable[[], list[bytes]]]  # labels, none where they are not whole numbers; and encoded images
+
+
+def parquet_rows(file: Path) -> Rows:
+    """Images that are {bytes, path} or plain bytes."""
     try:
         from pyarrow import ArrowException, parquet, types
     except ImportError:
         raise DataError(
-            f"'{name}' is read with pyarrow, which is not installed: pip install 'fedkeel[parquet]'."
+            f"'{file}' is read with pyarrow, which is not installed: pip install 'fedkeel[parquet]'."
         ) from None
 
     def read(function: Callable[..., Any], **options: Any) -> Any:
@@ -220,25 +244,42 @@ def parquet_images(name: str, file: Path, num_classes: int) -> Images:
     numbers = read(parquet.read_table, columns=[label])[label]
     whole = types.is_integer(numbers.type) and numbers.null_count == 0
     labels = np.asarray(numbers.to_numpy(), np.int64) if whole else np.empty(0, np.int64)
-    if len(labels) == 0 or labels.min() < 0 or labels.max() >= num_classes:
-        raise DataError(
-            f"The labels of '{file}' are not all from 0 to {num_classes - 1}: give the parquet of '{name}'."
-        )
 
     def contents() -> list[bytes]:
         # An image that is null is one that cannot be decoded.
         rows = read(parquet.read_table, columns=[image])[image].to_pylist()
         return [(row and row["bytes"] if in_struct else row) or b"" for row in rows]
 
-    def load(positions: IntArray, size: int) -> tuple[Bytes, IntArray]:
-        key = fingerprint(file.absolute())
-        images, kept = decode_all(name, key, len(labels), contents, lambda i: f"{file} row {i}", size)
-        if len(positions) == len(labels):
-            return images, kept
-        good = np.flatnonzero(np.isin(positions, kept))
-        return images[np.searchsorted(kept, positions[good])], good
+    return labels, contents
 
-    return Images(labels, load=load)
+
+# -- what `data pack --encoded` makes of parquet: as small, and read without pyarrow ----------------------------------
+ENCODED = ".images.npz"
+
+
+def write_encoded(file: Path, rows: Rows) -> None:
+    labels, contents = rows
+    every = contents()
+    ends = np.cumsum([len(image) for image in every], dtype=np.int64)
+    write_arrays(file, {"encoded": np.frombuffer(b"".join(every), np.uint8), "ends": ends, "labels": labels})
+
+
+def packed_rows(file: Path) -> Rows:
+    arrays = read_arrays(file)
+    wanted = {"encoded": np.uint8, "ends": np.int64, "labels": np.int64}
+    one_each = all(
+        name in arrays and arrays[name].dtype == kind and arrays[name].ndim == 1 for name, kind in wanted.items()
+    )
+    ends = arrays["ends"] if one_each else np.empty(0, np.int64)
+    bounds = np.concatenate([[0], ends])
+    if (
+        not one_each
+        or len(ends) != len(arrays["labels"])
+        or bounds[-1] != len(arrays["encoded"])
+        or (np.diff(bounds) < 0).any()
+    ):
+        raise DataError(f"'{file}' is no file of encoded images: write it with 'fedkeel data pack NAME --encoded'.")
+    return arrays["labels"], lambda: [arrays["encoded"][a:b].tobytes() for a, b in pairwise(bounds)]
 
 
 # -- for all of them ------------------------------------------------------------------------------------------------

@@ -2,13 +2,15 @@
 
 import logging
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
 from fedkeel.core.naming import file_name
 from fedkeel.data.dataset import Dataset
+from fedkeel.data.formats.arrays import ENCODED, parquet_rows, write_encoded
 from fedkeel.data.formats.npz import Arrays, write_arrays
 from fedkeel.data.population import USES
 from fedkeel.errors import DataError
@@ -20,9 +22,7 @@ NOT_A_DOMAIN = ("splits", "__MACOSX")  # what 'folder' does not take for one
 
 def write(dataset: Dataset, out: str | os.PathLike[str]) -> Path:
     """`FILE.npz` gives one file, anything else a folder DIR/<domain>/<class>/ with the lists DIR/splits/."""
-    target = Path(out).expanduser()
-    if target.exists() and (target.is_file() or any(target.iterdir())):
-        raise DataError(f"'{target}' exists already: give a new name, or remove it first.")
+    target = free_place(out)
     try:
         if target.suffix == ".npz":
             write_arrays(target, as_arrays(dataset))
@@ -30,6 +30,13 @@ def write(dataset: Dataset, out: str | os.PathLike[str]) -> Path:
             write_tree(dataset, target)
     except OSError as error:
         raise DataError(f"'{target}' cannot be written ({error}): give a path that can be.") from error
+    return target
+
+
+def free_place(out: str | os.PathLike[str]) -> Path:
+    target = Path(out).expanduser()
+    if target.exists() and (target.is_file() or any(target.iterdir())):
+        raise DataError(f"'{target}' exists already: give a new name, or remove it first.")
     return target
 
 
@@ -72,3 +79,35 @@ def write_tree(dataset: Dataset, target: Path) -> None:
                 Image.fromarray(picture[..., 0] if picture.shape[2] == 1 else picture).save(target / path)
                 lines.append(path)
             (target / "splits" / f"{domain}_{use}.txt").write_text("".join(f"{line}\n" for line in lines), "utf-8")
+
+
+def write_encoded_copy(root: Path, out: str | os.PathLike[str], size: int | None = None) -> Path:
+    """A data set's own folder to take along: images as they are stored, or no larger than `size` on their shorter side;
+    parquet as files that need no pyarrow. Whatever reads the one reads the other."""
+    target = free_place(out)
+    try:
+        for path in sorted(path for path in root.rglob("*") if path.is_file()):
+            place = target / path.relative_to(root)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            if path.suffix == ".parquet":
+                write_encoded(place.with_name(place.stem + ENCODED), parquet_rows(path))
+            elif size is None or not shrink(path, place, size):
+                shutil.copyfile(path, place)
+    except OSError as error:
+        raise DataError(f"'{target}' cannot be written ({error}): give a path that can be.") from error
+    return target
+
+
+def shrink(path: Path, place: Path, size: int) -> bool:
+    """Write an image with a shorter side of `size` pixels; false if it is none, or not larger."""
+    try:
+        with Image.open(path) as image:
+            width, height = image.size
+            share = size / min(width, height)
+            if share >= 1:
+                return False
+            smaller = image.resize((round(width * share), round(height * share)), Image.Resampling.LANCZOS)
+            smaller.save(place, image.format, quality=90)
+    except UnidentifiedImageError:
+        return False
+    return True
