@@ -51,6 +51,7 @@ class Line:
     domains: Mapping[str, float] = field(default_factory=dict)  # by the recipe's rule
     statistics: Mapping[str, float] = field(default_factory=dict)  # by the recipe's rule, where both were tested
     diverged: tuple[str, ...] = ()  # domains whose test loss is not finite
+    dropped: int | None = None  # updates of clients that were of no use; not known of every line
     changes: Mapping[str, Any] = field(default_factory=dict)  # options in place of the recipe's
     substitutes: tuple[str, ...] = ()  # what stands in for something of the paper's
     seconds: float = 0.0
@@ -139,6 +140,7 @@ def line_of(recipe: Recipe, row: RecipeRow, column: RecipeColumn, run: Run, numb
         domains={name: _kept(100 * value) or 0.0 for name, value in summary["domains"].items() if value is not None},
         statistics={k: v for k, v in by_statistics.items() if v is not None} if len(tested) > 1 else {},
         diverged=tuple(summary.get("diverged_domains", ())),
+        dropped=summary.get("dropped_updates"),
         changes=changes,
         substitutes=(recipe.substitute,) if recipe.substitute else (),
         seconds=round(summary["seconds"], 1),

@@ -163,10 +163,11 @@ def claim_rows(blocks: Sequence[Block]) -> list[list[str]]:
 
 
 def where(verdict: Verdict) -> str:
-    """The recipe, and its columns as far as they were run."""
-    columns = list(load(verdict.claim.recipe).columns)
-    shown = dict.fromkeys(c.group or c.label for c in columns if c.name in verdict.decisive.columns)
-    return f"{verdict.claim.recipe}: {', '.join(shown) or DASH}"
+    """The recipe, and its columns as far as they were run; of a group that was run whole, its name."""
+    recipe, run = load(verdict.claim.recipe), verdict.decisive.columns
+    whole = {column.group for column in recipe.columns if all(part.name in run for part in recipe.parts(column))}
+    shown = dict.fromkeys(c.group if c.group in whole and c.group else c.name for c in recipe.columns if c.name in run)
+    return f"{recipe.name}: {', '.join(shown) or DASH}"
 
 
 def section(block: Block, remarks: Mapping[str, Any]) -> str:
