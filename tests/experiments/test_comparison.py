@@ -19,7 +19,8 @@ from torch import nn
 from fedkeel.cli.terminal.console import drawn
 from fedkeel.config import Config
 from fedkeel.core.naming import slug
-from fedkeel.engine.executors.heartbeat import Heart
+from fedkeel.engine import children
+from fedkeel.engine.children import Heart
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments import jobs
 from fedkeel.experiments.comparison import Comparison, collect_runs, compare, read_comparison
@@ -357,7 +358,7 @@ class TestRunning:
             os.kill(os.getpid(), signal.SIGSTOP)
 
         monkeypatch.setattr(jobs, "execute", execute)
-        monkeypatch.setattr(jobs, "Heart", lambda: Heart(3.0, WhileStopped()))
+        monkeypatch.setattr(children, "Heart", lambda: Heart(3.0, WhileStopped()))
         watching, job = Watching(), Job("fedavg", 0, tmp_path / "r", Config())
         failures = jobs.run_all([job], 2, watching)
         said = "its process hung and was ended; the same command again goes on with it"
