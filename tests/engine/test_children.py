@@ -185,7 +185,7 @@ def test_ctrl_c_is_not_for_a_child() -> None:
     assert child.process.exitcode == -signal.SIGKILL
 
 
-# -- scripts that are imported again: without a guard one gets a sentence, without a file it works ------------------------
+# -- scripts that are imported again -----------------------------------------------------------------------------------
 SCRIPT = """
 import fedkeel
 from fedkeel.experiments import jobs

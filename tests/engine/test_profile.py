@@ -10,9 +10,9 @@ import pytest
 
 from fedkeel.cli import main
 from fedkeel.config import Config
-from fedkeel.engine import profile
+from fedkeel.engine import profile, stopwatch
 from fedkeel.engine.local import Worker
-from fedkeel.engine.profile import Stopwatch
+from fedkeel.engine.stopwatch import Stopwatch
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import fingerprint
 from fedkeel.stopping import Stopped, stop_requested
@@ -26,7 +26,7 @@ class Time:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0
-        monkeypatch.setattr("fedkeel.engine.profile.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("fedkeel.engine.stopwatch.time.perf_counter", lambda: self.now)
 
     def passes(self, seconds: float) -> None:
         self.now += seconds
@@ -155,7 +155,7 @@ def test_the_phases_of_a_round_add_up_to_its_wall_clock(tmp_path: Path) -> None:
         assert parts <= waiting + 1e-4
         assert parts > 0.5 * entry["phases"]["local training"]["seconds"]
     calls = {name: spent["calls"] for name, spent in document["total"]["phases"].items()}
-    assert set(calls) == set(profile.PHASES)
+    assert set(calls) == set(stopwatch.PHASES)
     for name in ("sampling", "broadcast", "local training", "aggregation", "evaluation", "checkpoint"):
         assert calls[name] == 3, name
     assert calls["reading data"] == calls["set-up"] == 1
@@ -282,15 +282,15 @@ def test_shares_and_waiting_are_told_as_they_are() -> None:
 def test_the_parts_of_a_round_in_timing_are_those_of_the_one_clock(time: Time) -> None:
     clock = profile.Profile()
     with clock.round(0):
-        with clock(profile.BROADCAST):
+        with clock(stopwatch.BROADCAST):
             time.passes(1)
-        with clock(profile.COLLECTION):
+        with clock(stopwatch.COLLECTION):
             time.passes(2)
-            with clock(profile.TRAINING):  # inside: the clients' part of the collection
+            with clock(stopwatch.TRAINING):  # inside: the clients' part of the collection
                 time.passes(4)
-        with clock(profile.AGGREGATION):
+        with clock(stopwatch.AGGREGATION):
             time.passes(8)
-        with clock(profile.EVALUATION):
+        with clock(stopwatch.EVALUATION):
             time.passes(16)
         time.passes(32)
         assert clock.stages() == {"train": 7, "aggregate": 8, "evaluate": 48}

@@ -5,177 +5,29 @@ one is the server's, whose phases follow each other, so they add up to the wall 
 the clients': it tells the parts of local training, of evaluation and of answers apart where they happen. Where that is
 in workers that run at the same time, its seconds are worker-seconds, added up over all of them.
 
-A phase inside another is taken out of it. With `--profile` on a GPU a phase ends when the GPU has done its work; how
+With `--profile` on a GPU a phase ends when the GPU has done its work; how
 long the host had nothing to do but wait for that stands beside it. Without it nothing waits.
 """
-
-from __future__ import annotations
 
 import functools
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 
-from fedkeel.core.client import LocalClient
-from fedkeel.core.messages import Broadcast
-from fedkeel.core.state import Tensors
+from fedkeel.engine import stopwatch
 from fedkeel.engine.executors.executor import EXECUTORS, Executor, executor_class
-from fedkeel.engine.local import Worker
+from fedkeel.engine.stopwatch import CLIENT_PHASES, OTHER, PHASES, Spent, Stopwatch, Times
 from fedkeel.files import explained, write_atomically
 
-T = TypeVar("T")
-P = ParamSpec("P")
-
 FILE = "profile.json"
-PHASES = (
-    *("reading data", "set-up", "sampling", "broadcast", "local training", "collection and checks"),
-    *("aggregation", "extra exchanges", "evaluation", "recording", "checkpoint", "other"),
-)
-READING, SET_UP, SAMPLING, BROADCAST, TRAINING, COLLECTION = PHASES[:6]
-AGGREGATION, QUESTIONS, EVALUATION, RECORDING, CHECKPOINT, OTHER = PHASES[6:]
-# On a client: the global model loaded and the optimizer made; the method's `start`; batches drawn, gathered and
-# augmented; forward, loss and backward; the optimizer's step; the method's `finish`, copies and checks of the update.
-CLIENT_PHASES = (
-    *("loading", "start", "batches", "forward and backward", "optimiser", "finish"),
-    *("waiting for the GPU", "answering", "evaluating"),
-)
-LOADING, START, BATCHES, STEP, OPTIMIZER, FINISH, WAITING, ANSWERING, EVALUATING = CLIENT_PHASES
 SECONDS_BETWEEN_SAVES = 5.0
 
 
-@dataclass
-class Spent:
-    """On one phase. `waiting`: seconds of them in which the host only waited for the GPU. `whole`: the seconds together
-    with those of the phases inside."""
-
-    seconds: float = 0.0
-    waiting: float = 0.0
-    calls: int = 0
-    whole: float = 0.0
-
-    def __iadd__(self, other: Spent) -> Spent:
-        self.seconds += other.seconds
-        self.waiting += other.waiting
-        self.calls += other.calls
-        self.whole += other.whole
-        return self
-
-
-Times = dict[str, Spent]
-
-
-# -- the clock -------------------------------------------------------------------------------------------------------
-class Stopwatch:
-    """Seconds by phase, each without the phases inside it. `synchronize` waits until the GPU has nothing left to do."""
-
-    def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
-        self._synchronize = synchronize
-        self._times: Times = {}
-        self._inside: list[float] = []  # of each open phase, the seconds of the phases inside it
-
-    @contextmanager
-    def __call__(self, phase: str, calls: int = 1) -> Iterator[None]:
-        """Whatever happens inside belongs to `phase`; `calls` is 0 where it goes on with one that was counted."""
-        self._inside.append(0.0)
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            done = ended = time.perf_counter()
-            if self._synchronize is not None:
-                self._synchronize()
-                ended = time.perf_counter()
-            whole = ended - began
-            self.add({phase: Spent(whole - self._inside.pop(), ended - done, calls, whole)})
-            if self._inside:
-                self._inside[-1] += whole
-
-    def over(self, phase: str, items: Iterable[T]) -> Iterator[T]:
-        """The items; the time until each is there belongs to `phase`, what is done with it does not."""
-        iterator, calls = iter(items), 1
-        while True:
-            with self(phase, calls):
-                try:
-                    item = next(iterator)
-                except StopIteration:
-                    return
-            calls = 0
-            yield item
-
-    def add(self, times: Times) -> None:
-        for name, spent in times.items():
-            self._times.setdefault(name, Spent())
-            self._times[name] += spent
-
-    def whole(self, *phases: str) -> float:
-        """Seconds of these phases since the last `take`, with what was inside them."""
-        return sum(self._times[name].whole for name in phases if name in self._times)
-
-    def take(self) -> Times:
-        """What was spent since the last time."""
-        times, self._times = self._times, {}
-        return times
-
-
-def phase(name: str, calls: int = 1) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Every call of this method of an object with a `clock` belongs to the phase."""
-
-    def decorate(method: Callable[P, T]) -> Callable[P, T]:
-        @functools.wraps(method)
-        def timed(*args: P.args, **kwargs: P.kwargs) -> T:
-            with args[0].clock(name, calls):  # type: ignore[attr-defined]
-                return method(*args, **kwargs)
-
-        return timed
-
-    return decorate
-
-
-@dataclass
-class ProfiledWorker(Worker):
-    """Does exactly what a worker does, under a clock. What is in no part of training is counted as making batches:
-    between two steps nothing else happens."""
-
-    train = phase(BATCHES, calls=0)(Worker.train)
-    plan = phase(BATCHES)(Worker.plan)
-    optimizer = phase(LOADING, calls=0)(Worker.optimizer)
-    step = phase(STEP)(Worker.step)
-    end = phase(FINISH, calls=0)(Worker.end)
-    leave = phase(FINISH)(Worker.leave)
-    answer = phase(ANSWERING)(Worker.answer)
-    evaluate = phase(EVALUATING)(Worker.evaluate)
-    _arrive = phase(LOADING)(Worker._arrive)
-    _begin = phase(START)(Worker.begin)
-
-    def begin(
-        self, name: str, broadcast: Broadcast, memory: Tensors, optimizer: torch.optim.Optimizer | None = None
-    ) -> LocalClient:
-        client = self._begin(name, broadcast, memory, optimizer)
-        used = client.optimizer
-        if used is not None and "step" not in vars(used):  # a resident one serves many clients
-            used.step = self._timed(used.step)  # type: ignore[method-assign]
-        return client
-
-    def _timed(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            assert self.clock is not None
-            with self.clock(OPTIMIZER):
-                return step(*args, **kwargs)
-
-        return timed
-
-    def waiting(self) -> AbstractContextManager[None]:
-        assert self.clock is not None
-        return self.clock(WAITING)
-
-
-# -- a run's profile -------------------------------------------------------------------------------------------------
 class Profile(Stopwatch):
     """The server's clock, and with `detailed` (`--profile`) the times of a run, round by round.
 
@@ -219,7 +71,8 @@ class Profile(Stopwatch):
 
     def stages(self) -> dict[str, float]:
         """The seconds of this round so far, for `timing.jsonl`: until all updates are there, aggregation, the rest."""
-        train, aggregate = self.whole(SAMPLING, BROADCAST, COLLECTION), self.whole(AGGREGATION)
+        train = self.whole(stopwatch.SAMPLING, stopwatch.BROADCAST, stopwatch.COLLECTION)
+        aggregate = self.whole(stopwatch.AGGREGATION)
         rest = time.perf_counter() - self._began - train - aggregate
         return {"train": train, "aggregate": aggregate, "evaluate": rest}
 

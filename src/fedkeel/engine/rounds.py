@@ -16,13 +16,13 @@ from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, prefixed, select
 from fedkeel.data.federation import Federation
-from fedkeel.engine import profile
+from fedkeel.engine import stopwatch
 from fedkeel.engine.checkpointing import Checkpoint, CheckpointSchedule, Storage
-from fedkeel.engine.evaluation import EvaluationNotes, FederatedEvaluation
+from fedkeel.engine.evaluation import FederatedEvaluation
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
-from fedkeel.engine.profile import phase
 from fedkeel.engine.setup import Setup
+from fedkeel.engine.stopwatch import phase
 from fedkeel.errors import StoreError, TrainingError
 from fedkeel.observer import Aggregated, Observer
 from fedkeel.stopping import UPDATE, reached
@@ -70,22 +70,18 @@ class Federated:
             network=worker.model,
         )
         self.schedule = CheckpointSchedule(config.checkpoint_every)
-        self.evaluation = FederatedEvaluation(self.setup, self.executor, self._note)
-        self.notes = EvaluationNotes(self._note)
+        self.evaluation = FederatedEvaluation(self.setup, self.executor, self.observer.note)
 
     @property
     def federation(self) -> Federation:
         return self.setup.federation
-
-    def _note(self, text: str) -> None:
-        self.observer.note(text)
 
     # -- the loop --------------------------------------------------------------------------------------------
     def run(self) -> Server:
         """Run the rounds that are left and return the server whose model is the result."""
         first = self._restore()
         self.observer.started(self.config, first)
-        self.notes.of_lacking(self.setup)
+        self.evaluation.begin()
         self.clock.go_on(self.store.directory, first)
         result = self.server
         for round in range(first, self.config.rounds):
@@ -127,24 +123,23 @@ class Federated:
         self.observer.round_done(round, config.rounds, scores, loss)
         return tested
 
-    @phase(profile.SAMPLING)
+    @phase(stopwatch.SAMPLING)
     def _sample(self, round: int) -> list[str]:
         """The clients of this round, those who just came among them, in the federation's order."""
         if self.setup.admit_newcomers():
             self.server.num_clients = len(self.federation.clients)
-            self.evaluation = FederatedEvaluation(self.setup, self.executor, self._note)
-            self.notes.of_lacking(self.setup)
+            self.evaluation.begin()
         clients = self.federation.clients
         return [clients[i].name for i in self.setup.rules.sampler.sample(len(clients), round)]
 
-    @phase(profile.BROADCAST)
+    @phase(stopwatch.BROADCAST)
     def _begin(self) -> tuple[Broadcast, dict[str, Tensors]]:
         """What the round's clients get, and what each of them remembers until then."""
         self.method.before_training(self.server)
         broadcast = make_broadcast(self.server, self.method.send(self.server, self.server.weights))
         return broadcast, {client: self.executor.memory.of(client) for client in self.server.participants}
 
-    @phase(profile.COLLECTION)
+    @phase(stopwatch.COLLECTION)
     def _collect(self, broadcast: Broadcast, before: Mapping[str, Tensors]) -> tuple[list[Update], list[Missing]]:
         """Train the round's clients; keep the updates that pass the check, in the clients' order."""
         participants, number = self.server.participants, from_one(broadcast.round)
@@ -156,7 +151,7 @@ class Federated:
             check(update, broadcast)
             self.method.check_extras(self.server, update.extras)
 
-        results = self.clock.over(profile.TRAINING, self.executor.train(participants, broadcast))
+        results = self.clock.over(stopwatch.TRAINING, self.executor.train(participants, broadcast))
         for client, result in zip(participants, results, strict=True):
             if problem := self._problem(client, result, check_update):
                 dropped.append(Missing(client, problem))
@@ -193,7 +188,7 @@ class Federated:
             return str(bad)
         return ""
 
-    @phase(profile.AGGREGATION)
+    @phase(stopwatch.AGGREGATION)
     def _aggregate(self, broadcast: Broadcast, updates: Sequence[Update], before: Mapping[str, Tensors]) -> None:
         """From updates to the next global model: those that count, their mean, then the method's own rules."""
         server, method, aggregator = self.server, self.method, self.setup.rules.aggregator
@@ -220,7 +215,7 @@ class Federated:
         server.weights, server.statistics, server.extras = weights, statistics, extras
 
     # -- questions of methods --------------------------------------------------------------------------------
-    @phase(profile.QUESTIONS)
+    @phase(stopwatch.QUESTIONS)
     def _ask(self, server: Server, clients: Sequence[str], question: str, tensors: Tensors) -> dict[str, Answer]:
         extras = self.server.extras | prefixed(tensors, QUESTION)
         broadcast = Broadcast(server.round, server.rounds, server.weights, server.statistics, extras)
@@ -241,7 +236,7 @@ class Federated:
         return answers
 
     # -- evaluation ------------------------------------------------------------------------------------------
-    @phase(profile.EVALUATION, calls=0)
+    @phase(stopwatch.EVALUATION, calls=0)
     def _before_evaluation(self) -> Server:
         """A copy of the server whose model is the one to be tested."""
         server = self.server
@@ -251,10 +246,9 @@ class Federated:
         server.memory = tested.memory
         return tested
 
-    @phase(profile.EVALUATION)
+    @phase(stopwatch.EVALUATION)
     def _evaluate(self, server: Server) -> Scores | None:
         evaluations = self.evaluation.evaluate(make_broadcast(server, server.weights))
-        self.notes.of_diverged(server.round, evaluations)
         reported = "global" if "global" in {e.statistics for e in evaluations} else "batch"
         shown: Scores | None = None
         for split, statistics in sorted({(e.split, e.statistics) for e in evaluations}, reverse=True):
@@ -272,18 +266,18 @@ class Federated:
                     self.best_local = self._personal_layers()
         return shown
 
-    @phase(profile.RECORDING)
+    @phase(stopwatch.RECORDING)
     def _record(self, kind: str, record: dict[str, Any]) -> None:
         known = {"kind": kind, "round": self.server.round}
         self.store.append(known | record | known)  # a client's metric cannot pose as something else
 
-    @phase(profile.RECORDING, calls=0)
+    @phase(stopwatch.RECORDING, calls=0)
     def _show(self, sent: Broadcast, updates: Sequence[Update], tested: Server) -> None:
         model = make_broadcast(tested, tested.weights)
         self.observer.aggregated(Aggregated(sent, updates, model, self.executor.memory))
 
     # -- stopping and going on -------------------------------------------------------------------------------
-    @phase(profile.CHECKPOINT)
+    @phase(stopwatch.CHECKPOINT)
     def _checkpoint(self, server: Server, round: int) -> None:
         groups = {name: getattr(server, name) for name in SERVER_GROUPS}
         best = {"accuracy": self.best[0], "round": self.best[1]}

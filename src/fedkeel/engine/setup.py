@@ -24,7 +24,8 @@ from fedkeel.engine.executors.executor import EXECUTORS, Executor, choose_execut
 from fedkeel.engine.local import Worker
 from fedkeel.engine.memory import ClientMemory
 from fedkeel.engine.memory_files import MemoryFiles
-from fedkeel.engine.profile import READING, SET_UP, Profile, ProfiledWorker
+from fedkeel.engine.profile import Profile
+from fedkeel.engine.stopwatch import READING, SET_UP
 from fedkeel.engine.threads import choose_threads
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.spec import parse
@@ -134,9 +135,8 @@ def prepare(
             footprint.refuse_too_large(config, federation, device)
         network = build_model(config, federation, composed, model)
         privacy.refuse_network(config, network)
-        worker_class = ProfiledWorker if config.profile else Worker
-        worker = worker_class(config, federation, composed, network, device, gradient_rule=rules.gradients)
-        worker.clock = profile.clients if config.profile else None
+        clock = profile.clients if config.profile else None
+        worker = Worker(config, federation, composed, network, device, gradient_rule=rules.gradients, clock=clock)
     checks.warn(worker)
     # Pooled, all domains would be unseen.
     return Setup(config, worker, held_out_domains(given), executor_name, rules, profile, given.domains, given)

@@ -29,7 +29,7 @@ from fedkeel.engine.executors.executor import EXECUTORS, Executor
 from fedkeel.engine.executors.shared_memory import SharedTensors
 from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.memory import ClientMemory
-from fedkeel.engine.profile import Spent
+from fedkeel.engine.stopwatch import Spent
 from fedkeel.engine.threads import available_cores
 from fedkeel.errors import FedkeelError, ShortageError, TrainingError, shortage
 from fedkeel.stopping import Stopped, stop_requested
