@@ -48,8 +48,29 @@ def reading(what: str = "it cannot be read") -> Iterator[None]:
         raise BadMessage(f"{what}: {str(error)[:200] or type(error).__name__}") from error
 
 
+class OfModel:
+    """What a broadcast and an update have in common: the tensors of a model, and those of a method's own."""
+
+    weights: Tensors
+    statistics: Tensors
+    extras: Tensors
+
+    @property
+    def groups(self) -> dict[str, Tensors]:
+        return {name: getattr(self, name) for name in OfModel.__annotations__}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(nbytes, self.groups.values()))
+
+    @staticmethod
+    def read(groups: Mapping[str, Tensors]) -> dict[str, Any]:
+        """These arguments of a message that was unpacked: of its groups, empty ones do not come along."""
+        return {name: groups.get(name, {}) for name in OfModel.__annotations__}
+
+
 @dataclass(frozen=True)
-class Broadcast:
+class Broadcast(OfModel):
     """What the server sends at the start of a round.
 
     `rounds` is the number of rounds in all: schedules such as "from the middle on" need it. `extras` are the
@@ -62,17 +83,13 @@ class Broadcast:
     statistics: Tensors
     extras: Tensors = field(default_factory=dict)
 
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self.weights) + nbytes(self.statistics) + nbytes(self.extras)
-
     def to(self, device: torch.device | str) -> Broadcast:
-        weights, statistics, extras = (to_device(t, device) for t in (self.weights, self.statistics, self.extras))
-        return Broadcast(self.round, self.rounds, weights, statistics, extras)
+        moved: dict[str, Any] = {name: to_device(tensors, device) for name, tensors in self.groups.items()}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)
-class Update:
+class Update(OfModel):
     """What a client sends back after training."""
 
     client: str
@@ -82,10 +99,6 @@ class Update:
     extras: Tensors = field(default_factory=dict)
     metrics: dict[str, float] = field(default_factory=dict)
     round: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self.weights) + nbytes(self.statistics) + nbytes(self.extras)
 
 
 @dataclass(frozen=True)
@@ -148,30 +161,18 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensors]]:
 
 
 def broadcast_to_bytes(message: Broadcast) -> bytes:
-    header = {"round": message.round, "rounds": message.rounds}
-    return pack(header, weights=message.weights, statistics=message.statistics, extras=message.extras)
+    return pack({"round": message.round, "rounds": message.rounds}, **message.groups)
 
 
 def broadcast_from_bytes(data: bytes) -> Broadcast:
     header, groups = unpack(data)
     with reading("its header cannot be read"):
-        return Broadcast(
-            round=int(header["round"]),
-            rounds=int(header["rounds"]),
-            weights=groups.get("weights", {}),
-            statistics=groups.get("statistics", {}),
-            extras=groups.get("extras", {}),
-        )
+        return Broadcast(int(header["round"]), int(header["rounds"]), **OfModel.read(groups))
 
 
 def update_to_bytes(message: Update) -> bytes:
-    header = {
-        "client": message.client,
-        "samples": message.samples,
-        "round": message.round,
-        "metrics": message.metrics,
-    }
-    return pack(header, weights=message.weights, statistics=message.statistics, extras=message.extras)
+    header = {name: getattr(message, name) for name in ("client", "samples", "round", "metrics")}
+    return pack(header, **message.groups)
 
 
 def update_from_bytes(data: bytes) -> Update:
@@ -182,9 +183,7 @@ def update_from_bytes(data: bytes) -> Update:
             samples=whole_number(header["samples"], "number of samples"),
             round=whole_number(header["round"], "round"),
             metrics={str(name): float(value) for name, value in dict(header["metrics"]).items()},
-            weights=groups.get("weights", {}),
-            statistics=groups.get("statistics", {}),
-            extras=groups.get("extras", {}),
+            **OfModel.read(groups),
         )
 
 

@@ -44,15 +44,14 @@ def split_indices(client: Client, split: str) -> Tensor:
 class Evaluator:
     """Accuracy, loss and what else is asked for of one model, under global or batch statistics.
 
-    The sums over batches lie in tensors that stay where they are, so that an evaluation can be replayed.
+    The sums over batches lie in a tensor that stays where it is, so that an evaluation can be replayed.
     """
 
     def __init__(self, model: Classifier, store: ImageStore, config: Config) -> None:
         self.model, self.store, self.config = model, store, config
-        self._correct = torch.zeros((), dtype=torch.int64, device=store.device)
-        self._loss = torch.zeros((), dtype=torch.float64, device=store.device)
         self._metrics = requested(config.metrics)
-        self._sums = torch.zeros(len(self._metrics), dtype=torch.float64, device=store.device)
+        # Samples that are classified rightly, their loss, and the metrics.
+        self._sums = torch.zeros(2 + len(self._metrics), dtype=torch.float64, device=store.device)
 
     @torch.no_grad()
     def evaluate(
@@ -70,15 +69,15 @@ class Evaluator:
             indices = self._order(client, split, kind)[part or slice(None)]
             if not len(indices):
                 continue
-            self._correct.zero_()
-            self._loss.zero_()
             self._sums.zero_()
             reached(EVALUATION)
             batches = self.store.in_order(indices, self.config.evaluation_batch, self.store.federation.test_transform)
             repeat(("evaluation", kind), partial(self._add, kind), batches)
-            sums = dict(zip(self._metrics, self._sums.tolist(), strict=True)) if self._metrics else {}
-            counts = int(self._correct), len(indices), float(self._loss), sums
-            results.append(Evaluation(client.name, client.domain, split, kind, *counts))
+            correct, loss, *sums = self._sums.tolist()
+            metrics = dict(zip(self._metrics, sums, strict=True))
+            results.append(
+                Evaluation(client.name, client.domain, split, kind, int(correct), len(indices), loss, metrics)
+            )
         return results
 
     def _order(self, client: Client, split: str, statistics: str) -> Tensor:
@@ -94,9 +93,9 @@ class Evaluator:
         # As in training, a single sample has no batch statistics and is normalised with the global ones.
         with batch_statistics(self.model) if kind == "batch" and len(batch.y) > 1 else nullcontext():
             logits = self.model(batch.x).logits.float()
-        self._correct.add_((logits.argmax(1) == batch.y).sum())
-        self._loss.add_(F.cross_entropy(logits, batch.y, reduction="sum"))
-        for place, metric in enumerate(self._metrics.values()):
+        self._sums[0].add_((logits.argmax(1) == batch.y).sum())
+        self._sums[1].add_(F.cross_entropy(logits, batch.y, reduction="sum"))
+        for place, metric in enumerate(self._metrics.values(), start=2):
             self._sums[place].add_(metric(logits, batch.y).double().sum())
 
 

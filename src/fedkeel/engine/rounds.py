@@ -4,6 +4,7 @@ sample clients -> broadcast -> train -> check -> weights, statistics, extras -> 
 -> evaluate -> record -> checkpoint
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,15 +33,6 @@ EVALUATION_FIELDS = ("client", "domain", "split", "statistics", "accuracy", "los
 
 
 @dataclass
-class Traffic:
-    """Bytes between server and clients, and how many exchanges beside the training itself."""
-
-    up: int = 0
-    down: int = 0
-    questions: int = 0
-
-
-@dataclass
 class Federated:
     """A run in progress."""
 
@@ -49,8 +41,9 @@ class Federated:
     store: Storage
     observer: Observer
     server: Server = field(init=False)
-    traffic: Traffic = field(default_factory=Traffic)
-    best: tuple[float, int] = (-1.0, -1)  # validation accuracy and its round
+    # Bytes between server and clients in this round, and how many exchanges beside the training itself.
+    traffic: Counter[str] = field(default_factory=Counter)
+    best: dict[str, float] = field(default_factory=lambda: {"accuracy": -1.0, "round": -1})  # in the validation
     best_model: Tensors = field(default_factory=dict)
     best_local: Tensors = field(default_factory=dict)  # what clients kept of the model then, by "client/entry"
 
@@ -92,7 +85,7 @@ class Federated:
 
     def round(self, round: int) -> Server:
         server, config = self.server, self.config
-        self.traffic = Traffic()
+        self.traffic = Counter(bytes_up=0, bytes_down=0, questions=0)
         server.round, server.participants = round, self._sample(round)
         broadcast, before = self._begin()
         updates, dropped = self._collect(broadcast, before)
@@ -109,11 +102,9 @@ class Federated:
                 "dropped": len(dropped),
                 "loss": loss,
                 "learning_rate": config.learning_rate_at(round),
-                "bytes_up": self.traffic.up,
-                "bytes_down": self.traffic.down,
-                "questions": self.traffic.questions,
-            }
-            | self.setup.account(round + 1),
+                **self.traffic,
+                **self.setup.account(round + 1),
+            },
         )
         self.store.append_timing({"round": round} | self.clock.stages())
         self._show(broadcast, updates, tested)
@@ -143,7 +134,7 @@ class Federated:
     def _collect(self, broadcast: Broadcast, before: Mapping[str, Tensors]) -> tuple[list[Update], list[Missing]]:
         """Train the round's clients; keep the updates that pass the check, in the clients' order."""
         participants, number = self.server.participants, from_one(broadcast.round)
-        self.traffic.down += broadcast.nbytes * len(participants)
+        self.traffic["bytes_down"] += broadcast.nbytes * len(participants)
         updates: list[Update] = []
         dropped: list[Missing] = []
 
@@ -178,7 +169,7 @@ class Federated:
         """Why what came from a client cannot be used, or nothing; its bytes count either way."""
         if isinstance(result, Missing):
             return result.reason
-        self.traffic.up += result.nbytes
+        self.traffic["bytes_up"] += result.nbytes
         try:
             with reading("it cannot be checked"):
                 if result.client != client:
@@ -219,8 +210,8 @@ class Federated:
     def _ask(self, server: Server, clients: Sequence[str], question: str, tensors: Tensors) -> dict[str, Answer]:
         extras = self.server.extras | prefixed(tensors, QUESTION)
         broadcast = Broadcast(server.round, server.rounds, server.weights, server.statistics, extras)
-        self.traffic.questions += 1
-        self.traffic.down += broadcast.nbytes * len(clients)
+        self.traffic["questions"] += 1
+        self.traffic["bytes_down"] += broadcast.nbytes * len(clients)
 
         def check_answer(answer: Answer) -> None:
             check_samples(answer.samples)
@@ -259,8 +250,8 @@ class Federated:
             self._record("scores", {"split": split, "statistics": statistics} | vars(scores))
             if split == "test" and statistics == reported:
                 shown = scores
-            if split == "validation" and statistics == reported and scores.average > self.best[0]:
-                self.best = (scores.average, server.round)
+            if split == "validation" and statistics == reported and scores.average > self.best["accuracy"]:
+                self.best = {"accuracy": scores.average, "round": server.round}
                 if self.config.result == "best-validation":
                     self.best_model = {**server.weights, **server.statistics}
                     self.best_local = self._personal_layers()
@@ -280,11 +271,9 @@ class Federated:
     @phase(stopwatch.CHECKPOINT)
     def _checkpoint(self, server: Server, round: int) -> None:
         groups = {name: getattr(server, name) for name in SERVER_GROUPS}
-        best = {"accuracy": self.best[0], "round": self.best[1]}
+        groups |= {"best": self.best_model, "best_local": self.best_local}
         self.executor.memory.write_files()
-        self.store.checkpoint(
-            Checkpoint(round, groups | {"best": self.best_model, "best_local": self.best_local}, best)
-        )
+        self.store.checkpoint(Checkpoint(round, groups, self.best))
 
     def _restore(self) -> int:
         """Load the last good checkpoint; returns the round to begin with."""
@@ -306,7 +295,7 @@ class Federated:
         for name in SERVER_GROUPS:
             setattr(self.server, name, state.to_device(groups.get(name, {}), device))
         self.best_model, self.best_local = groups.get("best", {}), groups.get("best_local", {})
-        self.best = (checkpoint.best["accuracy"], int(checkpoint.best["round"]))
+        self.best = checkpoint.best
         return checkpoint.round + 1
 
     def local_tensors(self) -> Iterator[tuple[str, Tensors]]:

@@ -99,7 +99,7 @@ class Origin:
 
 def outline_of(setup: Setup) -> Outline:
     """Of the data as they were given: pooled, they would depend on how a seed divided them."""
-    return Outline.of(setup.given or setup.federation)
+    return Outline.of(setup.given)
 
 
 def records(setup: Setup, given: Mapping[str, Any]) -> dict[str, bytes]:

@@ -6,7 +6,6 @@ are the ordinary ones; `fedkeel.trust.privacy` has those of differential privacy
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -70,14 +69,6 @@ class PlainGradients:
         return plain()
 
 
-class Mean(NamedTuple):
-    """What the method's server rules start from, and the updates as these rules may see them."""
-
-    weights: Tensors
-    statistics: Tensors
-    updates: Sequence[Update]
-
-
 class MeanAggregator:
     """The weighted mean of the updates, or what the robust rules of the run have in its place."""
 
@@ -90,10 +81,13 @@ class MeanAggregator:
         """The updates that count, perhaps changed."""
         return self.defence.select(broadcast, updates)
 
-    def mean(self, server: Server, broadcast: Broadcast, updates: Sequence[Update]) -> Mean:
+    def mean(
+        self, server: Server, broadcast: Broadcast, updates: Sequence[Update]
+    ) -> tuple[Tensors, Tensors, Sequence[Update]]:
+        """The weights and statistics that the method's server rules start from, and the updates as these may see them."""
         shares = self.method.shares(server, updates, [server.share(update) for update in updates])
         weights = self.defence.mean([update.weights for update in updates], shares)
-        return Mean(weights, self.defence.mean([update.statistics for update in updates], shares), updates)
+        return weights, self.defence.mean([update.statistics for update in updates], shares), updates
 
 
 @dataclass(frozen=True)

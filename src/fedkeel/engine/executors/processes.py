@@ -21,7 +21,7 @@ import torch
 
 from fedkeel.config import Config
 from fedkeel.core.evaluation import Evaluation, merged
-from fedkeel.core.messages import Answer, Broadcast, Missing, Update
+from fedkeel.core.messages import Answer, Broadcast, Missing, OfModel, Update
 from fedkeel.core.state import Tensors
 from fedkeel.engine.children import Child, end, heard
 from fedkeel.engine.evaluation import split_indices
@@ -37,7 +37,6 @@ from fedkeel.stopping import Stopped, stop_requested
 PART = 4  # batches of an evaluation that one worker does at a time
 KEPT_BYTES = 1 << 30
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # M_... in <malloc.h>
-TENSORS = ("weights", "statistics", "extras")  # of a broadcast and of an update
 
 Header = dict[str, Any]
 Groups = dict[str, Tensors]
@@ -96,8 +95,7 @@ class ProcessesExecutor(Executor):
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
         def read(client: str, header: Header, groups: Groups) -> Update:
             self.memory.keep(client, groups.get("memory", {}))
-            tensors = {kind: groups.get(kind, {}) for kind in TENSORS}
-            return Update(client, header["samples"], round=header["round"], metrics=header["metrics"], **tensors)
+            return Update(client, **header, **OfModel.read(groups))
 
         return self._in_order([(client, {"do": "train"}) for client in clients], broadcast, read, Missing)
 
@@ -154,8 +152,7 @@ class ProcessesExecutor(Executor):
         for seat in self._seats:
             if seat.task is not None:  # of a round that was given up: it still reads the last broadcast
                 self._replace(seat)
-        groups = {kind: getattr(broadcast, kind) for kind in TENSORS}
-        self._shared.write(groups, round=broadcast.round, rounds=broadcast.rounds)
+        self._shared.write(broadcast.groups, round=broadcast.round, rounds=broadcast.rounds)
         waiting = sorted(range(len(tasks)), key=lambda task: -self.worker.federation[tasks[task][0]].samples)
         results: dict[int, Any] = {}
         turn = 0
@@ -176,8 +173,9 @@ class ProcessesExecutor(Executor):
                 if waiting:  # at once: the worker need not wait until its answer is read
                     self._send(seat, waiting.pop(0), tasks)
                 header, groups = answered.read()
+                times = header.pop("times", {})
                 if self.worker.clock is not None:
-                    self.worker.clock.add({name: Spent(**spent) for name, spent in header["times"].items()})
+                    self.worker.clock.add({name: Spent(**spent) for name, spent in times.items()})
                 if "error" in header:
                     raise RuntimeError(f"Client '{client}' failed in its worker process:\n{header['error']}")
                 if "mistake" in header:
@@ -236,7 +234,7 @@ def _work(pipe: Connection, worker: Worker, shared: SharedTensors, places: Place
             own = places[pipe.recv_bytes()[0]]
             task, given = own.read()
             sent, groups = shared.look()
-            broadcast = Broadcast(sent["round"], sent["rounds"], **{kind: groups.get(kind, {}) for kind in TENSORS})
+            broadcast = Broadcast(**sent, **OfModel.read(groups))
             header, reply = _reply(worker, task, broadcast, given.get("memory", {}))
             if worker.clock is not None:
                 header["times"] = {name: asdict(spent) for name, spent in worker.clock.take().items()}
@@ -250,7 +248,7 @@ def _reply(worker: Worker, task: Header, broadcast: Broadcast, memory: Tensors) 
         if task["do"] == "train":
             update, memory = worker.train(client, broadcast, memory)
             header = {name: getattr(update, name) for name in ("samples", "round", "metrics")}
-            return header, {kind: getattr(update, kind) for kind in TENSORS} | {"memory": memory}
+            return header, update.groups | {"memory": memory}
         if task["do"] == "ask":
             answer, memory = worker.answer(client, broadcast, memory, task["question"])
             return {"samples": answer.samples}, {"answer": answer.tensors, "memory": memory}
