@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 
-from fedkeel.engine import stopwatch
 from fedkeel.engine.executors.executor import EXECUTORS, Executor, executor_class
-from fedkeel.engine.stopwatch import CLIENT_PHASES, OTHER, PHASES, Spent, Stopwatch, Times
+from fedkeel.engine.stopwatch import CLIENT_PHASES, OTHER, PHASES, Stopwatch, Times
 from fedkeel.files import explained, write_atomically
 
 FILE = "profile.json"
@@ -49,32 +48,26 @@ class Profile(Stopwatch):
         self._starts = 1
         self._before: Times = {}
         self._rounds: list[dict[str, Any]] = []
-        self._saved, self._began = 0.0, time.perf_counter()
+        self._saved = 0.0
 
     @contextmanager
     def round(self, number: int) -> Iterator[None]:
         """What happens inside is this round."""
         self._before = _sum(self._before, self.take())
-        self._began = time.perf_counter()
+        began = time.perf_counter()
         try:
             yield
         except BaseException:  # a round that did not end is done again
             self.take(), self.clients.take()
             raise
-        seconds = time.perf_counter() - self._began
+        seconds = time.perf_counter() - began
         phases, clients = self.take(), self.clients.take()
-        phases[OTHER] = Spent(max(0.0, seconds - sum(spent.seconds for spent in phases.values())), 0.0, 1)
+        rest = max(0.0, seconds - sum(spent["seconds"] for spent in phases.values()))
+        phases[OTHER] = {"seconds": rest, "waiting": 0.0, "calls": 1}
         if self._detailed:
             self._rounds.append(
                 {"round": number, "seconds": round(seconds, 6), "phases": _plain(phases), "clients": _plain(clients)}
             )
-
-    def stages(self) -> dict[str, float]:
-        """The seconds of this round so far, for `timing.jsonl`: until all updates are there, aggregation, the rest."""
-        train = self.whole(stopwatch.SAMPLING, stopwatch.BROADCAST, stopwatch.COLLECTION)
-        aggregate = self.whole(stopwatch.AGGREGATION)
-        rest = time.perf_counter() - self._began - train - aggregate
-        return {"train": train, "aggregate": aggregate, "evaluate": rest}
 
     def go_on(self, directory: Path, first_round: int) -> None:
         """Take over the rounds before `first_round` that an earlier start of this run has profiled."""
@@ -85,16 +78,15 @@ class Profile(Stopwatch):
             earlier = json.loads((directory / FILE).read_bytes())
             self._rounds = [entry for entry in earlier["rounds"] if entry["round"] < first_round]
             self._starts = earlier["starts"] + 1
-            before = _times(earlier["set_up"])
-        except (ValueError, KeyError, TypeError):
+            self._before = _sum(earlier["set_up"], self._before)
+        except (ValueError, KeyError, TypeError, AttributeError):
             return  # not of our making, or cut off by a full disk: the rounds from here on are still told
-        self._before = _sum(before, self._before)
 
     def to_dict(self) -> dict[str, Any]:
         """What `profile.json` holds. All times are seconds."""
-        phases = _sum(self._before, *(_times(entry["phases"]) for entry in self._rounds))
-        clients = _sum(*(_times(entry["clients"]) for entry in self._rounds))
-        seconds = sum(spent.seconds for spent in phases.values())
+        phases = _sum(self._before, *(entry["phases"] for entry in self._rounds))
+        clients = _sum(*(entry["clients"] for entry in self._rounds))
+        seconds = sum(spent["seconds"] for spent in phases.values())
         total = {"seconds": round(seconds, 6), "phases": _plain(phases), "clients": _plain(clients)}
         set_up = _plain(self._before)
         return {**self.about, "starts": self._starts, "set_up": set_up, "total": total, "rounds": self._rounds}
@@ -114,16 +106,10 @@ def _sum(*parts: Times) -> Times:
     return total.take()
 
 
-def _plain(times: Times) -> dict[str, dict[str, float]]:
-    """For JSON, in the order of a round."""
+def _plain(times: Times) -> Times:
+    """Rounded, in the order of a round."""
     spent = [(name, times[name]) for name in (*PHASES, *CLIENT_PHASES) if name in times]
-    return {
-        name: {"seconds": round(s.seconds, 6), "waiting": round(s.waiting, 6), "calls": s.calls} for name, s in spent
-    }
-
-
-def _times(plain: Mapping[str, Mapping[str, Any]]) -> Times:
-    return {name: Spent(entry["seconds"], entry["waiting"], entry["calls"]) for name, entry in plain.items()}
+    return {name: {what: round(number, 6) for what, number in entry.items()} for name, entry in spent}
 
 
 # -- for reading -----------------------------------------------------------------------------------------------------

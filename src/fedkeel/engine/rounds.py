@@ -4,8 +4,9 @@ sample clients -> broadcast -> train -> check -> weights, statistics, extras -> 
 -> evaluate -> record -> checkpoint
 """
 
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -45,7 +46,7 @@ class Federated:
     traffic: Counter[str] = field(default_factory=Counter)
     best: dict[str, float] = field(default_factory=lambda: {"accuracy": -1.0, "round": -1})  # in the validation
     best_model: Tensors = field(default_factory=dict)
-    best_local: Tensors = field(default_factory=dict)  # what clients kept of the model then, by "client/entry"
+    best_local: dict[str, Tensors] = field(default_factory=dict)  # what clients kept of the model then
 
     def __post_init__(self) -> None:
         config, worker = self.setup.config, self.setup.worker
@@ -85,11 +86,13 @@ class Federated:
 
     def round(self, round: int) -> Server:
         server, config = self.server, self.config
-        self.traffic = Counter(bytes_up=0, bytes_down=0, questions=0)
+        self.traffic, began = Counter(bytes_up=0, bytes_down=0, questions=0), time.perf_counter()
         server.round, server.participants = round, self._sample(round)
         broadcast, before = self._begin()
         updates, dropped = self._collect(broadcast, before)
+        collected = time.perf_counter()
         self._aggregate(broadcast, updates, before)
+        aggregated = time.perf_counter()
         tested, scores = server, None
         if config.evaluates(round):
             tested = self._before_evaluation()
@@ -106,7 +109,8 @@ class Federated:
                 **self.setup.account(round + 1),
             },
         )
-        self.store.append_timing({"round": round} | self.clock.stages())
+        times = {"train": collected - began, "aggregate": aggregated - collected}
+        self.store.append_timing({"round": round, **times, "evaluate": time.perf_counter() - aggregated})
         self._show(broadcast, updates, tested)
         last = round == config.rounds - 1
         if last or self.schedule.is_due(round):
@@ -254,7 +258,8 @@ class Federated:
                 self.best = {"accuracy": scores.average, "round": server.round}
                 if self.config.result == "best-validation":
                     self.best_model = {**server.weights, **server.statistics}
-                    self.best_local = self._personal_layers()
+                    kept = self._local_layers() if self.method.is_personal else ()
+                    self.best_local = {client: state.clone(local) for client, local in kept}
         return shown
 
     @phase(stopwatch.RECORDING)
@@ -271,7 +276,8 @@ class Federated:
     @phase(stopwatch.CHECKPOINT)
     def _checkpoint(self, server: Server, round: int) -> None:
         groups = {name: getattr(server, name) for name in SERVER_GROUPS}
-        groups |= {"best": self.best_model, "best_local": self.best_local}
+        local = {f"{client}/{entry}": t for client, kept in self.best_local.items() for entry, t in kept.items()}
+        groups |= {"best": self.best_model, "best_local": local}
         self.executor.memory.write_files()
         self.store.checkpoint(Checkpoint(round, groups, self.best))
 
@@ -294,25 +300,15 @@ class Federated:
                 )
         for name in SERVER_GROUPS:
             setattr(self.server, name, state.to_device(groups.get(name, {}), device))
-        self.best_model, self.best_local = groups.get("best", {}), groups.get("best_local", {})
-        self.best = checkpoint.best
+        self.best_model, self.best = groups.get("best", {}), checkpoint.best
+        for name, tensor in groups.get("best_local", {}).items():
+            client, _, entry = name.rpartition("/")
+            self.best_local.setdefault(client, {})[entry] = tensor
         return checkpoint.round + 1
 
-    def local_tensors(self) -> Iterator[tuple[str, Tensors]]:
+    def local_tensors(self) -> Iterable[tuple[str, Tensors]]:
         """What each client keeps of the model that is the result, one client at a time, for saving personal models."""
-        if not self.best_local:
-            yield from self._local_layers()
-            return
-        by_client: dict[str, Tensors] = {}
-        for name, tensor in self.best_local.items():
-            client, _, entry = name.rpartition("/")
-            by_client.setdefault(client, {})[entry] = tensor
-        yield from by_client.items()
-
-    def _personal_layers(self) -> Tensors:
-        """Of all clients at this moment: the model of the best round goes with the layers of that round."""
-        kept = self._local_layers() if self.method.is_personal else ()
-        return {f"{name}/{entry}": tensor.clone() for name, local in kept for entry, tensor in local.items()}
+        return self.best_local.items() or self._local_layers()
 
     def _local_layers(self) -> Iterator[tuple[str, Tensors]]:
         for name, memory in self.executor.memory.items():

@@ -9,7 +9,6 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import ParamSpec, TypeVar
 
 T = TypeVar("T")
@@ -30,25 +29,9 @@ CLIENT_PHASES = (
 LOADING, START, BATCHES, STEP, OPTIMIZER, FINISH, WAITING, ANSWERING, EVALUATING = CLIENT_PHASES
 
 
-@dataclass
-class Spent:
-    """On one phase. `waiting`: seconds of them in which the host only waited for the GPU. `whole`: the seconds together
-    with those of the phases inside."""
-
-    seconds: float = 0.0
-    waiting: float = 0.0
-    calls: int = 0
-    whole: float = 0.0
-
-    def __iadd__(self, other: Spent) -> Spent:
-        self.seconds += other.seconds
-        self.waiting += other.waiting
-        self.calls += other.calls
-        self.whole += other.whole
-        return self
-
-
-Times = dict[str, Spent]
+# Of each phase the `seconds`, how many of them the host only waited for the GPU (`waiting`), and the `calls`.
+Times = dict[str, dict[str, float]]
+NOTHING: dict[str, float] = {"seconds": 0.0, "waiting": 0.0, "calls": 0}
 
 
 class Stopwatch:
@@ -72,7 +55,7 @@ class Stopwatch:
                 self._synchronize()
                 ended = time.perf_counter()
             whole = ended - began
-            self.add({phase: Spent(whole - self._inside.pop(), ended - done, calls, whole)})
+            self.add({phase: {"seconds": whole - self._inside.pop(), "waiting": ended - done, "calls": calls}})
             if self._inside:
                 self._inside[-1] += whole
 
@@ -90,12 +73,8 @@ class Stopwatch:
 
     def add(self, times: Times) -> None:
         for name, spent in times.items():
-            self._times.setdefault(name, Spent())
-            self._times[name] += spent
-
-    def whole(self, *phases: str) -> float:
-        """Seconds of these phases since the last `take`, with what was inside them."""
-        return sum(self._times[name].whole for name in phases if name in self._times)
+            known = self._times.get(name, NOTHING)
+            self._times[name] = {what: number + spent[what] for what, number in known.items()}
 
     def take(self) -> Times:
         """What was spent since the last time."""

@@ -84,7 +84,7 @@ class MeanAggregator:
     def mean(
         self, server: Server, broadcast: Broadcast, updates: Sequence[Update]
     ) -> tuple[Tensors, Tensors, Sequence[Update]]:
-        """The weights and statistics that the method's server rules start from, and the updates as these may see them."""
+        """The weights and statistics that the method's rules start from, and the updates as these may see them."""
         shares = self.method.shares(server, updates, [server.share(update) for update in updates])
         weights = self.defence.mean([update.weights for update in updates], shares)
         return weights, self.defence.mean([update.statistics for update in updates], shares), updates

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,7 +22,7 @@ import torch
 
 from fedkeel.config import Config
 from fedkeel.core.evaluation import Evaluation, merged
-from fedkeel.core.messages import Answer, Broadcast, Missing, OfModel, Update
+from fedkeel.core.messages import Answer, Broadcast, Message, Missing, Update
 from fedkeel.core.state import Tensors
 from fedkeel.engine.children import Child, end, heard
 from fedkeel.engine.evaluation import split_indices
@@ -29,7 +30,6 @@ from fedkeel.engine.executors.executor import EXECUTORS, Executor
 from fedkeel.engine.executors.shared_memory import SharedTensors
 from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.memory import ClientMemory
-from fedkeel.engine.stopwatch import Spent
 from fedkeel.engine.threads import available_cores
 from fedkeel.errors import FedkeelError, ShortageError, TrainingError, shortage
 from fedkeel.stopping import Stopped, stop_requested
@@ -93,19 +93,16 @@ class ProcessesExecutor(Executor):
             raise
 
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
-        def read(client: str, header: Header, groups: Groups) -> Update:
-            self.memory.keep(client, groups.get("memory", {}))
-            return Update(client, **header, **OfModel.read(groups))
-
-        return self._in_order([(client, {"do": "train"}) for client in clients], broadcast, read, Missing)
+        tasks = [(client, {"do": "train"}) for client in clients]
+        return self._in_order(tasks, broadcast, partial(self._remembering, Update), Missing)
 
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
-        def read(client: str, header: Header, groups: Groups) -> Answer:
-            self.memory.keep(client, groups.get("memory", {}))
-            return Answer(client, header["samples"], groups.get("answer", {}))
+        tasks = [(client, {"do": "ask", "question": question}) for client in clients]
+        return self._in_order(tasks, broadcast, partial(self._remembering, Answer), Missing)
 
-        task = {"do": "ask", "question": question}
-        return self._in_order([(client, task) for client in clients], broadcast, read, Missing)
+    def _remembering(self, kind: type[Message], client: str, header: Header, groups: Groups) -> Message:
+        self.memory.keep(client, groups.get("memory", {}))
+        return kind.of(header, groups)
 
     def evaluate(
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
@@ -152,7 +149,7 @@ class ProcessesExecutor(Executor):
         for seat in self._seats:
             if seat.task is not None:  # of a round that was given up: it still reads the last broadcast
                 self._replace(seat)
-        self._shared.write(broadcast.groups, round=broadcast.round, rounds=broadcast.rounds)
+        self._shared.write(broadcast.groups, **broadcast.header)
         waiting = sorted(range(len(tasks)), key=lambda task: -self.worker.federation[tasks[task][0]].samples)
         results: dict[int, Any] = {}
         turn = 0
@@ -173,9 +170,8 @@ class ProcessesExecutor(Executor):
                 if waiting:  # at once: the worker need not wait until its answer is read
                     self._send(seat, waiting.pop(0), tasks)
                 header, groups = answered.read()
-                times = header.pop("times", {})
                 if self.worker.clock is not None:
-                    self.worker.clock.add({name: Spent(**spent) for name, spent in times.items()})
+                    self.worker.clock.add(header.pop("times"))
                 if "error" in header:
                     raise RuntimeError(f"Client '{client}' failed in its worker process:\n{header['error']}")
                 if "mistake" in header:
@@ -234,10 +230,10 @@ def _work(pipe: Connection, worker: Worker, shared: SharedTensors, places: Place
             own = places[pipe.recv_bytes()[0]]
             task, given = own.read()
             sent, groups = shared.look()
-            broadcast = Broadcast(**sent, **OfModel.read(groups))
+            broadcast = Broadcast.of(sent, groups)
             header, reply = _reply(worker, task, broadcast, given.get("memory", {}))
             if worker.clock is not None:
-                header["times"] = {name: asdict(spent) for name, spent in worker.clock.take().items()}
+                header["times"] = worker.clock.take()
             own.write(reply, **header)
             pipe.send_bytes(b"")
 
@@ -245,15 +241,15 @@ def _work(pipe: Connection, worker: Worker, shared: SharedTensors, places: Place
 def _reply(worker: Worker, task: Header, broadcast: Broadcast, memory: Tensors) -> tuple[Header, Groups]:
     client = task["client"]
     try:
+        if task["do"] == "evaluate":
+            evaluations = worker.evaluate(client, broadcast, memory, task["splits"], slice(*task["part"]))
+            return {"evaluations": [asdict(evaluation) for evaluation in evaluations]}, {}
+        result: Message
         if task["do"] == "train":
-            update, memory = worker.train(client, broadcast, memory)
-            header = {name: getattr(update, name) for name in ("samples", "round", "metrics")}
-            return header, update.groups | {"memory": memory}
-        if task["do"] == "ask":
-            answer, memory = worker.answer(client, broadcast, memory, task["question"])
-            return {"samples": answer.samples}, {"answer": answer.tensors, "memory": memory}
-        evaluations = worker.evaluate(client, broadcast, memory, task["splits"], slice(*task["part"]))
-        return {"evaluations": [asdict(evaluation) for evaluation in evaluations]}, {}
+            result, memory = worker.train(client, broadcast, memory)
+        else:
+            result, memory = worker.answer(client, broadcast, memory, task["question"])
+        return result.header, result.groups | {"memory": memory}
     except ClientFailure as failure:
         return {"failure": str(failure)}, {}
     # A mistake in a method stops the run here as it does in one process; the parent tells of it.
