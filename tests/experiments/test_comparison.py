@@ -520,7 +520,7 @@ def test_runs_that_share_a_gpu_have_processes_that_are_not_forked(
     monkeypatch.setattr(jobs, "uses_gpu", lambda _: True)
     monkeypatch.setattr(multiprocessing, "get_context", remembered)
     together = compare(["fedavg", "gn"], seeds=1, directory=tmp_path / "together", jobs=2, **TINY)
-    assert started == ["spawn"]
+    assert set(started) == {"spawn"}
     assert not together.failures
     for method in ("fedavg", "gn"):
         one, other = (tmp_path / place / method / "seed0" / "model.safetensors" for place in ("alone", "together"))
