@@ -46,7 +46,7 @@ from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.nn.draws import HOLDER, Draws
 from fedkeel.seeds import Stream
-from fedkeel.trust.rules import MeanAggregator, PlainGradients, Rules, UniformSampler
+from fedkeel.trust.rules import Mean, MeanAggregator, PlainGradients, Rules, UniformSampler
 from fedkeel.trust.secrets import Randomness, fingerprint
 
 log = logging.getLogger("fedkeel")
@@ -195,9 +195,7 @@ class NoisyAggregator(MeanAggregator):
         super().__init__(config, method, randomness)
         self.fewest = 0
 
-    def mean(
-        self, server: Server, broadcast: Broadcast, updates: Sequence[Update]
-    ) -> tuple[Tensors, Tensors, Sequence[Update]]:
+    def mean(self, server: Server, broadcast: Broadcast, updates: Sequence[Update]) -> Mean:
         weights = noisy_mean(self.config, broadcast.weights, updates, server.num_clients, server.round, self.randomness)
         statistics = [update.statistics for update in updates]
         mean = weighted_mean(statistics, [1.0] * len(updates)) if updates else server.statistics

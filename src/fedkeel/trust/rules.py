@@ -20,6 +20,8 @@ from fedkeel.core.state import Tensors
 from fedkeel.trust.robust import Defence
 from fedkeel.trust.secrets import Randomness
 
+Mean = tuple[Tensors, Tensors, Sequence[Update]]  # weights, statistics, and the updates as a method's rules see them
+
 
 def clients_per_round(config: Config, clients: int) -> int:
     """The fraction that takes part, at least one. Python's `round` would make two of half of five: half goes up."""
@@ -81,10 +83,8 @@ class MeanAggregator:
         """The updates that count, perhaps changed."""
         return self.defence.select(broadcast, updates)
 
-    def mean(
-        self, server: Server, broadcast: Broadcast, updates: Sequence[Update]
-    ) -> tuple[Tensors, Tensors, Sequence[Update]]:
-        """The weights and statistics that the method's rules start from, and the updates as these may see them."""
+    def mean(self, server: Server, broadcast: Broadcast, updates: Sequence[Update]) -> Mean:
+        """What the method's rules start from."""
         shares = self.method.shares(server, updates, [server.share(update) for update in updates])
         weights = self.defence.mean([update.weights for update in updates], shares)
         return weights, self.defence.mean([update.statistics for update in updates], shares), updates
