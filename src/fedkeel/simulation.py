@@ -14,10 +14,11 @@ from fedkeel.core import naming
 from fedkeel.core.method import Method
 from fedkeel.data.federation import Federation
 from fedkeel.engine.checks import check_objects, refuse_name
+from fedkeel.engine.children import leave_if_imported_again
+from fedkeel.engine.executors.executor import names_single_threaded
 from fedkeel.engine.executors.flower.roster import FILE as SITES
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import Setup, prepare
-from fedkeel.engine.spawning import leave_if_imported_again
 from fedkeel.errors import FedkeelError, shortages_explained
 from fedkeel.observer import Observer, Observers
 from fedkeel.options import as_path, described
@@ -109,7 +110,7 @@ def resume(
             f"'{how_to_continue(directory)}'."
         )
     before = Origin.load(run.directory)
-    if before and not settings.threads and settings.executor != "processes" and "workers" not in machine:
+    if before and not settings.threads and not names_single_threaded(settings) and "workers" not in machine:
         # As many as it began with, whatever this machine would take: their number decides the last bits.
         settings = settings.replace(threads=before.threads or 0)
     setup = prepare_run(settings, federation=federation, model=model, method=method)

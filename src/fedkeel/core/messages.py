@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeVar
 
 import safetensors.torch
 import torch
@@ -19,6 +19,8 @@ from torch import Tensor
 from fedkeel.core.naming import visible
 from fedkeel.core.state import Tensors, nbytes, select, to_device
 
+M = TypeVar("M", bound="Message")
+GROUPS = ("weights", "statistics", "extras", "tensors")  # what of a message is tensors
 _SEPARATOR = "//"  # between a group ("weights") and a tensor's own name
 
 
@@ -49,7 +51,30 @@ def reading(what: str = "it cannot be read") -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Broadcast:
+class Message:
+    """What travels: groups of named tensors, and a header of all else."""
+
+    @property
+    def groups(self) -> dict[str, Tensors]:
+        return {name: value for name, value in vars(self).items() if name in GROUPS}
+
+    @property
+    def header(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in GROUPS}
+
+    @property
+    def nbytes(self) -> int:
+        return sum(map(nbytes, self.groups.values()))
+
+    @classmethod
+    def of(cls: type[M], header: Mapping[str, Any], groups: Mapping[str, Tensors]) -> M:
+        """The message that these are of; empty groups may have been left out on the way."""
+        names = [entry.name for entry in fields(cls) if entry.name in GROUPS]
+        return cls(**header, **{name: groups.get(name, {}) for name in names})
+
+
+@dataclass(frozen=True)
+class Broadcast(Message):
     """What the server sends at the start of a round.
 
     `rounds` is the number of rounds in all: schedules such as "from the middle on" need it. `extras` are the
@@ -62,17 +87,12 @@ class Broadcast:
     statistics: Tensors
     extras: Tensors = field(default_factory=dict)
 
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self.weights) + nbytes(self.statistics) + nbytes(self.extras)
-
     def to(self, device: torch.device | str) -> Broadcast:
-        weights, statistics, extras = (to_device(t, device) for t in (self.weights, self.statistics, self.extras))
-        return Broadcast(self.round, self.rounds, weights, statistics, extras)
+        return Broadcast.of(self.header, {name: to_device(group, device) for name, group in self.groups.items()})
 
 
 @dataclass(frozen=True)
-class Update:
+class Update(Message):
     """What a client sends back after training."""
 
     client: str
@@ -83,22 +103,14 @@ class Update:
     metrics: dict[str, float] = field(default_factory=dict)
     round: int = 0
 
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self.weights) + nbytes(self.statistics) + nbytes(self.extras)
-
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(Message):
     """What a client sends back when a method asked it something inside a round."""
 
     client: str
     samples: int
     tensors: Tensors
-
-    @property
-    def nbytes(self) -> int:
-        return nbytes(self.tensors)
 
 
 @dataclass(frozen=True)
@@ -148,44 +160,29 @@ def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensors]]:
 
 
 def broadcast_to_bytes(message: Broadcast) -> bytes:
-    header = {"round": message.round, "rounds": message.rounds}
-    return pack(header, weights=message.weights, statistics=message.statistics, extras=message.extras)
+    return pack(message.header, **message.groups)
 
 
 def broadcast_from_bytes(data: bytes) -> Broadcast:
     header, groups = unpack(data)
     with reading("its header cannot be read"):
-        return Broadcast(
-            round=int(header["round"]),
-            rounds=int(header["rounds"]),
-            weights=groups.get("weights", {}),
-            statistics=groups.get("statistics", {}),
-            extras=groups.get("extras", {}),
-        )
+        return Broadcast.of({name: int(header[name]) for name in ("round", "rounds")}, groups)
 
 
 def update_to_bytes(message: Update) -> bytes:
-    header = {
-        "client": message.client,
-        "samples": message.samples,
-        "round": message.round,
-        "metrics": message.metrics,
-    }
-    return pack(header, weights=message.weights, statistics=message.statistics, extras=message.extras)
+    return pack(message.header, **message.groups)
 
 
 def update_from_bytes(data: bytes) -> Update:
     header, groups = unpack(data)
     with reading("its header cannot be read"):
-        return Update(
-            client=str(header["client"]),
-            samples=whole_number(header["samples"], "number of samples"),
-            round=whole_number(header["round"], "round"),
-            metrics={str(name): float(value) for name, value in dict(header["metrics"]).items()},
-            weights=groups.get("weights", {}),
-            statistics=groups.get("statistics", {}),
-            extras=groups.get("extras", {}),
-        )
+        known = {
+            "client": str(header["client"]),
+            "samples": whole_number(header["samples"], "number of samples"),
+            "round": whole_number(header["round"], "round"),
+            "metrics": {str(name): float(value) for name, value in dict(header["metrics"]).items()},
+        }
+        return Update.of(known, groups)
 
 
 def is_whole(value: object) -> bool:

@@ -148,9 +148,7 @@ def prepare_network(config: Config, network: FlowerExecutor, directory: Path, mo
     for name, reason in roster.sitting_out.items():
         status.set(name, f"sits out: {reason}")
     status.save()
-    return NetworkSetup(
-        config, setup.worker, setup.held_out, "flower", setup.rules, domains=setup.domains, network=network
-    )
+    return NetworkSetup(config, setup.worker, setup.given, "flower", setup.rules, network=network)
 
 
 def session(run: str, config: Config, classes: tuple[str, ...] | None) -> Table:

@@ -7,7 +7,7 @@ on each client is tested on every one, or, of very many, on a sample that stays 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -23,7 +23,7 @@ from fedkeel.core.client import Batch, Repeat, one_by_one
 from fedkeel.core.evaluation import Evaluation, diverged_domains
 from fedkeel.core.messages import Broadcast
 from fedkeel.core.types import Classifier
-from fedkeel.data.federation import Client, Federation
+from fedkeel.data.federation import Client
 from fedkeel.engine.batches import ImageStore
 from fedkeel.engine.metrics import requested
 from fedkeel.nn.surgery import batch_statistics
@@ -44,15 +44,14 @@ def split_indices(client: Client, split: str) -> Tensor:
 class Evaluator:
     """Accuracy, loss and what else is asked for of one model, under global or batch statistics.
 
-    The sums over batches lie in tensors that stay where they are, so that an evaluation can be replayed.
+    The sums over batches lie in a tensor that stays where it is, so that an evaluation can be replayed.
     """
 
     def __init__(self, model: Classifier, store: ImageStore, config: Config) -> None:
         self.model, self.store, self.config = model, store, config
-        self._correct = torch.zeros((), dtype=torch.int64, device=store.device)
-        self._loss = torch.zeros((), dtype=torch.float64, device=store.device)
         self._metrics = requested(config.metrics)
-        self._sums = torch.zeros(len(self._metrics), dtype=torch.float64, device=store.device)
+        # Samples that are classified rightly, their loss, and the metrics.
+        self._sums = torch.zeros(2 + len(self._metrics), dtype=torch.float64, device=store.device)
 
     @torch.no_grad()
     def evaluate(
@@ -70,15 +69,15 @@ class Evaluator:
             indices = self._order(client, split, kind)[part or slice(None)]
             if not len(indices):
                 continue
-            self._correct.zero_()
-            self._loss.zero_()
             self._sums.zero_()
             reached(EVALUATION)
             batches = self.store.in_order(indices, self.config.evaluation_batch, self.store.federation.test_transform)
             repeat(("evaluation", kind), partial(self._add, kind), batches)
-            sums = dict(zip(self._metrics, self._sums.tolist(), strict=True)) if self._metrics else {}
-            counts = int(self._correct), len(indices), float(self._loss), sums
-            results.append(Evaluation(client.name, client.domain, split, kind, *counts))
+            correct, loss, *sums = self._sums.tolist()
+            metrics = dict(zip(self._metrics, sums, strict=True))
+            results.append(
+                Evaluation(client.name, client.domain, split, kind, int(correct), len(indices), loss, metrics)
+            )
         return results
 
     def _order(self, client: Client, split: str, statistics: str) -> Tensor:
@@ -94,26 +93,36 @@ class Evaluator:
         # As in training, a single sample has no batch statistics and is normalised with the global ones.
         with batch_statistics(self.model) if kind == "batch" and len(batch.y) > 1 else nullcontext():
             logits = self.model(batch.x).logits.float()
-        self._correct.add_((logits.argmax(1) == batch.y).sum())
-        self._loss.add_(F.cross_entropy(logits, batch.y, reduction="sum"))
-        for place, metric in enumerate(self._metrics.values()):
+        self._sums[0].add_((logits.argmax(1) == batch.y).sum())
+        self._sums[1].add_(F.cross_entropy(logits, batch.y, reduction="sum"))
+        for place, metric in enumerate(self._metrics.values(), start=2):
             self._sums[place].add_(metric(logits, batch.y).double().sum())
 
 
 # -- the federation --------------------------------------------------------------------------------------------------
 @dataclass
 class FederatedEvaluation:
-    """Evaluates a model on the clients whose test and validation sets say how good it is."""
+    """Evaluates a model on the clients whose test and validation sets say how good it is.
+
+    Who has nothing to be tested on, and where the model has diverged, is told once of a domain, not in every round.
+    """
 
     setup: Setup
     executor: Executor
     note: Callable[[str], None]
+    _told: set[tuple[str, str]] = field(default_factory=set)
 
     def evaluate(self, broadcast: Broadcast) -> list[Evaluation]:
-        """Of every client that has layers of its own; under one global model, of every set of a domain once."""
-        if self.setup.worker.method.is_personal:
-            return list(self._personal(broadcast))
-        evaluations: list[Evaluation] = []
+        evaluations = list((self._personal if self.setup.worker.method.is_personal else self._common)(broadcast))
+        if new := self._new("loss", diverged_domains(evaluations)):
+            self.note(
+                f"Round {from_one(broadcast.round)}: the evaluated loss on {quoted(new)} is not finite, the model has "
+                "diverged there: a lower learning rate may help."
+            )
+        return evaluations
+
+    def _common(self, broadcast: Broadcast) -> Iterator[Evaluation]:
+        """Under one global model, every set of a domain once."""
         for split in SPLITS:
             first_with: dict[tuple[str, int], str] = {}
             for site in self.setup.federation.one_of_each():
@@ -121,10 +130,10 @@ class FederatedEvaluation:
                 if len(indices):
                     first_with.setdefault((site.domain, id(indices)), site.name)
             for group in self.executor.evaluate(list(first_with.values()), broadcast, (split,)):
-                evaluations += group
-        return evaluations
+                yield from group
 
     def _personal(self, broadcast: Broadcast) -> Iterator[Evaluation]:
+        """Of every client, with the layers that it has of its own."""
         # Of a sample's clients that never trained, all that share their sets get the same numbers: the first one's.
         first_like: dict[Hashable, str] = {}
         like = {name: first_like.setdefault(self._alike(name), name) for name in self._names}
@@ -161,43 +170,25 @@ class FederatedEvaluation:
         sites = itertools.chain(clients, federation.unseen)
         return [site.name for site in sites if any(len(split_indices(site, split)) for split in SPLITS)]
 
-
-# -- what a person should know of it -----------------------------------------------------------------------------------
-@dataclass
-class EvaluationNotes:
-    """Who has nothing to be tested on, and where the model has diverged: told once of a domain, not in every round."""
-
-    note: Callable[[str], None]
-    _told: set[tuple[str, str]] = field(default_factory=set)
-
-    def of_lacking(self, setup: Setup) -> None:
+    def begin(self) -> None:
+        """The federation has other clients than before: draw the sample anew, and say who cannot be tested."""
+        self.__dict__.pop("_names", None)
+        setup, sites = self.setup, list(self.setup.federation.one_of_each())
         trained = [name for name in setup.domains if name not in setup.held_out]
         ends = {"test": "that accuracy is not known, and averages are over the others."}
         if setup.config.result == "best-validation":
             ends["validation"] = "the others say which round was best."
         for split, end in ends.items():
-            lacking = domains_without(setup.federation, split)
+            having = {site.domain for site in sites if len(split_indices(site, split))}
+            lacking = {site.domain for site in sites} - having
             asked = setup.domains if split == "test" else trained
             if new := self._new(split, [name for name in asked if name in lacking]):
                 self.note(f"{quoted(new)} {'has' if len(new) == 1 else 'have'} no {split} images: {end}")
-
-    def of_diverged(self, round: int, evaluations: Iterable[Evaluation]) -> None:
-        if new := self._new("loss", diverged_domains(evaluations)):
-            self.note(
-                f"Round {from_one(round)}: the evaluated loss on {quoted(new)} is not finite, the model has diverged "
-                "there: a lower learning rate may help."
-            )
 
     def _new(self, what: str, domains: Sequence[str]) -> list[str]:
         new = [name for name in domains if (what, name) not in self._told]
         self._told |= {(what, name) for name in new}
         return new
-
-
-def domains_without(federation: Federation, split: str) -> set[str]:
-    """The domains of which no client has images in this split."""
-    sites = list(federation.one_of_each())
-    return {site.domain for site in sites} - {site.domain for site in sites if len(split_indices(site, split))}
 
 
 def quoted(names: Sequence[str], most: int = 8) -> str:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -28,9 +28,10 @@ from fedkeel.core.messages import Answer, BadMessage, Broadcast, Update
 from fedkeel.core.state import Layout, Tensors, prefixed, select
 from fedkeel.core.types import Classifier, Output
 from fedkeel.data.federation import Federation
-from fedkeel.engine import optimizers
-from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, probe
+from fedkeel.engine import optimizers, stopwatch
+from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, try_channels_last
 from fedkeel.engine.evaluation import Evaluator
+from fedkeel.engine.stopwatch import Stopwatch, phase
 from fedkeel.nn.dropout import draw_dropout
 from fedkeel.nn.kernels.pooling import pool_on_rows
 from fedkeel.nn.surgery import frozen_statistics
@@ -38,13 +39,9 @@ from fedkeel.stopping import LOCAL_STEP, Stopped, reached, stop_requested
 from fedkeel.trust.rules import PlainGradients
 from fedkeel.trust.secrets import Randomness
 
-if TYPE_CHECKING:
-    from fedkeel.engine.profile import Stopwatch
-
 LOCAL = "local"  # where a client's memory holds the entries of the model that never travel
 WATCHED = "watched/"  # before the names of an update's metrics that are for observers and not for `metrics.jsonl`
 QUESTION = "question"  # where a broadcast's extras hold the tensors of a method's question
-WIDE_CHANNELS = 64
 log = logging.getLogger("fedkeel")
 
 
@@ -98,7 +95,7 @@ class Worker:
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
             torch.backends.cudnn.deterministic = True  # some convolutions would add in another order every time
             pool_on_rows(self.model)
-        self.channels_last = self._try_channels_last()
+        self.channels_last = try_channels_last(self.model, self.federation, device, self._half)
         self.layout = Layout(state.roles(self.model, self.method))
         self.store = self.shared_store or ImageStore(
             self.federation, device, channels_last=self.channels_last and device.type == "cpu"
@@ -113,28 +110,6 @@ class Worker:
         self._evaluator = Evaluator(self.model, self.store, config)
         self.watch = self.watching(self.model) if self.watching else None
         self._compiled = self._compile()
-
-    def _try_channels_last(self) -> bool:
-        """Lay the model out with channels last where that is faster and its forward allows it.
-
-        CPUs pool and convolve faster so, and tensor cores want it: otherwise the GPU converts every activation back
-        and forth. Small networks on a GPU run on other kernels and do not gain.
-        """
-        widest = max((m.in_channels // m.groups for m in self.model.modules() if isinstance(m, nn.Conv2d)), default=0)
-        if not widest or (self.device.type == "cuda" and not self._half and widest < WIDE_CHANNELS):
-            return False
-        images = probe(self.federation).expand(2, -1, -1, -1).to(self.device)
-        training = self.model.training
-        try:
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            with torch.no_grad():
-                self.model.eval()(images.contiguous(memory_format=torch.channels_last))
-        except RuntimeError:  # e.g. a `view` that only fits the other layout
-            self.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-            return False
-        finally:
-            self.model.train(training)
-        return True
 
     def _compile(self) -> Callable[[Tensor], Output] | None:
         if not self.config.compile:
@@ -153,6 +128,7 @@ class Worker:
         self.watching, self.watch = watching, watching(self.model)
 
     # -- local training --------------------------------------------------------------------------------------
+    @phase(stopwatch.BATCHES, calls=0)  # between two steps nothing else happens
     def train(self, name: str, broadcast: Broadcast, memory: Tensors) -> tuple[Update, Tensors]:
         """One client's part of a round. Returns its update and what it remembers."""
         inputs = (broadcast.weights, broadcast.statistics, broadcast.extras, memory)
@@ -172,11 +148,13 @@ class Worker:
         site, whole = self.federation[name], self.federation
         return {"images": whole.images[site.train], "labels": whole.labels[site.train]}
 
+    @phase(stopwatch.BATCHES)
     def plan(self, name: str, round: int) -> BatchPlan:
         """Which samples this client trains on in this round, in which order."""
         site, draws = self.federation[name], self.federation.train_transform.draws
         return BatchPlan.of(site, *self.gradients.batches(name, round, site.samples, draws))
 
+    @phase(stopwatch.START)
     def begin(
         self, name: str, broadcast: Broadcast, memory: Tensors, optimizer: torch.optim.Optimizer | None = None
     ) -> LocalClient:
@@ -196,6 +174,7 @@ class Worker:
         if not all(module.training for module in self._modules):  # `train()` is slow: it sets attributes of modules
             self.model.train()
 
+    @phase(stopwatch.STEP)
     def step(self, client: LocalClient, batch: Batch) -> Tensor:
         """Forward, loss, backward, gradients, step. Returns the loss before the step, detached."""
         x = self.method.inputs(client, batch.x)
@@ -223,8 +202,12 @@ class Worker:
         if self.device.type == "cpu":
             optimizers.lay_out_gradients(client.optimizer)
         reached(LOCAL_STEP)
-        client.optimizer.step()
+        self._advance(client.optimizer)
         return loss
+
+    @phase(stopwatch.OPTIMIZER)
+    def _advance(self, optimizer: torch.optim.Optimizer) -> None:
+        optimizer.step()
 
     def _forward(self, client: LocalClient, x: Tensor) -> Output:
         if self._compiled is None or len(x) != self.config.batch_size:  # each other size would be compiled anew
@@ -239,6 +222,7 @@ class Worker:
     def _precision(self) -> torch.autocast | nullcontext[None]:
         return torch.autocast("cuda", dtype=torch.bfloat16) if self._half else nullcontext()
 
+    @phase(stopwatch.FINISH, calls=0)
     def end(self, client: LocalClient, loss: float) -> tuple[Update, Tensors]:
         """The update of the trained client and what it remembers, if they are of any use."""
         if self.gradients.tells_loss:
@@ -247,6 +231,7 @@ class Worker:
         refuse_not_finite({**update.weights, **update.statistics, **memory})
         return update, memory
 
+    @phase(stopwatch.FINISH)
     def leave(self, client: LocalClient, loss: float) -> tuple[Update, Tensors]:
         """Let the method finish; its update and memory as they are, without a look at the numbers."""
         seen = self.watch.metrics(client.round) if self.watch else {}
@@ -263,6 +248,7 @@ class Worker:
         return update, _memory(client, state.copies(self.entries, self.layout.local))
 
     # -- beside training -------------------------------------------------------------------------------------
+    @phase(stopwatch.ANSWERING)
     def answer(self, name: str, broadcast: Broadcast, memory: Tensors, question: str) -> tuple[Answer, Tensors]:
         """A client's answer to a method's question, whose own tensors are the extras named `question/...`."""
         client = self._arrive(name, broadcast, memory, question)
@@ -271,6 +257,7 @@ class Worker:
         # Nothing was trained: the entries of the model that never travel stay as they were.
         return Answer(name, client.samples, tensors), _memory(client, select(memory, LOCAL))
 
+    @phase(stopwatch.EVALUATING)
     def evaluate(
         self, name: str, broadcast: Broadcast, memory: Tensors, splits: list[str], part: slice | None = None
     ) -> list[Evaluation]:
@@ -287,13 +274,14 @@ class Worker:
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around what only waits for the GPU."""
-        return nullcontext()
+        return nullcontext() if self.clock is None else self.clock(stopwatch.WAITING)
 
     def _load(self, broadcast: Broadcast, local: Tensors) -> None:
         state.load(self.entries, self.initial_local, broadcast.weights, broadcast.statistics, local)
         for buffer, initial in self._transient:
             buffer.copy_(initial)
 
+    @phase(stopwatch.LOADING)
     def _arrive(self, name: str, broadcast: Broadcast, memory: Tensors, question: str = "") -> LocalClient:
         config, site, round = self.config, self.federation[name], broadcast.round
         broadcast = broadcast.to(self.device)
@@ -325,6 +313,7 @@ class Worker:
 
         self.replays(key, in_precision, batches)
 
+    @phase(stopwatch.LOADING, calls=0)
     def optimizer(self, learning_rate: float | Tensor) -> torch.optim.Optimizer:
         if self.device.type == "cuda" and not isinstance(learning_rate, Tensor):
             learning_rate = torch.tensor(learning_rate, device=self.device)

@@ -5,177 +5,28 @@ one is the server's, whose phases follow each other, so they add up to the wall 
 the clients': it tells the parts of local training, of evaluation and of answers apart where they happen. Where that is
 in workers that run at the same time, its seconds are worker-seconds, added up over all of them.
 
-A phase inside another is taken out of it. With `--profile` on a GPU a phase ends when the GPU has done its work; how
+With `--profile` on a GPU a phase ends when the GPU has done its work; how
 long the host had nothing to do but wait for that stands beside it. Without it nothing waits.
 """
-
-from __future__ import annotations
 
 import functools
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import torch
 
-from fedkeel.core.client import LocalClient
-from fedkeel.core.messages import Broadcast
-from fedkeel.core.state import Tensors
 from fedkeel.engine.executors.executor import EXECUTORS, Executor, executor_class
-from fedkeel.engine.local import Worker
+from fedkeel.engine.stopwatch import CLIENT_PHASES, OTHER, PHASES, Stopwatch, Times
 from fedkeel.files import explained, write_atomically
 
-T = TypeVar("T")
-P = ParamSpec("P")
-
 FILE = "profile.json"
-PHASES = (
-    *("reading data", "set-up", "sampling", "broadcast", "local training", "collection and checks"),
-    *("aggregation", "extra exchanges", "evaluation", "recording", "checkpoint", "other"),
-)
-READING, SET_UP, SAMPLING, BROADCAST, TRAINING, COLLECTION = PHASES[:6]
-AGGREGATION, QUESTIONS, EVALUATION, RECORDING, CHECKPOINT, OTHER = PHASES[6:]
-# On a client: the global model loaded and the optimizer made; the method's `start`; batches drawn, gathered and
-# augmented; forward, loss and backward; the optimizer's step; the method's `finish`, copies and checks of the update.
-CLIENT_PHASES = (
-    *("loading", "start", "batches", "forward and backward", "optimiser", "finish"),
-    *("waiting for the GPU", "answering", "evaluating"),
-)
-LOADING, START, BATCHES, STEP, OPTIMIZER, FINISH, WAITING, ANSWERING, EVALUATING = CLIENT_PHASES
 SECONDS_BETWEEN_SAVES = 5.0
 
 
-@dataclass
-class Spent:
-    """On one phase. `waiting`: seconds of them in which the host only waited for the GPU. `whole`: the seconds together
-    with those of the phases inside."""
-
-    seconds: float = 0.0
-    waiting: float = 0.0
-    calls: int = 0
-    whole: float = 0.0
-
-    def __iadd__(self, other: Spent) -> Spent:
-        self.seconds += other.seconds
-        self.waiting += other.waiting
-        self.calls += other.calls
-        self.whole += other.whole
-        return self
-
-
-Times = dict[str, Spent]
-
-
-# -- the clock -------------------------------------------------------------------------------------------------------
-class Stopwatch:
-    """Seconds by phase, each without the phases inside it. `synchronize` waits until the GPU has nothing left to do."""
-
-    def __init__(self, synchronize: Callable[[], None] | None = None) -> None:
-        self._synchronize = synchronize
-        self._times: Times = {}
-        self._inside: list[float] = []  # of each open phase, the seconds of the phases inside it
-
-    @contextmanager
-    def __call__(self, phase: str, calls: int = 1) -> Iterator[None]:
-        """Whatever happens inside belongs to `phase`; `calls` is 0 where it goes on with one that was counted."""
-        self._inside.append(0.0)
-        began = time.perf_counter()
-        try:
-            yield
-        finally:
-            done = ended = time.perf_counter()
-            if self._synchronize is not None:
-                self._synchronize()
-                ended = time.perf_counter()
-            whole = ended - began
-            self.add({phase: Spent(whole - self._inside.pop(), ended - done, calls, whole)})
-            if self._inside:
-                self._inside[-1] += whole
-
-    def over(self, phase: str, items: Iterable[T]) -> Iterator[T]:
-        """The items; the time until each is there belongs to `phase`, what is done with it does not."""
-        iterator, calls = iter(items), 1
-        while True:
-            with self(phase, calls):
-                try:
-                    item = next(iterator)
-                except StopIteration:
-                    return
-            calls = 0
-            yield item
-
-    def add(self, times: Times) -> None:
-        for name, spent in times.items():
-            self._times.setdefault(name, Spent())
-            self._times[name] += spent
-
-    def whole(self, *phases: str) -> float:
-        """Seconds of these phases since the last `take`, with what was inside them."""
-        return sum(self._times[name].whole for name in phases if name in self._times)
-
-    def take(self) -> Times:
-        """What was spent since the last time."""
-        times, self._times = self._times, {}
-        return times
-
-
-def phase(name: str, calls: int = 1) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Every call of this method of an object with a `clock` belongs to the phase."""
-
-    def decorate(method: Callable[P, T]) -> Callable[P, T]:
-        @functools.wraps(method)
-        def timed(*args: P.args, **kwargs: P.kwargs) -> T:
-            with args[0].clock(name, calls):  # type: ignore[attr-defined]
-                return method(*args, **kwargs)
-
-        return timed
-
-    return decorate
-
-
-@dataclass
-class ProfiledWorker(Worker):
-    """Does exactly what a worker does, under a clock. What is in no part of training is counted as making batches:
-    between two steps nothing else happens."""
-
-    train = phase(BATCHES, calls=0)(Worker.train)
-    plan = phase(BATCHES)(Worker.plan)
-    optimizer = phase(LOADING, calls=0)(Worker.optimizer)
-    step = phase(STEP)(Worker.step)
-    end = phase(FINISH, calls=0)(Worker.end)
-    leave = phase(FINISH)(Worker.leave)
-    answer = phase(ANSWERING)(Worker.answer)
-    evaluate = phase(EVALUATING)(Worker.evaluate)
-    _arrive = phase(LOADING)(Worker._arrive)
-    _begin = phase(START)(Worker.begin)
-
-    def begin(
-        self, name: str, broadcast: Broadcast, memory: Tensors, optimizer: torch.optim.Optimizer | None = None
-    ) -> LocalClient:
-        client = self._begin(name, broadcast, memory, optimizer)
-        used = client.optimizer
-        if used is not None and "step" not in vars(used):  # a resident one serves many clients
-            used.step = self._timed(used.step)  # type: ignore[method-assign]
-        return client
-
-    def _timed(self, step: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            assert self.clock is not None
-            with self.clock(OPTIMIZER):
-                return step(*args, **kwargs)
-
-        return timed
-
-    def waiting(self) -> AbstractContextManager[None]:
-        assert self.clock is not None
-        return self.clock(WAITING)
-
-
-# -- a run's profile -------------------------------------------------------------------------------------------------
 class Profile(Stopwatch):
     """The server's clock, and with `detailed` (`--profile`) the times of a run, round by round.
 
@@ -197,31 +48,26 @@ class Profile(Stopwatch):
         self._starts = 1
         self._before: Times = {}
         self._rounds: list[dict[str, Any]] = []
-        self._saved, self._began = 0.0, time.perf_counter()
+        self._saved = 0.0
 
     @contextmanager
     def round(self, number: int) -> Iterator[None]:
         """What happens inside is this round."""
         self._before = _sum(self._before, self.take())
-        self._began = time.perf_counter()
+        began = time.perf_counter()
         try:
             yield
         except BaseException:  # a round that did not end is done again
             self.take(), self.clients.take()
             raise
-        seconds = time.perf_counter() - self._began
+        seconds = time.perf_counter() - began
         phases, clients = self.take(), self.clients.take()
-        phases[OTHER] = Spent(max(0.0, seconds - sum(spent.seconds for spent in phases.values())), 0.0, 1)
+        rest = max(0.0, seconds - sum(spent["seconds"] for spent in phases.values()))
+        phases[OTHER] = {"seconds": rest, "waiting": 0.0, "calls": 1}
         if self._detailed:
             self._rounds.append(
                 {"round": number, "seconds": round(seconds, 6), "phases": _plain(phases), "clients": _plain(clients)}
             )
-
-    def stages(self) -> dict[str, float]:
-        """The seconds of this round so far, for `timing.jsonl`: until all updates are there, aggregation, the rest."""
-        train, aggregate = self.whole(SAMPLING, BROADCAST, COLLECTION), self.whole(AGGREGATION)
-        rest = time.perf_counter() - self._began - train - aggregate
-        return {"train": train, "aggregate": aggregate, "evaluate": rest}
 
     def go_on(self, directory: Path, first_round: int) -> None:
         """Take over the rounds before `first_round` that an earlier start of this run has profiled."""
@@ -232,16 +78,15 @@ class Profile(Stopwatch):
             earlier = json.loads((directory / FILE).read_bytes())
             self._rounds = [entry for entry in earlier["rounds"] if entry["round"] < first_round]
             self._starts = earlier["starts"] + 1
-            before = _times(earlier["set_up"])
-        except (ValueError, KeyError, TypeError):
+            self._before = _sum(earlier["set_up"], self._before)
+        except (ValueError, KeyError, TypeError, AttributeError):
             return  # not of our making, or cut off by a full disk: the rounds from here on are still told
-        self._before = _sum(before, self._before)
 
     def to_dict(self) -> dict[str, Any]:
         """What `profile.json` holds. All times are seconds."""
-        phases = _sum(self._before, *(_times(entry["phases"]) for entry in self._rounds))
-        clients = _sum(*(_times(entry["clients"]) for entry in self._rounds))
-        seconds = sum(spent.seconds for spent in phases.values())
+        phases = _sum(self._before, *(entry["phases"] for entry in self._rounds))
+        clients = _sum(*(entry["clients"] for entry in self._rounds))
+        seconds = sum(spent["seconds"] for spent in phases.values())
         total = {"seconds": round(seconds, 6), "phases": _plain(phases), "clients": _plain(clients)}
         set_up = _plain(self._before)
         return {**self.about, "starts": self._starts, "set_up": set_up, "total": total, "rounds": self._rounds}
@@ -261,16 +106,10 @@ def _sum(*parts: Times) -> Times:
     return total.take()
 
 
-def _plain(times: Times) -> dict[str, dict[str, float]]:
-    """For JSON, in the order of a round."""
+def _plain(times: Times) -> Times:
+    """Rounded, in the order of a round."""
     spent = [(name, times[name]) for name in (*PHASES, *CLIENT_PHASES) if name in times]
-    return {
-        name: {"seconds": round(s.seconds, 6), "waiting": round(s.waiting, 6), "calls": s.calls} for name, s in spent
-    }
-
-
-def _times(plain: Mapping[str, Mapping[str, Any]]) -> Times:
-    return {name: Spent(entry["seconds"], entry["waiting"], entry["calls"]) for name, entry in plain.items()}
+    return {name: {what: round(number, 6) for what, number in entry.items()} for name, entry in spent}
 
 
 # -- for reading -----------------------------------------------------------------------------------------------------

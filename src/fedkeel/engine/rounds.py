@@ -4,7 +4,9 @@ sample clients -> broadcast -> train -> check -> weights, statistics, extras -> 
 -> evaluate -> record -> checkpoint
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,28 +18,19 @@ from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, prefixed, select
 from fedkeel.data.federation import Federation
-from fedkeel.engine import profile
+from fedkeel.engine import stopwatch
 from fedkeel.engine.checkpointing import Checkpoint, CheckpointSchedule, Storage
-from fedkeel.engine.evaluation import EvaluationNotes, FederatedEvaluation
+from fedkeel.engine.evaluation import FederatedEvaluation
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
-from fedkeel.engine.profile import phase
 from fedkeel.engine.setup import Setup
+from fedkeel.engine.stopwatch import phase
 from fedkeel.errors import StoreError, TrainingError
 from fedkeel.observer import Aggregated, Observer
 from fedkeel.stopping import UPDATE, reached
 
 SERVER_GROUPS = ("weights", "statistics", "extras", "memory")
 EVALUATION_FIELDS = ("client", "domain", "split", "statistics", "accuracy", "loss", "samples")
-
-
-@dataclass
-class Traffic:
-    """Bytes between server and clients, and how many exchanges beside the training itself."""
-
-    up: int = 0
-    down: int = 0
-    questions: int = 0
 
 
 @dataclass
@@ -49,10 +42,11 @@ class Federated:
     store: Storage
     observer: Observer
     server: Server = field(init=False)
-    traffic: Traffic = field(default_factory=Traffic)
-    best: tuple[float, int] = (-1.0, -1)  # validation accuracy and its round
+    # Bytes between server and clients in this round, and how many exchanges beside the training itself.
+    traffic: Counter[str] = field(default_factory=Counter)
+    best: dict[str, float] = field(default_factory=lambda: {"accuracy": -1.0, "round": -1})  # in the validation
     best_model: Tensors = field(default_factory=dict)
-    best_local: Tensors = field(default_factory=dict)  # what clients kept of the model then, by "client/entry"
+    best_local: dict[str, Tensors] = field(default_factory=dict)  # what clients kept of the model then
 
     def __post_init__(self) -> None:
         config, worker = self.setup.config, self.setup.worker
@@ -70,22 +64,18 @@ class Federated:
             network=worker.model,
         )
         self.schedule = CheckpointSchedule(config.checkpoint_every)
-        self.evaluation = FederatedEvaluation(self.setup, self.executor, self._note)
-        self.notes = EvaluationNotes(self._note)
+        self.evaluation = FederatedEvaluation(self.setup, self.executor, self.observer.note)
 
     @property
     def federation(self) -> Federation:
         return self.setup.federation
-
-    def _note(self, text: str) -> None:
-        self.observer.note(text)
 
     # -- the loop --------------------------------------------------------------------------------------------
     def run(self) -> Server:
         """Run the rounds that are left and return the server whose model is the result."""
         first = self._restore()
         self.observer.started(self.config, first)
-        self.notes.of_lacking(self.setup)
+        self.evaluation.begin()
         self.clock.go_on(self.store.directory, first)
         result = self.server
         for round in range(first, self.config.rounds):
@@ -96,11 +86,13 @@ class Federated:
 
     def round(self, round: int) -> Server:
         server, config = self.server, self.config
-        self.traffic = Traffic()
+        self.traffic, began = Counter(bytes_up=0, bytes_down=0, questions=0), time.perf_counter()
         server.round, server.participants = round, self._sample(round)
         broadcast, before = self._begin()
         updates, dropped = self._collect(broadcast, before)
+        collected = time.perf_counter()
         self._aggregate(broadcast, updates, before)
+        aggregated = time.perf_counter()
         tested, scores = server, None
         if config.evaluates(round):
             tested = self._before_evaluation()
@@ -113,13 +105,12 @@ class Federated:
                 "dropped": len(dropped),
                 "loss": loss,
                 "learning_rate": config.learning_rate_at(round),
-                "bytes_up": self.traffic.up,
-                "bytes_down": self.traffic.down,
-                "questions": self.traffic.questions,
-            }
-            | self.setup.account(round + 1),
+                **self.traffic,
+                **self.setup.account(round + 1),
+            },
         )
-        self.store.append_timing({"round": round} | self.clock.stages())
+        times = {"train": collected - began, "aggregate": aggregated - collected}
+        self.store.append_timing({"round": round, **times, "evaluate": time.perf_counter() - aggregated})
         self._show(broadcast, updates, tested)
         last = round == config.rounds - 1
         if last or self.schedule.is_due(round):
@@ -127,28 +118,27 @@ class Federated:
         self.observer.round_done(round, config.rounds, scores, loss)
         return tested
 
-    @phase(profile.SAMPLING)
+    @phase(stopwatch.SAMPLING)
     def _sample(self, round: int) -> list[str]:
         """The clients of this round, those who just came among them, in the federation's order."""
         if self.setup.admit_newcomers():
             self.server.num_clients = len(self.federation.clients)
-            self.evaluation = FederatedEvaluation(self.setup, self.executor, self._note)
-            self.notes.of_lacking(self.setup)
+            self.evaluation.begin()
         clients = self.federation.clients
         return [clients[i].name for i in self.setup.rules.sampler.sample(len(clients), round)]
 
-    @phase(profile.BROADCAST)
+    @phase(stopwatch.BROADCAST)
     def _begin(self) -> tuple[Broadcast, dict[str, Tensors]]:
         """What the round's clients get, and what each of them remembers until then."""
         self.method.before_training(self.server)
         broadcast = make_broadcast(self.server, self.method.send(self.server, self.server.weights))
         return broadcast, {client: self.executor.memory.of(client) for client in self.server.participants}
 
-    @phase(profile.COLLECTION)
+    @phase(stopwatch.COLLECTION)
     def _collect(self, broadcast: Broadcast, before: Mapping[str, Tensors]) -> tuple[list[Update], list[Missing]]:
         """Train the round's clients; keep the updates that pass the check, in the clients' order."""
         participants, number = self.server.participants, from_one(broadcast.round)
-        self.traffic.down += broadcast.nbytes * len(participants)
+        self.traffic["bytes_down"] += broadcast.nbytes * len(participants)
         updates: list[Update] = []
         dropped: list[Missing] = []
 
@@ -156,7 +146,7 @@ class Federated:
             check(update, broadcast)
             self.method.check_extras(self.server, update.extras)
 
-        results = self.clock.over(profile.TRAINING, self.executor.train(participants, broadcast))
+        results = self.clock.over(stopwatch.TRAINING, self.executor.train(participants, broadcast))
         for client, result in zip(participants, results, strict=True):
             if problem := self._problem(client, result, check_update):
                 dropped.append(Missing(client, problem))
@@ -183,7 +173,7 @@ class Federated:
         """Why what came from a client cannot be used, or nothing; its bytes count either way."""
         if isinstance(result, Missing):
             return result.reason
-        self.traffic.up += result.nbytes
+        self.traffic["bytes_up"] += result.nbytes
         try:
             with reading("it cannot be checked"):
                 if result.client != client:
@@ -193,7 +183,7 @@ class Federated:
             return str(bad)
         return ""
 
-    @phase(profile.AGGREGATION)
+    @phase(stopwatch.AGGREGATION)
     def _aggregate(self, broadcast: Broadcast, updates: Sequence[Update], before: Mapping[str, Tensors]) -> None:
         """From updates to the next global model: those that count, their mean, then the method's own rules."""
         server, method, aggregator = self.server, self.method, self.setup.rules.aggregator
@@ -220,12 +210,12 @@ class Federated:
         server.weights, server.statistics, server.extras = weights, statistics, extras
 
     # -- questions of methods --------------------------------------------------------------------------------
-    @phase(profile.QUESTIONS)
+    @phase(stopwatch.QUESTIONS)
     def _ask(self, server: Server, clients: Sequence[str], question: str, tensors: Tensors) -> dict[str, Answer]:
         extras = self.server.extras | prefixed(tensors, QUESTION)
         broadcast = Broadcast(server.round, server.rounds, server.weights, server.statistics, extras)
-        self.traffic.questions += 1
-        self.traffic.down += broadcast.nbytes * len(clients)
+        self.traffic["questions"] += 1
+        self.traffic["bytes_down"] += broadcast.nbytes * len(clients)
 
         def check_answer(answer: Answer) -> None:
             check_samples(answer.samples)
@@ -241,7 +231,7 @@ class Federated:
         return answers
 
     # -- evaluation ------------------------------------------------------------------------------------------
-    @phase(profile.EVALUATION, calls=0)
+    @phase(stopwatch.EVALUATION, calls=0)
     def _before_evaluation(self) -> Server:
         """A copy of the server whose model is the one to be tested."""
         server = self.server
@@ -251,10 +241,9 @@ class Federated:
         server.memory = tested.memory
         return tested
 
-    @phase(profile.EVALUATION)
+    @phase(stopwatch.EVALUATION)
     def _evaluate(self, server: Server) -> Scores | None:
         evaluations = self.evaluation.evaluate(make_broadcast(server, server.weights))
-        self.notes.of_diverged(server.round, evaluations)
         reported = "global" if "global" in {e.statistics for e in evaluations} else "batch"
         shown: Scores | None = None
         for split, statistics in sorted({(e.split, e.statistics) for e in evaluations}, reverse=True):
@@ -265,32 +254,32 @@ class Federated:
             self._record("scores", {"split": split, "statistics": statistics} | vars(scores))
             if split == "test" and statistics == reported:
                 shown = scores
-            if split == "validation" and statistics == reported and scores.average > self.best[0]:
-                self.best = (scores.average, server.round)
+            if split == "validation" and statistics == reported and scores.average > self.best["accuracy"]:
+                self.best = {"accuracy": scores.average, "round": server.round}
                 if self.config.result == "best-validation":
                     self.best_model = {**server.weights, **server.statistics}
-                    self.best_local = self._personal_layers()
+                    kept = self._local_layers() if self.method.is_personal else ()
+                    self.best_local = {client: state.clone(local) for client, local in kept}
         return shown
 
-    @phase(profile.RECORDING)
+    @phase(stopwatch.RECORDING)
     def _record(self, kind: str, record: dict[str, Any]) -> None:
         known = {"kind": kind, "round": self.server.round}
         self.store.append(known | record | known)  # a client's metric cannot pose as something else
 
-    @phase(profile.RECORDING, calls=0)
+    @phase(stopwatch.RECORDING, calls=0)
     def _show(self, sent: Broadcast, updates: Sequence[Update], tested: Server) -> None:
         model = make_broadcast(tested, tested.weights)
         self.observer.aggregated(Aggregated(sent, updates, model, self.executor.memory))
 
     # -- stopping and going on -------------------------------------------------------------------------------
-    @phase(profile.CHECKPOINT)
+    @phase(stopwatch.CHECKPOINT)
     def _checkpoint(self, server: Server, round: int) -> None:
         groups = {name: getattr(server, name) for name in SERVER_GROUPS}
-        best = {"accuracy": self.best[0], "round": self.best[1]}
+        local = {f"{client}/{entry}": t for client, kept in self.best_local.items() for entry, t in kept.items()}
+        groups |= {"best": self.best_model, "best_local": local}
         self.executor.memory.write_files()
-        self.store.checkpoint(
-            Checkpoint(round, groups | {"best": self.best_model, "best_local": self.best_local}, best)
-        )
+        self.store.checkpoint(Checkpoint(round, groups, self.best))
 
     def _restore(self) -> int:
         """Load the last good checkpoint; returns the round to begin with."""
@@ -311,25 +300,15 @@ class Federated:
                 )
         for name in SERVER_GROUPS:
             setattr(self.server, name, state.to_device(groups.get(name, {}), device))
-        self.best_model, self.best_local = groups.get("best", {}), groups.get("best_local", {})
-        self.best = (checkpoint.best["accuracy"], int(checkpoint.best["round"]))
+        self.best_model, self.best = groups.get("best", {}), checkpoint.best
+        for name, tensor in groups.get("best_local", {}).items():
+            client, _, entry = name.rpartition("/")
+            self.best_local.setdefault(client, {})[entry] = tensor
         return checkpoint.round + 1
 
-    def local_tensors(self) -> Iterator[tuple[str, Tensors]]:
+    def local_tensors(self) -> Iterable[tuple[str, Tensors]]:
         """What each client keeps of the model that is the result, one client at a time, for saving personal models."""
-        if not self.best_local:
-            yield from self._local_layers()
-            return
-        by_client: dict[str, Tensors] = {}
-        for name, tensor in self.best_local.items():
-            client, _, entry = name.rpartition("/")
-            by_client.setdefault(client, {})[entry] = tensor
-        yield from by_client.items()
-
-    def _personal_layers(self) -> Tensors:
-        """Of all clients at this moment: the model of the best round goes with the layers of that round."""
-        kept = self._local_layers() if self.method.is_personal else ()
-        return {f"{name}/{entry}": tensor.clone() for name, local in kept for entry, tensor in local.items()}
+        return self.best_local.items() or self._local_layers()
 
     def _local_layers(self) -> Iterator[tuple[str, Tensors]]:
         for name, memory in self.executor.memory.items():

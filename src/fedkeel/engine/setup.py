@@ -24,7 +24,8 @@ from fedkeel.engine.executors.executor import EXECUTORS, Executor, choose_execut
 from fedkeel.engine.local import Worker
 from fedkeel.engine.memory import ClientMemory
 from fedkeel.engine.memory_files import MemoryFiles
-from fedkeel.engine.profile import READING, SET_UP, Profile, ProfiledWorker
+from fedkeel.engine.profile import Profile
+from fedkeel.engine.stopwatch import READING, SET_UP
 from fedkeel.engine.threads import choose_threads
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.spec import parse
@@ -41,26 +42,32 @@ class Setup:
 
     Attributes:
         worker: the prepared model, method and data on the device.
-        held_out: domains that are evaluated and never trained on.
+        given: the federation as it was before a method pooled it; pooled, all domains would be unseen.
         executor_name: which executor `auto` came to.
         rules: who takes part, how a step comes to its gradients, how updates become one model.
         profile: the clock of the run.
-        domains: all of the federation, whether or not they can be tested.
-        given: the federation as it was before a method pooled it.
     """
 
     config: Config
     worker: Worker
-    held_out: list[str]
+    given: Federation
     executor_name: str
     rules: Rules
     profile: Profile = field(default_factory=Profile)
-    domains: list[str] = field(default_factory=list)
-    given: Federation | None = None
 
     @property
     def federation(self) -> Federation:
         return self.worker.federation
+
+    @property
+    def domains(self) -> list[str]:
+        """All of the federation, whether or not they can be tested."""
+        return self.given.domains
+
+    @property
+    def held_out(self) -> list[str]:
+        """Domains that are evaluated and never trained on."""
+        return list(dict.fromkeys(client.domain for client in self.given.unseen))
 
     def grown(self) -> Federation | None:
         """The federation with clients that came since the last round, where clients can come: over a network."""
@@ -71,7 +78,7 @@ class Setup:
         grown = self.grown()
         if grown is None:
             return False
-        self.worker.federation, self.held_out, self.domains = grown, held_out_domains(grown), grown.domains
+        self.worker.federation = self.given = grown
         self.__dict__.pop("_sizes", None)
         return True
 
@@ -134,16 +141,10 @@ def prepare(
             footprint.refuse_too_large(config, federation, device)
         network = build_model(config, federation, composed, model)
         privacy.refuse_network(config, network)
-        worker_class = ProfiledWorker if config.profile else Worker
-        worker = worker_class(config, federation, composed, network, device, gradient_rule=rules.gradients)
-        worker.clock = profile.clients if config.profile else None
+        clock = profile.clients if config.profile else None
+        worker = Worker(config, federation, composed, network, device, gradient_rule=rules.gradients, clock=clock)
     checks.warn(worker)
-    # Pooled, all domains would be unseen.
-    return Setup(config, worker, held_out_domains(given), executor_name, rules, profile, given.domains, given)
-
-
-def held_out_domains(federation: Federation) -> list[str]:
-    return list(dict.fromkeys(client.domain for client in federation.unseen))
+    return Setup(config, worker, given, executor_name, rules, profile)
 
 
 def load_federation(config: Config) -> Federation:

@@ -24,9 +24,9 @@ from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
 from fedkeel.data.federation import Federation
 from fedkeel.data.outline import Outline, changed
+from fedkeel.engine.children import leave_if_imported_again
 from fedkeel.engine.executors.executor import choose_executor
 from fedkeel.engine.setup import choose_device, load_federation
-from fedkeel.engine.spawning import leave_if_imported_again
 from fedkeel.engine.threads import available_cores
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.jobs import Job, JobsObserver, Trial, beside_others, run_all, uses_gpu

@@ -8,14 +8,11 @@ A job that crashes takes only its own run with it.
 
 import json
 import logging
-import multiprocessing
 import signal
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing.connection import Connection, wait
-from multiprocessing.context import BaseContext
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +21,14 @@ import torch
 from fedkeel import simulation as running
 from fedkeel.config import Config
 from fedkeel.core.evaluation import Scores
-from fedkeel.engine.executors.heartbeat import Heart
-from fedkeel.engine.spawning import NAME, SENTENCE, UNGUARDED, main_that_can_be_imported
-from fedkeel.errors import FedkeelError, death
+from fedkeel.engine.children import HUNG, NAME, SENTENCE, UNGUARDED, Child, end, heard
+from fedkeel.errors import FedkeelError
 from fedkeel.observer import Observer
 from fedkeel.runs.trackers import tracked
-from fedkeel.stopping import Stopped, stop_requested, undisturbed
+from fedkeel.stopping import Stopped, stop_requested
 
 log = logging.getLogger("fedkeel")
+STOPPED = "stopped"
 
 
 @dataclass(frozen=True)
@@ -114,7 +111,7 @@ def run_all(
     """
     waiting = _Waiting(todo, fits)
     if processes > 1:
-        return _Pool(processes, observer, uses_gpu(job.config for job in todo)).run(waiting)
+        return _run_at_once(waiting, processes, observer, spawned=uses_gpu(job.config for job in todo))
     failures: dict[Job, str] = {}
     while waiting:
         if stop_requested.is_set():
@@ -195,94 +192,48 @@ def _explain(error: Exception, job: Job) -> str:
 
 
 # -- in processes of their own --------------------------------------------------------------------------------
-@dataclass
-class _Running:
-    job: Job
-    process: BaseProcess
-    pipe: Connection
-    heart: Heart | None
-    outcome: str | None = None  # "" when done; None until the job says so
-
-
-class _Pool:
+def _run_at_once(waiting: _Waiting, processes: int, observer: JobsObserver, *, spawned: bool) -> dict[Job, str]:
     """As many processes as asked for, a new one for each job."""
+    stopping = False
+    at_work: dict[Child, Job] = {}
+    outcomes: dict[Job, str] = {}  # "" when done
+    try:
+        while at_work or (waiting and not stopping):
+            stopping = stopping or stop_requested.is_set()
+            for child in at_work if stopping else ():
+                # Each stops after its current step, see _work; told again, in case that was too early.
+                child.process.terminate()
+            while waiting and len(at_work) < processes and not stopping:
+                job = waiting.next()
+                # Not a daemon: a run may have worker processes of its own.
+                at_work[Child(_work, job, fewer="--jobs", name=f"{NAME}: {job}", spawned=spawned)] = job
+            for child, said in heard(list(at_work)):
+                job = at_work[child]
+                if said is None:
+                    del at_work[child]
+                    outcome = outcomes.setdefault(job, _ending(child))
+                    if outcome != STOPPED:
+                        observer.job_finished(job, outcome)
+                    continue
+                event, *details = json.loads(said)
+                if event == "over":
+                    (outcomes[job],) = details
+                else:
+                    _pass_on(observer, job, event, *details)
+            observer.tick()
+    finally:
+        end(at_work)  # only after an exception, such as a second Ctrl-C
+    if stopping:
+        raise Stopped
+    return {job: outcome for job, outcome in outcomes.items() if outcome not in ("", STOPPED)}
 
-    def __init__(self, processes: int, observer: JobsObserver, on_gpu: bool) -> None:
-        self.processes = processes
-        self.observer = observer
-        self.failures: dict[Job, str] = {}
-        self._running: list[_Running] = []
-        # Fork shares what is in memory: the images, and methods that were never put into a module. CUDA allows none.
-        self._forks = not on_gpu
-        self._context: BaseContext = multiprocessing.get_context("fork" if self._forks else "spawn")
-        # The first optimizer makes torch import its compiler, which takes seconds: once here, not in every job.
-        torch.optim.SGD([torch.zeros(1)])
 
-    def run(self, waiting: _Waiting) -> dict[Job, str]:
-        stopping = False
-        try:
-            while self._running or (waiting and not stopping):
-                stopping = stopping or stop_requested.is_set()
-                for running in self._running if stopping else []:
-                    # Each stops after its current step, see _work; told again, in case that was too early.
-                    running.process.terminate()
-                while waiting and len(self._running) < self.processes and not stopping:
-                    self._running.append(self._start(waiting.next()))
-                ready = wait([running.pipe for running in self._running], timeout=0.2)
-                for running in [running for running in self._running if running.pipe in ready]:
-                    self._receive(running)
-                for running in self._running:
-                    if running.heart is not None and running.outcome is None and running.heart.is_silent():
-                        running.outcome = "its process hung and was ended; the same command again goes on with it"
-                        running.process.kill()  # which closes its pipe
-                self.observer.tick()
-        finally:
-            with undisturbed():
-                for running in self._running:  # only after an exception, such as a second Ctrl-C
-                    running.process.kill()
-                for running in self._running:
-                    running.process.join()
-        if stopping:
-            raise Stopped
-        return self.failures
-
-    def _start(self, job: Job) -> _Running:
-        here, there = self._context.Pipe(duplex=False)
-        not_its_own = [here, *(running.pipe for running in self._running)] if self._forks else []
-        heart = Heart() if self._forks else None  # memory is shared by forking alone
-        # Not a daemon: a run may have worker processes of its own.
-        process = self._context.Process(  # type: ignore[attr-defined]
-            target=_work, args=(job, there, not_its_own, heart), daemon=False, name=f"{NAME}: {job}"
-        )
-        with main_that_can_be_imported(), undisturbed():
-            process.start()
-        there.close()
-        return _Running(job, process, here, heart)
-
-    def _receive(self, running: _Running) -> None:
-        try:
-            event, *details = json.loads(running.pipe.recv_bytes())
-        except (EOFError, OSError):
-            self._finish(running)
-            return
-        if event == "over":
-            (running.outcome,) = details
-        else:
-            _pass_on(self.observer, running.job, event, *details)
-
-    def _finish(self, running: _Running) -> None:
-        running.process.join()
-        running.pipe.close()
-        self._running.remove(running)
-        code = running.process.exitcode
-        if running.outcome is None and code == UNGUARDED:
-            raise FedkeelError(SENTENCE) from None
-        outcome = f"its process {death(code, '--jobs')}" if running.outcome is None else running.outcome
-        if outcome == "stopped":
-            return
-        if outcome:
-            self.failures[running.job] = outcome
-        self.observer.job_finished(running.job, outcome)
+def _ending(child: Child) -> str:
+    """What became of a process that did not say what came of its job."""
+    if child.process.exitcode == UNGUARDED:
+        raise FedkeelError(SENTENCE) from None
+    again = "; the same command again goes on with it" if child.became == HUNG else ""
+    return f"its process {child.became}{again}"
 
 
 class _LogToObserver(logging.Handler):
@@ -294,15 +245,8 @@ class _LogToObserver(logging.Handler):
         self._observer.note(self.format(record))
 
 
-def _work(job: Job, pipe: Connection, not_its_own: Sequence[Connection], heart: Heart | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+def _work(pipe: Connection, job: Job) -> None:
     signal.signal(signal.SIGTERM, lambda _number, _frame: stop_requested.set())
-    if heart is not None:
-        heart.start()
-    # A sibling's open end would keep a dead parent's pipe alive, and this process would never notice.
-    for other in not_its_own:
-        other.close()
-    torch.set_num_threads(1)
 
     def tell(*event: Any) -> None:
         pipe.send_bytes(json.dumps(event).encode())
@@ -313,7 +257,7 @@ def _work(job: Job, pipe: Connection, not_its_own: Sequence[Connection], heart: 
         execute(job, reporter)
         problem = ""
     except Stopped:
-        problem = "stopped"
+        problem = STOPPED
     except BrokenPipeError:
         return  # the parent is gone; the run can be resumed
     except Exception as error:

@@ -22,8 +22,8 @@ from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
 from fedkeel.data import partition as partitions
+from fedkeel.engine.children import leave_if_imported_again
 from fedkeel.engine.setup import load_federation
-from fedkeel.engine.spawning import leave_if_imported_again
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.experiments.comparison import choose_jobs
 from fedkeel.experiments.jobs import Job, JobsObserver, JobsObservers, beside_others, run_all

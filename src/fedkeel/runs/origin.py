@@ -22,6 +22,7 @@ from fedkeel.core.composition import Composition
 from fedkeel.core.method import Method
 from fedkeel.data.outline import FILE as FEDERATION
 from fedkeel.data.outline import Outline, changed
+from fedkeel.engine.executors.executor import executor_class
 from fedkeel.engine.setup import Setup
 from fedkeel.errors import StoreError
 from fedkeel.files import read_sealed, seal
@@ -47,7 +48,8 @@ class Origin:
     def of(setup: Setup, given: Mapping[str, Any] | None = None) -> Origin:
         """Of a run that is ready to start; `given` are the objects that its configuration cannot name."""
         worker = setup.worker
-        threads = 1 if setup.executor_name == "processes" else setup.config.threads or torch.get_num_threads()
+        single = executor_class(setup.executor_name).single_threaded
+        threads = 1 if single else setup.config.threads or torch.get_num_threads()
         return Origin(
             fedkeel=fedkeel.__version__,
             python=python_version(),
@@ -97,7 +99,7 @@ class Origin:
 
 def outline_of(setup: Setup) -> Outline:
     """Of the data as they were given: pooled, they would depend on how a seed divided them."""
-    return Outline.of(setup.given or setup.federation)
+    return Outline.of(setup.given)
 
 
 def records(setup: Setup, given: Mapping[str, Any]) -> dict[str, bytes]:

@@ -199,7 +199,7 @@ class NoisyAggregator(MeanAggregator):
         weights = noisy_mean(self.config, broadcast.weights, updates, server.num_clients, server.round, self.randomness)
         statistics = [update.statistics for update in updates]
         mean = weighted_mean(statistics, [1.0] * len(updates)) if updates else server.statistics
-        return Mean(weights, mean, [replace(update, weights={}) for update in updates])
+        return weights, mean, [replace(update, weights={}) for update in updates]
 
 
 def noisy_mean(

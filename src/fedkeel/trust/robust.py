@@ -175,29 +175,35 @@ class Defence:
             raise FedkeelError(f"'{means[0]}' and '{means[1]}' both take the place of the mean: keep one of them.")
         return Defence(rules)
 
+    @property
+    def instead_of_mean(self) -> Rule | None:
+        return next((rule for rule in self.rules if rule.replaces_mean), None)
+
     def refuse_what_it_cannot_protect(self, method: Composition) -> None:
-        for rule in self.rules:
-            for part in method.parts:
-                for what in ("weights", "statistics"):
-                    if rule.replaces_mean and what in part.traits.replaces and part.overrides(what):
-                        raise MethodError(
-                            f"'{part.name}' makes the global {what} from all updates and not from their mean, so "
-                            f"'{rule.name}' would not protect them: choose 'krum' or 'multi-krum', or another method."
-                        )
-                if rule.replaces_mean and part.overrides("shares"):
+        if (rule := self.instead_of_mean) is None:
+            return
+        for part in method.parts:
+            for what in ("weights", "statistics"):
+                if what in part.traits.replaces and part.overrides(what):
                     raise MethodError(
-                        f"'{part.name}' weighs the clients, and '{rule.name}' counts all alike: choose 'krum' or "
-                        "'multi-krum', or another method."
+                        f"'{part.name}' makes the global {what} from all updates and not from their mean, so "
+                        f"'{rule.name}' would not protect them: choose 'krum' or 'multi-krum', or another method."
                     )
+            if part.overrides("shares"):
+                raise MethodError(
+                    f"'{part.name}' weighs the clients, and '{rule.name}' counts all alike: choose 'krum' or "
+                    "'multi-krum', or another method."
+                )
 
     def warn_of_the_rest(self, method: Composition) -> None:
-        for rule in self.rules:
-            for part in method.parts:
-                if rule.replaces_mean and part.overrides("extras"):
-                    log.warning(
-                        "'%s' protects weights and statistics, but not what '%s' makes of the clients' extras: 'krum' "
-                        "and 'multi-krum' do.", rule.name, part.name,
-                    )  # fmt: skip
+        if (rule := self.instead_of_mean) is None:
+            return
+        for part in method.parts:
+            if part.overrides("extras"):
+                log.warning(
+                    "'%s' protects weights and statistics, but not what '%s' makes of the clients' extras: 'krum' and "
+                    "'multi-krum' do.", rule.name, part.name,
+                )  # fmt: skip
 
     def refuse_too_few(self, clients: int) -> None:
         for rule in self.rules:
@@ -209,10 +215,8 @@ class Defence:
         return list(updates)
 
     def mean(self, states: Sequence[Tensors], shares: Sequence[float]) -> Tensors:
-        for rule in self.rules:
-            if rule.replaces_mean:
-                return rule.mean(states)
-        return weighted_mean(states, shares)
+        rule = self.instead_of_mean
+        return weighted_mean(states, shares) if rule is None else rule.mean(states)
 
 
 def _relative(scores: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ are the ordinary ones; `fedkeel.trust.privacy` has those of differential privacy
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +19,8 @@ from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.trust.robust import Defence
 from fedkeel.trust.secrets import Randomness
+
+Mean = tuple[Tensors, Tensors, Sequence[Update]]  # weights, statistics, and the updates as a method's rules see them
 
 
 def clients_per_round(config: Config, clients: int) -> int:
@@ -70,14 +71,6 @@ class PlainGradients:
         return plain()
 
 
-class Mean(NamedTuple):
-    """What the method's server rules start from, and the updates as these rules may see them."""
-
-    weights: Tensors
-    statistics: Tensors
-    updates: Sequence[Update]
-
-
 class MeanAggregator:
     """The weighted mean of the updates, or what the robust rules of the run have in its place."""
 
@@ -91,9 +84,10 @@ class MeanAggregator:
         return self.defence.select(broadcast, updates)
 
     def mean(self, server: Server, broadcast: Broadcast, updates: Sequence[Update]) -> Mean:
+        """What the method's rules start from."""
         shares = self.method.shares(server, updates, [server.share(update) for update in updates])
         weights = self.defence.mean([update.weights for update in updates], shares)
-        return Mean(weights, self.defence.mean([update.statistics for update in updates], shares), updates)
+        return weights, self.defence.mean([update.statistics for update in updates], shares), updates
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,8 @@ from fedkeel.core.client import LocalClient
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Missing
 from fedkeel.core.method import Method
-from fedkeel.engine.executors.heartbeat import Heart
+from fedkeel.engine import children
+from fedkeel.engine.children import Heart
 from fedkeel.engine.executors.processes import ProcessesExecutor
 from fedkeel.engine.local import Worker
 from fedkeel.errors import ShortageError, TrainingError
@@ -86,7 +87,7 @@ def test_a_worker_that_dies_in_an_evaluation_is_replaced(tmp_path: Path, monkeyp
 # -- a worker that hangs -------------------------------------------------------------------------------------
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ProcessesExecutor, "new_heart", staticmethod(lambda: Heart(3.0, WhileStopped())))
+    monkeypatch.setattr(children, "Heart", lambda: Heart(3.0, WhileStopped()))
 
 
 class Hangs(Method):
@@ -155,7 +156,7 @@ def test_a_worker_that_hangs_over_a_question_leaves_its_client_without_an_answer
 def test_stopped_workers_do_not_keep_an_executor_from_closing() -> None:
     executor = tiny.setup(executor="processes", workers=2).executor()
     assert isinstance(executor, ProcessesExecutor)
-    pids = [seat.process.pid for seat in executor._seats]
+    pids = [seat.child.process.pid for seat in executor._seats]
     for pid in pids:
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)

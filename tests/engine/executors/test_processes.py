@@ -85,7 +85,7 @@ def executor() -> Iterator[ProcessesExecutor]:
 
 
 def test_images_are_shared_and_workers_leave(executor: ProcessesExecutor) -> None:
-    processes = [seat.process for seat in executor._seats]
+    processes = [seat.child.process for seat in executor._seats]
     assert len({p.pid for p in processes}) == 2
     assert [u.client for u in executor.train(["clinic", "ward"], tiny.broadcast(executor.worker))] == ["clinic", "ward"]
     assert set(executor.memory) == {"clinic", "ward"}
@@ -95,9 +95,9 @@ def test_images_are_shared_and_workers_leave(executor: ProcessesExecutor) -> Non
 
 def test_an_idle_worker_that_died_is_noticed_and_replaced(executor: ProcessesExecutor) -> None:
     for seat in executor._seats:
-        assert seat.process.pid is not None
-        os.kill(seat.process.pid, signal.SIGKILL)
-        seat.process.join()
+        assert seat.child.process.pid is not None
+        os.kill(seat.child.process.pid, signal.SIGKILL)
+        seat.child.process.join()
     updates = list(executor.train(["ward", "clinic"], tiny.broadcast(executor.worker)))
     assert [type(u).__name__ for u in updates] == ["Update", "Update"]
 
@@ -206,7 +206,7 @@ def test_workers_end_when_their_parent_is_killed() -> None:
     if parent == 0:
         made = tiny.setup(executor="processes", workers=3).executor()
         assert isinstance(made, ProcessesExecutor)
-        os.write(writing, " ".join(str(seat.process.pid) for seat in made._seats).encode())
+        os.write(writing, " ".join(str(seat.child.process.pid) for seat in made._seats).encode())
         signal.pause()
     workers = [int(pid) for pid in os.read(reading, 100).split()]
     os.kill(parent, signal.SIGKILL)

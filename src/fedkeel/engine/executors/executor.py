@@ -73,13 +73,18 @@ def executor_class(name: str) -> type[Executor]:
     return found
 
 
+def names_single_threaded(config: Config) -> bool:
+    """Whether the configuration names an executor whose clients have one thread each."""
+    return config.executor != "auto" and executor_class(config.executor).single_threaded
+
+
 def choose_executor(config: Config, device: torch.device) -> str:
     """The one that the configuration names, if it can run here; with `auto`, the best of those that suit it."""
     if config.executor != "auto":
         named = executor_class(config.executor)
         if problem := named.cannot_run(device):
             raise FedkeelError(f"The executor '{config.executor}' {problem}")
-        if config.threads <= 1 or not named.single_threaded:
+        if config.threads <= 1 or not names_single_threaded(config):
             return config.executor
     classes = {entry.name: executor_class(entry.name) for entry in EXECUTORS}
     fitting = [name for name, known in classes.items() if known.suits(config) and not known.cannot_run(device)]

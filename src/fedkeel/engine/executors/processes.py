@@ -7,59 +7,54 @@ hangs, takes only the client it was running with it: that client's update is mis
 """
 
 import ctypes
-import multiprocessing
 import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import islice
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
 
 from fedkeel.config import Config
 from fedkeel.core.evaluation import Evaluation, merged
-from fedkeel.core.messages import Answer, Broadcast, Missing, Update
+from fedkeel.core.messages import Answer, Broadcast, Message, Missing, Update
 from fedkeel.core.state import Tensors
+from fedkeel.engine.children import Child, end, heard
 from fedkeel.engine.evaluation import split_indices
 from fedkeel.engine.executors.executor import EXECUTORS, Executor
-from fedkeel.engine.executors.heartbeat import Heart
 from fedkeel.engine.executors.shared_memory import SharedTensors
 from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.memory import ClientMemory
-from fedkeel.engine.profile import Spent
 from fedkeel.engine.threads import available_cores
-from fedkeel.errors import FedkeelError, ShortageError, TrainingError, death, shortage
-from fedkeel.stopping import Stopped, stop_requested, undisturbed
+from fedkeel.errors import FedkeelError, ShortageError, TrainingError, shortage
+from fedkeel.stopping import Stopped, stop_requested
 
-TICK = 0.2  # seconds, after which the parent looks around even if no worker has answered
 PART = 4  # batches of an evaluation that one worker does at a time
 KEPT_BYTES = 1 << 30
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # M_... in <malloc.h>
-TENSORS = ("weights", "statistics", "extras")  # of a broadcast and of an update
 
 Header = dict[str, Any]
 Groups = dict[str, Tensors]
+Places = tuple[SharedTensors, SharedTensors]
+Task = tuple[str, Header]  # a client, and what it has to do
 
 
 @dataclass
 class _Seat:
-    """A worker process, the pipe to it, and the memory that the two share.
+    """A worker process, and the memory that it shares with this one.
 
     Two places take turns: while one holds an answer that is still to be read, the next task is under way in the other.
     """
 
-    process: BaseProcess
-    pipe: Connection
-    places: tuple[SharedTensors, SharedTensors]
-    heart: Heart
+    child: Child
+    places: Places
     turn: int = 0  # of which place
     task: int | None = None  # what it is at, as a place in the list of tasks
-    broadcast: int = -1  # the one it has
 
 
 @EXECUTORS.register("processes")
@@ -69,7 +64,6 @@ class ProcessesExecutor(Executor):
     rank = 2
     single_threaded = True
     seconds_of = "Worker-seconds, added up over {workers} worker processes that run at the same time."
-    new_heart: Callable[[], Heart] = Heart
 
     @classmethod
     def cannot_run(cls, device: torch.device) -> str:
@@ -88,35 +82,27 @@ class ProcessesExecutor(Executor):
     def __init__(self, worker: Worker, memory: ClientMemory, workers: int = 0) -> None:
         self.worker = worker
         self.memory = memory
-        # Fork shares everything that is in memory; only there do user-defined methods need no importable module.
-        self._context = multiprocessing.get_context("fork")
-        # The first optimizer makes torch import its compiler, which takes seconds: once here, not in every worker.
-        torch.optim.SGD([torch.zeros(1)])
         self._shared = SharedTensors()  # before the workers, which inherit it
-        self._broadcasts = 0
         self._seats: list[_Seat] = []
         try:
             for _ in range(workers or available_cores()):
-                self._seats.append(self._open_seat((SharedTensors(), SharedTensors())))
+                places = SharedTensors(), SharedTensors()
+                self._seats.append(_Seat(self._start(places), places))
         except BaseException:
             self.close()
             raise
 
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
-        def read(client: str, header: Header, groups: Groups) -> Update:
-            self.memory.keep(client, groups.get("memory", {}))
-            tensors = {kind: groups.get(kind, {}) for kind in TENSORS}
-            return Update(client, header["samples"], round=header["round"], metrics=header["metrics"], **tensors)
-
-        return self._in_order([(client, {"do": "train"}) for client in clients], broadcast, read, Missing)
+        tasks = [(client, {"do": "train"}) for client in clients]
+        return self._in_order(tasks, broadcast, partial(self._remembering, Update), Missing)
 
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
-        def read(client: str, header: Header, groups: Groups) -> Answer:
-            self.memory.keep(client, groups.get("memory", {}))
-            return Answer(client, header["samples"], groups.get("answer", {}))
+        tasks = [(client, {"do": "ask", "question": question}) for client in clients]
+        return self._in_order(tasks, broadcast, partial(self._remembering, Answer), Missing)
 
-        task = {"do": "ask", "question": question}
-        return self._in_order([(client, task) for client in clients], broadcast, read, Missing)
+    def _remembering(self, kind: type[Message], client: str, header: Header, groups: Groups) -> Message:
+        self.memory.keep(client, groups.get("memory", {}))
+        return kind.of(header, groups)
 
     def evaluate(
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
@@ -130,7 +116,7 @@ class ProcessesExecutor(Executor):
         # A test set that all clients share is one client's here: its parts keep every worker busy. They are whole
         # batches, as many whatever the number of workers, so that the result does not depend on it.
         at_once = PART * self.worker.config.evaluation_batch
-        tasks: list[tuple[str, Header]] = []
+        tasks: list[Task] = []
         parts = []
         for client in clients:
             site = self.worker.federation[client]
@@ -143,24 +129,19 @@ class ProcessesExecutor(Executor):
             yield merged(evaluation for group in islice(results, count) for evaluation in group)
 
     def close(self) -> None:
-        with undisturbed():
-            for seat in self._seats:
-                seat.process.kill()  # one that hangs hears nothing else, and none has anything to put in order
-            for seat in self._seats:
-                seat.process.join(timeout=5)
-                seat.pipe.close()
-            self._seats = []
+        end([seat.child for seat in self._seats])
+        self._seats = []
 
     # -- the pool --------------------------------------------------------------------------------------------
     def _in_order(
         self,
-        tasks: Sequence[tuple[str, Header]],
+        tasks: Sequence[Task],
         broadcast: Broadcast,
         read: Callable[[str, Header, Groups], Any],
         lost: Callable[[str, str], Any],
         attempts: int = 1,
     ) -> Iterator[Any]:
-        """Run every task, which is a client and what it has to do, and yield the results in their order.
+        """Run every task and yield the results in their order.
 
         Clients with the most samples go first, so that none of them is waited for at the end.
         """
@@ -168,9 +149,7 @@ class ProcessesExecutor(Executor):
         for seat in self._seats:
             if seat.task is not None:  # of a round that was given up: it still reads the last broadcast
                 self._replace(seat)
-        self._broadcasts += 1
-        groups = {kind: getattr(broadcast, kind) for kind in TENSORS}
-        self._shared.write(groups, round=broadcast.round, rounds=broadcast.rounds)
+        self._shared.write(broadcast.groups, **broadcast.header)
         waiting = sorted(range(len(tasks)), key=lambda task: -self.worker.federation[tasks[task][0]].samples)
         results: dict[int, Any] = {}
         turn = 0
@@ -192,7 +171,7 @@ class ProcessesExecutor(Executor):
                     self._send(seat, waiting.pop(0), tasks)
                 header, groups = answered.read()
                 if self.worker.clock is not None:
-                    self.worker.clock.add({name: Spent(**spent) for name, spent in header["times"].items()})
+                    self.worker.clock.add(header.pop("times"))
                 if "error" in header:
                     raise RuntimeError(f"Client '{client}' failed in its worker process:\n{header['error']}")
                 if "mistake" in header:
@@ -207,121 +186,70 @@ class ProcessesExecutor(Executor):
 
     def _hear(self) -> Iterator[tuple[_Seat, int, str]]:
         """The seats whose worker has answered, or will not any more: with the task, and with what became of it."""
-        busy = [(seat, seat.task) for seat in self._seats if seat.task is not None]
-        ready = wait([seat.pipe for seat, _ in busy], timeout=TICK)
-        for seat, task in busy:
-            if seat.pipe in ready:
-                try:
-                    problem = seat.pipe.recv_bytes().decode()
-                except (EOFError, OSError):
-                    yield seat, task, f"its worker process {self._replace(seat, dying=True)}"
-                    continue
-                if problem:
-                    raise ShortageError(problem)
-                seat.task = None
-                yield seat, task, ""
-            elif seat.heart.is_silent():
+        busy = {seat.child: (seat, seat.task) for seat in self._seats if seat.task is not None}
+        for child, said in heard(busy):
+            seat, task = busy[child]
+            seat.task = None
+            if said is None:
                 self._replace(seat)
-                yield seat, task, "its worker process hung and was ended"
+            yield seat, task, "" if said is not None else f"its worker process {child.became}"
 
-    def _send(self, seat: _Seat, task: int, tasks: Sequence[tuple[str, Header]]) -> None:
-        if not seat.process.is_alive():
+    def _send(self, seat: _Seat, task: int, tasks: Sequence[Task]) -> None:
+        if not seat.child.process.is_alive():
             self._replace(seat)  # it died while it had nothing to do: nobody's loss
         seat.task, seat.turn = task, 1 - seat.turn
         client, what = tasks[task]
-        fresh = seat.broadcast != self._broadcasts
-        seat.places[seat.turn].write({"memory": self.memory.of(client)}, client=client, fresh=fresh, **what)
+        seat.places[seat.turn].write({"memory": self.memory.of(client)}, client=client, **what)
         with suppress(OSError):  # the worker is dead: reading from it says so, and why
-            seat.pipe.send_bytes(bytes([seat.turn]))
-            seat.broadcast = self._broadcasts
+            seat.child.pipe.send_bytes(bytes([seat.turn]))
 
-    def _open_seat(self, places: tuple[SharedTensors, SharedTensors]) -> _Seat:
-        here, there = self._context.Pipe()
-        heart = self.new_heart()
-        arguments = (self.worker, there, here, self._shared, places, heart)
-        process = self._context.Process(target=_work, args=arguments, daemon=True)
+    def _start(self, places: Places) -> Child:
         try:
-            with undisturbed():
-                process.start()
+            return Child(_work, self.worker, self._shared, places, fewer="--workers", daemon=True)
         except OSError as error:
             raise ShortageError(
                 f"A worker process cannot be started ({error.strerror}): give fewer --workers, or stop what else runs "
                 "here."
             ) from error
-        there.close()
-        return _Seat(process, here, places, heart)
 
-    def _replace(self, seat: _Seat, *, dying: bool = False) -> str:
-        """Put a new worker in the seat of one that is dead, hangs or is not wanted; returns how the old one ended."""
-        if dying:
-            seat.process.join(timeout=5)  # what it dies of by itself
-        seat.process.kill()
-        seat.process.join(timeout=5)
-        seat.pipe.close()
-        fresh = self._open_seat(seat.places)
-        end = death(seat.process.exitcode, "--workers")
-        seat.process, seat.pipe, seat.heart = fresh.process, fresh.pipe, fresh.heart
-        seat.task, seat.broadcast = None, -1
-        return end
+    def _replace(self, seat: _Seat) -> None:
+        """Put a new worker in the seat of one that is dead, hangs or is not wanted."""
+        end([seat.child])
+        seat.child, seat.task = self._start(seat.places), None
 
 
 # -- a worker process --------------------------------------------------------------------------------------------------
-def _work(
-    worker: Worker,
-    pipe: Connection,
-    parents_end: Connection,
-    shared: SharedTensors,
-    places: tuple[SharedTensors, SharedTensors],
-    heart: Heart,
-) -> None:
+def _work(pipe: Connection, worker: Worker, shared: SharedTensors, places: Places) -> None:
     """The life of a worker process: tasks in, replies out, until the pipe closes."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    parents_end.close()
-    torch.set_num_threads(1)
     keep_freed_memory()
     if worker.clock is not None:
         worker.clock.take()  # the parent's
     with suppress(EOFError, OSError):  # the parent is gone
-        try:
-            heart.start()
-            _do_tasks(worker, pipe, shared, places)
-        except (MemoryError, RuntimeError) as error:
-            if not (lack := shortage(error)):
-                raise
-            pipe.send_bytes(lack.encode())
-
-
-def _do_tasks(
-    worker: Worker, pipe: Connection, shared: SharedTensors, places: tuple[SharedTensors, SharedTensors]
-) -> None:
-    broadcast: Broadcast | None = None
-    while True:
-        own = places[pipe.recv_bytes()[0]]
-        task, given = own.read()
-        if task["fresh"]:
+        while True:
+            own = places[pipe.recv_bytes()[0]]
+            task, given = own.read()
             sent, groups = shared.look()
-            broadcast = Broadcast(sent["round"], sent["rounds"], **{kind: groups.get(kind, {}) for kind in TENSORS})
-        assert broadcast is not None
-        header, reply = _reply(worker, task, broadcast, given.get("memory", {}))
-        if worker.clock is not None:
-            header["times"] = {name: asdict(spent) for name, spent in worker.clock.take().items()}
-        own.write(reply, **header)
-        pipe.send_bytes(b"")
+            broadcast = Broadcast.of(sent, groups)
+            header, reply = _reply(worker, task, broadcast, given.get("memory", {}))
+            if worker.clock is not None:
+                header["times"] = worker.clock.take()
+            own.write(reply, **header)
+            pipe.send_bytes(b"")
 
 
 def _reply(worker: Worker, task: Header, broadcast: Broadcast, memory: Tensors) -> tuple[Header, Groups]:
     client = task["client"]
     try:
+        if task["do"] == "evaluate":
+            evaluations = worker.evaluate(client, broadcast, memory, task["splits"], slice(*task["part"]))
+            return {"evaluations": [asdict(evaluation) for evaluation in evaluations]}, {}
+        result: Message
         if task["do"] == "train":
-            update, memory = worker.train(client, broadcast, memory)
-            header = {name: getattr(update, name) for name in ("samples", "round", "metrics")}
-            return header, {kind: getattr(update, kind) for kind in TENSORS} | {"memory": memory}
-        if task["do"] == "ask":
-            answer, memory = worker.answer(client, broadcast, memory, task["question"])
-            return {"samples": answer.samples}, {"answer": answer.tensors, "memory": memory}
-        evaluations = worker.evaluate(client, broadcast, memory, task["splits"], slice(*task["part"]))
-        return {"evaluations": [asdict(evaluation) for evaluation in evaluations]}, {}
+            result, memory = worker.train(client, broadcast, memory)
+        else:
+            result, memory = worker.answer(client, broadcast, memory, task["question"])
+        return result.header, result.groups | {"memory": memory}
     except ClientFailure as failure:
         return {"failure": str(failure)}, {}
     # A mistake in a method stops the run here as it does in one process; the parent tells of it.
