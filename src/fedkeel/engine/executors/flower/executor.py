@@ -23,7 +23,7 @@ from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, is_whole, shown
 from fedkeel.engine.executors.executor import EXECUTORS, Executor
 from fedkeel.engine.executors.flower.channel import AWAY, POLL, Table, largest_reply, pause, read_reply
-from fedkeel.engine.executors.flower.roster import MOST_SAMPLES, SILENT, Description, Enrolment, Roster
+from fedkeel.engine.executors.flower.roster import MOST_SAMPLES, Description, Enrolment, Roster
 from fedkeel.engine.memory import ClientMemory
 from fedkeel.engine.metrics import requested
 from fedkeel.errors import TrainingError
@@ -157,8 +157,6 @@ class FlowerExecutor(Executor):
         # Nobody waits long for a site that is only just coming: it is asked again before the next exchange.
         patience = min(self.config.round_timeout, NEWCOMERS)
         for node, site in self.enrolment.describe(new, self.session, patience).items():
-            if site in (SILENT, AWAY):
-                continue
             if isinstance(site, str):
                 who, problem = self.enrolment.name_of(node), site
             else:

@@ -11,7 +11,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,6 @@ LONGEST_NAME, MOST_CLASSES, MOST_SAMPLES = 200, 2**15, 2**40
 LARGEST_IMAGE = 2**26  # numbers: 3 x 4,700 x 4,700
 LISTED = 10  # classes, where a sentence names them
 PATIENCE = 120.0  # seconds, for a site to say who it is
-SILENT = "it did not say in time who it is"
 
 
 @dataclass(frozen=True)
@@ -119,17 +118,19 @@ class Enrolment:
                 if isinstance(answer, Description):
                     found[node] = answer
                     note(f"The site '{answer.name}' is connected, {len(found)} of {wanted()}.")
-                elif answer not in (SILENT, AWAY):
+                else:
                     failed[node] = answer
             if not new:
                 pause(POLL)
         return found, failed
 
-    def describe(self, nodes: Iterable[int], session: Table, timeout: float) -> dict[int, Description | str]:
-        """Each node's description, or what is wrong with it."""
-        found: dict[int, Description | str] = dict.fromkeys(nodes, SILENT)
+    def describe(self, nodes: Sequence[int], session: Table, timeout: float) -> dict[int, Description | str]:
+        """The description of each node that replies in time, or what is wrong with it; who is away may come again."""
+        found: dict[int, Description | str] = {}
         request = {"do": "describe", "session": session}
-        for node, reply in self.channel.exchange(dict.fromkeys(found, request), b"", timeout):
+        for node, reply in self.channel.exchange(dict.fromkeys(nodes, request), b"", timeout):
+            if reply == AWAY:
+                continue
             try:
                 site = read_reply(reply, lambda table, _: Description.read(table.get("description")), largest_reply(0))
             except BadMessage as bad:
@@ -139,7 +140,7 @@ class Enrolment:
                 found[node] = site
             else:
                 found[node] = f"it calls itself '{site.name}', and its key is not that site's"
-        return found
+        return {node: found[node] for node in nodes if node in found}  # in whatever order they replied
 
     def name_of(self, node: int) -> str:
         name = self.owners.get(node) if self.owners is not None else None
