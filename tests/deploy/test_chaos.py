@@ -75,7 +75,7 @@ def go_through(loopback: Loopback, chance: random.Random) -> None:
     for site in SITES:
         loopback.site(site)
     until(loopback.checkpointed("run", 0))
-    server_dies = chance.randrange(1, ROUNDS - 1)
+    server_dies = chance.randrange(1, ROUNDS - 2)
     for round in range(1, ROUNDS - 1):  # each as soon as the one before is done
         alive = [site for site in SITES if site not in back]
         victims = chance.sample(alive, min(chance.randint(1, 3), len(alive) - LEAST - 1))
@@ -85,7 +85,7 @@ def go_through(loopback: Loopback, chance: random.Random) -> None:
             after = chance.choice([at_once, when_missed, loopback.checkpointed("run", round)])
             back[site] = when_missed if site == victims[0] else after
         if round == server_dies:
-            until(chance.choice([lambda: True, under_way(loopback, round), missed(loopback, victims[0], round)]))
+            until(chance.choice([under_way(loopback, round), *(missed(loopback, site, round) for site in victims[:1])]))
             loopback.kill("server", family=chance.random() < 0.5)
             loopback.server("run", "--wait", "20", **options)
         until(loopback.checkpointed("run", round))
