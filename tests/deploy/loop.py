@@ -15,7 +15,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.deploy.serving import train
 from fedkeel.deploy.site import Read, Site, relabelled
 from fedkeel.engine.executors.flower.channel import Reply, Table
-from fedkeel.engine.executors.flower.enrolment import Enrolment
+from fedkeel.engine.executors.flower.roster import Enrolment
 from fedkeel.runs.run import Run
 from tests import tiny
 

@@ -28,7 +28,6 @@ import fedkeel
 from fedkeel.config import Config
 from fedkeel.core.messages import BadMessage
 from fedkeel.deploy import client_app, flower_internals, grid, server_app
-from fedkeel.deploy.quota import ReplyMeter
 from fedkeel.engine.executors.flower.channel import AWAY
 from tests.deploy.real import OPTIONS, SITES, draw_images
 from tests.engine.executors.flower.test_executor import assert_same
@@ -207,14 +206,14 @@ class Parts:
 
 def test_a_reply_is_given_up_when_it_grows_beyond_reason_or_is_never_complete() -> None:
     later = time.monotonic() + 100
-    guard = flower_internals.MeasuredClient(Parts(400), ReplyMeter(1000, later))
+    guard = flower_internals.MeasuredClient(Parts(400), 1000, later)
     for _ in range(2):
         guard.PullObject(PullObjectRequest())
     with pytest.raises(ObjectPullError, match="more than 1,000 bytes"):
         guard.PullObject(PullObjectRequest())
-    incomplete = flower_internals.MeasuredClient(Parts(0, available=False), ReplyMeter(1000, later))
+    incomplete = flower_internals.MeasuredClient(Parts(0, available=False), 1000, later)
     assert not incomplete.PullObject(PullObjectRequest()).object_available, "the rest may still come"
-    incomplete = flower_internals.MeasuredClient(Parts(0, available=False), ReplyMeter(1000, time.monotonic() - 1))
+    incomplete = flower_internals.MeasuredClient(Parts(0, available=False), 1000, time.monotonic() - 1)
     with pytest.raises(ObjectPullError, match="not complete in time"):
         incomplete.PullObject(PullObjectRequest())
 
@@ -258,7 +257,7 @@ def test_over_a_network_a_reply_is_measured_while_it_comes_and_what_is_refused_i
     over, link = HttpGrid("127.0.0.1:1", insecure=True, token="a token"), Link("7", second)
     over._client = link  # type: ignore[assignment]
     over.set_run(Run.create_empty(1))
-    found = grid.GridChannel(over)._fetch("7", ReplyMeter(1000, time.monotonic() + 100))
+    found = grid.GridChannel(over)._fetch("7", 1000, time.monotonic() + 100)
     assert isinstance(found, str)
     assert said in found
     assert link.deleted == ["the reply"]

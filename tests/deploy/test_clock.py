@@ -22,7 +22,7 @@ from flwr.supercore.primitives.asymmetric import generate_key_pairs, public_key_
 from flwr.superlink.routers.fleet import node_auth
 
 from fedkeel.deploy import clock, deployment, flower_internals
-from fedkeel.deploy.clock import BORNE, Differences, ServerTime, sentence
+from fedkeel.deploy.clock import BORNE, Differences, sentence
 from fedkeel.deploy.grid import reply_to
 from fedkeel.deploy.supernode import SignsByServerClock
 from tests.deploy.served import Served, request
@@ -73,13 +73,14 @@ class SiteOf:
 
     def __init__(self, server: Server, place: Path, ahead: float) -> None:
         self.ahead, self.server, self.path = ahead, server, place / "clocks.json"
-        time = ServerTime(lambda: TRUE + self.ahead)
-        self.signing = SignsByServerClock(*PAIR, time=time, differences=Differences(self.path))
+        self.signing = SignsByServerClock(*PAIR, Differences(self.path))
         self.reader = Differences(self.path)
 
     def ask(self) -> int:
         context = SimpleNamespace(request=httpx.Request("POST", "http://here/v1/fleet/pull-messages", content=b"x"))
-        return int(self.signing.intercept(context, self.server).status_code)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(flower_internals, "now", lambda: TRUE + self.ahead)
+            return int(self.signing.intercept(context, self.server).status_code)
 
 
 @pytest.mark.parametrize("ahead", [8.0, 60.0, 305.0, 600.0, 890.0, -4.0, -304.0, -400.0, -890.0])
@@ -103,7 +104,7 @@ def test_when_either_clock_is_set_the_site_stays(server: Server, tmp_path: Path,
     assert site.ask() == 200
     site.ahead += step
     assert site.ask() == 200
-    assert site.signing._time.ahead == pytest.approx(8)
+    assert site.signing.ahead == pytest.approx(8)
 
 
 @pytest.mark.parametrize("ahead", [-1000.0, 3600.0, 86400.0 * 365])
@@ -136,7 +137,8 @@ def test_flower_counts_on_whatever_the_clock_is_set_to(monkeypatch: pytest.Monke
         monkeypatch.setattr(time, "time", lambda step=step: TRUE + step)
         since_boot[0] += 2
         assert flower_internals.now() == TRUE + since_boot[0] - 500
-    clock.install(base)  # another process of the same machine
+    monkeypatch.setenv(clock.BASE, str(base))
+    clock.install()  # another process of the same machine
     assert flower_internals.now() == TRUE + 6
 
 
@@ -145,16 +147,31 @@ def test_what_flower_counts_by_only_goes_forward() -> None:
 
 
 @pytest.mark.parametrize(("lag", "ahead"), [(0.0, 8.0), (30.0, 20.0), (30.0, 0.0)])
-def test_a_slow_answer_is_not_taken_for_a_wrong_clock(lag: float, ahead: float) -> None:
+def test_a_slow_answer_is_not_taken_for_a_wrong_clock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lag: float, ahead: float
+) -> None:
     """The server's moment may be any between asking and hearing: what is in there is not news."""
-    own = [1000.0 + ahead]
-    known = ServerTime(lambda: own[0])
-    began = known.own()
-    own[0] += lag
-    assert known.learn(began, str(1000.0 + lag / 2)) is (not -lag / 2 <= ahead <= lag / 2)
-    assert known.ahead == pytest.approx(0 if lag / 2 >= ahead else ahead)
+    own, asked, odd = [1000.0 + ahead], list[float](), list[str | None]()
+    monkeypatch.setattr(flower_internals, "now", lambda: own[0])
+    signing = SignsByServerClock(*PAIR, Differences(tmp_path / "clocks.json"))
+
+    def answer(_: Any) -> httpx.Response:
+        asked.append(own[0])
+        own[0] += lag
+        says = odd[0] if odd else str(asked[-1] - ahead + lag / 2)
+        return httpx.Response(401, headers={} if says is None else {clock.CLOCK: says})
+
+    def ask() -> int:
+        asked.clear()
+        signing.intercept(SimpleNamespace(request=httpx.Request("POST", "http://here")), answer)
+        return len(asked)
+
+    assert ask() == (1 if lag / 2 >= ahead else 2), "once more where it was news"
+    assert signing.ahead == pytest.approx(0 if lag / 2 >= ahead else ahead)
+    before = signing.ahead
     for nothing in (None, "nan", "soon"):
-        assert not known.learn(known.own(), nothing)
+        odd[:] = [nothing]
+        assert (ask(), signing.ahead) == (1, before)
 
 
 def test_the_server_says_with_every_answer_what_its_clock_says(monkeypatch: pytest.MonkeyPatch) -> None:

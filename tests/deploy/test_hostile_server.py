@@ -19,8 +19,8 @@ from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Broadcast, broadcast_to_bytes, update_from_bytes
 from fedkeel.deploy import request_checks
 from fedkeel.deploy import site as site_module
+from fedkeel.deploy.memory import PrivacyLedger
 from fedkeel.deploy.policy import Policy
-from fedkeel.deploy.privacy_ledger import PrivacyLedger
 from fedkeel.deploy.site import Site, own_folder
 from fedkeel.methods import build as build_method
 from fedkeel.models import timm_models

@@ -10,6 +10,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from fedkeel.config import from_one
 from fedkeel.core.messages import Broadcast, Update
 from fedkeel.core.state import Tensors
 from fedkeel.engine.local import ClientFailure, Worker
@@ -49,7 +50,7 @@ def assert_went_through_it(loopback: Loopback, site: str, rounds: int) -> None:
     assert reasons
     assert set(reasons.values()) <= {f"it did not reply within {TIMEOUT:g} s", "it is not connected"}
     for round, reason in reasons.items():
-        assert f"Round {round}: the update of '{site}' is dropped, {reason}." in loopback.log("server")
+        assert f"Round {from_one(round)}: the update of '{site}' is dropped, {reason}." in loopback.log("server")
     assert trained(run, site)[0] == 0
     assert trained(run, site)[-1] == rounds - 1
     for other in SITES:

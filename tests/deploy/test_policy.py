@@ -192,7 +192,7 @@ def test_what_all_runs_together_spend_is_counted_at_the_site(tmp_path: Path) -> 
 
 @needs_opacus
 def test_the_same_training_once_more_costs_nothing(tmp_path: Path) -> None:
-    from fedkeel.deploy.privacy_ledger import PrivacyLedger, epsilon
+    from fedkeel.deploy.memory import PrivacyLedger, epsilon
 
     account, config = PrivacyLedger(tmp_path), Config(**{**tiny.OPTIONS, **PRIVATE})
     once = epsilon({"a": [1.5, 0.4, 3]}, 1e-5)

@@ -29,7 +29,7 @@ from flwr.superlink.servicer.runtime import runtime_handlers
 
 from fedkeel.deploy.flower_internals import free_removed_keys, limit_store
 from fedkeel.deploy.processes import delete_messages
-from fedkeel.deploy.quota import LARGEST, OverQuota, Quota, most_pieces
+from fedkeel.deploy.quota import LARGEST, Quota, most_pieces
 from fedkeel.engine.executors.flower.channel import largest_reply
 
 pytestmark = pytest.mark.slow
@@ -204,10 +204,13 @@ def test_what_a_site_may_send_follows_what_it_was_sent() -> None:
     quota.sent("one", 5 * MEGABYTE)
     quota.sent("two", 1000)  # a question without the model does not make the answers to the model shorter
     quota.announced(7, "reply", "session")
-    quota.take(7, "session", largest_reply(15 * MEGABYTE))
-    quota.take(7, "session", LARGEST)
-    with pytest.raises(OverQuota, match="has more than"):
-        quota.take(7, "session", 1)
+    deleted: list[str] = []
+    quota.take(7, "session", largest_reply(15 * MEGABYTE), deleted.append)
+    quota.take(7, "session", LARGEST, deleted.append)
+    assert not deleted
+    with pytest.raises(HTTPException, match="has more than"):
+        quota.take(7, "session", 1, deleted.append)
+    assert deleted == ["reply"]
 
 
 def test_a_key_that_was_removed_may_be_added_again(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:

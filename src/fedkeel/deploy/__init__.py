@@ -3,8 +3,8 @@
 The round loop is the one that runs everywhere (`engine.rounds`); its executor (`engine.executors.flower`) sends
 Broadcasts over a channel, and a site answers with Updates.
 
-    site.py         a site: its images, its `memory`, what it replies to a request
-    policy.py       what a site lets a server ask of it, by `request_checks` and a `privacy_ledger`
+    site.py         a site: its images, its `memory` and what it spent of its privacy, what it replies to a request
+    policy.py       what a site lets a server ask of it, by `request_checks`
     serving.py      a run: the sites that enrol, then the rounds, over Flower's `grid`
     deployment.py   `fedkeel server` and `fedkeel join`: Flower's `processes`, `certificates`, `addresses`, `keys`
     superlink.py    Flower's SuperLink, guarded: who may ask for what, how much (`quota`), how long (`connections`)

@@ -20,7 +20,7 @@ from fedkeel.deploy.grid import GridChannel, from_records, to_records
 from fedkeel.deploy.policy import Policy
 from fedkeel.deploy.serving import train
 from fedkeel.deploy.site import Site, own_folder, share_of_data_set
-from fedkeel.engine.executors.flower.enrolment import Enrolment
+from fedkeel.engine.executors.flower.roster import Enrolment
 from fedkeel.errors import FedkeelError
 
 server_app = ServerApp()

@@ -17,7 +17,6 @@ import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,41 +35,11 @@ def elapsed() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
-def install(base: float | None = None) -> float:
-    """Have Flower, in this process, count on from now, or from where another process of this machine did."""
-    start = time.time() - elapsed() if base is None else base
+def install() -> float:
+    """Have Flower, in this process, count on from now; in a process of Flower's, as the one that started it does."""
+    start = float(os.environ.get(BASE, time.time() - elapsed()))
     flower_internals.use_clock(lambda: start + elapsed())
     return start
-
-
-def install_given() -> None:
-    """In a process of Flower's: as the process that started it."""
-    install(float(os.environ[BASE]))
-
-
-class ServerTime:
-    """The server's clock, as far as its answers tell."""
-
-    def __init__(self, own: Callable[[], float] = flower_internals.now) -> None:
-        self.own = own
-        self.ahead = 0.0  # of this machine's clock
-
-    def now(self) -> float:
-        return self.own() - (self.ahead if abs(self.ahead) <= BORNE else 0.0)
-
-    def learn(self, began: float, answer: str | None) -> bool:
-        """From what the answer to a request says that began at this moment, by the own clock; whether it was news.
-
-        The server's moment lies between asking and hearing, so how far the clocks differ is known to within that.
-        """
-        theirs = number(answer)
-        if theirs is None:
-            return False
-        least, most = began - theirs, self.own() - theirs
-        if least <= self.ahead <= most:
-            return False
-        self.ahead = (least + most) / 2
-        return True
 
 
 def number(text: str | bytes | None) -> float | None:
@@ -81,17 +50,13 @@ def number(text: str | bytes | None) -> float | None:
 
 
 class Differences:
-    """How far whose clock is ahead, in a file: a process of Flower's writes it, and Fedkeel's tells people."""
+    """How far whose clock is ahead, in a file: a process of Flower's, which is told where, writes it, and Fedkeel's
+    tells people."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path | None = None) -> None:
+        self._path = path or Path(os.environ[FILE])
         self._known: dict[str, int] = {}
-        self._stamp, self._changes, self._lock = 0, Counter[str](), threading.Lock()
-
-    @staticmethod
-    def given() -> Differences:
-        """In a process of Flower's."""
-        return Differences(Path(os.environ[FILE]))
+        self._changes, self._lock = Counter[str](), threading.Lock()
 
     def write(self, who: str, ahead: float) -> None:
         """Nothing is written as long as nothing changes, nor for whom it changes all the time."""
@@ -106,14 +71,11 @@ class Differences:
     def news(self) -> dict[str, int]:
         """Those that are in the file and were not at the last look."""
         try:
-            stamp = self._path.stat().st_mtime_ns
-            if stamp == self._stamp:
-                return {}
             found = {str(who): int(ahead) for who, ahead in json.loads(self._path.read_bytes()).items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
         new = {who: ahead for who, ahead in found.items() if ahead != self._known.get(who, 0)}
-        self._stamp, self._known = stamp, found
+        self._known = found
         return new
 
 

@@ -29,7 +29,7 @@ from fedkeel.deploy.processes import CLOCKS, ProcessEnded, private_folder, proce
 from fedkeel.deploy.serving import check, train
 from fedkeel.deploy.site import Site, own_folder
 from fedkeel.engine.executors.flower.channel import Table, pause, plain
-from fedkeel.engine.executors.flower.enrolment import Enrolment
+from fedkeel.engine.executors.flower.roster import Enrolment
 from fedkeel.errors import FedkeelError
 from fedkeel.files import make_folder
 from fedkeel.observer import Observer

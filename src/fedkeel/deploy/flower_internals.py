@@ -22,6 +22,8 @@ import datetime
 import hashlib
 import importlib
 import ssl
+import threading
+import time
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
@@ -50,7 +52,7 @@ from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fedkeel.deploy.connections import SECRET, password
-from fedkeel.deploy.quota import OverQuota, Quota, ReplyMeter
+from fedkeel.deploy.quota import Quota
 
 EXPIRED, UNREACHABLE = ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE  # errors in place of a reply
 SIGNED = (constant.FLEET_HTTP_PUBLIC_KEY_HEADER, constant.FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
@@ -155,23 +157,13 @@ def limit_store(quota: Quota) -> None:
         quota.sent(request.session_id, len(request.object_content))
         return send(request, state, task)
 
-    @contextmanager
-    def refusing(state: Any) -> Iterator[None]:
-        try:
-            yield
-        except OverQuota as refused:
-            if refused.reply:
-                state.object_store.delete(refused.reply)
-            raise HTTPException(413, str(refused)) from refused
-
     def announced(request: Any, state: Any) -> Any:
         node = request.node.node_id
         if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
             raise HTTPException(400, "One reply at a time.")
         metadata, tree = request.messages_list[0].metadata, request.message_object_trees[0]
-        with refusing(state):
-            pieces = sum(1 for _ in iterate_object_tree(tree))
-            earlier = quota.check(node, metadata.src_node_id, metadata.message_id, tree.object_id, pieces)
+        pieces = sum(1 for _ in iterate_object_tree(tree))
+        earlier = quota.check(node, metadata.src_node_id, metadata.message_id, tree.object_id, pieces)
         if earlier and state.get_valid_message_ins(metadata.reply_to_message_id) is not None:
             state.object_store.delete(earlier)  # before: else its pieces would be in the store, and not counted
         answer = announce(request=request, state=state)
@@ -180,8 +172,7 @@ def limit_store(quota: Quota) -> None:
         return answer
 
     def stored(request: Any, state: Any) -> Any:
-        with refusing(state):
-            quota.take(request.node.node_id, request.session_id, len(request.object_content))
+        quota.take(request.node.node_id, request.session_id, len(request.object_content), state.object_store.delete)
         return store(request=request, state=state)
 
     runtime_handlers.push_object = sent
@@ -308,11 +299,13 @@ def answer_task(endpoint: Endpoint, token: str, answer: Callable[[Message], Mess
 
 class MeasuredClient:
     """Flower's client, for one reply: by itself it would take whatever a site sends, and wait for hours for the rest of
-    what was cut off."""
+    what was cut off. Here one that has more than `most` bytes, or is not complete by the deadline, is given up."""
 
-    def __init__(self, client: Any, meter: ReplyMeter) -> None:
-        self._client, self._meter = client, meter
+    def __init__(self, client: Any, most: int, deadline: float) -> None:
+        self._client, self._most, self._deadline = client, most, deadline
+        self._bytes, self._lock = 0, threading.Lock()
         self.replies: list[str] = []
+        self.refusal = ""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
@@ -324,22 +317,29 @@ class MeasuredClient:
 
     def PullObject(self, request: Any) -> Any:  # noqa: N802 - Flower's name
         part = self._client.PullObject(request)
-        refusal = self._meter.take(len(part.object_content), part.object_found, part.object_available)
-        if refusal:
-            raise ObjectPullError(request.object_id, refusal)
+        with self._lock:
+            self._bytes += len(part.object_content)
+            if self._bytes > self._most:
+                self.refusal = f"its reply has more than {self._most:,} bytes"
+            elif not part.object_found:  # what is far too large, Flower's process did not even keep
+                self.refusal = self.refusal or f"its reply is cut off: it may have {self._most:,} bytes"
+            elif not part.object_available and time.monotonic() > self._deadline:
+                self.refusal = "its reply was not complete in time"
+            if self.refusal:
+                raise ObjectPullError(request.object_id, self.refusal)
         return part
 
 
-def fetch(grid: Any, number: str, meter: ReplyMeter) -> Message | str | None:
+def fetch(grid: Any, number: str, most: int, deadline: float) -> Message | str | None:
     """The reply to one message, if there is one yet. Where it comes over a network, it is measured while it comes."""
     if not isinstance(grid, HttpGrid):
         return next(iter(grid.pull_messages([number])), None)
     one: Any = copy.copy(grid)
-    one._client = MeasuredClient(grid._runtime_client, meter)
+    one._client = measured = MeasuredClient(grid._runtime_client, most, deadline)
     replies = list(one.pull_messages([number]))
-    if meter.refusal:
-        forget(grid, one._client.replies)
-    return meter.refusal or next(iter(replies), None)
+    if measured.refusal:
+        forget(grid, measured.replies)
+    return measured.refusal or next(iter(replies), None)
 
 
 def forget(grid: Any, numbers: list[str]) -> None:

@@ -17,7 +17,6 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Rec
 
 from fedkeel.core.messages import BadMessage, reading
 from fedkeel.deploy import flower_internals
-from fedkeel.deploy.quota import ReplyMeter
 from fedkeel.engine.executors.flower.channel import AWAY, POLL, Reply, Table, largest_reply, pause, plain
 
 TABLE, BYTES = "fedkeel", "fedkeel.tensors"
@@ -85,7 +84,7 @@ class GridChannel:
 
         def look(node: int, number: str) -> None:
             while not over.is_set() and time.monotonic() < deadline:
-                reply = self._fetch(number, ReplyMeter(most, deadline))
+                reply = self._fetch(number, most, deadline)
                 if reply is not None:
                     came.put((node, reply))
                     return
@@ -108,9 +107,9 @@ class GridChannel:
             over.set()
             flower_internals.forget(self._grid, [number for number in ids if number])
 
-    def _fetch(self, number: str, meter: ReplyMeter) -> Reply | str | httpx.TransportError | None:
+    def _fetch(self, number: str, most: int, deadline: float) -> Reply | str | httpx.TransportError | None:
         try:
-            reply = flower_internals.fetch(self._grid, number, meter)
+            reply = flower_internals.fetch(self._grid, number, most, deadline)
             return read_message(reply) if isinstance(reply, Message) else reply
         except httpx.TransportError as gone:  # Flower's own process, not the site
             return gone

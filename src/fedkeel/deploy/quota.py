@@ -5,8 +5,10 @@ that is too large, comes too late or is never complete would lie there until the
 """
 
 import threading
-import time
+from collections.abc import Callable
 from dataclasses import dataclass
+
+from fastapi import HTTPException
 
 from fedkeel.engine.executors.flower.channel import largest_reply
 
@@ -19,12 +21,9 @@ def most_pieces(sent: int) -> int:
     return 64 + largest_reply(sent) // 2**20
 
 
-class OverQuota(Exception):
-    """A reply, or a piece of one, that the store does not take. `reply` is what is to be deleted of it."""
-
-    def __init__(self, reason: str, reply: str = "") -> None:
-        super().__init__(reason)
-        self.reply = reply
+def over(reason: str) -> HTTPException:
+    """What a site is answered whose reply, or piece of one, the store does not take."""
+    return HTTPException(413, reason)
 
 
 @dataclass
@@ -51,11 +50,11 @@ class Quota:
     def check(self, node: int, sender: int, reply: str, root: str, pieces: int) -> str:
         """Before a reply is announced to the store. Returns the earlier one of this site that is there, or nothing."""
         if sender != node:
-            raise OverQuota(f"Node {node} replies in the name of node {sender}.")
+            raise over(f"Node {node} replies in the name of node {sender}.")
         if root != reply:
-            raise OverQuota(f"The reply of node {node} announces the pieces of something else.")
+            raise over(f"The reply of node {node} announces the pieces of something else.")
         if pieces > most_pieces(self._sent):
-            raise OverQuota(f"The reply of node {node} has {pieces:,} pieces, more than {most_pieces(self._sent):,}.")
+            raise over(f"The reply of node {node} has {pieces:,} pieces, more than {most_pieces(self._sent):,}.")
         with self._lock:
             known = self._stored.get(node)
             return known.reply if known is not None and known.reply != reply else ""
@@ -67,34 +66,14 @@ class Quota:
             so_far = known.bytes if known is not None and known.reply == reply else 0
             self._stored[node] = StoredReply(reply, session, so_far)
 
-    def take(self, node: int, session: str, size: int) -> None:
-        """Before a piece of a reply is stored."""
+    def take(self, node: int, session: str, size: int, delete: Callable[[str], None]) -> None:
+        """Before a piece of a reply is stored; one of too many takes with it what is there of the reply."""
         with self._lock:
             known = self._stored.get(node)
             if known is None or known.session != session:
-                raise OverQuota(f"A piece of node {node} belongs to no reply of it.")
+                raise over(f"A piece of node {node} belongs to no reply of it.")
             known.bytes += size
             most = largest_reply(self._sent) + LARGEST
-            if known.bytes > most:
-                raise OverQuota(f"The reply of node {node} has more than {most:,} bytes.", known.reply)
-
-
-class ReplyMeter:
-    """Gives up on a reply that is too large, or not complete in time, while it is fetched."""
-
-    def __init__(self, most: int, deadline: float) -> None:
-        self._most, self._deadline = most, deadline
-        self._bytes, self._lock = 0, threading.Lock()
-        self.refusal = ""
-
-    def take(self, size: int, found: bool, available: bool) -> str:
-        """A piece, which Flower's process has, or may still get; returns why the reply is given up, or nothing."""
-        with self._lock:
-            self._bytes += size
-            if self._bytes > self._most:
-                self.refusal = f"its reply has more than {self._most:,} bytes"
-            elif not found:  # what is far too large, Flower's process did not even keep
-                self.refusal = self.refusal or f"its reply is cut off: it may have {self._most:,} bytes"
-            elif not available and time.monotonic() > self._deadline:
-                self.refusal = "its reply was not complete in time"
-            return self.refusal
+        if known.bytes > most:
+            delete(known.reply)
+            raise over(f"The reply of node {node} has more than {most:,} bytes.")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.site import CUTTING, OPTIONS
 from fedkeel.data.transforms import TRANSFORMS
 from fedkeel.deploy.policy import Policy, Refused
+from fedkeel.engine.batches import probe
 from fedkeel.engine.executors.flower.channel import largest_reply
 from fedkeel.engine.executors.flower.roster import LONGEST_NAME
 from fedkeel.engine.local import Worker
@@ -33,6 +34,7 @@ from fedkeel.methods import METHODS
 from fedkeel.methods import build as build_method
 from fedkeel.models import MODELS, timm_models
 from fedkeel.models.architecture import refuse_strange
+from fedkeel.registry import Registry
 from fedkeel.trust import privacy
 
 # The options of a server that a site's part of a run depends on. All others (files, devices, what is recorded) stay as
@@ -113,10 +115,7 @@ def check(config: Config, policy: Policy) -> None:
 
 
 def _check_method(text: str, policy: Policy) -> None:
-    for part in _parts(text):
-        METHODS.entry(part.name)
-        policy.one_of("methods", part.name, "method")
-        refuse_strange(part.name, part.options)
+    for part in _parts(text, METHODS, policy):
         for name, value in _numbers(part):
             if name == "samples" or "batch" in name:  # passes of a method's own
                 policy.at_most("batch_size", value, f"as the '{name}' of '{part.name}'")
@@ -154,10 +153,7 @@ def _check_data(text: str, policy: Policy) -> None:
         given = data.options.get(name, "")
         if not isinstance(given, str):
             raise FedkeelError(f"The option '{name}' of '{data.name}' is {given!r}: give transforms joined by '+'.")
-        for part in _parts(given) if given.strip() else ():
-            TRANSFORMS.entry(part.name)
-            policy.one_of("transforms", part.name, "transform")
-            refuse_strange(part.name, part.options)
+        for part in _parts(given, TRANSFORMS, policy) if given.strip() else ():
             _check_pixels(part, policy)
 
 
@@ -171,26 +167,25 @@ def _numbers(requested: spec.Spec) -> list[tuple[str, float]]:
     return [(name, value) for name, value in requested.options.items() if isinstance(value, int | float)]
 
 
-def _parts(text: str) -> list[spec.Spec]:
+def _parts(text: str, registry: Registry[Any], policy: Policy) -> Iterator[spec.Spec]:
+    """The parts of a composition, each of them registered and in the policy's list, with options that are plain."""
     parts = spec.parse_sum(text)
     if len(parts) > MOST_PARTS:
         raise FedkeelError(f"'{text[:80]}' has {len(parts)} parts: give at most {MOST_PARTS}.")
-    return parts
-
-
-def seen_shape(federation: Federation) -> tuple[int, int, int]:
-    """Channels, height and width of an image as the network sees it."""
-    transform = federation.test_transform
-    _, channels, height, width = transform(federation.images[:1], torch.full((1, transform.draws), 0.5)).shape
-    return channels, height, width
+    for part in parts:
+        registry.entry(part.name)
+        policy.one_of(f"{registry.kind}s", part.name, registry.kind)
+        refuse_strange(part.name, part.options)
+        yield part
 
 
 def check_network(config: Config, federation: Federation, policy: Policy) -> None:
     """Refuse a network, as the method will have it, that has too many numbers; none of them takes memory here."""
-    channels, *size = seen_shape(federation)
-    shape: dict[str, Any] = {"num_classes": federation.num_classes, "in_channels": channels, "image_size": tuple(size)}
+    _, channels, height, width = probe(federation).shape
     with torch.device("meta"):
-        network = models.build_spec(config.model, **shape)
+        network = models.build_spec(
+            config.model, num_classes=federation.num_classes, in_channels=channels, image_size=(height, width)
+        )
         Composition.of(build_method(config.method)).prepare(network)
     count = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))  # tables of positions too
     policy.at_most("parameters", count, "numbers in the network")

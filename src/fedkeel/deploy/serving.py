@@ -14,9 +14,8 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.site import image_shape
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.executors.flower.channel import Table
-from fedkeel.engine.executors.flower.enrolment import Enrolment
 from fedkeel.engine.executors.flower.executor import FlowerExecutor, Status
-from fedkeel.engine.executors.flower.roster import Roster, agree
+from fedkeel.engine.executors.flower.roster import Enrolment, Roster, agree
 from fedkeel.engine.memory import ClientMemory
 from fedkeel.engine.memory_files import MemoryFiles
 from fedkeel.engine.setup import Setup, prepare

@@ -25,11 +25,11 @@ from fedkeel.core.messages import BadMessage, Broadcast, broadcast_from_bytes, p
 from fedkeel.core.state import Tensors
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import load_site
-from fedkeel.deploy.memory import KEPT_RUNS, SiteMemory
+from fedkeel.deploy.memory import KEPT_RUNS, PrivacyLedger, SiteMemory
 from fedkeel.deploy.policy import Policy, Refused
-from fedkeel.deploy.privacy_ledger import PrivacyLedger
-from fedkeel.deploy.request_checks import Session, check_message, check_network, check_privacy, seen_shape
+from fedkeel.deploy.request_checks import Session, check_message, check_network, check_privacy
 from fedkeel.engine import footprint
+from fedkeel.engine.batches import probe
 from fedkeel.engine.executors.flower.channel import Reply, Table, plain
 from fedkeel.engine.executors.flower.roster import Description
 from fedkeel.engine.local import ClientFailure, Worker
@@ -214,12 +214,13 @@ class Site:
     def _describe(self, session: Session) -> Description:
         federation = self._read(session.config, None)
         (site,) = federation
+        _, channels, height, width = probe(federation).shape
         counts = {part: len(getattr(site, part)) for part in ("train", "validation", "test")}
         return Description(
             name=site.name,
             domain=site.domain,
             classes=federation.classes,
-            shape=seen_shape(federation),
+            shape=(channels, height, width),
             version=fedkeel.__version__,
             position=self.position,
             **counts,

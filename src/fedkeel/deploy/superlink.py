@@ -130,14 +130,14 @@ def serve(app: Any, config: Any, log_config: dict[str, Any]) -> None:
     """In place of Flower's own: uvicorn behind the guards."""
     secret = Path(sys.argv[sys.argv.index(SECRET_FILE) + 1]).read_bytes()
     connections = ConnectionGuard()
-    guarded = RequestGuard(app, secret, connections, Differences.given())
+    guarded = RequestGuard(app, secret, connections, Differences())
     tls = {"ssl_keyfile": config.ssl_keyfile, "ssl_certfile": config.ssl_certfile}
     server = uvicorn.Server(uvicorn.Config(guarded, log_config=log_config, **tls, **UVICORN))
     server.run(sockets=[listen(config.host, config.port, connections)])
 
 
 if __name__ == "__main__":
-    clock.install_given()
+    clock.install()
     flower_internals.free_removed_keys()
     flower_internals.limit_store(Quota())
     keep_log_short()

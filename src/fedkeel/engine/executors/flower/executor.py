@@ -23,8 +23,7 @@ from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, is_whole, shown
 from fedkeel.engine.executors.executor import EXECUTORS, Executor
 from fedkeel.engine.executors.flower.channel import AWAY, POLL, Table, largest_reply, pause, read_reply
-from fedkeel.engine.executors.flower.enrolment import SILENT, Enrolment
-from fedkeel.engine.executors.flower.roster import MOST_SAMPLES, Description, Roster
+from fedkeel.engine.executors.flower.roster import MOST_SAMPLES, Description, Enrolment, Roster
 from fedkeel.engine.memory import ClientMemory
 from fedkeel.engine.metrics import requested
 from fedkeel.errors import TrainingError
@@ -158,8 +157,6 @@ class FlowerExecutor(Executor):
         # Nobody waits long for a site that is only just coming: it is asked again before the next exchange.
         patience = min(self.config.round_timeout, NEWCOMERS)
         for node, site in self.enrolment.describe(new, self.session, patience).items():
-            if site in (SILENT, AWAY):
-                continue
             if isinstance(site, str):
                 who, problem = self.enrolment.name_of(node), site
             else:
@@ -181,14 +178,6 @@ class FlowerExecutor(Executor):
     ) -> Iterator[Any]:
         """Send the request to every client that is there; yield results in the order of `clients`. What a site
         remembers after this step counts if its reply came."""
-        for client, result in zip(clients, self._replies(clients, broadcast, request, read, least), strict=True):
-            if request["do"] != "evaluate" and not isinstance(result, Missing):
-                self.memory.keep(client, {COUNTED: torch.tensor(self._step)})
-            yield result
-
-    def _replies(
-        self, clients: Sequence[str], broadcast: Broadcast, request: Table, read: ReadReply, least: int
-    ) -> Iterator[Any]:
         round, number = self._step
         self._step = (round, number + 1) if round == broadcast.round else (broadcast.round, 0)
         if round != broadcast.round:
@@ -206,26 +195,25 @@ class FlowerExecutor(Executor):
         # After which step the memory of each counts; None: what it was at first.
         counted = {node: self.memory.of(client).get(COUNTED) for node, client in there.items()}
         requests = {node: {**common, "after": None if s is None else s.tolist()} for node, s in counted.items()}
-        message = messages.broadcast_to_bytes(broadcast)
-        most = largest_reply(len(message))
-        turn = 0
-        for node, reply in self.enrolment.channel.exchange(requests, message, self.config.round_timeout):
-            client = there[node]
-            try:
-                results[client] = read_reply(reply, functools.partial(read, client), most)
-                self.status.set(client, f"{doing}, done")
-            except BadMessage as bad:
-                results[client] = Missing(client, str(bad))
-                self.status.set(client, f"{doing} failed, {bad}")
-            while turn < len(clients) and clients[turn] in results:
-                yield results[clients[turn]]
-                turn += 1
-        for client in clients[turn:]:
+        message, timeout = messages.broadcast_to_bytes(broadcast), self.config.round_timeout
+        replies = iter(self.enrolment.channel.exchange(requests, message, timeout))
+        for client in clients:
+            while client not in results and (came := next(replies, None)):
+                sender = there[came[0]]
+                try:
+                    results[sender] = read_reply(came[1], functools.partial(read, sender), largest_reply(len(message)))
+                    self.status.set(sender, f"{doing}, done")
+                except BadMessage as bad:
+                    results[sender] = Missing(sender, str(bad))
+                    self.status.set(sender, f"{doing} failed, {bad}")
             if client not in results:
+                results[client] = Missing(client, f"it did not reply within {timeout:g} s")
                 self._hanging.add(client)
                 self.status.set(client, f"{doing}, no reply", connected=False)
-            late = Missing(client, f"it did not reply within {self.config.round_timeout:g} s")
-            yield results.get(client, late)
+            if request["do"] != "evaluate" and not isinstance(results[client], Missing):
+                self.memory.keep(client, {COUNTED: torch.tensor(self._step)})
+            yield results[client]
+        next(replies, None)  # there is none: the channel sees that it is over
         self.status.save()
 
     def _await(self, clients: Sequence[str], least: int) -> None:

@@ -1,23 +1,27 @@
-"""Who takes part in a federation over a network: what sites say of themselves, and whether they fit together.
+"""Who takes part in a federation over a network: who is there, what they say of themselves, and whether they fit.
 
 The server has no images. What it knows of a site is its `Description`: name, classes, image shape, numbers of
-samples, library version. Sites that do not fit sit out, each with a reason that names what differs.
+samples, library version. `Enrolment` asks for it, before training and whenever a node appears; of those that fit
+together is made the `Roster`. The others sit out, each with a reason that names what differs.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import fedkeel
+from fedkeel.config import Config
 from fedkeel.core.messages import BadMessage, is_whole, shown
 from fedkeel.data.federation import Federation
 from fedkeel.data.outline import ClientOutline, Outline
+from fedkeel.engine.executors.flower.channel import AWAY, POLL, Channel, Table, largest_reply, pause, read_reply
 from fedkeel.errors import StoreError, TrainingError
 from fedkeel.files import write_atomically
 
@@ -25,6 +29,7 @@ FILE = "sites.json"
 LONGEST_NAME, MOST_CLASSES, MOST_SAMPLES = 200, 2**15, 2**40
 LARGEST_IMAGE = 2**26  # numbers: 3 x 4,700 x 4,700
 LISTED = 10  # classes, where a sentence names them
+PATIENCE = 120.0  # seconds, for a site to say who it is
 
 
 @dataclass(frozen=True)
@@ -78,6 +83,68 @@ def _is_name(value: object) -> bool:
 
 def _is_count(value: object) -> bool:
     return is_whole(value) and 0 <= value < MOST_SAMPLES  # type: ignore[operator]
+
+
+@dataclass(frozen=True)
+class Enrolment:
+    """Which sites a run waits for, and who they are.
+
+    Attributes:
+        sites: how many to wait for; 0 for as many as there are keys, or `min_clients`.
+        wait: seconds after which to begin with fewer, if they are at least `min_clients`.
+        owners: which site each node's key was made for: a node cannot pose as another site; None without keys.
+    """
+
+    channel: Channel
+    sites: int = 0
+    wait: float = 600
+    owners: Mapping[int, str] | None = None
+
+    def wait_for_sites(
+        self, session: Table, config: Config, note: Callable[[str], None]
+    ) -> tuple[dict[int, Description], dict[int, str]]:
+        """What the sites say of themselves, and those of whom nothing could be learnt."""
+
+        def wanted() -> int:  # keys may come while it waits
+            return self.sites or len(self.owners or ()) or config.min_clients
+
+        deadline = time.monotonic() + self.wait
+        note(f"Waiting for {wanted()} sites.")
+        found: dict[int, Description] = {}
+        failed: dict[int, str] = {}
+        while len(found) + len(failed) < wanted() and (time.monotonic() < deadline or len(found) < config.min_clients):
+            new = [node for node in self.channel.nodes() if node not in found and node not in failed]
+            for node, answer in self.describe(new, session, min(config.round_timeout, PATIENCE)).items():
+                if isinstance(answer, Description):
+                    found[node] = answer
+                    note(f"The site '{answer.name}' is connected, {len(found)} of {wanted()}.")
+                else:
+                    failed[node] = answer
+            if not new:
+                pause(POLL)
+        return found, failed
+
+    def describe(self, nodes: Sequence[int], session: Table, timeout: float) -> dict[int, Description | str]:
+        """The description of each node that replies in time, or what is wrong with it; who is away may come again."""
+        found: dict[int, Description | str] = {}
+        request = {"do": "describe", "session": session}
+        for node, reply in self.channel.exchange(dict.fromkeys(nodes, request), b"", timeout):
+            if reply == AWAY:
+                continue
+            try:
+                site = read_reply(reply, lambda table, _: Description.read(table.get("description")), largest_reply(0))
+            except BadMessage as bad:
+                found[node] = str(bad)
+                continue
+            if self.owners is None or self.owners.get(node) == site.name:
+                found[node] = site
+            else:
+                found[node] = f"it calls itself '{site.name}', and its key is not that site's"
+        return {node: found[node] for node in nodes if node in found}  # in whatever order they replied
+
+    def name_of(self, node: int) -> str:
+        name = self.owners.get(node) if self.owners is not None else None
+        return f"'{name}'" if name is not None else f"at node {node}"
 
 
 @dataclass
