@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.nn.draws import HOLDER, Draws, dropped
-from fedkeel.nn.redirected import FUNCTIONS, Function, Redirected, draws_by_itself
+from fedkeel.nn.redirected import Redirected, draws_by_itself
 
 _MASKS_AND_WEIGHTS = ("key_padding_mask", "need_weights", "attn_mask", "average_attn_weights", "is_causal")
 
@@ -24,20 +24,8 @@ class _Drawing(nn.Module):
     draws: Draws
 
 
-class _Dropout(_Drawing):
-    """Any of torch's dropout layers: their functions differ."""
-
-    function: Function
-    p: float
-    inplace: bool
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = FUNCTIONS[type(self).function](self.draws, x, self.p, self.training, self.inplace)
-        return result
-
-
 class _Calling(_Drawing):
-    """A module whose own forward calls random functions."""
+    """A module whose own forward calls random functions, as torch's dropout layers do."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if not self.training:
@@ -90,14 +78,6 @@ def _values(layer: Any, value: Tensor) -> Tensor:
 
 
 # -- surgery -----------------------------------------------------------------------------------------------------------
-_FUNCTIONS: dict[type[nn.Module], Function] = {
-    nn.Dropout: F.dropout,
-    nn.Dropout1d: F.dropout1d,
-    nn.Dropout2d: F.dropout2d,
-    nn.Dropout3d: F.dropout3d,
-    nn.AlphaDropout: F.alpha_dropout,
-    nn.FeatureAlphaDropout: F.feature_alpha_dropout,
-}
 _CLASSES: dict[type[nn.Module], type[nn.Module]] = {}
 
 
@@ -129,16 +109,9 @@ def _with_draws(module: nn.Module) -> type[nn.Module] | None:
     own = type(module)
     if isinstance(module, _Drawing):
         return own
-    function = next((f for plain, f in _FUNCTIONS.items() if own.forward is plain.forward), None)
-    if function is not None:
-        return _class(_Dropout, own, function=function)
-    if own.forward is nn.MultiheadAttention.forward:
-        return _class(_Attention, own)
-    calls_torchs = isinstance(module, tuple(_FUNCTIONS)) and "super" in own.forward.__code__.co_names
-    return _class(_Calling, own) if calls_torchs or draws_by_itself(module) else None
-
-
-def _class(kind: type[_Drawing], own: type[nn.Module], **members: Any) -> type[nn.Module]:
+    attends = own.forward is nn.MultiheadAttention.forward
+    if not attends and not draws_by_itself(module):
+        return None
     if own not in _CLASSES:
-        _CLASSES[own] = type(own.__name__, (kind, own), members)
+        _CLASSES[own] = type(own.__name__, (_Attention if attends else _Calling, own), {})
     return _CLASSES[own]

@@ -96,7 +96,6 @@ class HybridBatchNorm(nn.Module):
     _count: Tensor
     _mean: Tensor
     _var: Tensor
-    dimensions: tuple[int, ...] = ()  # of the inputs that it takes; none for any from two on
 
     def __init__(
         self,
@@ -125,9 +124,7 @@ class HybridBatchNorm(nn.Module):
         self.recording_momentum: float | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim not in self.dimensions and (self.dimensions or x.ndim < 2):
-            expected = " or ".join(f"{number}D" for number in self.dimensions) or "at least 2D"
-            raise ValueError(f"expected {expected} input (got {x.ndim}D input)")
+        self._check_input_dim(x)
         if not self.training:
             if self.tested_by_batch:
                 return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
@@ -151,6 +148,10 @@ class HybridBatchNorm(nn.Module):
                     mean, var = torch.lerp(mean, self.running_mean, share), torch.lerp(var, self.running_var, share)
                 self._remember(mean, var, x.shape[0])
         return y
+
+    def _check_input_dim(self, x: Tensor) -> None:
+        if x.ndim < 2:
+            raise ValueError(f"expected at least 2D input (got {x.ndim}D input)")
 
     def share(self) -> Tensor:
         """The share of the global statistics per channel: sigmoid(alpha), or the constant of an ablation."""
@@ -180,14 +181,11 @@ class HybridBatchNorm(nn.Module):
             self._var.copy_(self.running_var)
         self.record, self.recording_momentum = what, momentum
 
-    def stop_recording(self) -> None:
-        """Record no more; what was recorded stays."""
-        self.record = None
-
     def recorded(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, biased variance and number of samples since `start_recording`."""
-        if not hasattr(self, "_count"):
+        """Record no more: mean, biased variance and number of samples since `start_recording`."""
+        if self.record is None:
             raise MethodError("This HybridBatchNorm has recorded nothing: call start_recording() before the pass.")
+        self.record = None
         return self._mean.clone(), self._var.clone(), self._count.clone()
 
     def _remember(self, mean: Tensor, var: Tensor, samples: int) -> None:
@@ -209,19 +207,19 @@ class HybridBatchNorm(nn.Module):
 class HybridBatchNorm1d(HybridBatchNorm):
     """HBN for (N, C) and (N, C, L)."""
 
-    dimensions = (2, 3)
+    _check_input_dim = nn.BatchNorm1d._check_input_dim
 
 
 class HybridBatchNorm2d(HybridBatchNorm):
     """HBN for (N, C, H, W)."""
 
-    dimensions = (4,)
+    _check_input_dim = nn.BatchNorm2d._check_input_dim
 
 
 class HybridBatchNorm3d(HybridBatchNorm):
     """HBN for (N, C, D, H, W)."""
 
-    dimensions = (5,)
+    _check_input_dim = nn.BatchNorm3d._check_input_dim
 
 
 def hybrid_norms(model: nn.Module) -> dict[str, HybridBatchNorm]:
@@ -233,7 +231,6 @@ def recorded_moments(layers: Mapping[str, HybridBatchNorm]) -> dict[str, Tensor]
     """Stop recording; mean and variance of each layer under the names of its statistics in `state_dict()`."""
     moments: dict[str, Tensor] = {}
     for name, layer in layers.items():
-        layer.stop_recording()
         moments[f"{name}.running_mean"], moments[f"{name}.running_var"], _ = layer.recorded()
     return moments
 

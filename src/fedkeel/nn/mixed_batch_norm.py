@@ -69,11 +69,8 @@ def update_momentum(norm: _BatchNorm) -> float:
 
 
 def plain_forward(norm: _BatchNorm, x: Tensor) -> Tensor:
-    """What the layer does by itself: batch statistics in training, running ones otherwise."""
-    if norm.running_mean is None:
-        return F.batch_norm(x, None, None, norm.weight, norm.bias, True, 0.0, norm.eps)
-    momentum = update_momentum(norm) if norm.training else 0.0
-    return F.batch_norm(x, *running_moments(norm), norm.weight, norm.bias, norm.training, momentum, norm.eps)
+    """What the layer does by itself, without its submodules: batch statistics in training, running ones otherwise."""
+    return _BatchNorm.forward(norm, x)
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:

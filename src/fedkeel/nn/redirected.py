@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
 from torch.overrides import TorchFunctionMode
 
 from fedkeel.nn.draws import Draws, dropped
@@ -127,10 +128,14 @@ _NAMES = {function.__name__ for function in FUNCTIONS}
 def draws_by_itself(module: nn.Module) -> bool:
     """Whether the module's own forward calls one of these functions, as far as its code tells.
 
-    torch's own modules do not count: `nn.dropout` knows those. Nor does one whose rates are 0, as most of timm's: it
-    draws nothing, and the mode would be in the compiler's way.
+    Of torch's own modules only dropout layers do. One whose rates are 0, as most of timm's, does not count: it draws
+    nothing, and the mode would be in the compiler's way.
     """
     own = type(module)
+    if isinstance(module, _DropoutNd):
+        is_torchs = own.forward.__module__ == _DropoutNd.__module__
+        if is_torchs or "super" in own.forward.__code__.co_names:
+            return True
     return not own.__module__.startswith("torch.") and not _is_off(module) and _calls_one(own.forward, module, set())
 
 
