@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.methods import Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
-from fedkeel.nn.draws import new_key
 from fedkeel.nn.feature_augmentation import FeatureAugmentation, augment_features
 from fedkeel.options import Share
 
@@ -46,13 +45,13 @@ class FedFA(Method):
         layers = client.scratch["layers"] = layers_of(client.model.get_submodule("feature_augmentation"))
         generator = client.generator("fedfa")
         for layer in layers:
-            layer.key.copy_(new_key(generator))
+            layer.begin(generator)
         own = client.memory or client.extras
         if own:
             self._fill([layer.running_mean for layer in layers], own["mean"])
             self._fill([layer.running_std for layer in layers], own["std"])
             for layer in layers:
-                layer.keep.fill_(self.momentum)
+                layer.old.fill_(self.momentum)
         if client.extras:
             self._fill([layer.mean_variance for layer in layers], client.extras["mean_variance"])
             self._fill([layer.std_variance for layer in layers], client.extras["std_variance"])

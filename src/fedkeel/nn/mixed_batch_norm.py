@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.formulas.similarity import precise
 from fedkeel.nn.surgery import Change, Norms, changed, only_batch_norms
 
 MIXTURES = ("global", "mix", "mix-learned", "ensemble")
@@ -75,7 +76,7 @@ def plain_forward(norm: _BatchNorm, x: Tensor) -> Tensor:
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each channel, in float32 for half precision."""
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = precise(x)
     if wide.device.type == "cpu" and not (wide.requires_grad and torch.is_grad_enabled()):
         # With nothing to update, batch norm only measures: several times as fast as torch.var_mean, without gradients.
         measured: tuple[Tensor, Tensor] = torch.batch_norm_update_stats(wide, None, None, 0.0)

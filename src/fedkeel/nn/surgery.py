@@ -13,6 +13,7 @@ between such a forward and its backward.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,6 +59,25 @@ def replace_modules(
 
     search(model, "")
     return names
+
+
+def change_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Have a module get `change(x)` for x. A hook and no module: names in `state_dict()` stay those of the network."""
+    module.register_forward_pre_hook(partial(_on_input, change))
+
+
+def change_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Have a module give `change(y)` for y, likewise."""
+    module.register_forward_hook(partial(_on_output, change))
+
+
+# Not closures: the copy of a model must call its own copy of `change`.
+def _on_input(change: Callable[[Tensor], Tensor], _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return change(args[0]), *args[1:]
+
+
+def _on_output(change: Callable[[Tensor], Tensor], _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
+    return change(output)
 
 
 def group_count(channels: int, groups: int) -> int:
