@@ -10,6 +10,7 @@ from fedkeel.config import Config
 from fedkeel.core.messages import Answer, Update
 from fedkeel.core.state import Layout, Tensors, select
 from fedkeel.core.types import Classifier
+from fedkeel.errors import MethodError
 
 Ask = Callable[["Server", Sequence[str], str, Tensors], dict[str, Answer]]
 
@@ -57,6 +58,14 @@ class Server:
     def share(self, update: Update | Answer) -> float:
         """The weight of a client in a mean, by the run's weighting."""
         return float(update.samples) if self.config.weighting == "samples" else 1.0
+
+    def need_global_statistics(self) -> None:
+        """For methods that train with the server's statistics: another part may keep all of them on the clients."""
+        if not any(name.endswith("running_mean") for name in self.layout.statistics):
+            raise MethodError(
+                f"'{self.part}' uses the global statistics of batch norm, and no layer has any that travel: choose a "
+                "model whose batch norm keeps running statistics, and leave out what keeps them local."
+            )
 
     def scoped(self, part: str) -> Server:
         """The same server with the memory and extras of one part of a composition."""

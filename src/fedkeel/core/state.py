@@ -61,6 +61,12 @@ def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
     return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
 
 
+def moment_names(layer: str) -> tuple[str, str]:
+    """What `state_dict()` calls the running mean and variance of a layer."""
+    prefix = f"{layer}." if layer else ""
+    return f"{prefix}running_mean", f"{prefix}running_var"
+
+
 def is_variance(name: str) -> bool:
     """Whether a statistic of this name must never be negative."""
     leaf = name.rpartition(".")[2]

@@ -20,7 +20,6 @@ from fedkeel.formulas.aggregation import fair_prototype, mean_prototype
 from fedkeel.formulas.losses import feature_alignment, prototype_calibration
 from fedkeel.formulas.prototypes import global_prototypes, local_prototypes
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
-from fedkeel.methods.needs import need_global_statistics
 from fedkeel.nn.clipping import HistoryClip
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.options import NotNegative, Positive, Share
@@ -67,7 +66,7 @@ class FedCoda(Method):
 
     def before_training(self, server: Server) -> None:
         if self.calibrate_bn:
-            need_global_statistics(self.name, server)
+            server.need_global_statistics()
 
     def start(self, client: LocalClient) -> None:
         calibrates = client.scratch["calibrates"] = self.calibrates(client.round, client.rounds)

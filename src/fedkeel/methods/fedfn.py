@@ -17,7 +17,6 @@ from torch import Tensor, nn
 
 from fedkeel.formulas.similarity import directions
 from fedkeel.methods import Method, Traits, register
-from fedkeel.methods.needs import need_head
 from fedkeel.models.wrapped import Wrapped
 from fedkeel.nn.surgery import change_input, change_output, remove_normalisation
 
@@ -39,7 +38,7 @@ class FedFN(Method):
     before: Literal["head", "fully-connected"] = "head"  # as in the paper, or the first such layer of the network (HBN)
 
     def prepare(self, model: nn.Module) -> None:
-        network = need_head(self.name, model)
+        network = self.with_head(model)
         remove_normalisation(model)
         linear = next((layer for layer in model.modules() if isinstance(layer, nn.Linear)), None)
         if self.before == "fully-connected" and linear is not None and linear not in set(network.head.modules()):

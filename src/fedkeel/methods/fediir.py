@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from fedkeel.errors import MethodError
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, register
-from fedkeel.methods.needs import need_head
 from fedkeel.methods.scaffold import summed_gradients
 from fedkeel.options import NotNegative, Range
 
@@ -41,7 +40,7 @@ class FedIIR(Method):
     ema: Annotated[float, Range(0, below=1)] = 0.95  # share of the old in the server's mean gradient
 
     def prepare(self, model: nn.Module) -> None:
-        if not trained(need_head(self.name, model)):
+        if not trained(self.with_head(model)):
             raise MethodError("'fediir' acts on the gradient of the classifier, and none of its parameters trains.")
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:

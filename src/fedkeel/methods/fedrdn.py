@@ -12,7 +12,7 @@ a client is ((mu - m) / s, sigma / s), and normalising x' with that is normalisi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -36,8 +36,6 @@ class FedRDN(Method):
 
     draw: Literal["image", "batch"] = "image"  # a pair for each, or, as released, a mean and a deviation for each batch
 
-    _channels: int = field(default=0, init=False)
-
     def prepare(self, model: nn.Module) -> None:
         convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
         if convolution is None:
@@ -45,13 +43,10 @@ class FedRDN(Method):
                 f"'fedrdn' takes the number of colours from the first convolution, and {type(model).__name__} has "
                 "none: choose a convolutional model."
             )
-        self._channels = convolution.in_channels
-        layer = OwnNormalisation(self._channels)
+        layer = OwnNormalisation(convolution.in_channels)
         model.add_module("own_normalisation", layer)
         change_input(model, layer)
-
-    def is_local(self, name: str) -> bool:
-        return name.startswith("own_normalisation.")
+        self.kept = {f"own_normalisation.{entry}" for entry in layer.state_dict()}
 
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
         return {"pair": own_pair(client)} if question == "pair" else super().answer(client, question, tensors)
@@ -72,7 +67,7 @@ class FedRDN(Method):
         return normalised(x, mean, std)
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
-        return {"pair": Expected((2, self._channels))} if question == "pair" else {}
+        return {"pair": Expected.like("", server.network.get_buffer("own_normalisation.pair"))} if question else {}
 
     def before_training(self, server: Server) -> None:
         """Ask those that come for the first time. The table has room for all, so that its shape never changes."""

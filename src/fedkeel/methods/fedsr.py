@@ -14,7 +14,7 @@ depend on chance or on what else is in the batch. In training the noise is that 
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,6 @@ from torch import Tensor, nn
 
 from fedkeel import seeds
 from fedkeel.methods import Batch, LocalClient, Method, Output, Traits, register
-from fedkeel.methods.needs import need_head
 from fedkeel.nn.draws import Draws, normal
 from fedkeel.nn.surgery import replace_modules
 from fedkeel.options import Count, NotNegative
@@ -44,17 +43,12 @@ class FedSR(Method):
     z_dim: Count = 512  # dimensions of z
     samples: Count = 20  # draws averaged in testing
 
-    _local: set[str] = field(default_factory=set, init=False)
-
     def prepare(self, model: nn.Module) -> None:
-        network = need_head(self.name, model)
+        network = self.with_head(model)
         head, place = network.head, next(model.parameters()).device
         stochastic = StochasticHead(network.feature_dim, self.z_dim, network.num_classes, self.samples).to(place)
         names = replace_modules(model, lambda _, module: module is head, lambda *_: stochastic)
-        self._local = {f"{name}.{entry}" for name in names for entry in ("r_mean", "r_spread", "scale")}
-
-    def is_local(self, name: str) -> bool:
-        return name in self._local
+        self.kept = {f"{name}.{entry}" for name in names for entry in ("r_mean", "r_spread", "scale")}
 
     def start(self, client: LocalClient) -> None:
         head = client.scratch["head"] = client.model.get_submodule("head")

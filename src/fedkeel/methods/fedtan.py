@@ -44,25 +44,22 @@ class FedTAN(Method):
     paper = "Wang et al. 2023 (FedTAN)"
     traits = Traits(needs_batch_norm=True, surgery_order=1)  # after the others: to see what batch norm they have left
 
-    _layers = 0
-
     def prepare(self, model: nn.Module) -> None:
-        norms = batch_norms(model)
-        for name, norm in norms.items():
+        for name, norm in batch_norms(model).items():
             if type(norm) not in KINDS:
                 raise MethodError(
                     f"'fedtan' takes batch norm apart, and '{name}' is a {type(norm).__name__} with something of its "
                     "own: choose a model with plain batch norm."
                 )
-        self._layers = len(norms)
 
     def before_training(self, server: Server) -> None:
         """Moments from the first layer to the last, their derivatives from the last to the first."""
         known: Tensors = {}
-        for layer in range(self._layers):
+        layers = range(len(batch_norms(server.network)))
+        for layer in layers:
             for moment in ("mean", "var"):
                 known |= self._ask(server, f"{moment} {layer}", known)
-        for layer in reversed(range(self._layers)):
+        for layer in reversed(layers):
             known |= self._ask(server, f"derivatives {layer}", known)
         server.extras = known
 

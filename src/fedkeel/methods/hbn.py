@@ -73,15 +73,11 @@ class HBN(Method):
         self.variant, self.warm_start = variant, False if released and warm_start == "auto" else warm_start
         self._averages_factors = released and mix == "learned"
         self._moments: list[tuple[str, str]] = []  # names of each layer's mean and variance
-        self._factors: list[str] = []
 
     def prepare(self, model: nn.Module) -> None:
         to_hybrid(model, mix=self.mix)
-        self._moments = [(f"{layer}.running_mean", f"{layer}.running_var") for layer in hybrid_norms(model)]
-        self._factors = [f"{layer}.alpha" for layer in hybrid_norms(model)]
-
-    def is_local(self, name: str) -> bool:
-        return name in self._factors
+        self._moments = [state.moment_names(layer) for layer in hybrid_norms(model)]
+        self.kept = [f"{layer}.alpha" for layer in hybrid_norms(model)]  # the factors
 
     def start(self, client: LocalClient) -> None:
         self._take_factors(client)
@@ -101,7 +97,7 @@ class HBN(Method):
         if not self._averages_factors:
             return {}
         client.memory = {SEEN: torch.ones((), device=client.device)}
-        return {name: client.model.get_parameter(name).detach().clone() for name in self._factors}
+        return {name: client.model.get_parameter(name).detach().clone() for name in self.kept}
 
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
         if question != "statistics":
@@ -147,7 +143,7 @@ class HBN(Method):
 
     def _like_factors(self, server: Server) -> Tensors:
         """A tensor of the shape and on the device of each factor: the mean of its layer."""
-        return {factor: server.statistics[mean] for factor, (mean, _) in zip(self._factors, self._moments, strict=True)}
+        return {factor: server.statistics[mean] for factor, (mean, _) in zip(self.kept, self._moments, strict=True)}
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         """In the authors' code the factors are averaged as the weights are, over the clients of the round."""
@@ -159,7 +155,7 @@ class HBN(Method):
         if question != "statistics":
             factors = self._like_factors(server) if self._averages_factors else {}
             return {name: Expected.like(name, tensor) for name, tensor in factors.items()}
-        return {name: Expected.like(name, server.statistics[name]) for pair in self._moments for name in pair}
+        return {name: Expected.like(name, tensor) for name, tensor in self._own(server.statistics).items()}
 
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         """Eq. 8, then Eq. 11."""
@@ -170,8 +166,11 @@ class HBN(Method):
         return mean | moving_average(old, new, momentum)
 
     def _starts_warm(self, party: LocalClient | Server, statistics: Tensors) -> bool:
-        own = {name: statistics[name] for pair in self._moments for name in pair}
-        return starts_warm(self.warm_start, party, own)
+        return starts_warm(self.warm_start, party, self._own(statistics))
+
+    def _own(self, statistics: Tensors) -> Tensors:
+        """Those of hybrid batch norms."""
+        return {name: statistics[name] for pair in self._moments for name in pair}
 
     def before_evaluation(self, server: Server) -> None:
         """Statistics lag the weights by a round: those of the weights to be tested, from the clients of this round.
@@ -191,7 +190,7 @@ class HBN(Method):
         if self.variant == "released" and self.statistics_from == "pass":
             counts = [min(n, RELEASED_SAMPLES) for n in samples]
         if self.pooling == "mean":
-            return weighted_mean([{name: m[name] for pair in self._moments for name in pair} for m in moments], counts)
+            return weighted_mean([self._own(m) for m in moments], counts)
         pooled: Tensors = {}
         for mean, var in self._moments:
             pooled[mean], pooled[var] = pooled_moments([m[mean] for m in moments], [m[var] for m in moments], counts)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedkeel.core.state import moment_names
 from fedkeel.errors import FedkeelError, MethodError, nearest
 from fedkeel.nn.kernels import norms
 from fedkeel.nn.mixed_batch_norm import moments, per_channel
@@ -231,7 +232,7 @@ def recorded_moments(layers: Mapping[str, HybridBatchNorm]) -> dict[str, Tensor]
     """Stop recording; mean and variance of each layer under the names of its statistics in `state_dict()`."""
     moments: dict[str, Tensor] = {}
     for name, layer in layers.items():
-        moments[f"{name}.running_mean"], moments[f"{name}.running_var"], _ = layer.recorded()
+        moments |= zip(moment_names(name), layer.recorded()[:2], strict=True)
     return moments
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedkeel.core.state import moment_names
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.formulas.similarity import precise
 from fedkeel.nn.surgery import Change, Norms, changed, only_batch_norms
@@ -22,6 +23,8 @@ from fedkeel.nn.surgery import Change, Norms, changed, only_batch_norms
 MIXTURES = ("global", "mix", "mix-learned", "ensemble")
 SHARE = "share"
 """Name of the parameter that "mix-learned" adds to each batch norm: sigmoid(share) is lambda."""
+STEPS = "_steps"
+"""Name of FBN's buffer in each batch norm: the batches of this client so far."""
 
 Forward = Callable[[str, _BatchNorm, Tensor], Tensor]
 
@@ -49,8 +52,8 @@ def _handed_on(x: Tensor) -> Tensor:
 def global_moments(name: str, norm: _BatchNorm, statistics: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The given mean and variance of a layer; its own running ones where none are given."""
     mean, var = running_moments(norm)
-    prefix = f"{name}." if name else ""
-    return statistics.get(f"{prefix}running_mean", mean), statistics.get(f"{prefix}running_var", var)
+    given_mean, given_var = moment_names(name)
+    return statistics.get(given_mean, mean), statistics.get(given_var, var)
 
 
 def running_moments(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
@@ -127,13 +130,17 @@ def mixed_statistics(
     return replaced_forward(norms, forward)
 
 
-def averaged_statistics(
-    norms: Norms, statistics: Mapping[str, Tensor], steps: Mapping[str, Tensor]
-) -> AbstractContextManager[None]:
-    """Inside, batch norms use the given statistics, and their running ones become the plain mean over batches (FBN).
+def count_steps(norms: Norms) -> None:
+    """A counter for each layer, for `averaged_statistics`."""
+    for norm in only_batch_norms(norms).values():
+        if norm.running_mean is not None:
+            # Not persistent: no part of the model, and 0 again for the next client. A captured graph keeps counting.
+            norm.register_buffer(STEPS, norm.running_mean.new_zeros(()), persistent=False)
 
-    `steps` holds the number of batches so far for each layer, as a tensor on its device; it is counted on here.
-    """
+
+def averaged_statistics(norms: Norms, statistics: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+    """Inside, batch norms use the given statistics, and their running ones become the plain mean over batches (FBN),
+    which `count_steps` has them count."""
 
     def forward(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
         if norm.running_mean is None:
@@ -141,9 +148,9 @@ def averaged_statistics(
         mean, var = global_moments(name, norm, statistics)
         if norm.training:
             with torch.no_grad():
-                steps[name].add_(1)
+                steps: Tensor = getattr(norm, STEPS).add_(1)
                 for running, measured in zip(running_moments(norm), moments(x), strict=True):
-                    running.lerp_(measured.to(running.dtype), 1 / steps[name])
+                    running.lerp_(measured.to(running.dtype), 1 / steps)
                 update_momentum(norm)
         return F.batch_norm(x, mean, var, norm.weight, norm.bias, False, 0.0, norm.eps)
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedkeel.core.state import batch_norms
+from fedkeel.core.state import batch_norms, moment_names
 from fedkeel.core.types import Output
 from fedkeel.errors import first_line
 from fedkeel.nn import kernels
@@ -166,9 +166,7 @@ def _some_statistics(norms: Norms) -> dict[str, Tensor]:
     for name, norm in only_batch_norms(norms).items():
         if norm.running_mean is not None:
             mean, var = running_moments(norm)
-            prefix = f"{name}." if name else ""
-            statistics[f"{prefix}running_mean"] = mean + var.sqrt() / 2
-            statistics[f"{prefix}running_var"] = 2 * var + 0.1
+            statistics |= zip(moment_names(name), (mean + var.sqrt() / 2, 2 * var + 0.1), strict=True)
     return statistics
 
 

@@ -22,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fedkeel.core.state import batch_norms
+from fedkeel.core.state import batch_norms, moment_names
 from fedkeel.errors import FedkeelError, MethodError
 
 NORMALISATIONS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
@@ -196,10 +196,9 @@ def using_statistics(model: nn.Module | Norms, statistics: Mapping[str, Tensor])
     norms = only_batch_norms(model)
     given: list[Change] = []
     for name, norm in norms.items():
-        for buffer in ("running_mean", "running_var"):
-            tensor = statistics.get(f"{name}.{buffer}" if name else buffer)
-            if tensor is not None:
-                given += [(norm._buffers, buffer, tensor), (vars(norm), "training", False)]
+        for entry, buffer in zip(moment_names(name), moment_names(""), strict=True):
+            if entry in statistics:
+                given += [(norm._buffers, buffer, statistics[entry]), (vars(norm), "training", False)]
     if statistics and norms and not given:
         raise MethodError(
             f"None of the given statistics belongs to a batch norm of this model (e.g. '{next(iter(statistics))}'): "
