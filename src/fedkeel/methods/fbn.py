@@ -13,7 +13,7 @@ comparison, and so counts its lag as spread. A batch of one sample has no statis
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -21,7 +21,7 @@ from fedkeel.core.state import batch_norms, moment_names
 from fedkeel.formulas.aggregation import moving_average, pooled_moments
 from fedkeel.methods import LocalClient, Method, Output, Server, Tensors, Traits, Update, register
 from fedkeel.nn.mixed_batch_norm import averaged_statistics, count_steps
-from fedkeel.options import Range
+from fedkeel.options import PositiveShare
 
 
 @register("fbn")
@@ -33,7 +33,7 @@ class FBN(Method):
     # after the others: to see what batch norm they have left
     traits = Traits(needs_batch_norm=True, capturable=True, replaces={"statistics"}, surgery_order=1)
 
-    momentum: Annotated[float, Range(above=0, most=1)] = 0.1  # share of the new in the server's moving average
+    momentum: PositiveShare = 0.1  # share of the new in the server's moving average
     variant: Literal["paper", "released"] = "paper"  # "released": the variance around that average
 
     def prepare(self, model: nn.Module) -> None:

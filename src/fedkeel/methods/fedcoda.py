@@ -109,7 +109,8 @@ class FedCoda(Method):
             client.memory = {"history": extras["history"]}
         if self.lambda_fa > 0 or self.lambda_pc > 0:
             batches = client.data.passes(client.config.evaluation_batch)
-            extras["prototypes"], extras["present"] = local_prototypes(client.model, batches, client.num_classes)
+            prototypes, counts = local_prototypes(client.model, batches, client.num_classes)
+            extras |= {"prototypes": prototypes, "present": counts > 0}
         return extras
 
     def _keeps_history(self, party: LocalClient | Server) -> bool:

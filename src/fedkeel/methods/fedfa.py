@@ -79,7 +79,7 @@ class FedFA(Method):
             if self.variance == "channel":
                 new[f"{name}_variance"] = stacked.var(dim=0, correction=0)
             else:
-                parts = stacked.split([layer.channels for layer in layers_of(server.network)], dim=1)
+                parts = torch.split_with_sizes(stacked, [layer.channels for layer in layers_of(server.network)], dim=1)
                 new[f"{name}_variance"] = torch.cat([part.var(correction=0).expand(part.shape[1]) for part in parts])
         return new
 
@@ -89,4 +89,4 @@ def layers_of(model: nn.Module) -> list[FeatureAugmentation]:
 
 
 def fill(buffers: list[Tensor], values: Tensor) -> None:
-    torch._foreach_copy_(buffers, list(values.split([len(buffer) for buffer in buffers])))
+    torch._foreach_copy_(buffers, list(torch.split_with_sizes(values, [len(buffer) for buffer in buffers])))

@@ -150,9 +150,9 @@ class HybridBatchNorm(nn.Module):
                 self._remember(mean, var, x.shape[0])
         return y
 
-    def _check_input_dim(self, x: Tensor) -> None:
-        if x.ndim < 2:
-            raise ValueError(f"expected at least 2D input (got {x.ndim}D input)")
+    def _check_input_dim(self, input: Any) -> None:
+        if input.ndim < 2:
+            raise ValueError(f"expected at least 2D input (got {input.ndim}D input)")
 
     def share(self) -> Tensor:
         """The share of the global statistics per channel: sigmoid(alpha), or the constant of an ablation."""
