@@ -72,7 +72,7 @@ class FedCoda(Method):
         calibrates = client.scratch["calibrates"] = self.calibrates(client.round, client.rounds)
         client.scratch["frozen"] = batch_norms(client.model) if calibrates else {}
         if self._keeps_history(client):
-            trained = [(name, p) for name, p in client.model.named_parameters() if p.requires_grad]
+            trained = [parameter for parameter in client.model.parameters() if parameter.requires_grad]
             clip = client.scratch["clip"] = HistoryClip(trained, self.alpha, self.beta)
             # The client's own history; where it has none, the mean of the others'; without any, the first norm.
             for history in (client.extras.get("history"), client.memory.get("history")):

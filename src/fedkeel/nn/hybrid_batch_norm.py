@@ -75,8 +75,8 @@ class _Normalise(torch.autograd.Function):
         slope = torch.addcmul(q, share, q, value=-1)
         offset = torch.addcmul(u, share, u, value=-1).addcmul_(slope, batch_mean, value=-1)
         torch._foreach_mul_([slope, offset], -x.shape[1] / x.numel())
-        shape = per_channel(x)
-        dx = torch.addcmul(torch.addcmul(offset.view(shape), wide, slope.view(shape)), dy, scale.view(shape))
+        offset, slope, scale = (per_channel(numbers, x) for numbers in (offset, slope, scale))
+        dx = torch.addcmul(torch.addcmul(offset, wide, slope), dy, scale)
         d_weight = None if weight is None else scaled_sum
         return dx.to(x.dtype), d_share, None, None, d_weight, sum_dy if ctx.has_bias else None, None, None
 

@@ -84,13 +84,18 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
         # With nothing to update, batch norm only measures: several times as fast as torch.var_mean, without gradients.
         measured: tuple[Tensor, Tensor] = torch.batch_norm_update_stats(wide, None, None, 0.0)
         return measured
-    var, mean = torch.var_mean(wide, [0, *range(2, x.ndim)], correction=0)
+    var, mean = torch.var_mean(wide, all_but_channels(x), correction=0)
     return mean, var
 
 
-def per_channel(x: Tensor) -> list[int]:
-    """The shape in which a tensor of one number per channel meets `x`."""
-    return [1, -1] + [1] * (x.ndim - 2)
+def all_but_channels(x: Tensor) -> list[int]:
+    """The dimensions over which batch norm takes moments."""
+    return [0, *range(2, x.ndim)]
+
+
+def per_channel(numbers: Tensor, x: Tensor) -> Tensor:
+    """One number for each channel, in the shape in which it meets `x`."""
+    return numbers.view(1, -1, *[1] * (x.ndim - 2))
 
 
 def add_shares(norms: Norms) -> None:
@@ -164,7 +169,7 @@ def _mixed(norm: _BatchNorm, x: Tensor, mean: Tensor, var: Tensor, share: Tensor
     scale = torch.rsqrt(batch_var + share * (var - batch_var) + norm.eps)
     scale = scale if norm.weight is None else scale * norm.weight
     shift = -mean * scale if norm.bias is None else norm.bias - mean * scale
-    return (x * scale.view(per_channel(x)) + shift.view(per_channel(x))).to(x.dtype)
+    return (x * per_channel(scale, x) + per_channel(shift, x)).to(x.dtype)
 
 
 @torch.no_grad()
