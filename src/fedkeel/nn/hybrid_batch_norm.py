@@ -19,9 +19,8 @@ from fedkeel.nn.kernels import norms
 from fedkeel.nn.mixed_batch_norm import moments, per_channel
 from fedkeel.nn.surgery import place_of, replace_batch_norms
 
-MIXES = ("learned", "fixed", "global", "batch")
 RECORDS = ("mixture", "batch")
-SHARES = {"fixed": 0.5, "global": 1.0, "batch": 0.0}  # of the global statistics, in the ablations
+SHARES = {"learned": None, "fixed": 0.5, "global": 1.0, "batch": 0.0}  # of the global statistics, in the ablations
 
 
 class _Normalise(torch.autograd.Function):
@@ -108,13 +107,13 @@ class HybridBatchNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if mix not in MIXES:
-            raise FedkeelError(f"HybridBatchNorm has no mix '{mix}': {nearest(str(mix), MIXES)}")
+        if mix not in SHARES:
+            raise FedkeelError(f"HybridBatchNorm has no mix '{mix}': {nearest(str(mix), SHARES)}")
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_features = num_features
         self.eps = eps
         self.affine = affine
-        self.mix = mix
+        self.mix, self.constant = mix, SHARES[mix]
         self.weight = nn.Parameter(torch.ones(num_features, **place)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features, **place)) if affine else None
         self.alpha = nn.Parameter(torch.zeros(num_features, **place), requires_grad=mix == "learned")
@@ -132,11 +131,7 @@ class HybridBatchNorm(nn.Module):
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         statistics = (self.running_mean, self.running_var)
         if norms.takes("hybrid", x, self.alpha, self.weight, self.bias, *statistics):
-            recorded = (self._count, self._mean, self._var) if self.record else None
-            mixture = norms.Mixture(
-                SHARES.get(self.mix), *statistics, self.eps, self.record, recorded, self.recording_momentum
-            )
-            return norms.hybrid(x, self.alpha, self.weight, self.bias, mixture)
+            return norms.hybrid(x, self)
         share = self.share()
         batch: list[Tensor] = []
         y: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
@@ -156,9 +151,7 @@ class HybridBatchNorm(nn.Module):
 
     def share(self) -> Tensor:
         """The share of the global statistics per channel: sigmoid(alpha), or the constant of an ablation."""
-        if self.mix == "learned":
-            return torch.sigmoid(self.alpha)
-        return torch.full_like(self.alpha, SHARES[self.mix])
+        return torch.sigmoid(self.alpha) if self.constant is None else torch.full_like(self.alpha, self.constant)
 
     def start_recording(self, what: str = "mixture", momentum: float | None = None) -> None:
         """From now on, and from nothing, pool over batches the moments that training forwards see (Eq. 7).
