@@ -53,7 +53,7 @@ def roles(model: nn.Module, method: KeepsLocal | None = None) -> dict[str, Role]
     return result
 
 
-def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
+def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """Every batch norm of torch's kind (1d, 2d, 3d, Sync, Lazy, subclasses) by its name in `named_modules()`.
 
     A module that is used in two places appears once. `HybridBatchNorm` is none of these.

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedkeel.core.state import moment_names
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.formulas.similarity import precise
-from fedkeel.nn.surgery import Change, Norms, changed, only_batch_norms
+from fedkeel.nn.surgery import Change, Norms, changed
 
 MIXTURES = ("global", "mix", "mix-learned", "ensemble")
 SHARE = "share"
@@ -39,9 +39,7 @@ def replaced_forward(norms: Norms, forward: Forward, skipped: Iterable[nn.Module
             y = child(y)
         return y
 
-    changes: list[Change] = [
-        (vars(norm), "forward", partial(call, name, norm)) for name, norm in only_batch_norms(norms).items()
-    ]
+    changes: list[Change] = [(vars(norm), "forward", partial(call, name, norm)) for name, norm in norms.items()]
     return changed(changes + [(vars(module), "forward", _handed_on) for module in skipped])
 
 
@@ -100,7 +98,7 @@ def per_channel(numbers: Tensor, x: Tensor) -> Tensor:
 
 def add_shares(norms: Norms) -> None:
     """One learnable lambda for each layer, from 1/2: the `share` of "mix-learned"."""
-    for norm in only_batch_norms(norms).values():
+    for norm in norms.values():
         if norm.running_mean is not None:
             norm.register_parameter(SHARE, nn.Parameter(norm.running_mean.new_zeros(())))
 
@@ -137,7 +135,7 @@ def mixed_statistics(
 
 def count_steps(norms: Norms) -> None:
     """A counter for each layer, for `averaged_statistics`."""
-    for norm in only_batch_norms(norms).values():
+    for norm in norms.values():
         if norm.running_mean is not None:
             # Not persistent: no part of the model, and 0 again for the next client. A captured graph keeps counting.
             norm.register_buffer(STEPS, norm.running_mean.new_zeros(()), persistent=False)

@@ -166,7 +166,7 @@ def place_of(norm: _BatchNorm) -> dict[str, Any]:
 
 
 # -- for the length of a block -----------------------------------------------------------------------------------------
-Norms = Mapping[str, nn.Module]
+Norms = Mapping[str, _BatchNorm]
 Change = tuple[dict[str, Any], str, Any]
 _ABSENT = object()
 
@@ -193,7 +193,7 @@ def using_statistics(model: nn.Module | Norms, statistics: Mapping[str, Tensor])
     `statistics` has the names of `state_dict()`, e.g. "encoder.bn1.running_mean"; a layer that is not in it uses its
     own running ones. Running statistics are not updated.
     """
-    norms = only_batch_norms(model)
+    norms = _norms(model)
     given: list[Change] = []
     for name, norm in norms.items():
         for entry, buffer in zip(moment_names(name), moment_names(""), strict=True):
@@ -209,10 +209,10 @@ def using_statistics(model: nn.Module | Norms, statistics: Mapping[str, Tensor])
 
 def frozen_statistics(model: nn.Module | Norms) -> AbstractContextManager[None]:
     """Inside, batch norms use their running statistics and do not update them; all else trains (FedCoda, FixBN)."""
-    return changed(_frozen(only_batch_norms(model)))
+    return changed(_frozen(_norms(model)))
 
 
-def _frozen(norms: Mapping[str, _BatchNorm]) -> list[Change]:
+def _frozen(norms: Norms) -> list[Change]:
     return [(vars(norm), "training", False) for norm in norms.values() if norm.running_mean is not None]
 
 
@@ -224,11 +224,10 @@ def batch_statistics(model: nn.Module | Norms) -> AbstractContextManager[None]:
     """
     modules = model.modules() if isinstance(model, nn.Module) else model.values()
     changes: list[Change] = [(vars(m), "tested_by_batch", True) for m in modules if hasattr(m, "tested_by_batch")]
-    for norm in only_batch_norms(model).values():
+    for norm in _norms(model).values():
         changes += [(vars(norm), "training", True), (vars(norm), "track_running_stats", False)]
     return changed(changes)
 
 
-def only_batch_norms(model: nn.Module | Norms) -> dict[str, _BatchNorm]:
-    found = batch_norms(model) if isinstance(model, nn.Module) else model
-    return {name: norm for name, norm in found.items() if isinstance(norm, _BatchNorm)}
+def _norms(model: nn.Module | Norms) -> Norms:
+    return batch_norms(model) if isinstance(model, nn.Module) else model
