@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedkeel.core.state import prefixed, select
 from fedkeel.methods import Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
 from fedkeel.options import Share
 
@@ -68,15 +67,15 @@ class GA(Method):
 
     def before_training(self, server: Server) -> None:
         """The last round's clients tell how the model that was made of theirs does, and their weights follow."""
-        weights, local = self._weights(server), select(server.memory, "local")
+        weights, local = self._weights(server), server.noted("local")
         if local:
             answers = server.ask(list(local), "score")
-            gaps = {name: float(local[name]) - float(answer.tensors["score"]) for name, answer in answers.items()}
+            gaps = {name: local[name] - float(answer.tensors["score"]) for name, answer in answers.items()}
             step = self.step_size * (1 - (server.round - 1) / server.rounds) / server.num_clients
             old = {name: weights.get(name, 1 / server.num_clients) for name in gaps}
             weights |= adjusted(old, gaps, step, self.centred)
-        kept = {name: torch.tensor(a, dtype=torch.float64) for name, a in weights.items()}
-        server.memory = prefixed(kept, "weight") | {"clients": torch.tensor(server.num_clients)}
+        server.memory = {"clients": torch.tensor(server.num_clients)}
+        server.note("weight", weights)
 
     def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
         weights = self._weights(server)
@@ -85,14 +84,14 @@ class GA(Method):
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         """Nothing to send: remember how the local models did, until the global one is measured."""
-        server.memory |= prefixed({update.client: update.extras["score"] for update in updates}, "local")
+        server.note("local", {update.client: float(update.extras["score"]) for update in updates})
         return {}
 
     @staticmethod
     def _weights(server: Server) -> dict[str, float]:
         """a_k where it is no longer 1/K. Clients that joined since have 1/K each, and the others what that leaves."""
-        weights = {name: float(weight) for name, weight in select(server.memory, "weight").items()}
-        known, clients = int(server.memory.get("clients", server.num_clients)), server.num_clients
+        weights, clients = server.noted("weight"), server.num_clients
+        known = int(server.memory.get("clients", clients))
         return weights if known == clients else {name: a * known / clients for name, a in weights.items()}
 
 

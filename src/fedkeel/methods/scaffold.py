@@ -96,18 +96,16 @@ class Scaffold(Method):
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         """Eq. 5: the mean over all N clients, weighted as the weights are; those never seen count with zero."""
-        memory = server.memory  # of all clients' control variates the sum, and each one's weight in it
+        server.note("share", {update.client: server.share(update) for update in updates})
         for update in updates:
-            share = server.share(update)
-            memory[f"share/{update.client}"] = torch.tensor(share, dtype=torch.float64)
-            for name, change in update.extras.items():
-                memory[f"sum/{name}"] = memory.get(f"sum/{name}", 0) + share * change
+            for name, change in state.prefixed(update.extras, "sum").items():
+                server.memory[name] = server.memory.get(name, 0) + server.share(update) * change
         return mean_of_all(server)
 
 
 def mean_of_all(server: Server) -> Tensors:
     """c, over all N clients of the federation as it is now: one that has joined since counts with zero."""
-    shares = [float(share) for share in state.select(server.memory, "share").values()]
+    shares = server.noted("share").values()
     # How many samples clients have that never came is not known: as many as those that did, on average.
     total = server.num_clients * sum(shares) / len(shares)
     return {name: tensor / total for name, tensor in state.select(server.memory, "sum").items()}
