@@ -29,7 +29,6 @@ _HOMES = {
     "Observer": "fedkeel.observer",
     "FedkeelError": "fedkeel.errors",
 }
-_MODULES = ("analysis", "data", "models", "methods", "losses", "aggregation", "nn", "state", "messages", "engine")
 # Modules that users import from here, wherever they lie.
 _ALIASES = {
     "fedkeel.losses": "fedkeel.formulas.losses",
@@ -78,7 +77,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name in _HOMES:
         value = getattr(importlib.import_module(_HOMES[name]), name)
-    elif name in _MODULES:
+    elif name in __all__:
         value = importlib.import_module(f"fedkeel.{name}")
     else:
         raise AttributeError(f"module 'fedkeel' has no attribute '{name}'")

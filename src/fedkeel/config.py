@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.options import Count, NotNegative, Positive, Range, Share, check_fields
+from fedkeel.options import Count, NotNegative, Number, Positive, PositiveShare, Range, Share, check_fields
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -42,114 +42,88 @@ def from_one(round: int) -> int:
     return round + 1
 
 
-def option(default: Any, help: str, group: str) -> Any:
-    """A field with its help text and its heading in `--help`."""
-    return field(default=default, metadata={"help": help, "group": group})
+def option(default: Any, help: str, heading: str = "") -> Any:
+    """A field with its help text and, if it begins a section of `--help` and `config.toml`, its heading."""
+    return field(default=default, metadata={"help": help, "heading": heading})
 
 
 @dataclass(frozen=True)
 class Config:
     """The options of a run. Names with options (`fedprox(mu=0.1)`) are written as in `fedkeel.spec`."""
 
-    # what
     method: str = option("fedavg", "method, or several joined by '+', with options: 'fedprox(mu=0.1)+gn'", "what")
-    data: str = option("digits-shift", "data set, with options: 'folder(root=./images, size=64)'", "what")
-    partition: str = option(
-        "domains", "how domains become clients: domains, 'dirichlet(alpha=0.3, clients=10)'", "what"
-    )
-    unseen: str = option("", "domains that are only evaluated, never trained on, separated by commas", "what")
-    subsample: Annotated[int, Range(0)] = option(0, "equal number of training samples per client; 0 keeps all", "what")
-    model: str = option("simple_cnn", "network, with options: 'resnet18(stem=small)'", "what")
-    weights: str = option("", "file that the model starts from, e.g. of ImageNet: .safetensors, .pth or .pt", "what")
+    data: str = option("digits-shift", "data set, with options: 'folder(root=./images, size=64)'")
+    partition: str = option("domains", "how domains become clients: domains, 'dirichlet(alpha=0.3, clients=10)'")
+    unseen: str = option("", "domains that are only evaluated, never trained on, separated by commas")
+    subsample: Number = option(0, "equal number of training samples per client; 0 keeps all")
+    model: str = option("simple_cnn", "network, with options: 'resnet18(stem=small)'")
+    weights: str = option("", "file that the model starts from, e.g. of ImageNet: .safetensors, .pth or .pt")
 
-    # rounds
     rounds: Count = option(30, "communication rounds", "rounds")
-    participation: Annotated[float, Range(above=0, most=1)] = option(
-        1.0, "fraction of clients sampled each round, at least one", "rounds"
-    )
-    weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean", "rounds")
-    min_clients: Count = option(1, "updates without which a round does not count", "rounds")
-    round_timeout: Positive = option(
-        3600.0, "seconds that a site has for its part of a round, over a network", "rounds"
-    )
-    stateless: bool = option(False, "clients keep nothing between rounds; methods that need it are refused", "rounds")
+    participation: PositiveShare = option(1.0, "fraction of clients sampled each round, at least one")
+    weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean")
+    min_clients: Count = option(1, "updates without which a round does not count")
+    round_timeout: Positive = option(3600.0, "seconds that a site has for its part of a round, over a network")
+    stateless: bool = option(False, "clients keep nothing between rounds; methods that need it are refused")
 
-    # trust
     robust: str = option(
         "", "rules against clients that lie: 'trimmed-mean(share=0.2)', 'norm-clip+median', see 'list robust'", "trust"
     )
     dp: Literal["none", "central", "local"] = option(
-        "none", "differential privacy: of clients with a trusted server (central), or of samples (local)", "trust"
+        "none", "differential privacy: of clients with a trusted server (central), or of samples (local)"
     )
-    dp_clip: Positive = option(1.0, "norm that a client's change (central) or a gradient (local) is cut to", "trust")
-    dp_noise: Positive = option(1.0, "noise on their sum, in units of 'dp_clip'", "trust")
-    dp_delta: Annotated[float, Range(above=0, most=0.5)] = option(
-        1e-5, "probability at which 'epsilon' is reported", "trust"
-    )
+    dp_clip: Positive = option(1.0, "norm that a client's change (central) or a gradient (local) is cut to")
+    dp_noise: Positive = option(1.0, "noise on their sum, in units of 'dp_clip'")
+    dp_delta: Annotated[float, Range(above=0, most=0.5)] = option(1e-5, "probability at which 'epsilon' is reported")
 
-    # local training
     local_epochs: Count = option(1, "passes over the local data in a round", "local training")
-    batch_size: Count = option(32, "samples in a local step", "local training")
-    drop_last: bool = option(False, "drop the last incomplete batch of an epoch (kept by default)", "local training")
-    optimizer: Literal["sgd", "adamw"] = option("sgd", "local optimiser, new in every round", "local training")
-    learning_rate: Positive = option(0.01, "of the first round", "local training")
-    momentum: Share = option(0.9, "of SGD", "local training")
-    weight_decay: NotNegative = option(0.0, "weight decay", "local training")
+    batch_size: Count = option(32, "samples in a local step")
+    drop_last: bool = option(False, "drop the last incomplete batch of an epoch (kept by default)")
+    optimizer: Literal["sgd", "adamw"] = option("sgd", "local optimiser, new in every round")
+    learning_rate: Positive = option(0.01, "of the first round")
+    momentum: Share = option(0.9, "of SGD")
+    weight_decay: NotNegative = option(0.0, "weight decay")
     schedule: Literal["constant", "exponential", "cosine"] = option(
-        "constant", "how the learning rate changes from round to round", "local training"
+        "constant", "how the learning rate changes from round to round"
     )
-    decay: Annotated[float, Range(above=0, most=1)] = option(
-        0.998, "factor per round of the exponential schedule", "local training"
-    )
-    clip_norm: NotNegative = option(0.0, "clip the norm of all gradients together; 0 does not", "local training")
+    decay: PositiveShare = option(0.998, "factor per round of the exponential schedule")
+    clip_norm: NotNegative = option(0.0, "clip the norm of all gradients together; 0 does not")
 
-    # evaluation
     evaluate_every: Count = option(
         1, "rounds between evaluations; those that the result is taken from are always evaluated", "evaluation"
     )
     evaluate_with: Literal["global", "batch", "both"] = option(
-        "global", "statistics that batch norm uses in evaluation", "evaluation"
+        "global", "statistics that batch norm uses in evaluation"
     )
-    evaluate_clients: Annotated[int, Range(0)] = option(
-        1000, "most clients that a method with personal layers is tested on; 0 is all of them", "evaluation"
+    evaluate_clients: Number = option(
+        1000, "most clients that a method with personal layers is tested on; 0 is all of them"
     )
-    evaluation_batch: Count = option(256, "samples in an evaluation step", "evaluation")
-    result: Literal["last", "mean-last-10", "best-validation"] = option(
-        "last", "round whose accuracy is the result", "evaluation"
-    )
+    evaluation_batch: Count = option(256, "samples in an evaluation step")
+    result: Literal["last", "mean-last-10", "best-validation"] = option("last", "round whose accuracy is the result")
     metrics: str = option(
-        "", "measures beside accuracy and loss, separated by commas: 'brier,top(k=3)', see 'list metrics'", "evaluation"
+        "", "measures beside accuracy and loss, separated by commas: 'brier,top(k=3)', see 'list metrics'"
     )
     record: str = option(
-        "", "diagnostics to record while training, separated by commas: 'statistics-divergence,loss-gap'", "evaluation"
+        "", "diagnostics to record while training, separated by commas: 'statistics-divergence,loss-gap'"
     )
-    record_every: Count = option(
-        10, "rounds between records; the first and the last round are always recorded", "evaluation"
-    )
+    record_every: Count = option(10, "rounds between records; the first and the last round are always recorded")
 
-    # machine
-    seed: Annotated[int, Range(0)] = option(0, "of every random choice", "machine")
-    executor: str = option("auto", "where clients run: auto, serial, processes or cuda", "machine")
-    workers: Annotated[int, Range(0)] = option(
-        0, "worker processes (0: one per core) or clients at once on a GPU (0: as it holds)", "machine"
+    seed: Number = option(0, "of every random choice", "machine")
+    executor: str = option("auto", "where clients run: auto, serial, processes or cuda")
+    workers: Number = option(0, "worker processes (0: one per core) or clients at once on a GPU (0: as it holds)")
+    threads: Number = option(
+        0, "threads of a local step on the CPU (0: what is faster, 1 in each process or all in one)"
     )
-    threads: Annotated[int, Range(0)] = option(
-        0, "threads of a local step on the CPU (0: what is faster, 1 in each process or all in one)", "machine"
-    )
-    device: str = option("auto", "auto, cpu, cuda or cuda:N", "machine")
+    device: str = option("auto", "auto, cpu, cuda or cuda:N")
     precision: Literal["float32", "tf32", "bf16"] = option(
-        "tf32", "arithmetic on a GPU: fewer bits are faster; bf16 pays for large networks", "machine"
+        "tf32", "arithmetic on a GPU: fewer bits are faster; bf16 pays for large networks"
     )
-    compile: bool = option(
-        False, "compile the network with torch.compile: faster steps on a GPU after a minute or so", "machine"
+    compile: bool = option(False, "compile the network with torch.compile: faster steps on a GPU after a minute or so")
+    memory_limit: Number = option(1024, "MiB of clients' memories that are not moved to disk")
+    checkpoint_every: Number = option(
+        0, "rounds between checkpoints (0: every round, less often where writing them takes long)"
     )
-    memory_limit: Annotated[int, Range(0)] = option(
-        1024, "MiB of clients' memories that are not moved to disk", "machine"
-    )
-    checkpoint_every: Annotated[int, Range(0)] = option(
-        0, "rounds between checkpoints (0: every round, less often where writing them takes long)", "machine"
-    )
-    profile: bool = option(False, "write where the time went, phase by phase, to profile.json", "machine")
+    profile: bool = option(False, "write where the time went, phase by phase, to profile.json")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -177,11 +151,9 @@ class Config:
     def to_toml(self) -> str:
         """The complete configuration, with every option's meaning beside it."""
         lines = ["# A Fedkeel run: 'fedkeel run --config THIS' repeats it.", ""]
-        group = ""
         for entry in fields(self):
-            if entry.metadata["group"] != group:
-                group = entry.metadata["group"]
-                lines += [f"# --- {group} ---"]
+            if entry.metadata["heading"]:
+                lines.append(f"# --- {entry.metadata['heading']} ---")
             lines.append(f"{entry.name} = {_toml(getattr(self, entry.name))}  # {entry.metadata['help']}")
         return "\n".join(lines) + "\n"
 

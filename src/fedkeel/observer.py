@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:  # the command line's help does not wait for torch
     from fedkeel.config import Config
@@ -64,22 +65,13 @@ class Observers(Observer):
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         self.observers = list(observers)
+        for event in vars(Observer):
+            if not event.startswith("_") and event != "note":
+                setattr(self, event, partial(self._tell, event))
 
-    def started(self, config: Config, first_round: int) -> None:
+    def _tell(self, event: str, *what: Any) -> None:
         for observer in self.observers:
-            observer.started(config, first_round)
-
-    def client_done(self, round: int, done: int, total: int) -> None:
-        for observer in self.observers:
-            observer.client_done(round, done, total)
-
-    def aggregated(self, state: Aggregated) -> None:
-        for observer in self.observers:
-            observer.aggregated(state)
-
-    def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
-        for observer in self.observers:
-            observer.round_done(round, rounds, scores, loss)
+            getattr(observer, event)(*what)
 
     def note(self, text: str) -> None:
         self.observers[0].note(text)

@@ -57,7 +57,10 @@ class Range:
 Positive = Annotated[float, Range(above=0)]
 NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
+PositiveShare = Annotated[float, Range(above=0, most=1)]
+Decay = Annotated[float, Range(0, below=1)]  # the share of the old that is kept
 Count = Annotated[int, Range(1)]
+Number = Annotated[int, Range(0)]
 
 
 def checked(value: Any, hint: Any, subject: str) -> Any:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedkeel import methods
 from fedkeel.core.client import Batch, LocalClient
@@ -309,3 +309,16 @@ def test_an_unknown_question_is_an_error_under_every_executor(tmp_path: Path) ->
     for executor in ("serial", "processes"):
         with pytest.raises(FedkeelError, match="'lost' was asked 'what', which it does not know"):
             tiny.run(tmp_path / executor, Lost(), executor=executor, workers=1)
+
+
+def test_what_prepare_says_is_kept_never_travels() -> None:
+    class Keeps(Method):
+        def prepare(self, model: nn.Module) -> None:
+            self.kept = ["head.bias"]
+
+    method = Keeps()
+    assert not method.is_local("head.bias")
+    method.prepare(nn.Linear(1, 1))
+    assert method.is_local("head.bias")
+    assert not method.is_local("head.weight")
+    assert not Keeps().is_local("head.bias")

@@ -41,6 +41,16 @@ def test_views_share_the_party_but_not_memory_and_extras() -> None:
     assert view.layout is whole.layout
 
 
+def test_numbers_noted_of_clients_are_exact_stay_and_are_kept_apart() -> None:
+    party = server()
+    party.note("share", {"ward/2": 1 / 3, "clinic": 2.0})
+    party.note("delta", {"clinic": -1.0})
+    party.note("share", {"clinic": 0.1})
+    assert party.noted("share") == {"ward/2": 1 / 3, "clinic": 0.1}
+    assert party.noted("delta") == {"clinic": -1.0}
+    assert party.noted("nothing") == {}
+
+
 def test_a_server_without_an_executor_cannot_ask() -> None:
     with pytest.raises(RuntimeError, match="no executor"):
         server().ask(["ward"], "anything")

@@ -566,6 +566,3 @@ def test_pull_and_distance_are_of_the_direction_of_the_own_prototype(seed: int, 
     for loss, terms in ((prototype_losses.cosine_pull, pulls), (prototype_losses.direction_distance, distances)):
         value = loss(x, y, p, torch.tensor(present)).item()
         assert value == pytest.approx(float(np.mean(terms)) if terms else 0.0, rel=1e-9, abs=1e-12)
-    assert prototype_losses.cosine_pull(x, y, p) == prototype_losses.cosine_pull(
-        x, y, p, torch.ones(CLASSES, dtype=torch.bool)
-    )

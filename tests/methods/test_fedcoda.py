@@ -213,10 +213,10 @@ def test_local_prototypes_are_class_means_of_the_trained_model(tmp_path):
 
 def test_prototypes_do_not_depend_on_how_samples_are_batched():
     model, x, y = small_model(), torch.rand(10, 3, 8, 8), torch.tensor([0, 1, 1, 0, 3, 3, 3, 0, 1, 3])
-    whole, present = local_prototypes(model, [Batch(x, y)], CLASSES)
+    whole, counts = local_prototypes(model, [Batch(x, y)], CLASSES)
     parts, _ = local_prototypes(model, [Batch(x[i : i + 3], y[i : i + 3]) for i in range(0, 10, 3)], CLASSES)
     torch.testing.assert_close(whole, parts)
-    assert present.tolist() == [True, True, False, True]
+    assert counts.tolist() == [3, 3, 0, 4]
     assert model.training
 
 

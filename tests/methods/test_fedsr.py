@@ -264,11 +264,11 @@ def test_the_noise_of_a_step_reads_tensors_of_the_model_alone():
     """A captured graph that advances the counter in place draws what the eager step draws."""
     head = some_head(z_dim=4).float().train()
     head.key.fill_(77)
-    address = head.step.data_ptr()
+    address = head.counter.data_ptr()
     mean, deviation = torch.zeros(3, 4), torch.ones(3, 4)
     for step in range(1, 4):
-        head.step.add_(1)
-        assert head.step.data_ptr() == address
+        head.counter.add_(1)
+        assert head.counter.data_ptr() == address
         expected = normal(torch.tensor(77), torch.tensor(step), (3, 4))
         assert torch.equal(head.sample(mean, deviation), expected)
 

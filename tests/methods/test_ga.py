@@ -3,6 +3,8 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -186,7 +188,8 @@ def test_a_client_that_joins_late_gets_its_equal_part_and_the_others_make_room(t
     run.server.num_clients = 4  # 'client3' has come
     run.round(1)
     assert weights_of(run) == pytest.approx({"client0": 0.375, "client1": 0.225, "client2": 0.15})
-    assert GA._weight(run.server.scoped("ga"), "client3") == 0.25
+    newcomer: Any = SimpleNamespace(client="client3")
+    assert GA().shares(run.server.scoped("ga"), [newcomer], [1.0]) == [0.25]
     run.round(2)
     assert sum(weights_of(run).values()) == pytest.approx(0.75), "once is enough"
 

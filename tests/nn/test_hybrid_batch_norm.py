@@ -148,10 +148,9 @@ def test_the_recorded_mixture_pools_the_moments_it_normalised_with() -> None:
     hbn.start_recording()
     for batch in batches:
         hbn(torch.from_numpy(batch))
-    hbn.stop_recording()
+    mean, var, count = hbn.recorded()
     hbn(torch.from_numpy(batches[0]) + 100)
     hbn.eval()(torch.from_numpy(batches[0]))
-    mean, var, count = hbn.recorded()
     np.testing.assert_allclose(mean, pooled_mean, rtol=1e-10)
     np.testing.assert_allclose(var, pooled_var, rtol=1e-10)
     assert int(count) == 10

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,6 +19,7 @@ from fedkeel.nn import (
     to_group_norm,
     to_layer_norm,
 )
+from fedkeel.nn.surgery import change_input, change_output
 
 
 class Shared(nn.Module):
@@ -151,3 +154,23 @@ def test_remove_normalisation_leaves_hybrid_ones_and_gives_convolutions_a_bias()
     assert model[0].bias.requires_grad
     assert model[3].bias is kept
     assert torch.equal(model[1](model[0](x)), expected)
+
+
+def test_what_a_module_gets_and_gives_is_changed_without_a_new_name_and_a_copy_has_its_own_change() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    names, x = list(model.state_dict()), torch.randn(3, 2)
+    expected = model[1](-model[0](2 * x)).relu()
+    change_input(model, lambda x: 2 * x)
+    change_input(model[1], torch.neg)
+    change_output(model, torch.relu)
+    assert torch.equal(model(x), expected)
+    assert list(model.state_dict()) == names
+
+    model.add_module("shift", nn.Linear(1, 1))
+    change_output(model[1], model.shift)
+    copied = copy.deepcopy(model)
+    nn.init.zeros_(copied.shift.weight)
+    nn.init.ones_(copied.shift.bias)
+    with_its_own = copied[1](x)
+    assert torch.equal(with_its_own, torch.ones(3, 1))
+    assert not torch.equal(model[1](x), with_its_own)

@@ -30,8 +30,8 @@ class PrototypeSimilarity(Diagnostic):
             snapshot.put_local(client)
             batches = snapshot.batches(client, client.train)
             found.append(local_prototypes(snapshot.worker.model, batches, snapshot.federation.num_classes))
-        prototypes, present = map(torch.stack, zip(*found, strict=True))
-        prototypes, names = prototypes.double(), [client.name for client in snapshot.clients]
+        prototypes, counts = map(torch.stack, zip(*found, strict=True))
+        prototypes, present, names = prototypes.double(), counts > 0, [client.name for client in snapshot.clients]
         similarities = prototype_similarities(prototypes, present)
         return {
             "clients": names,

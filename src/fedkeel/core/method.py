@@ -14,7 +14,7 @@ from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Update
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
-from fedkeel.core.types import Output
+from fedkeel.core.types import Classifier, Output
 from fedkeel.errors import MethodError
 from fedkeel.options import check_fields
 
@@ -54,12 +54,13 @@ class Method:
     """The hooks of a method, in the order in which a round calls them.
 
     A method with options is a dataclass of them: `mu: Annotated[float, Range(0)] = 0.01`; `traits` declares what the
-    engine must know of it beforehand.
+    engine must know of it beforehand; `kept` are the entries of `state_dict()` that never travel, if `prepare` says so.
     """
 
     name: str = ""
     paper: ClassVar[str] = ""
     traits: ClassVar[Traits] = Traits()
+    kept: Collection[str] = ()
 
     def __init_subclass__(cls) -> None:
         for trait in fields(Traits):
@@ -78,7 +79,15 @@ class Method:
 
     def is_local(self, name: str) -> bool:
         """Whether this entry of `state_dict()` stays on the client."""
-        return False
+        return name in self.kept
+
+    def with_head(self, model: nn.Module) -> Classifier:
+        """The model, for methods that change its head or act on it, if it says what its head is."""
+        if not isinstance(model, Classifier):
+            raise MethodError(
+                f"'{self.name}' needs to know the head of {type(model).__name__}: wrap it by `models.wrap`."
+            )
+        return model
 
     # -- on the server, before the broadcast -----------------------------------------------------------------
     def before_training(self, server: Server) -> None:

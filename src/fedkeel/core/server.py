@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+
+import torch
 
 from fedkeel.config import Config
 from fedkeel.core.messages import Answer, Update
-from fedkeel.core.state import Layout, Tensors, select
+from fedkeel.core.state import Layout, Tensors, prefixed, select
 from fedkeel.core.types import Classifier
+from fedkeel.errors import MethodError
 
 Ask = Callable[["Server", Sequence[str], str, Tensors], dict[str, Answer]]
 
@@ -57,6 +60,23 @@ class Server:
     def share(self, update: Update | Answer) -> float:
         """The weight of a client in a mean, by the run's weighting."""
         return float(update.samples) if self.config.weighting == "samples" else 1.0
+
+    def noted(self, what: str) -> dict[str, float]:
+        """A number that the part has noted of clients, by their names."""
+        return {name: float(number) for name, number in select(self.memory, what).items()}
+
+    def note(self, what: str, numbers: Mapping[str, float]) -> None:
+        """Keep a number of each of these clients in the part's memory."""
+        tensors = {name: torch.tensor(number, dtype=torch.float64) for name, number in numbers.items()}
+        self.memory = self.memory | prefixed(tensors, what)
+
+    def need_global_statistics(self) -> None:
+        """For methods that train with the server's statistics: another part may keep all of them on the clients."""
+        if not any(name.endswith("running_mean") for name in self.layout.statistics):
+            raise MethodError(
+                f"'{self.part}' uses the global statistics of batch norm, and no layer has any that travel: choose a "
+                "model whose batch norm keeps running statistics, and leave out what keeps them local."
+            )
 
     def scoped(self, part: str) -> Server:
         """The same server with the memory and extras of one part of a composition."""

@@ -53,12 +53,18 @@ def roles(model: nn.Module, method: KeepsLocal | None = None) -> dict[str, Role]
     return result
 
 
-def batch_norms(model: nn.Module) -> dict[str, nn.Module]:
+def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """Every batch norm of torch's kind (1d, 2d, 3d, Sync, Lazy, subclasses) by its name in `named_modules()`.
 
     A module that is used in two places appears once. `HybridBatchNorm` is none of these.
     """
     return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+
+
+def moment_names(layer: str) -> tuple[str, str]:
+    """What `state_dict()` calls the running mean and variance of a layer."""
+    prefix = f"{layer}." if layer else ""
+    return f"{prefix}running_mean", f"{prefix}running_var"
 
 
 def is_variance(name: str) -> bool:

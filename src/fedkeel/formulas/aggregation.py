@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedkeel.core.state import Tensors, is_continuous
 from fedkeel.errors import FedkeelError
+from fedkeel.formulas.similarity import precise
 
 
 def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[float]) -> Tensors:
@@ -38,10 +39,10 @@ def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[floa
     result = {name: tensor.detach().clone() for name, tensor in first.items()}
     floating = [name for name, tensor in first.items() if is_continuous(tensor)]
     if floating:
-        origin = [_at_least_single(first[name]) for name in floating]
+        origin = [precise(first[name]) for name in floating]
         accumulated = [tensor.clone() for tensor in origin]
         for weight, state in zip(weights[1:], states[1:], strict=True):
-            differences = torch._foreach_sub([_at_least_single(state[name]) for name in floating], origin)
+            differences = torch._foreach_sub([precise(state[name]) for name in floating], origin)
             torch._foreach_add_(accumulated, differences, alpha=weight / total)
         for name, tensor in zip(floating, accumulated, strict=True):
             result[name] = tensor.to(first[name].dtype)
@@ -271,7 +272,3 @@ def _stacked(tensors: Tensor | Sequence[Tensor]) -> Tensor:
             raise FedkeelError("Pooled moments of no client at all: give those of at least one.")
         tensors = torch.stack(list(tensors))
     return tensors.detach()
-
-
-def _at_least_single(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor

@@ -17,21 +17,15 @@ _LEAST_SIMILARITY = 1e-6
 """Where a power below 1 of a similarity stops growing steeper."""
 
 
+@torch.no_grad()
 def local_prototypes(model: nn.Module, batches: Iterable[Batch], num_classes: int) -> tuple[Tensor, Tensor]:
     """The mean feature of each class over the batches, with the model in evaluation mode.
 
         p_c = 1/|D_c| sum_{x in D_c} f(x)
 
     Returns:
-        Prototypes (C, d), zero for a class that is not there, and which classes are there, (C,), bool.
+        Prototypes (C, d), zero for a class that is not there, and the number of samples of each class, (C,).
     """
-    means, counts = counted_prototypes(model, batches, num_classes)
-    return means, counts > 0
-
-
-@torch.no_grad()
-def counted_prototypes(model: nn.Module, batches: Iterable[Batch], num_classes: int) -> tuple[Tensor, Tensor]:
-    """`local_prototypes` with the number of samples of each class, (C,), both in the default dtype."""
     training = model.training
     model.eval()
     sums, counts = [], []
@@ -177,7 +171,7 @@ def prototype_contrast(
     return (of_all - of_class).where(counts, 0).sum() / counts.sum().clamp_min(1)
 
 
-def cosine_pull(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor | None = None) -> Tensor:
+def cosine_pull(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
     """How far the direction of each feature is from that of its class's prototype, batch mean.
 
         L_c = 2 (1 - cos(z, p_y))^2
@@ -186,7 +180,7 @@ def cosine_pull(features: Tensor, labels: Tensor, prototypes: Tensor, present: T
         features: (B, d).
         labels: (B,), int64.
         prototypes: (C, d). Rows of absent classes may hold anything, NaN included.
-        present: (C,), bool, the classes that have a prototype; None when all have. Samples of others do not count.
+        present: (C,), bool, the classes that have a prototype. Samples of others do not count.
 
     Returns:
         Scalar, between 0 and 8.
@@ -194,7 +188,7 @@ def cosine_pull(features: Tensor, labels: Tensor, prototypes: Tensor, present: T
     Reference: FedPLVM (Wang et al., NeurIPS 2024), the correction term; the factor is that of its code.
 
     >>> features, prototypes = torch.tensor([[0.0, 3.0], [2.0, 0.0]]), torch.tensor([[1.0, 0.0], [1.0, 0.0]])
-    >>> cosine_pull(features, torch.tensor([0, 1]), prototypes)
+    >>> cosine_pull(features, torch.tensor([0, 1]), prototypes, present=torch.tensor([True, True]))
     tensor(1.)
     """
     own, counts = _own_prototypes(labels, prototypes, present)
@@ -202,7 +196,7 @@ def cosine_pull(features: Tensor, labels: Tensor, prototypes: Tensor, present: T
     return (2 * (1 - cosine).square()).where(counts, 0).sum() / counts.sum().clamp_min(1)
 
 
-def direction_distance(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor | None = None) -> Tensor:
+def direction_distance(features: Tensor, labels: Tensor, prototypes: Tensor, present: Tensor) -> Tensor:
     """Mean squared difference between the directions of each feature and of its class's prototype, batch mean.
 
         1/d || z/||z|| - p_y/||p_y|| ||^2
@@ -214,7 +208,8 @@ def direction_distance(features: Tensor, labels: Tensor, prototypes: Tensor, pre
 
     Reference: FedFM (Ye et al., IEEE TSP 2023), l2 matching, as in its code.
 
-    >>> direction_distance(torch.tensor([[0.0, 3.0]]), torch.tensor([0]), torch.tensor([[5.0, 0.0]]))
+    >>> prototypes, present = torch.tensor([[5.0, 0.0]]), torch.tensor([True])
+    >>> direction_distance(torch.tensor([[0.0, 3.0]]), torch.tensor([0]), prototypes, present)
     tensor(1.)
     """
     own, counts = _own_prototypes(labels, prototypes, present)
@@ -222,8 +217,6 @@ def direction_distance(features: Tensor, labels: Tensor, prototypes: Tensor, pre
     return distance.where(counts, 0).sum() / counts.sum().clamp_min(1)
 
 
-def _own_prototypes(labels: Tensor, prototypes: Tensor, present: Tensor | None) -> tuple[Tensor, Tensor]:
+def _own_prototypes(labels: Tensor, prototypes: Tensor, present: Tensor) -> tuple[Tensor, Tensor]:
     """Each sample's prototype, (B, d), zero where its class has none, and which samples have one, (B,)."""
-    if present is None:
-        present = torch.ones(len(prototypes), dtype=torch.bool, device=prototypes.device)
     return prototypes.where(present[:, None], 0).index_select(0, labels), present.index_select(0, labels)

@@ -12,19 +12,16 @@ comparison, and so counts its lag as spread. A batch of one sample has no statis
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor, nn
 
-from fedkeel.core.state import batch_norms
+from fedkeel.core.state import batch_norms, moment_names
 from fedkeel.formulas.aggregation import moving_average, pooled_moments
 from fedkeel.methods import LocalClient, Method, Output, Server, Tensors, Traits, Update, register
-from fedkeel.methods.needs import need_global_statistics
-from fedkeel.nn.mixed_batch_norm import averaged_statistics
-from fedkeel.options import Range
-
-STEPS = "_steps"
+from fedkeel.nn.mixed_batch_norm import averaged_statistics, count_steps
+from fedkeel.options import PositiveShare
 
 
 @register("fbn")
@@ -36,31 +33,21 @@ class FBN(Method):
     # after the others: to see what batch norm they have left
     traits = Traits(needs_batch_norm=True, capturable=True, replaces={"statistics"}, surgery_order=1)
 
-    momentum: Annotated[float, Range(above=0, most=1)] = 0.1  # share of the new in the server's moving average
+    momentum: PositiveShare = 0.1  # share of the new in the server's moving average
     variant: Literal["paper", "released"] = "paper"  # "released": the variance around that average
 
-    _layers: list[str] = field(default_factory=list, init=False)
-
     def prepare(self, model: nn.Module) -> None:
-        norms = {name: norm for name, norm in batch_norms(model).items() if isinstance(norm.running_mean, Tensor)}
-        self._layers = list(norms)
-        for norm in norms.values():
-            assert isinstance(norm.running_mean, Tensor)
-            # Not persistent: it is no part of the model. Allocated once: a captured graph keeps counting on it.
-            norm.register_buffer(STEPS, norm.running_mean.new_zeros(()), persistent=False)
+        count_steps(batch_norms(model))
 
     def before_training(self, server: Server) -> None:
-        need_global_statistics(self.name, server)
+        server.need_global_statistics()
 
     def start(self, client: LocalClient) -> None:
-        """In training the running statistics become the means over this round's steps."""
-        norms = batch_norms(client.model)
-        client.scratch["norms"] = norms
-        client.scratch["steps"] = {name: getattr(norms[name], STEPS).zero_() for name in self._layers}
+        client.scratch["norms"] = batch_norms(client.model)
 
     def forward(self, client: LocalClient, x: Tensor) -> Output:
-        scratch = client.scratch
-        with averaged_statistics(scratch["norms"], client.broadcast.statistics, scratch["steps"]):
+        """In training the running statistics become the means over this round's steps."""
+        with averaged_statistics(client.scratch["norms"], client.broadcast.statistics):
             return super().forward(client, x)
 
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
@@ -68,9 +55,8 @@ class FBN(Method):
         samples = sum(update.samples for update in updates)
         counts = [share / sum(shares) * samples for share in shares]
         new: Tensors = {}
-        for layer in self._layers:
-            mu, v = f"{layer}.running_mean", f"{layer}.running_var"
-            if mu not in mean:  # another part keeps this layer on the clients
+        for mu, v in map(moment_names, batch_norms(server.network)):
+            if mu not in mean:  # it has none, or another part keeps this layer on the clients
                 continue
             sent = [[update.statistics[name] for update in updates] for name in (mu, v)]
             new[mu], new[v] = pooled_moments(sent[0], sent[1], counts)

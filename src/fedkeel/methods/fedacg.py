@@ -14,7 +14,6 @@ broadcast as ever. The model that is tested is w.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 from torch import Tensor
 
@@ -22,7 +21,7 @@ from fedkeel.core import state
 from fedkeel.formulas.losses import proximal
 from fedkeel.methods import Batch, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
 from fedkeel.methods.fedprox import weights_and_anchors
-from fedkeel.options import NotNegative, Range
+from fedkeel.options import Decay, NotNegative
 
 
 @register("fedacg")
@@ -33,7 +32,7 @@ class FedACG(Method):
     paper = "Kim et al. 2024"
     traits = Traits(only_mean=True, capturable=True)
 
-    lambda_: Annotated[float, Range(0, below=1)] = 0.85  # how much momentum is kept, and how far ahead clients start
+    lambda_: Decay = 0.85  # how much momentum is kept, and how far ahead clients start
     beta: NotNegative = 1e-3  # weight of the term
 
     def send(self, server: Server, weights: Tensors) -> Tensors:

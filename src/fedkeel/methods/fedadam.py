@@ -13,7 +13,6 @@ statistics, which HBN's Table 4 reports as the crash of FedAdam with batch norm,
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 
@@ -21,7 +20,7 @@ from fedkeel.core import state
 from fedkeel.core.state import prefixed, select
 from fedkeel.formulas.aggregation import moving_average
 from fedkeel.methods import Method, Server, Tensors, Traits, Update, register
-from fedkeel.options import Positive, Range
+from fedkeel.options import Decay, Positive
 
 
 @register("fedadam")
@@ -33,8 +32,8 @@ class FedAdam(Method):
     traits = Traits(only_mean=True, private=True)
 
     server_lr: Positive = 0.01  # no weight moves much further than this in a round
-    beta1: Annotated[float, Range(0, below=1)] = 0.9  # of the first moment
-    beta2: Annotated[float, Range(0, below=1)] = 0.99  # of the second
+    beta1: Decay = 0.9  # of the first moment
+    beta2: Decay = 0.99  # of the second
     tau: Positive = 1e-3  # the degree of adaptivity: changes well below it are taken in proportion
 
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:

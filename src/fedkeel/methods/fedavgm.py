@@ -11,11 +11,10 @@ Only weights have a momentum. Statistics of batch norm are averaged as ever: a v
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 from fedkeel.core import state
 from fedkeel.methods import Method, Server, Tensors, Traits, Update, register
-from fedkeel.options import Positive, Range
+from fedkeel.options import Decay, Positive
 
 
 @register("fedavgm")
@@ -26,7 +25,7 @@ class FedAvgM(Method):
     paper = "Hsu et al. 2019"
     traits = Traits(only_mean=True, private=True)
 
-    beta: Annotated[float, Range(0, below=1)] = 0.9  # the momentum
+    beta: Decay = 0.9  # the momentum
     server_lr: Positive = 1.0  # the server's learning rate
 
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:

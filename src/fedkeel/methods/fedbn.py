@@ -8,7 +8,7 @@ A client that never trained has no such layers. It takes the initial ones, norma
 its own test batches (`unseen="batch"`), or as they are (`unseen="initial"`).
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import nn
@@ -27,13 +27,8 @@ class FedBN(Method):
 
     unseen: Literal["batch", "initial"] = "batch"  # statistics of a client that never trained
 
-    _local: set[str] = field(default_factory=set, init=False)
-
     def prepare(self, model: nn.Module) -> None:
-        self._local = batch_norm_entries(model)
-
-    def is_local(self, name: str) -> bool:
-        return name in self._local
+        self.kept = batch_norm_entries(model)
 
 
 def batch_norm_entries(model: nn.Module) -> set[str]:

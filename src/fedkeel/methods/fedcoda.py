@@ -20,7 +20,6 @@ from fedkeel.formulas.aggregation import fair_prototype, mean_prototype
 from fedkeel.formulas.losses import feature_alignment, prototype_calibration
 from fedkeel.formulas.prototypes import global_prototypes, local_prototypes
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
-from fedkeel.methods.needs import need_global_statistics
 from fedkeel.nn.clipping import HistoryClip
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.options import NotNegative, Positive, Share
@@ -67,13 +66,13 @@ class FedCoda(Method):
 
     def before_training(self, server: Server) -> None:
         if self.calibrate_bn:
-            need_global_statistics(self.name, server)
+            server.need_global_statistics()
 
     def start(self, client: LocalClient) -> None:
         calibrates = client.scratch["calibrates"] = self.calibrates(client.round, client.rounds)
         client.scratch["frozen"] = batch_norms(client.model) if calibrates else {}
         if self._keeps_history(client):
-            trained = [(name, p) for name, p in client.model.named_parameters() if p.requires_grad]
+            trained = [parameter for parameter in client.model.parameters() if parameter.requires_grad]
             clip = client.scratch["clip"] = HistoryClip(trained, self.alpha, self.beta)
             # The client's own history; where it has none, the mean of the others'; without any, the first norm.
             for history in (client.extras.get("history"), client.memory.get("history")):
@@ -110,7 +109,8 @@ class FedCoda(Method):
             client.memory = {"history": extras["history"]}
         if self.lambda_fa > 0 or self.lambda_pc > 0:
             batches = client.data.passes(client.config.evaluation_batch)
-            extras["prototypes"], extras["present"] = local_prototypes(client.model, batches, client.num_classes)
+            prototypes, counts = local_prototypes(client.model, batches, client.num_classes)
+            extras |= {"prototypes": prototypes, "present": counts > 0}
         return extras
 
     def _keeps_history(self, party: LocalClient | Server) -> bool:

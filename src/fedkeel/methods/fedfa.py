@@ -11,14 +11,13 @@ begin with the first batch instead of 0 and 1: otherwise clients would differ by
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedkeel.methods import Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
-from fedkeel.nn.draws import new_key
 from fedkeel.nn.feature_augmentation import FeatureAugmentation, augment_features
 from fedkeel.options import Share
 
@@ -36,26 +35,24 @@ class FedFA(Method):
     momentum: Share = 0.99  # share of the old in the moving averages
     variance: Literal["channel", "scalar"] = "channel"  # "scalar": one over all of a layer's, as in the released code
 
-    _channels: list[int] = field(default_factory=list, init=False)
-
     def prepare(self, model: nn.Module) -> None:
-        self._channels = [layer.channels for layer in layers_of(augment_features(model, self.p, self.momentum))]
+        augment_features(model, self.p, self.momentum)
 
     @torch.no_grad()
     def start(self, client: LocalClient) -> None:
-        layers = client.scratch["layers"] = layers_of(client.model.get_submodule("feature_augmentation"))
+        layers = client.scratch["layers"] = layers_of(client.model)
         generator = client.generator("fedfa")
         for layer in layers:
-            layer.key.copy_(new_key(generator))
+            layer.begin(generator)
         own = client.memory or client.extras
         if own:
-            self._fill([layer.running_mean for layer in layers], own["mean"])
-            self._fill([layer.running_std for layer in layers], own["std"])
+            fill([layer.running_mean for layer in layers], own["mean"])
+            fill([layer.running_std for layer in layers], own["std"])
             for layer in layers:
-                layer.keep.fill_(self.momentum)
+                layer.old.fill_(self.momentum)
         if client.extras:
-            self._fill([layer.mean_variance for layer in layers], client.extras["mean_variance"])
-            self._fill([layer.std_variance for layer in layers], client.extras["std_variance"])
+            fill([layer.mean_variance for layer in layers], client.extras["mean_variance"])
+            fill([layer.std_variance for layer in layers], client.extras["std_variance"])
 
     def inputs(self, client: LocalClient, x: Tensor) -> Tensor:
         for layer in client.scratch["layers"]:
@@ -70,11 +67,8 @@ class FedFA(Method):
         }
         return dict(client.memory)
 
-    def _fill(self, buffers: list[Tensor], values: Tensor) -> None:
-        torch._foreach_copy_(buffers, list(torch.split_with_sizes(values, self._channels)))
-
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
-        channels = sum(self._channels)
+        channels = sum(layer.channels for layer in layers_of(server.network))
         return {"mean": Expected((channels,)), "std": Expected((channels,), least=0)}
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
@@ -82,15 +76,17 @@ class FedFA(Method):
         for name in ("mean", "std"):
             stacked = torch.stack([update.extras[name] for update in updates])  # (K, channels of all layers)
             new[name] = stacked.mean(dim=0)
-            new[f"{name}_variance"] = self._over_clients(stacked)
+            if self.variance == "channel":
+                new[f"{name}_variance"] = stacked.var(dim=0, correction=0)
+            else:
+                parts = torch.split_with_sizes(stacked, [layer.channels for layer in layers_of(server.network)], dim=1)
+                new[f"{name}_variance"] = torch.cat([part.var(correction=0).expand(part.shape[1]) for part in parts])
         return new
 
-    def _over_clients(self, stacked: Tensor) -> Tensor:
-        if self.variance == "channel":
-            return stacked.var(dim=0, correction=0)
-        parts = torch.split_with_sizes(stacked, self._channels, dim=1)
-        return torch.cat([part.var(correction=0).expand(part.shape[1]) for part in parts])
+
+def layers_of(model: nn.Module) -> list[FeatureAugmentation]:
+    return [layer for layer in model.modules() if isinstance(layer, FeatureAugmentation)]
 
 
-def layers_of(group: nn.Module) -> list[FeatureAugmentation]:
-    return [layer for layer in group.children() if isinstance(layer, FeatureAugmentation)]
+def fill(buffers: list[Tensor], values: Tensor) -> None:
+    torch._foreach_copy_(buffers, list(torch.split_with_sizes(values, [len(buffer) for buffer in buffers])))

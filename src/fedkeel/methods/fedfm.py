@@ -17,7 +17,7 @@ import logging
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -25,9 +25,9 @@ from torch import Tensor
 from fedkeel.config import from_one
 from fedkeel.errors import FedkeelError
 from fedkeel.formulas.losses import feature_alignment
-from fedkeel.formulas.prototypes import counted_prototypes, direction_distance
+from fedkeel.formulas.prototypes import direction_distance, local_prototypes
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
-from fedkeel.options import NotNegative, Positive, Range
+from fedkeel.options import Decay, NotNegative, Positive
 
 log = logging.getLogger("fedkeel")
 MOST_SAMPLES = 2.0**40  # of a class: no client has more
@@ -45,7 +45,7 @@ class FedFM(Method):
     temperature: Positive = 0.1  # tau
     from_round: NotNegative = 20  # the first round that matches, from 0; below 1, the share of the rounds before it
     matching: Literal["contrastive", "l2"] = "contrastive"
-    momentum: Annotated[float, Range(0, below=1)] = 0.0  # share of the old anchors in the new
+    momentum: Decay = 0.0  # share of the old anchors in the new
     anchors: Literal["asked", "update"] = "asked"  # in an exchange of their own, or sent with the update
 
     def __post_init__(self) -> None:
@@ -120,5 +120,5 @@ class FedFM(Method):
 def local_anchors(client: LocalClient) -> Tensors:
     """The class means of the client's features under the present weights, and how many samples each is of."""
     batches = client.data.passes(client.config.evaluation_batch)
-    means, counts = counted_prototypes(client.model, batches, client.num_classes)
+    means, counts = local_prototypes(client.model, batches, client.num_classes)
     return {"means": means, "counts": counts}

@@ -11,15 +11,14 @@ HBN's experiments (Table 7) put it before the first fully connected layer: `befo
 
 from dataclasses import dataclass
 from math import sqrt
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor, nn
 
 from fedkeel.formulas.similarity import directions
 from fedkeel.methods import Method, Traits, register
-from fedkeel.methods.needs import need_head
 from fedkeel.models.wrapped import Wrapped
-from fedkeel.nn.surgery import remove_normalisation
+from fedkeel.nn.surgery import change_input, change_output, remove_normalisation
 
 
 def normalise_features(features: Tensor) -> Tensor:
@@ -39,21 +38,12 @@ class FedFN(Method):
     before: Literal["head", "fully-connected"] = "head"  # as in the paper, or the first such layer of the network (HBN)
 
     def prepare(self, model: nn.Module) -> None:
-        network = need_head(self.name, model)
+        network = self.with_head(model)
         remove_normalisation(model)
         linear = next((layer for layer in model.modules() if isinstance(layer, nn.Linear)), None)
         if self.before == "fully-connected" and linear is not None and linear not in set(network.head.modules()):
-            linear.register_forward_pre_hook(_normalise_input)
+            change_input(linear, normalise_features)
         elif isinstance(network, Wrapped):
-            network.head.register_forward_pre_hook(_normalise_input)
+            change_input(network.head, normalise_features)
         else:
-            network.encoder.register_forward_hook(_normalise_output)
-
-
-# Hooks and not modules: the names in `state_dict()` stay those of the network.
-def _normalise_input(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return normalise_features(args[0]), *args[1:]
-
-
-def _normalise_output(_: nn.Module, __: tuple[Any, ...], features: Tensor) -> Tensor:
-    return normalise_features(features)
+            change_output(network.encoder, normalise_features)

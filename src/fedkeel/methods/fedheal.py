@@ -21,7 +21,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedkeel.core.state import select
 from fedkeel.methods import Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
 from fedkeel.options import Share
 
@@ -73,19 +72,15 @@ class FedHEAL(Method):
         """p_k of the round's clients, after this round's step."""
         distances = [self._distance(server, update) for update in updates]
         total = sum(distances)
-        known = [float(share) for share in select(server.memory, "share").values()]
-        first = sum(known) / len(known) if known else 1 / len(updates)
-        shares = []
-        for update, distance in zip(updates, distances, strict=True):
+        p, delta = server.noted("share"), server.noted("delta")
+        first = sum(p.values()) / len(p) if p else 1 / len(updates)
+        for k, distance in zip([update.client for update in updates], distances, strict=True):
             part = distance / total if total > 0 else 1 / len(updates)
-            delta = (1 - self.beta) * float(server.memory.get(f"delta/{update.client}", 0.0)) + self.beta * part
-            share = float(server.memory.get(f"share/{update.client}", first)) + delta
-            server.memory |= {
-                f"delta/{update.client}": torch.tensor(delta, dtype=torch.float64),
-                f"share/{update.client}": torch.tensor(share, dtype=torch.float64),
-            }
-            shares.append(share)
-        return shares
+            delta[k] = (1 - self.beta) * delta.get(k, 0.0) + self.beta * part
+            p[k] = p.get(k, first) + delta[k]
+        server.note("share", p)
+        server.note("delta", delta)
+        return [p[update.client] for update in updates]
 
     @staticmethod
     def _distance(server: Server, update: Update) -> float:

@@ -14,7 +14,6 @@ normalises as training does and draws the training's augmentation.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 import torch.nn.functional as F
@@ -22,9 +21,8 @@ from torch import Tensor, nn
 
 from fedkeel.errors import MethodError
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, register
-from fedkeel.methods.needs import need_head
 from fedkeel.methods.scaffold import summed_gradients
-from fedkeel.options import NotNegative, Range
+from fedkeel.options import Decay, NotNegative
 
 MOST_BATCHES = 2.0**40  # of a client: none has more
 
@@ -38,10 +36,10 @@ class FedIIR(Method):
     traits = Traits(capturable=True, surgery_order=1)  # last: to see what head the other parts have left
 
     gamma: NotNegative = 1e-3  # weight of the penalty
-    ema: Annotated[float, Range(0, below=1)] = 0.95  # share of the old in the server's mean gradient
+    ema: Decay = 0.95  # share of the old in the server's mean gradient
 
     def prepare(self, model: nn.Module) -> None:
-        if not trained(need_head(self.name, model)):
+        if not trained(self.with_head(model)):
             raise MethodError("'fediir' acts on the gradient of the classifier, and none of its parameters trains.")
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:

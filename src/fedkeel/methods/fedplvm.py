@@ -15,7 +15,6 @@ that it weakens. A negative cosine, on which the released code fails, counts as 
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
 
 import torch
 from torch import Tensor
@@ -23,7 +22,7 @@ from torch import Tensor
 from fedkeel.formulas.prototypes import clustered, cosine_pull, prototype_contrast
 from fedkeel.methods import Batch, Expected, LocalClient, Output, Server, Tensors, Traits, Update, register
 from fedkeel.methods.fpl import ClusterPrototypes
-from fedkeel.options import NotNegative, Positive, Range
+from fedkeel.options import NotNegative, Positive, PositiveShare
 
 
 @register("fedplvm")
@@ -35,7 +34,7 @@ class FedPLVM(ClusterPrototypes):
     traits = Traits(capturable=True)
 
     lambda_: NotNegative = 100.0  # weight of both terms
-    alpha: Annotated[float, Range(above=0, most=1)] = 0.25  # power of the similarities in L_alpha
+    alpha: PositiveShare = 0.25  # power of the similarities in L_alpha
     temperature: Positive = 0.07  # tau
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:

@@ -12,15 +12,16 @@ a client is ((mu - m) / s, sigma / s), and normalising x' with that is normalisi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedkeel.errors import MethodError, TrainingError
 from fedkeel.methods import Expected, LocalClient, Method, Server, Tensors, Traits, register
-from fedkeel.nn.draws import new_key, uniform
+from fedkeel.nn.draws import Draws
+from fedkeel.nn.surgery import change_input
 
 _LEAST_STD = 1e-3  # of images of one colour
 
@@ -35,8 +36,6 @@ class FedRDN(Method):
 
     draw: Literal["image", "batch"] = "image"  # a pair for each, or, as released, a mean and a deviation for each batch
 
-    _channels: int = field(default=0, init=False)
-
     def prepare(self, model: nn.Module) -> None:
         convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
         if convolution is None:
@@ -44,37 +43,31 @@ class FedRDN(Method):
                 f"'fedrdn' takes the number of colours from the first convolution, and {type(model).__name__} has "
                 "none: choose a convolutional model."
             )
-        self._channels = convolution.in_channels
-        layer = OwnNormalisation(self._channels)
+        layer = OwnNormalisation(convolution.in_channels)
         model.add_module("own_normalisation", layer)
-        model.register_forward_pre_hook(layer.before)
-
-    def is_local(self, name: str) -> bool:
-        return name.startswith("own_normalisation.")
+        change_input(model, layer)
+        self.kept = {f"own_normalisation.{entry}" for entry in layer.state_dict()}
 
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
         return {"pair": own_pair(client)} if question == "pair" else super().answer(client, question, tensors)
 
     def start(self, client: LocalClient) -> None:
-        """Its own pair is put where testing finds it; key and counter of this round's draws are made."""
-        layer = client.model.get_submodule("own_normalisation")
+        """Its own pair is put where testing finds it."""
+        layer = client.scratch["layer"] = client.model.get_submodule("own_normalisation")
         assert isinstance(layer, OwnNormalisation)
         layer.pair.copy_(own_pair(client))
         layer.known.fill_(1)
-        client.scratch["key"] = new_key(client.generator("fedrdn")).to(client.device)
-        client.scratch["counter"] = torch.zeros((), dtype=torch.int64, device=client.device)
+        layer.begin(client.generator("fedrdn"))
 
     def inputs(self, client: LocalClient, x: Tensor) -> Tensor:
         pairs, known = client.extras["pairs"], client.extras["known"]
-        key, counter = client.scratch["key"], client.scratch["counter"]
-        u = uniform(key, counter, len(x) if self.draw == "image" else 2)
-        counter += 1
+        u = client.scratch["layer"].uniform((len(x) if self.draw == "image" else 2,))
         drawn = pairs.index_select(0, torch.minimum((u * known).long(), known - 1))  # the product may round up
         mean, std = (drawn[:, 0], drawn[:, 1]) if self.draw == "image" else (drawn[:1, 0], drawn[1:, 1])
         return normalised(x, mean, std)
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
-        return {"pair": Expected((2, self._channels))} if question == "pair" else {}
+        return {"pair": Expected.like("", server.network.get_buffer("own_normalisation.pair"))} if question else {}
 
     def before_training(self, server: Server) -> None:
         """Ask those that come for the first time. The table has room for all, so that its shape never changes."""
@@ -89,7 +82,7 @@ class FedRDN(Method):
         server.extras = {"pairs": table, "known": torch.tensor(len(pairs), device=table.device)}
 
 
-class OwnNormalisation(nn.Module):
+class OwnNormalisation(Draws):
     """Normalises images with the client's own pair, in evaluation only: in training `FedRDN.inputs` has done it."""
 
     pair: Tensor
@@ -100,12 +93,11 @@ class OwnNormalisation(nn.Module):
         self.register_buffer("pair", torch.zeros(2, channels))
         self.register_buffer("known", torch.zeros(()))
 
-    def before(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def forward(self, x: Tensor) -> Tensor:
         if self.training:
-            return None
-        x = args[0]
+            return x
         mean, std = self.pair.where(self.known > 0, image_statistics(x).mean(dim=0))
-        return normalised(x, mean, std), *args[1:]
+        return normalised(x, mean, std)
 
 
 def image_statistics(x: Tensor) -> Tensor:

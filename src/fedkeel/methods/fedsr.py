@@ -14,7 +14,7 @@ depend on chance or on what else is in the batch. In training the noise is that 
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -22,8 +22,7 @@ from torch import Tensor, nn
 
 from fedkeel import seeds
 from fedkeel.methods import Batch, LocalClient, Method, Output, Traits, register
-from fedkeel.methods.needs import need_head
-from fedkeel.nn.draws import new_key, normal
+from fedkeel.nn.draws import Draws, normal
 from fedkeel.nn.surgery import replace_modules
 from fedkeel.options import Count, NotNegative
 
@@ -44,26 +43,20 @@ class FedSR(Method):
     z_dim: Count = 512  # dimensions of z
     samples: Count = 20  # draws averaged in testing
 
-    _local: set[str] = field(default_factory=set, init=False)
-
     def prepare(self, model: nn.Module) -> None:
-        network = need_head(self.name, model)
+        network = self.with_head(model)
         head, place = network.head, next(model.parameters()).device
         stochastic = StochasticHead(network.feature_dim, self.z_dim, network.num_classes, self.samples).to(place)
         names = replace_modules(model, lambda _, module: module is head, lambda *_: stochastic)
-        self._local = {f"{name}.{entry}" for name in names for entry in ("r_mean", "r_spread", "scale")}
-
-    def is_local(self, name: str) -> bool:
-        return name in self._local
+        self.kept = {f"{name}.{entry}" for name in names for entry in ("r_mean", "r_spread", "scale")}
 
     def start(self, client: LocalClient) -> None:
         head = client.scratch["head"] = client.model.get_submodule("head")
         assert isinstance(head, StochasticHead)
-        head.key.copy_(new_key(client.generator("fedsr")))
-        head.step.zero_()
+        head.begin(client.generator("fedsr"))
 
     def inputs(self, client: LocalClient, x: Tensor) -> Tensor:
-        client.scratch["head"].step.add_(1)
+        client.scratch["head"].counter.add_(1)
         return x
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor:
@@ -73,12 +66,9 @@ class FedSR(Method):
         return self.lambda_l2r * length + self.lambda_cmi * head.divergence(mean, deviation, batch.y)
 
 
-class StochasticHead(nn.Module):
+class StochasticHead(Draws):
     """Features (N, d) -> a normal distribution over z -> logits of a sample, or in evaluation of several."""
 
-    # On the device and in the model: a captured step finds them where they were, and draws anew at every replay.
-    key: Tensor
-    step: Tensor
     draws: Tensor
 
     def __init__(self, feature_dim: int, z_dim: int, num_classes: int, samples: int) -> None:
@@ -89,8 +79,6 @@ class StochasticHead(nn.Module):
         self.r_spread = nn.Parameter(torch.ones(num_classes, z_dim))
         self.scale = nn.Parameter(torch.ones(()))
         draws = torch.randn(samples, 1, z_dim, generator=seeds.generator(0, "fedsr", samples, z_dim))
-        for name in ("key", "step"):
-            self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
         self.register_buffer("draws", draws, persistent=False)
 
     def distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +89,7 @@ class StochasticHead(nn.Module):
 
     def sample(self, mean: Tensor, deviation: Tensor) -> Tensor:
         """z of this step: the same for the same step, however often it is asked for."""
-        return mean + deviation * normal(self.key, self.step, tuple(mean.shape)).to(mean.dtype)
+        return mean + deviation * normal(self.key, self.counter, tuple(mean.shape)).to(mean.dtype)
 
     def forward(self, features: Tensor) -> Tensor:
         mean, deviation = self.distribution(features)

@@ -31,7 +31,7 @@ from fedkeel.core.state import batch_norms
 from fedkeel.errors import MethodError
 from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
-from fedkeel.nn.mixed_batch_norm import replaced_forward, update_momentum
+from fedkeel.nn.mixed_batch_norm import all_but_channels, per_channel, replaced_forward, update_momentum
 
 log = logging.getLogger("fedkeel")
 KINDS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -44,25 +44,22 @@ class FedTAN(Method):
     paper = "Wang et al. 2023 (FedTAN)"
     traits = Traits(needs_batch_norm=True, surgery_order=1)  # after the others: to see what batch norm they have left
 
-    _layers = 0
-
     def prepare(self, model: nn.Module) -> None:
-        norms = batch_norms(model)
-        for name, norm in norms.items():
+        for name, norm in batch_norms(model).items():
             if type(norm) not in KINDS:
                 raise MethodError(
                     f"'fedtan' takes batch norm apart, and '{name}' is a {type(norm).__name__} with something of its "
                     "own: choose a model with plain batch norm."
                 )
-        self._layers = len(norms)
 
     def before_training(self, server: Server) -> None:
         """Moments from the first layer to the last, their derivatives from the last to the first."""
         known: Tensors = {}
-        for layer in range(self._layers):
+        layers = range(len(batch_norms(server.network)))
+        for layer in layers:
             for moment in ("mean", "var"):
                 known |= self._ask(server, f"{moment} {layer}", known)
-        for layer in reversed(range(self._layers)):
+        for layer in reversed(layers):
             known |= self._ask(server, f"derivatives {layer}", known)
         server.extras = known
 
@@ -100,8 +97,8 @@ class FedTAN(Method):
             raise MethodError("'fedtan' goes through batch norms one by one, and this model leaves some of them out.")
         a = inputs[layer]
         if what == "mean":
-            return {f"mean {layer}": a.mean(axes(a))}
-        return {f"var {layer}": (a - per_channel(tensors[f"mean {layer}"], a)).square().mean(axes(a))}
+            return {question: a.mean(all_but_channels(a))}
+        return {question: (a - per_channel(tensors[f"mean {layer}"], a)).square().mean(all_but_channels(a))}
 
     @staticmethod
     def _derivatives(client: LocalClient, batch: Batch, layer: int, tensors: Tensors) -> Tensors:
@@ -176,15 +173,6 @@ def through_moments(inputs: Sequence[Tensor], known: Tensors, first: int = 0) ->
     total = torch.zeros((), device=inputs[0].device)
     for layer, a in list(enumerate(inputs))[first:]:
         centred = a - per_channel(known[f"mean {layer}"], a)
-        total = total + (known[f"dmean {layer}"] * a.mean(axes(a))).sum()
-        total = total + (known[f"dvar {layer}"] * centred.square().mean(axes(a))).sum()
+        total = total + (known[f"dmean {layer}"] * a.mean(all_but_channels(a))).sum()
+        total = total + (known[f"dvar {layer}"] * centred.square().mean(all_but_channels(a))).sum()
     return total
-
-
-def axes(x: Tensor) -> list[int]:
-    return [0, *range(2, x.ndim)]
-
-
-def per_channel(moment: Tensor, x: Tensor) -> Tensor:
-    """One number for each channel, in the shape in which it meets x."""
-    return moment.view(1, -1, *[1] * (x.ndim - 2))

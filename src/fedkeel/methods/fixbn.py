@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from fedkeel.core.state import batch_norms
 from fedkeel.methods import LocalClient, Method, Output, Server, Tensors, Traits, Update, register
-from fedkeel.methods.needs import need_global_statistics
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.options import NotNegative, Share
 
@@ -36,7 +35,7 @@ class FixBN(Method):
         return round >= floor(rounds * self.freeze_from + 1e-9)  # 0.29 * 100 is below 29
 
     def before_training(self, server: Server) -> None:
-        need_global_statistics(self.name, server)
+        server.need_global_statistics()
 
     def start(self, client: LocalClient) -> None:
         frozen = self.freezes(client.round, client.rounds)

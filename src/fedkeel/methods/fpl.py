@@ -77,12 +77,12 @@ class FPL(ClusterPrototypes):
 
     def finish(self, client: LocalClient) -> Tensors:
         if self.prototypes == "seen":
-            seen = client.scratch["seen"]
-            means, present = seen["sums"] / seen["counts"].clamp_min(1)[:, None], seen["counts"] > 0
+            counts = client.scratch["seen"]["counts"]
+            means = client.scratch["seen"]["sums"] / counts.clamp_min(1)[:, None]
         else:
             batches = client.data.passes(client.config.evaluation_batch)
-            means, present = local_prototypes(client.model, batches, client.num_classes)
-        return {"prototypes": means, "present": present}
+            means, counts = local_prototypes(client.model, batches, client.num_classes)
+        return {"prototypes": means, "present": counts > 0}
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         classes, width = server.network.num_classes, server.network.feature_dim

@@ -7,7 +7,7 @@ UniVarFL's comparison goes back the switch that freezes it never fires: that is 
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import nn
@@ -27,15 +27,11 @@ class Freeze(Method):
 
     head: Literal["fixed", "local"] = "fixed"  # never trained, or trained on each client and left out of the mean
 
-    _names: list[str] = field(default_factory=list, init=False)
-
     def prepare(self, model: nn.Module) -> None:
         if not isinstance(model, Classifier) or not any(True for _ in model.head.parameters()):
             raise MethodError(
                 f"'freeze' freezes the head, and {type(model).__name__} has none with weights: choose another model."
             )
-        own = {id(parameter) for parameter in model.head.parameters()}
-        self._names = [name for name, p in model.named_parameters(remove_duplicate=False) if id(p) in own]
         if self.head == "fixed":
             model.head.requires_grad_(False)
 
@@ -48,4 +44,6 @@ class Freeze(Method):
         return self._with_the_first_head(server, mean)
 
     def _with_the_first_head(self, server: Server, weights: Tensors) -> Tensors:
-        return weights | {name: server.weights[name] for name in self._names if name in server.weights}
+        own = {id(parameter) for parameter in server.network.head.parameters()}
+        names = [name for name, p in server.network.named_parameters(remove_duplicate=False) if id(p) in own]
+        return weights | {name: server.weights[name] for name in names if name in server.weights}

@@ -20,7 +20,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedkeel.core.state import prefixed, select
 from fedkeel.methods import Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
 from fedkeel.options import Share
 
@@ -68,37 +67,32 @@ class GA(Method):
 
     def before_training(self, server: Server) -> None:
         """The last round's clients tell how the model that was made of theirs does, and their weights follow."""
-        self._make_room(server)
-        local = select(server.memory, "local")
-        kept = {name: tensor for name, tensor in server.memory.items() if not name.startswith("local/")}
+        weights, local = self._weights(server), server.noted("local")
         if local:
             answers = server.ask(list(local), "score")
-            gaps = {name: float(local[name]) - float(answer.tensors["score"]) for name, answer in answers.items()}
+            gaps = {name: local[name] - float(answer.tensors["score"]) for name, answer in answers.items()}
             step = self.step_size * (1 - (server.round - 1) / server.rounds) / server.num_clients
-            weights = adjusted({name: self._weight(server, name) for name in gaps}, gaps, step, self.centred)
-            kept |= prefixed({name: torch.tensor(a, dtype=torch.float64) for name, a in weights.items()}, "weight")
-        server.memory = kept
+            old = {name: weights.get(name, 1 / server.num_clients) for name in gaps}
+            weights |= adjusted(old, gaps, step, self.centred)
+        server.memory = {"clients": torch.tensor(server.num_clients)}
+        server.note("weight", weights)
 
     def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
-        weights = [self._weight(server, update.client) for update in updates]
-        return weights if sum(weights) > 0 else [1.0] * len(weights)
+        weights = self._weights(server)
+        own = [weights.get(update.client, 1 / server.num_clients) for update in updates]
+        return own if sum(own) > 0 else [1.0] * len(own)
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         """Nothing to send: remember how the local models did, until the global one is measured."""
-        server.memory |= prefixed({update.client: update.extras["score"] for update in updates}, "local")
+        server.note("local", {update.client: float(update.extras["score"]) for update in updates})
         return {}
 
     @staticmethod
-    def _make_room(server: Server) -> None:
-        """Clients that joined since have 1/K each, so the weights of the others add up to what is left."""
-        weights, known = select(server.memory, "weight"), int(server.memory.get("clients", server.num_clients))
-        if known != server.num_clients:
-            weights = {name: weight * known / server.num_clients for name, weight in weights.items()}
-        server.memory |= prefixed(weights, "weight") | {"clients": torch.tensor(server.num_clients)}
-
-    @staticmethod
-    def _weight(server: Server, client: str) -> float:
-        return float(server.memory.get(f"weight/{client}", 1 / server.num_clients))
+    def _weights(server: Server) -> dict[str, float]:
+        """a_k where it is no longer 1/K. Clients that joined since have 1/K each, and the others what that leaves."""
+        weights, clients = server.noted("weight"), server.num_clients
+        known = int(server.memory.get("clients", clients))
+        return weights if known == clients else {name: a * known / clients for name, a in weights.items()}
 
 
 def adjusted(weights: dict[str, float], gaps: dict[str, float], step: float, centred: bool = False) -> dict[str, float]:

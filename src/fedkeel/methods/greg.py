@@ -22,11 +22,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fedkeel.core.state import batch_norms, untouched
+from fedkeel.core.state import batch_norms, moment_names, untouched
 from fedkeel.formulas.aggregation import moving_average
 from fedkeel.formulas.losses import consistency_kl
 from fedkeel.methods import Batch, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
-from fedkeel.methods.needs import need_global_statistics
 from fedkeel.nn.mixed_batch_norm import add_shares, mixed_statistics
 from fedkeel.nn.paired_batch_norm import Pairing, Pairings, naive
 from fedkeel.options import NotNegative, Share
@@ -51,22 +50,18 @@ class GReg(Method):
     lambda_: Share = 0.5  # of "mix"; "mix-learned" has one for each layer, a weight like any other, from 1/2
     warm_start: WarmStart = "auto"  # take the first round's mean whole; "auto": unless weights are given
 
-    _statistics: set[str] = field(default_factory=set, init=False)
     _pairings: Pairings = field(default_factory=Pairings, init=False)
 
     def prepare(self, model: nn.Module) -> None:
-        norms = batch_norms(model)
-        self._statistics = {f"{name}.{moment}" for name in norms for moment in ("running_mean", "running_var")}
         if self.mode == "mix-learned":
-            add_shares(norms)
+            add_shares(batch_norms(model))
 
     def before_training(self, server: Server) -> None:
-        need_global_statistics(self.name, server)
+        server.need_global_statistics()
         if server.round == 0 and self.warm_start is True:
             server.memory = {DUE: torch.ones(())}
         # A later round has no aggregated statistics either, if none before it had enough clients to count.
-        own = {name: tensor for name, tensor in server.statistics.items() if name in self._statistics}
-        lacks = server.round > 0 and untouched(own)
+        lacks = server.round > 0 and untouched(_of_batch_norm(server, server.statistics))
         server.extras = {LACKING: torch.ones(())} if lacks else {}
 
     def start(self, client: LocalClient) -> None:
@@ -98,11 +93,14 @@ class GReg(Method):
 
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         """Alg. 2, line 726."""
-        new = {name: mean[name] for name in mean if name in self._statistics}
-        old = {name: server.statistics[name] for name in new}
-        warm = starts_warm(self.warm_start, server, old)
+        warm = starts_warm(self.warm_start, server, _of_batch_norm(server, server.statistics))
         server.memory = {}
-        return mean if warm else mean | moving_average(old, new, self.momentum)
+        return mean if warm else mean | moving_average(server.statistics, _of_batch_norm(server, mean), self.momentum)
+
+
+def _of_batch_norm(server: Server, statistics: Tensors) -> Tensors:
+    own = {name for layer in batch_norms(server.network) for name in moment_names(layer)}
+    return {name: tensor for name, tensor in statistics.items() if name in own}
 
 
 def _acts(client: LocalClient) -> bool:

@@ -15,7 +15,7 @@ are options of the run: clip_norm=10, schedule=exponential, decay=0.998.
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
 from torch import nn
@@ -26,11 +26,10 @@ from fedkeel.formulas.aggregation import moving_average, pooled_moments, weighte
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
 from fedkeel.methods.greg import DUE, LACKING, WarmStart, starts_warm
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms, recorded_moments, to_hybrid
-from fedkeel.options import Count, Range, checked, hints_of
+from fedkeel.options import Count, PositiveShare, checked, hints_of
 
 RELEASED_SAMPLES = 64
 SEEN = "seen"  # in the memory of a client that has factors of its own
-Momentum = Annotated[float, Range(above=0, most=1)]
 
 
 @register("hbn")
@@ -45,14 +44,14 @@ class HBN(Method):
 
     def __init__(  # and no dataclass: the option `statistics` has the name of a hook
         self,
-        momentum: Momentum | None = None,  # Eq. 11, the share of the new; None: 0.01, in the released variant 0.002
+        momentum: PositiveShare | None = None,  # Eq. 11, the share of the new; None: 0.01, 0.002 if released
         stats_samples: Count | None = None,  # of the pass of Eq. 7, drawn at random; None for all
         stats_batch: Count = RELEASED_SAMPLES,  # of the pass
         record: Literal["mixture", "batch"] = "mixture",  # by the pass: what a layer normalised with, or raw moments
         mix: Literal["learned", "fixed", "global", "batch"] = "learned",  # Eq. 9: Table 6
         statistics: Literal["pass", "moving-average"] = "pass",  # Table 6
         pooling: Literal["pooled", "mean"] = "pooled",  # Eq. 8: Table 6
-        local_momentum: Momentum = 0.1,  # of "moving-average"
+        local_momentum: PositiveShare = 0.1,  # of "moving-average"
         warm_start: WarmStart = "auto",  # with the first round's moments: few rounds from scratch do
         variant: Literal["paper", "released"] = "paper",
     ) -> None:
@@ -73,15 +72,11 @@ class HBN(Method):
         self.variant, self.warm_start = variant, False if released and warm_start == "auto" else warm_start
         self._averages_factors = released and mix == "learned"
         self._moments: list[tuple[str, str]] = []  # names of each layer's mean and variance
-        self._factors: list[str] = []
 
     def prepare(self, model: nn.Module) -> None:
         to_hybrid(model, mix=self.mix)
-        self._moments = [(f"{layer}.running_mean", f"{layer}.running_var") for layer in hybrid_norms(model)]
-        self._factors = [f"{layer}.alpha" for layer in hybrid_norms(model)]
-
-    def is_local(self, name: str) -> bool:
-        return name in self._factors
+        self._moments = [state.moment_names(layer) for layer in hybrid_norms(model)]
+        self.kept = [f"{layer}.alpha" for layer in hybrid_norms(model)]  # the factors
 
     def start(self, client: LocalClient) -> None:
         self._take_factors(client)
@@ -101,7 +96,7 @@ class HBN(Method):
         if not self._averages_factors:
             return {}
         client.memory = {SEEN: torch.ones((), device=client.device)}
-        return {name: client.model.get_parameter(name).detach().clone() for name in self._factors}
+        return {name: client.model.get_parameter(name).detach().clone() for name in self.kept}
 
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
         if question != "statistics":
@@ -147,7 +142,7 @@ class HBN(Method):
 
     def _like_factors(self, server: Server) -> Tensors:
         """A tensor of the shape and on the device of each factor: the mean of its layer."""
-        return {factor: server.statistics[mean] for factor, (mean, _) in zip(self._factors, self._moments, strict=True)}
+        return {factor: server.statistics[mean] for factor, (mean, _) in zip(self.kept, self._moments, strict=True)}
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         """In the authors' code the factors are averaged as the weights are, over the clients of the round."""
@@ -159,7 +154,7 @@ class HBN(Method):
         if question != "statistics":
             factors = self._like_factors(server) if self._averages_factors else {}
             return {name: Expected.like(name, tensor) for name, tensor in factors.items()}
-        return {name: Expected.like(name, server.statistics[name]) for pair in self._moments for name in pair}
+        return {name: Expected.like(name, tensor) for name, tensor in self._own(server.statistics).items()}
 
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         """Eq. 8, then Eq. 11."""
@@ -170,8 +165,11 @@ class HBN(Method):
         return mean | moving_average(old, new, momentum)
 
     def _starts_warm(self, party: LocalClient | Server, statistics: Tensors) -> bool:
-        own = {name: statistics[name] for pair in self._moments for name in pair}
-        return starts_warm(self.warm_start, party, own)
+        return starts_warm(self.warm_start, party, self._own(statistics))
+
+    def _own(self, statistics: Tensors) -> Tensors:
+        """Those of hybrid batch norms."""
+        return {name: statistics[name] for pair in self._moments for name in pair}
 
     def before_evaluation(self, server: Server) -> None:
         """Statistics lag the weights by a round: those of the weights to be tested, from the clients of this round.
@@ -191,7 +189,7 @@ class HBN(Method):
         if self.variant == "released" and self.statistics_from == "pass":
             counts = [min(n, RELEASED_SAMPLES) for n in samples]
         if self.pooling == "mean":
-            return weighted_mean([{name: m[name] for pair in self._moments for name in pair} for m in moments], counts)
+            return weighted_mean([self._own(m) for m in moments], counts)
         pooled: Tensors = {}
         for mean, var in self._moments:
             pooled[mean], pooled[var] = pooled_moments([m[mean] for m in moments], [m[var] for m in moments], counts)

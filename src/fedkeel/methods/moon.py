@@ -13,7 +13,7 @@ linear). Compared methods should have it too, so better in the model: `simple_cn
 
 import copy
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 import torch
@@ -40,10 +40,8 @@ class Moon(Method):
     temperature: Positive = 0.5  # tau
     projector: Count | None = None  # width of the paper's projector, e.g. 256; None for none
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        # Two frozen networks beside each resident model, at addresses that stay: a captured step refers to them.
-        self._others: WeakKeyDictionary[nn.Module, list[nn.Module]] = WeakKeyDictionary()
+    # Two frozen networks beside each resident model, at addresses that stay: a captured step refers to them.
+    _others: WeakKeyDictionary[nn.Module, list[nn.Module]] = field(default_factory=WeakKeyDictionary, init=False)
 
     def prepare(self, model: nn.Module) -> None:
         if self.projector is None:

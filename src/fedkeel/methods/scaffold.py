@@ -29,8 +29,6 @@ from fedkeel.methods import Batch, Expected, LocalClient, Method, Server, Tensor
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.options import Positive
 
-SUM, SHARE = "sum/", "share/"  # in the server's memory: of all clients' control variates, and each one's weight in it
-
 
 @register("scaffold")
 @dataclass
@@ -98,22 +96,19 @@ class Scaffold(Method):
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         """Eq. 5: the mean over all N clients, weighted as the weights are; those never seen count with zero."""
-        memory = dict(server.memory)
+        server.note("share", {update.client: server.share(update) for update in updates})
         for update in updates:
-            share = server.share(update)
-            memory[f"{SHARE}{update.client}"] = torch.tensor(share, dtype=torch.float64)
-            for name, change in update.extras.items():
-                memory[f"{SUM}{name}"] = memory.get(f"{SUM}{name}", 0) + share * change
-        server.memory = memory
+            for name, change in state.prefixed(update.extras, "sum").items():
+                server.memory[name] = server.memory.get(name, 0) + server.share(update) * change
         return mean_of_all(server)
 
 
 def mean_of_all(server: Server) -> Tensors:
     """c, over all N clients of the federation as it is now: one that has joined since counts with zero."""
-    shares = [float(tensor) for name, tensor in server.memory.items() if name.startswith(SHARE)]
+    shares = server.noted("share").values()
     # How many samples clients have that never came is not known: as many as those that did, on average.
     total = server.num_clients * sum(shares) / len(shares)
-    return {name[len(SUM) :]: t / total for name, t in server.memory.items() if name.startswith(SUM)}
+    return {name: tensor / total for name, tensor in state.select(server.memory, "sum").items()}
 
 
 def full_gradient(client: LocalClient, weights: Sequence[Tensor]) -> list[Tensor]:

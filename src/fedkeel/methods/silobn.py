@@ -7,7 +7,7 @@ stay local, scale and shift are averaged. Clients that never trained: as in FedB
 from torch import nn
 
 from fedkeel.methods import register
-from fedkeel.methods.fedbn import FedBN
+from fedkeel.methods.fedbn import FedBN, batch_norm_entries
 
 
 @register("silobn")
@@ -17,5 +17,4 @@ class SiloBN(FedBN):
     paper = "Andreux et al. 2020"
 
     def prepare(self, model: nn.Module) -> None:
-        super().prepare(model)
-        self._local -= {name for name, _ in model.named_parameters(remove_duplicate=False)}
+        self.kept = batch_norm_entries(model) - {name for name, _ in model.named_parameters(remove_duplicate=False)}

@@ -67,7 +67,11 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 class Draws(nn.Module):
-    """The key of a client and the number of draws so far: what all masks of one model come from."""
+    """The key of a client and the number of draws so far: what all masks of one model come from.
+
+    Both lie in the model, on its device: a captured step finds them where they were, and draws anew at every replay.
+    Layers that draw by themselves derive from it.
+    """
 
     key: Tensor
     counter: Tensor

@@ -14,41 +14,38 @@ A layer takes its draws from `nn.draws`, once a step: every forward of a step (G
 sharpness-aware step) sees the same ones. Its buffers are not in `state_dict()`: what travels is the method's to say.
 """
 
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
 from fedkeel.core.types import Classifier
 from fedkeel.errors import MethodError
-from fedkeel.nn.draws import normal, uniform
+from fedkeel.formulas.similarity import precise
+from fedkeel.nn.draws import Draws, normal, uniform
+from fedkeel.nn.surgery import change_input, change_output
 
 _CONSUMERS = (nn.Linear, nn.Flatten, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d)  # what follows the last block
 
 
-class FeatureAugmentation(nn.Module):
+class FeatureAugmentation(Draws):
     """Maps (N, C, ...), or flattened (N, C * pixels), with their channel statistics drawn anew; in training only.
 
     Buffers: `running_mean`, `running_std` (C,), moving averages of the batches' mean statistics, in which the old has
-    the share `keep`; `mean_variance`, `std_variance` (C,), the variances of these over the clients; `key`, `counter` of
-    the draws; `due`, whether this step's batch is not in the moving averages yet.
+    the share `old`; `mean_variance`, `std_variance` (C,), the variances of these over the clients; `due`, whether this
+    step's batch is not in the moving averages yet.
     """
 
     running_mean: Tensor
     running_std: Tensor
     mean_variance: Tensor
     std_variance: Tensor
-    keep: Tensor
+    old: Tensor
     due: Tensor
-    key: Tensor
-    counter: Tensor
 
     def __init__(self, channels: int, p: float = 0.5, momentum: float = 0.99, eps: float = 1e-6) -> None:
         super().__init__()
         self.channels, self.p, self.momentum, self.eps = channels, p, momentum, eps
         buffers = {name: torch.ones(channels) for name in ("running_std", "mean_variance", "std_variance")}
-        buffers |= {"running_mean": torch.zeros(channels), "keep": torch.zeros(()), "due": torch.zeros(())}
-        buffers |= {name: torch.zeros((), dtype=torch.int64) for name in ("key", "counter")}
+        buffers |= {"running_mean": torch.zeros(channels), "old": torch.zeros(()), "due": torch.zeros(())}
         for name, initial in buffers.items():
             self.register_buffer(name, initial, persistent=False)
 
@@ -69,7 +66,7 @@ class FeatureAugmentation(nn.Module):
             )
         if not self.training:
             return x
-        wide = maps.float() if maps.dtype in (torch.float16, torch.bfloat16) else maps
+        wide = precise(maps)
         var, mean = torch.var_mean(wide, list(range(2, maps.ndim)), correction=0)
         std = (var + self.eps).sqrt()
         self._record(mean, std)
@@ -94,19 +91,11 @@ class FeatureAugmentation(nn.Module):
 
     @torch.no_grad()
     def _record(self, mean: Tensor, std: Tensor) -> None:
-        share = (1 - self.keep) * self.due
+        share = (1 - self.old) * self.due
         self.running_mean.lerp_(mean.mean(dim=0).to(self.running_mean.dtype), share)
         self.running_std.lerp_(std.mean(dim=0).to(self.running_std.dtype), share)
-        self.keep.fill_(self.momentum)
+        self.old.fill_(self.momentum)
         self.due.zero_()
-
-    # As hooks: the names in `state_dict()` stay those of the network.
-    def on_input(self, _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        return self(args[0]), *args[1:]
-
-    def on_output(self, _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
-        augmented: Tensor = self(output)
-        return augmented
 
 
 def emphasis(variance: Tensor, eps: float = 1e-6) -> Tensor:
@@ -131,10 +120,7 @@ def augment_features(model: nn.Module, p: float = 0.5, momentum: float = 0.99) -
     layers = nn.ModuleList()
     for module, at_input, channels in _block_ends(model):
         layer = FeatureAugmentation(channels, p, momentum)
-        if at_input:
-            module.register_forward_pre_hook(layer.on_input)
-        else:
-            module.register_forward_hook(layer.on_output)
+        (change_input if at_input else change_output)(module, layer)
         layers.append(layer)
     model.add_module("feature_augmentation", layers)
     return layers

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedkeel.core.state import moment_names
 from fedkeel.errors import FedkeelError, MethodError, nearest
 from fedkeel.nn.kernels import norms
 from fedkeel.nn.mixed_batch_norm import moments, per_channel
 from fedkeel.nn.surgery import place_of, replace_batch_norms
 
-MIXES = ("learned", "fixed", "global", "batch")
 RECORDS = ("mixture", "batch")
-SHARES = {"fixed": 0.5, "global": 1.0, "batch": 0.0}  # of the global statistics, in the ablations
+SHARES = {"learned": None, "fixed": 0.5, "global": 1.0, "batch": 0.0}  # of the global statistics, in the ablations
 
 
 class _Normalise(torch.autograd.Function):
@@ -74,8 +74,8 @@ class _Normalise(torch.autograd.Function):
         slope = torch.addcmul(q, share, q, value=-1)
         offset = torch.addcmul(u, share, u, value=-1).addcmul_(slope, batch_mean, value=-1)
         torch._foreach_mul_([slope, offset], -x.shape[1] / x.numel())
-        shape = per_channel(x)
-        dx = torch.addcmul(torch.addcmul(offset.view(shape), wide, slope.view(shape)), dy, scale.view(shape))
+        offset, slope, scale = (per_channel(numbers, x) for numbers in (offset, slope, scale))
+        dx = torch.addcmul(torch.addcmul(offset, wide, slope), dy, scale)
         d_weight = None if weight is None else scaled_sum
         return dx.to(x.dtype), d_share, None, None, d_weight, sum_dy if ctx.has_bias else None, None, None
 
@@ -96,7 +96,6 @@ class HybridBatchNorm(nn.Module):
     _count: Tensor
     _mean: Tensor
     _var: Tensor
-    dimensions: tuple[int, ...] = ()  # of the inputs that it takes; none for any from two on
 
     def __init__(
         self,
@@ -108,13 +107,13 @@ class HybridBatchNorm(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if mix not in MIXES:
-            raise FedkeelError(f"HybridBatchNorm has no mix '{mix}': {nearest(str(mix), MIXES)}")
+        if mix not in SHARES:
+            raise FedkeelError(f"HybridBatchNorm has no mix '{mix}': {nearest(str(mix), SHARES)}")
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_features = num_features
         self.eps = eps
         self.affine = affine
-        self.mix = mix
+        self.mix, self.constant = mix, SHARES[mix]
         self.weight = nn.Parameter(torch.ones(num_features, **place)) if affine else None
         self.bias = nn.Parameter(torch.zeros(num_features, **place)) if affine else None
         self.alpha = nn.Parameter(torch.zeros(num_features, **place), requires_grad=mix == "learned")
@@ -125,20 +124,14 @@ class HybridBatchNorm(nn.Module):
         self.recording_momentum: float | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim not in self.dimensions and (self.dimensions or x.ndim < 2):
-            expected = " or ".join(f"{number}D" for number in self.dimensions) or "at least 2D"
-            raise ValueError(f"expected {expected} input (got {x.ndim}D input)")
+        self._check_input_dim(x)
         if not self.training:
             if self.tested_by_batch:
                 return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
             return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         statistics = (self.running_mean, self.running_var)
         if norms.takes("hybrid", x, self.alpha, self.weight, self.bias, *statistics):
-            recorded = (self._count, self._mean, self._var) if self.record else None
-            mixture = norms.Mixture(
-                SHARES.get(self.mix), *statistics, self.eps, self.record, recorded, self.recording_momentum
-            )
-            return norms.hybrid(x, self.alpha, self.weight, self.bias, mixture)
+            return norms.hybrid(x, self)
         share = self.share()
         batch: list[Tensor] = []
         y: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
@@ -152,11 +145,13 @@ class HybridBatchNorm(nn.Module):
                 self._remember(mean, var, x.shape[0])
         return y
 
+    def _check_input_dim(self, input: Any) -> None:
+        if input.ndim < 2:
+            raise ValueError(f"expected at least 2D input (got {input.ndim}D input)")
+
     def share(self) -> Tensor:
         """The share of the global statistics per channel: sigmoid(alpha), or the constant of an ablation."""
-        if self.mix == "learned":
-            return torch.sigmoid(self.alpha)
-        return torch.full_like(self.alpha, SHARES[self.mix])
+        return torch.sigmoid(self.alpha) if self.constant is None else torch.full_like(self.alpha, self.constant)
 
     def start_recording(self, what: str = "mixture", momentum: float | None = None) -> None:
         """From now on, and from nothing, pool over batches the moments that training forwards see (Eq. 7).
@@ -180,14 +175,11 @@ class HybridBatchNorm(nn.Module):
             self._var.copy_(self.running_var)
         self.record, self.recording_momentum = what, momentum
 
-    def stop_recording(self) -> None:
-        """Record no more; what was recorded stays."""
-        self.record = None
-
     def recorded(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean, biased variance and number of samples since `start_recording`."""
-        if not hasattr(self, "_count"):
+        """Record no more: mean, biased variance and number of samples since `start_recording`."""
+        if self.record is None:
             raise MethodError("This HybridBatchNorm has recorded nothing: call start_recording() before the pass.")
+        self.record = None
         return self._mean.clone(), self._var.clone(), self._count.clone()
 
     def _remember(self, mean: Tensor, var: Tensor, samples: int) -> None:
@@ -209,19 +201,19 @@ class HybridBatchNorm(nn.Module):
 class HybridBatchNorm1d(HybridBatchNorm):
     """HBN for (N, C) and (N, C, L)."""
 
-    dimensions = (2, 3)
+    _check_input_dim = nn.BatchNorm1d._check_input_dim
 
 
 class HybridBatchNorm2d(HybridBatchNorm):
     """HBN for (N, C, H, W)."""
 
-    dimensions = (4,)
+    _check_input_dim = nn.BatchNorm2d._check_input_dim
 
 
 class HybridBatchNorm3d(HybridBatchNorm):
     """HBN for (N, C, D, H, W)."""
 
-    dimensions = (5,)
+    _check_input_dim = nn.BatchNorm3d._check_input_dim
 
 
 def hybrid_norms(model: nn.Module) -> dict[str, HybridBatchNorm]:
@@ -233,8 +225,7 @@ def recorded_moments(layers: Mapping[str, HybridBatchNorm]) -> dict[str, Tensor]
     """Stop recording; mean and variance of each layer under the names of its statistics in `state_dict()`."""
     moments: dict[str, Tensor] = {}
     for name, layer in layers.items():
-        layer.stop_recording()
-        moments[f"{name}.running_mean"], moments[f"{name}.running_var"], _ = layer.recorded()
+        moments |= zip(moment_names(name), layer.recorded()[:2], strict=True)
     return moments
 
 

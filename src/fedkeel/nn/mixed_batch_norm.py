@@ -15,12 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedkeel.core.state import moment_names
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.nn.surgery import Change, Norms, changed, only_batch_norms
+from fedkeel.formulas.similarity import precise
+from fedkeel.nn.surgery import Change, Norms, changed
 
 MIXTURES = ("global", "mix", "mix-learned", "ensemble")
 SHARE = "share"
 """Name of the parameter that "mix-learned" adds to each batch norm: sigmoid(share) is lambda."""
+STEPS = "_steps"
+"""Name of FBN's buffer in each batch norm: the batches of this client so far."""
 
 Forward = Callable[[str, _BatchNorm, Tensor], Tensor]
 
@@ -35,9 +39,7 @@ def replaced_forward(norms: Norms, forward: Forward, skipped: Iterable[nn.Module
             y = child(y)
         return y
 
-    changes: list[Change] = [
-        (vars(norm), "forward", partial(call, name, norm)) for name, norm in only_batch_norms(norms).items()
-    ]
+    changes: list[Change] = [(vars(norm), "forward", partial(call, name, norm)) for name, norm in norms.items()]
     return changed(changes + [(vars(module), "forward", _handed_on) for module in skipped])
 
 
@@ -48,8 +50,8 @@ def _handed_on(x: Tensor) -> Tensor:
 def global_moments(name: str, norm: _BatchNorm, statistics: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The given mean and variance of a layer; its own running ones where none are given."""
     mean, var = running_moments(norm)
-    prefix = f"{name}." if name else ""
-    return statistics.get(f"{prefix}running_mean", mean), statistics.get(f"{prefix}running_var", var)
+    given_mean, given_var = moment_names(name)
+    return statistics.get(given_mean, mean), statistics.get(given_var, var)
 
 
 def running_moments(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
@@ -69,32 +71,34 @@ def update_momentum(norm: _BatchNorm) -> float:
 
 
 def plain_forward(norm: _BatchNorm, x: Tensor) -> Tensor:
-    """What the layer does by itself: batch statistics in training, running ones otherwise."""
-    if norm.running_mean is None:
-        return F.batch_norm(x, None, None, norm.weight, norm.bias, True, 0.0, norm.eps)
-    momentum = update_momentum(norm) if norm.training else 0.0
-    return F.batch_norm(x, *running_moments(norm), norm.weight, norm.bias, norm.training, momentum, norm.eps)
+    """What the layer does by itself, without its submodules: batch statistics in training, running ones otherwise."""
+    return _BatchNorm.forward(norm, x)
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and biased variance of each channel, in float32 for half precision."""
-    wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    wide = precise(x)
     if wide.device.type == "cpu" and not (wide.requires_grad and torch.is_grad_enabled()):
         # With nothing to update, batch norm only measures: several times as fast as torch.var_mean, without gradients.
         measured: tuple[Tensor, Tensor] = torch.batch_norm_update_stats(wide, None, None, 0.0)
         return measured
-    var, mean = torch.var_mean(wide, [0, *range(2, x.ndim)], correction=0)
+    var, mean = torch.var_mean(wide, all_but_channels(x), correction=0)
     return mean, var
 
 
-def per_channel(x: Tensor) -> list[int]:
-    """The shape in which a tensor of one number per channel meets `x`."""
-    return [1, -1] + [1] * (x.ndim - 2)
+def all_but_channels(x: Tensor) -> list[int]:
+    """The dimensions over which batch norm takes moments."""
+    return [0, *range(2, x.ndim)]
+
+
+def per_channel(numbers: Tensor, x: Tensor) -> Tensor:
+    """One number for each channel, in the shape in which it meets `x`."""
+    return numbers.view(1, -1, *[1] * (x.ndim - 2))
 
 
 def add_shares(norms: Norms) -> None:
     """One learnable lambda for each layer, from 1/2: the `share` of "mix-learned"."""
-    for norm in only_batch_norms(norms).values():
+    for norm in norms.values():
         if norm.running_mean is not None:
             norm.register_parameter(SHARE, nn.Parameter(norm.running_mean.new_zeros(())))
 
@@ -129,13 +133,17 @@ def mixed_statistics(
     return replaced_forward(norms, forward)
 
 
-def averaged_statistics(
-    norms: Norms, statistics: Mapping[str, Tensor], steps: Mapping[str, Tensor]
-) -> AbstractContextManager[None]:
-    """Inside, batch norms use the given statistics, and their running ones become the plain mean over batches (FBN).
+def count_steps(norms: Norms) -> None:
+    """A counter for each layer, for `averaged_statistics`."""
+    for norm in norms.values():
+        if norm.running_mean is not None:
+            # Not persistent: no part of the model, and 0 again for the next client. A captured graph keeps counting.
+            norm.register_buffer(STEPS, norm.running_mean.new_zeros(()), persistent=False)
 
-    `steps` holds the number of batches so far for each layer, as a tensor on its device; it is counted on here.
-    """
+
+def averaged_statistics(norms: Norms, statistics: Mapping[str, Tensor]) -> AbstractContextManager[None]:
+    """Inside, batch norms use the given statistics, and their running ones become the plain mean over batches (FBN),
+    which `count_steps` has them count."""
 
     def forward(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
         if norm.running_mean is None:
@@ -143,9 +151,9 @@ def averaged_statistics(
         mean, var = global_moments(name, norm, statistics)
         if norm.training:
             with torch.no_grad():
-                steps[name].add_(1)
+                steps: Tensor = getattr(norm, STEPS).add_(1)
                 for running, measured in zip(running_moments(norm), moments(x), strict=True):
-                    running.lerp_(measured.to(running.dtype), 1 / steps[name])
+                    running.lerp_(measured.to(running.dtype), 1 / steps)
                 update_momentum(norm)
         return F.batch_norm(x, mean, var, norm.weight, norm.bias, False, 0.0, norm.eps)
 
@@ -159,7 +167,7 @@ def _mixed(norm: _BatchNorm, x: Tensor, mean: Tensor, var: Tensor, share: Tensor
     scale = torch.rsqrt(batch_var + share * (var - batch_var) + norm.eps)
     scale = scale if norm.weight is None else scale * norm.weight
     shift = -mean * scale if norm.bias is None else norm.bias - mean * scale
-    return (x * scale.view(per_channel(x)) + shift.view(per_channel(x))).to(x.dtype)
+    return (x * per_channel(scale, x) + per_channel(shift, x)).to(x.dtype)
 
 
 @torch.no_grad()

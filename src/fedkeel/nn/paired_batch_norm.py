@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedkeel.core.state import batch_norms
+from fedkeel.core.state import batch_norms, moment_names
 from fedkeel.core.types import Output
 from fedkeel.errors import first_line
 from fedkeel.nn import kernels
@@ -35,7 +35,7 @@ from fedkeel.nn.mixed_batch_norm import (
     running_moments,
     update_momentum,
 )
-from fedkeel.nn.surgery import Norms, only_batch_norms, using_statistics
+from fedkeel.nn.surgery import Norms, using_statistics
 
 log = logging.getLogger("fedkeel")
 _TOLERANCE = 1e-6
@@ -163,12 +163,10 @@ def _trace(model: nn.Module, norms: Norms, x: Tensor) -> tuple[list[int], dict[s
 def _some_statistics(norms: Norms) -> dict[str, Tensor]:
     """Statistics that no batch has, so that the branches differ and a mistake shows."""
     statistics: dict[str, Tensor] = {}
-    for name, norm in only_batch_norms(norms).items():
+    for name, norm in norms.items():
         if norm.running_mean is not None:
             mean, var = running_moments(norm)
-            prefix = f"{name}." if name else ""
-            statistics[f"{prefix}running_mean"] = mean + var.sqrt() / 2
-            statistics[f"{prefix}running_var"] = 2 * var + 0.1
+            statistics |= zip(moment_names(name), (mean + var.sqrt() / 2, 2 * var + 0.1), strict=True)
     return statistics
 
 

@@ -13,6 +13,7 @@ between such a forward and its backward.
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.conv import _ConvNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fedkeel.core.state import batch_norms
+from fedkeel.core.state import batch_norms, moment_names
 from fedkeel.errors import FedkeelError, MethodError
 
 NORMALISATIONS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
@@ -58,6 +59,25 @@ def replace_modules(
 
     search(model, "")
     return names
+
+
+def change_input(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Have a module get `change(x)` for x. A hook and no module: names in `state_dict()` stay those of the network."""
+    module.register_forward_pre_hook(partial(_on_input, change))
+
+
+def change_output(module: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Have a module give `change(y)` for y, likewise."""
+    module.register_forward_hook(partial(_on_output, change))
+
+
+# Not closures: the copy of a model must call its own copy of `change`.
+def _on_input(change: Callable[[Tensor], Tensor], _: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return change(args[0]), *args[1:]
+
+
+def _on_output(change: Callable[[Tensor], Tensor], _: nn.Module, __: tuple[Any, ...], output: Tensor) -> Tensor:
+    return change(output)
 
 
 def group_count(channels: int, groups: int) -> int:
@@ -146,7 +166,7 @@ def place_of(norm: _BatchNorm) -> dict[str, Any]:
 
 
 # -- for the length of a block -----------------------------------------------------------------------------------------
-Norms = Mapping[str, nn.Module]
+Norms = Mapping[str, _BatchNorm]
 Change = tuple[dict[str, Any], str, Any]
 _ABSENT = object()
 
@@ -173,13 +193,12 @@ def using_statistics(model: nn.Module | Norms, statistics: Mapping[str, Tensor])
     `statistics` has the names of `state_dict()`, e.g. "encoder.bn1.running_mean"; a layer that is not in it uses its
     own running ones. Running statistics are not updated.
     """
-    norms = only_batch_norms(model)
+    norms = _norms(model)
     given: list[Change] = []
     for name, norm in norms.items():
-        for buffer in ("running_mean", "running_var"):
-            tensor = statistics.get(f"{name}.{buffer}" if name else buffer)
-            if tensor is not None:
-                given += [(norm._buffers, buffer, tensor), (vars(norm), "training", False)]
+        for entry, buffer in zip(moment_names(name), moment_names(""), strict=True):
+            if entry in statistics:
+                given += [(norm._buffers, buffer, statistics[entry]), (vars(norm), "training", False)]
     if statistics and norms and not given:
         raise MethodError(
             f"None of the given statistics belongs to a batch norm of this model (e.g. '{next(iter(statistics))}'): "
@@ -190,10 +209,10 @@ def using_statistics(model: nn.Module | Norms, statistics: Mapping[str, Tensor])
 
 def frozen_statistics(model: nn.Module | Norms) -> AbstractContextManager[None]:
     """Inside, batch norms use their running statistics and do not update them; all else trains (FedCoda, FixBN)."""
-    return changed(_frozen(only_batch_norms(model)))
+    return changed(_frozen(_norms(model)))
 
 
-def _frozen(norms: Mapping[str, _BatchNorm]) -> list[Change]:
+def _frozen(norms: Norms) -> list[Change]:
     return [(vars(norm), "training", False) for norm in norms.values() if norm.running_mean is not None]
 
 
@@ -205,11 +224,10 @@ def batch_statistics(model: nn.Module | Norms) -> AbstractContextManager[None]:
     """
     modules = model.modules() if isinstance(model, nn.Module) else model.values()
     changes: list[Change] = [(vars(m), "tested_by_batch", True) for m in modules if hasattr(m, "tested_by_batch")]
-    for norm in only_batch_norms(model).values():
+    for norm in _norms(model).values():
         changes += [(vars(norm), "training", True), (vars(norm), "track_running_stats", False)]
     return changed(changes)
 
 
-def only_batch_norms(model: nn.Module | Norms) -> dict[str, _BatchNorm]:
-    found = batch_norms(model) if isinstance(model, nn.Module) else model
-    return {name: norm for name, norm in found.items() if isinstance(norm, _BatchNorm)}
+def _norms(model: nn.Module | Norms) -> Norms:
+    return batch_norms(model) if isinstance(model, nn.Module) else model

@@ -195,12 +195,12 @@ def test_what_is_recorded(device: torch.device, mix: str, what: str, momentum: f
         with torch.no_grad():
             for x in batches:
                 layer(x)
-        layer.stop_recording()
         return layer.recorded()
 
-    for one, other in zip(record(), plainly(record), strict=True):
+    recorded = record()
+    for one, other in zip(recorded, plainly(record), strict=True):
         close(one, other)
-    assert int(layer.recorded()[2]) == 15
+    assert int(recorded[2]) == 15
 
 
 @pytest.mark.parametrize("device", [pytest.param("cuda", marks=GPU)], indirect=True)

@@ -37,8 +37,8 @@ def test_splits_cover_every_row_once(rows: int, channels: int) -> None:
     cut = norms.tiling(rows, channels)
     assert 1 <= cut.splits <= norms.MOST_SPLITS
     assert (cut.splits - 1) * cut.per_split < rows <= cut.splits * cut.per_split
-    assert cut.tiles[0] * cut.tile_rows >= rows
-    assert cut.tiles[1] * cut.tile_columns >= channels
+    assert cut.tiles[0] * cut.tile["ROWS"] >= rows
+    assert cut.tiles[1] * cut.tile["COLUMNS"] >= channels
 
 
 def test_rows_are_told_from_other_layouts() -> None:

@@ -58,10 +58,11 @@ class Parser(argparse.ArgumentParser):
         """A flag for each of these options of `Config`, or all, under its heading, with its default or `default`."""
         hints = get_type_hints(Config)
         groups: dict[str, Any] = {}
+        heading = ""
         for entry in fields(Config):
+            heading, hint = entry.metadata["heading"] or heading, hints[entry.name]
             if names is not None and entry.name not in names:
                 continue
-            heading, hint = entry.metadata["group"], hints[entry.name]
             if heading not in groups:
                 groups[heading] = self.add_argument_group(heading)
             metavar = "|".join(get_args(hint)) or {int: "N", float: "X"}.get(hint, "TEXT")

@@ -4,8 +4,10 @@ For what PyTorch's own batch norm does not do: two halves of a batch with statis
 that are mixed before they are used (HBN). The activation is a matrix of rows (samples and places) by channels.
 """
 
+from __future__ import annotations
+
 import functools
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +15,9 @@ from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fedkeel.nn.kernels import triton_kernels, usable
+
+if TYPE_CHECKING:
+    from fedkeel.nn.hybrid_batch_norm import HybridBatchNorm
 
 FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -41,48 +46,34 @@ def _layout(x: Tensor) -> torch.memory_format:
 
 
 class Tiling(NamedTuple):
-    """How `rows` by `channels` values are cut into tiles, and the rows into splits, each with sums of its own."""
+    """How `rows` by `channels` values are cut into tiles, and the rows into splits, each with sums of its own.
+
+    The grids over all tiles, over the splits of a reduction, and over what combines these; and the sizes that the
+    first two and the last are compiled for.
+    """
 
     rows: int
     channels: int
-    tile_rows: int
-    tile_columns: int
     splits: int
     per_split: int
-
-    @property
-    def tiles(self) -> tuple[int, int]:
-        return -(-self.rows // self.tile_rows), self.reduction[0]
-
-    @property
-    def reduction(self) -> tuple[int, int]:
-        return -(-self.channels // self.tile_columns), self.splits
-
-    @property
-    def combination(self) -> tuple[int]:
-        return (-(-self.channels // COLUMNS_COMBINED),)
-
-    @property
-    def sizes(self) -> tuple[int, int, int, int]:
-        return self.splits, self.per_split, self.rows, self.channels
-
-    @property
-    def tile(self) -> dict[str, int]:
-        return {"ROWS": self.tile_rows, "COLUMNS": self.tile_columns}
-
-    @property
-    def combined(self) -> dict[str, int]:
-        return {"SPLITS": max(16, 1 << (self.splits - 1).bit_length()), "COLUMNS": COLUMNS_COMBINED}
+    tiles: tuple[int, int]
+    reduction: tuple[int, int]
+    combination: tuple[int]
+    tile: dict[str, int]
+    combined: dict[str, int]
 
 
 @functools.lru_cache(maxsize=512)
 def tiling(rows: int, channels: int) -> Tiling:
     columns = min(32, max(16, 1 << (channels - 1).bit_length()))
     tile_rows = TILE // columns
-    tiles = -(-rows // tile_rows)
-    splits = min(tiles, MOST_SPLITS, max(1, PROGRAMS // -(-channels // columns)))
-    per_split = -(-tiles // splits) * tile_rows
-    return Tiling(rows, channels, tile_rows, columns, -(-rows // per_split), per_split)
+    down, across = -(-rows // tile_rows), -(-channels // columns)
+    per_split = -(-down // min(down, MOST_SPLITS, max(1, PROGRAMS // across))) * tile_rows
+    splits = -(-rows // per_split)
+    tile = {"ROWS": tile_rows, "COLUMNS": columns}
+    combined = {"SPLITS": max(16, 1 << (splits - 1).bit_length()), "COLUMNS": COLUMNS_COMBINED}
+    combination = (-(-channels // COLUMNS_COMBINED),)
+    return Tiling(rows, channels, splits, per_split, (down, across), (across, splits), combination, tile, combined)
 
 
 def _kernels() -> Any:
@@ -137,7 +128,7 @@ class _Paired(torch.autograd.Function):
         _kernels().combine_paired_moments[cut.combination](
             _partial_moments(x, cut), saved, *given, norm.running_mean, norm.running_var,
             saved if batches is None else batches,
-            *cut.sizes, norm.momentum, norm.eps,
+            cut.splits, cut.per_split, cut.rows, cut.channels, norm.momentum, norm.eps,
             COUNT=batches is not None, **cut.combined,
         )  # fmt: skip
         kind = {"DOUBLED": doubled, "AFFINE": weight is not None, "RELU": relu}
@@ -168,44 +159,29 @@ class _Paired(torch.autograd.Function):
 
 
 # -- hybrid batch normalisation ----------------------------------------------------------------------------------------
-class Mixture(NamedTuple):
-    """What HBN mixes a batch's moments with, and where it pools what it sees.
-
-    `share` of the global statistics: None for the learned sigmoid(alpha). `record`: nothing, "batch" or "mixture".
-    """
-
-    share: float | None
-    mean: Tensor
-    var: Tensor
-    eps: float
-    record: str | None
-    recorded: tuple[Tensor, Tensor, Tensor] | None
-    momentum: float | None
-
-
-def hybrid(x: Tensor, alpha: Tensor, weight: Tensor | None, bias: Tensor | None, mixture: Mixture) -> Tensor:
+def hybrid(x: Tensor, layer: HybridBatchNorm) -> Tensor:
     """HBN's training forward; `nn.hybrid_batch_norm` has the equations. One kernel each way does all that is per
     channel, sigmoid and recording included; the last pass over the activation is that of synchronised batch norm."""
     if not torch.is_grad_enabled():  # a statistics pass: the host would be the slower side of it
-        saved, _ = _mixed_moments(x, alpha, mixture)
-        return torch.batch_norm_elemt(x, weight, bias, saved[2], saved[3], mixture.eps)
-    y: Tensor = _Hybrid.apply(x, alpha, weight, bias, mixture)  # type: ignore[no-untyped-call]
+        saved, _ = _mixed_moments(x, layer)
+        return torch.batch_norm_elemt(x, layer.weight, layer.bias, saved[2], saved[3], layer.eps)
+    y: Tensor = _Hybrid.apply(x, layer.alpha, layer.weight, layer.bias, layer)  # type: ignore[no-untyped-call]
     return y
 
 
-def _mixed_moments(x: Tensor, alpha: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
+def _mixed_moments(x: Tensor, layer: HybridBatchNorm) -> tuple[Tensor, Tensor]:
     """(4, channels): mean and variance of the batch, mean and inverse deviation of Eq. 9; and the rows, as a tensor."""
     cut = tiling(x.numel() // x.shape[1], x.shape[1])
     saved, count = _channels(x, 4), torch.empty(1, dtype=torch.int32, device=x.device)
-    samples, *recorded = mixture.recorded or (count, saved, saved)  # not looked at
-    if mixture.record:
-        samples.add_(len(x))
+    samples, mean, var = count, saved, saved  # not looked at
+    if layer.record:
+        samples, mean, var = layer._count.add_(len(x)), layer._mean, layer._var
     _kernels().combine_hybrid_moments[cut.combination](
-        _partial_moments(x, cut), saved, count, alpha, mixture.share or 0.0, mixture.mean, mixture.var,
-        samples, *recorded,
-        *cut.sizes, len(x), mixture.momentum or 0.0, mixture.eps,
-        LEARNED=mixture.share is None, RECORD={None: 0, "batch": 1, "mixture": 2}[mixture.record],
-        MOVING=mixture.momentum is not None, **cut.combined,
+        _partial_moments(x, cut), saved, count, layer.alpha, layer.constant or 0.0,
+        layer.running_mean, layer.running_var, samples, mean, var,
+        cut.splits, cut.per_split, cut.rows, cut.channels, len(x), layer.recording_momentum or 0.0, layer.eps,
+        LEARNED=layer.constant is None, RECORD={None: 0, "batch": 1, "mixture": 2}[layer.record],
+        MOVING=layer.recording_momentum is not None, **cut.combined,
     )  # fmt: skip
     return saved, count
 
@@ -213,12 +189,12 @@ def _mixed_moments(x: Tensor, alpha: Tensor, mixture: Mixture) -> tuple[Tensor, 
 class _Hybrid(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, alpha: Tensor, weight: Tensor | None, bias: Tensor | None, mixture: Mixture
+        ctx: Any, x: Tensor, alpha: Tensor, weight: Tensor | None, bias: Tensor | None, layer: HybridBatchNorm
     ) -> Tensor:
-        saved, count = _mixed_moments(x, alpha, mixture)
-        ctx.save_for_backward(x, alpha, weight, mixture.mean, mixture.var, saved, count)
-        ctx.share, ctx.has_bias = mixture.share, bias is not None
-        return torch.batch_norm_elemt(x, weight, bias, saved[2], saved[3], mixture.eps)
+        saved, count = _mixed_moments(x, layer)
+        ctx.save_for_backward(x, alpha, weight, layer.running_mean, layer.running_var, saved, count)
+        ctx.share, ctx.has_bias = layer.constant, bias is not None
+        return torch.batch_norm_elemt(x, weight, bias, saved[2], saved[3], layer.eps)
 
     @staticmethod
     @once_differentiable
