@@ -118,6 +118,25 @@ class TestWork:
         assert {entry.row for entry in Ledger(tmp_path / "results")} == {"FedAvg", "GN"}
         assert work(blocks, request_).written == 0
 
+    def test_blocks_are_looked_into_as_far_as_there_is_time(
+        self, recipe: str, request_: Request, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now = [0.0]
+        monkeypatch.setattr(queue.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(queue, "AT_LEAST", 1)
+        looked: list[str] = []
+
+        def slowly(block: Block, *rest: Any) -> Any:
+            looked.append(block.recipe)
+            now[0] += 60.0
+            return missing(block, *rest)
+
+        monkeypatch.setattr(queue, "missing", slowly)
+        done = work([Block(recipe, only=["GN"], seeds=1), Block(recipe, seeds=3)], request_, budget=50.0)
+        assert looked == [recipe]
+        assert (done.written, done.left, done.blocks_left) == (0, 1, 1)
+        assert not stop_requested.is_set()
+
     def test_what_was_finished_when_a_slice_was_cut_off_is_written(
         self, recipe: str, request_: Request, tmp_path: Path
     ) -> None:

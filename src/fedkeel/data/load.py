@@ -97,6 +97,14 @@ def load(name: str, **options: Any) -> Federation:
     return cut.federation(dataset)
 
 
+def refuse_missing(text: str) -> None:
+    """What `load_spec` refuses, as far as it can be told without decoding an image."""
+    parsed = spec.parse(text)
+    options = dict(parsed.options)
+    Cut(**{field.name: options.pop(field.name) for field in fields(Cut) if field.name in options})
+    DATASETS.refuse_missing(parsed.name, **options)
+
+
 def load_spec(
     text: str, *, partition: str | None = None, root: str | os.PathLike[str] | None = None, seed: int = 0
 ) -> Federation:

@@ -169,6 +169,12 @@ class Datasets(Registry[Dataset]):
         made: Dataset | Reader = super().build(name, *args, **options)
         return made.read() if isinstance(made, Reader) else made
 
+    def refuse_missing(self, name: str, **options: Any) -> None:
+        """An error where a published data set is not there, or not all of it; no image is decoded for that."""
+        made: Dataset | Reader = super().build(name, **options)
+        if isinstance(made, Reader):
+            made.split(made.scan(made.folder(), Findings()).domains)
+
 
 DATASETS = Datasets("data set")
 PUBLISHED: dict[str, type[Reader]] = {}

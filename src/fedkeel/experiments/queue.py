@@ -34,6 +34,7 @@ from fedkeel.stopping import Stopped, stop_requested
 
 FILE = "queue.toml"  # in the ledger's folder
 ON_A_CARD = 6  # runs at the same time, if not told otherwise
+AT_LEAST = 24  # runs that are planned together, so that a card stays full from one block to the next
 UNITS = {"s": 1, "m": 60, "h": 3600}
 LEAVE_SECONDS = 5.0  # before the end: for the runs under way to write down where they are
 
@@ -51,15 +52,27 @@ class Block:
         return ", ".join([self.recipe, *self.only])
 
 
-@dataclass
+@dataclass(frozen=True)
 class Progress:
-    """What a slice did: cells that are in the ledger now and were not, and runs that are left."""
+    """What a slice did."""
 
-    written: int = 0
-    left: int = 0
-    seconds_left: float | None = None  # of one run after another, as far as the ledger knows how long they take
+    written: int = 0  # cells that are in the ledger now and were not
+    left: int = 0  # runs, of the blocks that were looked into
+    blocks_left: int = 0  # that there was no time to look into
+    seconds_left: float | None = 0.0  # of these runs one after another, as far as the ledger knows how long they take
     failures: Mapping[str, str] = field(default_factory=dict)
     skipped: Sequence[str] = ()
+
+    def then(self, more: Progress, blocks_left: int) -> Progress:
+        known = self.seconds_left is not None and more.seconds_left is not None
+        return Progress(
+            self.written + more.written,
+            self.left + more.left,
+            blocks_left,
+            (self.seconds_left or 0.0) + (more.seconds_left or 0.0) if known else None,
+            {**self.failures, **more.failures},
+            list(dict.fromkeys([*self.skipped, *more.skipped])),
+        )
 
 
 def read_queue(path: str | Path) -> list[Block]:
@@ -115,11 +128,13 @@ class Budget(JobsObserver):
     def __init__(self, seconds: float | None) -> None:
         self._end = None if seconds is None else time.monotonic() + max(seconds - LEAVE_SECONDS, 0.0)
         self.expected: Mapping[Path, float | None] = {}  # seconds of a run, by its directory
-        self.is_over = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._end is not None and time.monotonic() >= self._end
 
     def tick(self) -> None:
-        if self._end is not None and time.monotonic() >= self._end and not stop_requested.is_set():
-            self.is_over = True
+        if self.is_over:
             stop_requested.set()
 
     def fits(self, job: Job) -> bool:
@@ -152,31 +167,42 @@ def expected(job: Job, table: TableRuns, ledger: Ledger) -> float | None:
 
 
 def work(blocks: Sequence[Block], request: Request, budget: float | None = None) -> Progress:
-    """Run what is missing, the most wanted first, until it is done or so many seconds are over; as `reproduce` does."""
-    clock = Budget(budget)
-    ledger = Ledger(request.ledger or PLACE)
-    observer = request.observer or JobsObserver()
+    """Run what is missing, the most wanted first, until it is done or so many seconds are over; as `reproduce` does.
+
+    Blocks are looked into as far as there is time for: with many of them that alone takes a while.
+    """
+    clock, ledger = Budget(budget), Ledger(request.ledger or PLACE)
+    waiting, done = list(blocks), Progress(blocks_left=len(blocks))
     with data_at(request.root):
-        tables = [missing(block, ledger, request) for block in blocks]
-        jobs = list({job.directory: job for table in tables for job in table.jobs}.values())
-        before, bookkeeper = len(ledger), Bookkeeper(tables, ledger)
-        bookkeeper.write_all()  # what was finished just when the last slice was cut off
-        for job in jobs:
-            if has_finished(job.directory) and any(t.is_outdated(job.directory) for t in tables):
-                observer.note(f"'{job.directory}' is of other code: it is trained anew, and kept as {set_aside(job)}.")
-        clock.expected = {job.directory: expected(job, table, ledger) for table in tables for job in table.jobs}
-        at_once = request.jobs or (ON_A_CARD if uses_gpu(job.config for job in jobs) else None)
-        failures: Mapping[Path, str] = {}
-        try:
-            failures = run_missing(jobs, at_once, JobsObservers([observer, bookkeeper, clock]), clock.fits)
-        except Stopped:
-            if not clock.is_over:
-                raise
-            stop_requested.clear()
-        else:
-            for table in tables:
-                table.diagnose()
-            bookkeeper.write_all()  # also what only a diagnostic knows
+        while waiting and not clock.is_over:
+            tables: list[TableRuns] = []
+            while waiting and not clock.is_over and sum(len(table.jobs) for table in tables) < AT_LEAST:
+                tables.append(missing(waiting.pop(0), ledger, request))
+            done = done.then(_run(tables, request, ledger, clock), len(waiting))
+    return done
+
+
+def _run(tables: Sequence[TableRuns], request: Request, ledger: Ledger, clock: Budget) -> Progress:
+    observer = request.observer or JobsObserver()
+    jobs = list({job.directory: job for table in tables for job in table.jobs}.values())
+    before, bookkeeper = len(ledger), Bookkeeper(tables, ledger)
+    bookkeeper.write_all()  # what was finished just when the last slice was cut off
+    for job in jobs:
+        if has_finished(job.directory) and any(table.is_outdated(job.directory) for table in tables):
+            observer.note(f"'{job.directory}' is of other code: it is trained anew, and kept as {set_aside(job)}.")
+    clock.expected = {job.directory: expected(job, table, ledger) for table in tables for job in table.jobs}
+    at_once = request.jobs or (ON_A_CARD if uses_gpu(job.config for job in jobs) else None)
+    failures: Mapping[Path, str] = {}
+    try:
+        failures = run_missing(jobs, at_once, JobsObservers([observer, bookkeeper, clock]), clock.fits)
+    except Stopped:
+        if not clock.is_over:
+            raise
+        stop_requested.clear()
+    else:
+        for table in tables:
+            table.diagnose()
+        bookkeeper.write_all()  # also what only a diagnostic knows
     left = [job for job in jobs if not has_finished(job.directory)]
     return Progress(
         written=len(ledger) - before,

@@ -22,8 +22,8 @@ from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
 from fedkeel.data import partition as partitions
+from fedkeel.data.load import refuse_missing
 from fedkeel.engine.children import leave_if_imported_again
-from fedkeel.engine.setup import load_federation
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.experiments.comparison import choose_jobs
 from fedkeel.experiments.jobs import Job, JobsObserver, JobsObservers, beside_others, run_all
@@ -236,8 +236,7 @@ def refuse_unusable(config: Config, checked: dict[str, FedkeelError | None]) -> 
     if config.data not in checked:
         checked[config.data] = None
         try:
-            # Whether it can be read at all: a partition that fails is the failure of that cell alone.
-            load_federation(config.replace(partition="domains", unseen="", subsample=0))
+            refuse_missing(config.data)
         except FedkeelError as error:
             checked[config.data] = error
     if problem := checked[config.data]:

@@ -102,6 +102,8 @@ class ComparisonProgress(Display, JobsObserver):
         if finished:
             self.say(f"{len(finished)} of {len(jobs)} runs were finished before.")
         self.start(self._share())
+        for before in self._bars.task_ids:  # of a plan that is over
+            self._bars.remove_task(before)
         self._overall = self._bars.add_task("all runs", total=1.0, text="")
         self.tick()
 
