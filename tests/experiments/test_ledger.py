@@ -64,8 +64,12 @@ class TestStale:
     def test_a_method_that_computes_something_else(self) -> None:
         now = line("GN", "digits scan", 0, 50.0)
         assert now.stale(small()) == ""
-        then = line("GN", "digits scan", 0, 50.0, signature=tuple(1.001 * loss for loss in now.signature))
+        then = line("GN", "digits scan", 0, 50.0, signature=tuple(1.001 * (loss or 0) for loss in now.signature))
         assert then.stale(small()) == "the method computes something else"
+
+    def test_a_method_that_is_gone_or_whose_code_had_changed_before_the_line_was_written(self) -> None:
+        for other in ({"signature": ()}, {"method": "nosuchmethod", "signature": ()}):
+            assert line("GN", "digits scan", 0, 50.0, **other).stale(small()) == "the method computes something else"
 
     def test_stale_lines_are_not_mixed_in(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path)

@@ -9,6 +9,7 @@ from fedkeel.core.types import Output
 from fedkeel.experiments.recipes import load, names
 from fedkeel.experiments.signature import same, signature
 from fedkeel.methods.fedprox import FedProx
+from fedkeel.stopping import stop_requested
 
 
 def test_a_method_is_told_from_another_and_known_again() -> None:
@@ -32,15 +33,28 @@ def test_what_a_method_computes_is_in_it(monkeypatch: pytest.MonkeyPatch) -> Non
     signature.cache_clear()
 
 
-def test_it_leaves_the_default_dtype_as_it_was() -> None:
+def test_it_leaves_everything_as_it_was() -> None:
+    before = signature("fedavg")
     signature.cache_clear()
-    signature("fedavg")
+    threads = torch.get_num_threads()
+    stop_requested.set()  # runs are being stopped: no reason to stop here, nor to forget about it
+    try:
+        assert signature("fedavg") == before
+        assert stop_requested.is_set()
+    finally:
+        stop_requested.clear()
     assert torch.get_default_dtype() is torch.float32
+    assert torch.get_num_threads() == threads
 
 
 def test_a_loss_that_is_no_number_is_equal_to_one_that_is_none_either() -> None:
-    assert same((1.0, float("nan")), (1.0, float("nan")))
-    assert not same((1.0, float("nan")), (1.0, 2.0))
+    assert same((1.0, None), (1.0, None))
+    assert not same((1.0, None), (1.0, 2.0))
+    assert not same((), ())
+
+
+def test_a_method_that_the_small_problem_does_not_suit_has_one_all_the_same() -> None:
+    assert signature("fedwon(skip=encoder.conv9)") == (None,)
 
 
 @pytest.mark.slow

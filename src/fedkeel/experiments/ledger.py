@@ -6,13 +6,13 @@ whoever reads it later can tell whether it still is what the recipe and the meth
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.core.composition import Composition
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, RecipeColumn, RecipeRow
-from fedkeel.experiments.signature import same, signature
+from fedkeel.experiments.signature import Signature, same, signature
 from fedkeel.files import explained
 from fedkeel.runs.origin import Origin, method_code
 from fedkeel.runs.run import Run
@@ -47,7 +47,7 @@ class Line:
     results: Mapping[str, float | None]  # by each rule; of what is no accuracy, by its own name
     method: str
     version: str  # of the recipe's cell, see `version_of`
-    signature: tuple[float, ...]  # of the method, see `fedkeel.experiments.signature`
+    signature: Signature  # of the method, see `fedkeel.experiments.signature`; empty where its code was another since
     domains: Mapping[str, float] = field(default_factory=dict)  # by the recipe's rule
     statistics: Mapping[str, float] = field(default_factory=dict)  # by the recipe's rule, where both were tested
     diverged: tuple[str, ...] = ()  # domains whose test loss is not finite
@@ -90,12 +90,13 @@ class Line:
         return "" if same(self.signature, known_signature(self.method)) else "the method computes something else"
 
 
-@cache
-def known_signature(method: str) -> tuple[float, ...]:
+def known_signature(method: str) -> Signature:
+    """Nothing of a method that is not there any more."""
     try:
-        return signature(method)
-    except FedkeelError:  # no such method any more, or none that runs
+        methods.build(method)
+    except FedkeelError:
         return ()
+    return signature(method)
 
 
 def version_of(recipe: Recipe, row: RecipeRow, column: RecipeColumn, changes: Mapping[str, Any] | None = None) -> str:
@@ -225,8 +226,9 @@ class Ledger:
 
 
 def _append(path: Path, text: str) -> None:
-    """In one write, in the place of a line that a kill has cut off, if there is one."""
+    """In one write, in the place of a line that a kill has cut off, if there is one; one writer at a time."""
     with open(path, "a+b") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         whole = file.read()
         if not whole.endswith(b"\n"):

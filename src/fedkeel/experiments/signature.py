@@ -23,6 +23,7 @@ from fedkeel.data.federation import Client, Federation
 from fedkeel.models.encoder import Encoder, classify
 from fedkeel.observer import Observer
 from fedkeel.simulation import simulate
+from fedkeel.stopping import Stopped, stop_requested
 
 DIGITS = 6  # that are kept
 TOLERANCE = 1e-5  # relative
@@ -30,10 +31,23 @@ CLIENTS, CLASSES, PIXELS = 3, 4, 8
 SPLITS = (20, 4, 8)  # training, validation and test images of a client
 
 
+Signature = tuple[float | None, ...]
+
+
 @cache
-def signature(method: str) -> tuple[float, ...]:
-    """The losses of every round in training and in the test. The same on every machine, as `same` compares them."""
-    with tempfile.TemporaryDirectory() as folder, _in_doubles():
+def signature(method: str) -> Signature:
+    """The losses of every round in training and in the test, None where one is no finite number. The same on every
+    machine, as `same` compares them. Of a method that does not run on the small problem it is a single None."""
+    try:
+        return _losses(method)
+    except Stopped:
+        raise
+    except Exception:  # whatever it is that this method, somebody's own perhaps, wants of its data or model
+        return (None,)
+
+
+def _losses(method: str) -> Signature:
+    with tempfile.TemporaryDirectory() as folder, _apart():
         run = simulate(
             federation=_federation(),
             model=_network(),
@@ -49,29 +63,33 @@ def signature(method: str) -> tuple[float, ...]:
             observer=_Silent(),
         )
         losses = [record["loss"] for record in chain(run.records("round"), run.scores())]
-    return tuple(float(f"{math.nan if loss is None else loss:.{DIGITS}g}") for loss in losses)
+    return tuple(None if loss is None else float(f"{loss:.{DIGITS}g}") for loss in losses)
 
 
 @contextmanager
-def _in_doubles() -> Iterator[None]:
-    before = torch.get_default_dtype()
+def _apart() -> Iterator[None]:
+    """In double precision, and nothing to do with what else goes on here: runs that are asked to stop, and threads."""
+    dtype, threads, stopping = torch.get_default_dtype(), torch.get_num_threads(), stop_requested.is_set()
     torch.set_default_dtype(torch.float64)
+    stop_requested.clear()
     try:
         yield
     finally:
-        torch.set_default_dtype(before)
+        torch.set_default_dtype(dtype)
+        torch.set_num_threads(threads)
+        if stopping:
+            stop_requested.set()
 
 
 class _Silent(Observer):
     def note(self, text: str) -> None: ...
 
 
-def same(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether two signatures are of the same method; a loss that is no number is so in both."""
-    return len(one) == len(other) and all(
-        math.isclose(a, b, rel_tol=TOLERANCE) or (math.isnan(a) and math.isnan(b))
-        for a, b in zip(one, other, strict=True)
-    )
+def same(one: Sequence[float | None], other: Sequence[float | None]) -> bool:
+    """Whether two signatures are of the same method. Nothing is not the same as nothing."""
+    pairs = zip(one, other, strict=False)
+    alike = (a == b or (None not in (a, b) and math.isclose(a or 0, b or 0, rel_tol=TOLERANCE)) for a, b in pairs)
+    return len(one) == len(other) > 0 and all(alike)
 
 
 class _Probe(Encoder):
