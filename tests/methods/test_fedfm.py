@@ -110,7 +110,7 @@ def test_asking_is_one_exchange_in_each_round_that_matches_and_none_with_the_upd
         asked = []
         for round in range(3):
             run.round(round)
-            asked.append(run.traffic.questions)
+            asked.append(run.traffic["questions"])
         assert asked == expected
 
 

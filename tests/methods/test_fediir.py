@@ -134,7 +134,7 @@ def test_the_extra_pass_leaves_statistics_alone(tmp_path):
         plain.round(round)
     for name, tensor in plain.server.statistics.items():
         assert torch.equal(run.server.statistics[name], tensor)
-    assert run.traffic.questions == 1
+    assert run.traffic["questions"] == 1
 
 
 def test_without_any_answer_the_last_mean_stays(tmp_path):

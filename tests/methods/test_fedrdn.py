@@ -162,7 +162,7 @@ def test_what_a_client_keeps_does_not_travel_and_its_pair_does_once(tmp_path):
     questions = []
     for round in range(3):
         run.round(round)
-        questions.append(run.traffic.questions)
+        questions.append(run.traffic["questions"])
     assert questions == [1, 0, 0]
     assert not any("own_normalisation" in name for name in {**run.server.weights, **run.server.statistics})
     for row, (mean, std) in zip(run.server.extras["fedrdn/pairs"], pool(run), strict=True):
@@ -175,7 +175,7 @@ def test_clients_that_come_later_are_asked_when_they_come_and_the_table_keeps_it
     for round in range(8):
         run.round(round)
         new = set(run.server.participants) - asked
-        assert run.traffic.questions == (1 if new else 0)
+        assert run.traffic["questions"] == (1 if new else 0)
         asked |= new
         assert int(run.server.extras["fedrdn/known"]) == len(asked)
         shapes.add(tuple(run.server.extras["fedrdn/pairs"].shape))

@@ -210,7 +210,7 @@ def test_evaluation_uses_fresh_statistics_of_the_new_weights_on_a_copy(tmp_path)
         (run.server.statistics, 0.99 * before[MEAN] + 0.01 * union_moments(run, sent)[0]),
     ):
         torch.testing.assert_close(statistics[MEAN], mean)
-    assert run.traffic.questions == 1
+    assert run.traffic["questions"] == 1
 
 
 def test_an_answer_of_wrong_shape_is_left_out(tmp_path):
@@ -246,7 +246,7 @@ def test_moving_average_statistics_are_of_the_batches_of_training(tmp_path):
     mean = update.statistics[MEAN] / (1 - 0.9**3)
     torch.testing.assert_close(mean, x.mean(dim=(0, 2, 3)), rtol=0.1, atol=0.02)
     assert torch.equal(run.round(0).statistics[MEAN], run.server.statistics[MEAN])
-    assert run.traffic.questions == 0
+    assert run.traffic["questions"] == 0
 
 
 def test_a_plain_mean_misses_how_far_apart_the_clients_are(tmp_path):
@@ -292,7 +292,7 @@ def test_under_global_statistics_alone_the_raw_moments_are_recorded(tmp_path, mo
         expected = (inputs.var(dim=(0, 2, 3), correction=0) * len(inputs) / (len(inputs) - 1)).float()
         torch.testing.assert_close(run.server.statistics[second], torch.lerp(before[second], expected, momentum))
         assert torch.equal(tested.statistics[MEAN], run.server.statistics[MEAN]), "tested as it was trained"
-        assert run.traffic.questions == 0
+        assert run.traffic["questions"] == 0
 
 
 def second_inputs(run: Federated, weights: dict[str, Tensor], name: str, mean: Tensor, var: Tensor) -> Tensor:

@@ -131,7 +131,7 @@ def test_the_previous_model_is_the_client_s_own_last_one_whenever_that_was(tmp_p
                 assert not tensor.is_floating_point() or torch.equal(memory[f"moon/{name}"], tensor)
     assert len(came) == 8
     assert len(set(came)) > 1
-    assert run.traffic.questions == 0
+    assert run.traffic["questions"] == 0
 
 
 def test_the_previous_network_of_a_client_with_hbn_has_its_own_factors() -> None:

@@ -102,7 +102,7 @@ class OwnNormalisation(Draws):
 
 def image_statistics(x: Tensor) -> Tensor:
     """Mean and standard deviation of each channel of each image: (N, C, H, W) -> (N, 2, C)."""
-    x = x.flatten(2).float()
+    x = x.flatten(2).to(torch.get_default_dtype())
     return torch.stack([x.mean(dim=2), x.std(dim=2, correction=0)], dim=1)
 
 
