@@ -127,7 +127,7 @@ def run_queue(arguments: Arguments) -> int:
         )
         left = None if budget is None else budget - (time.monotonic() - began)
         done = queue.work(blocks, request, left)
-    known = "" if done.seconds_left is None else f", about {duration(done.seconds_left)} one after another"
+    known = "" if done.seconds_left is None else f", whose times add up to {duration(done.seconds_left)}"
     unseen = f", and {done.blocks_left} blocks that were not looked into yet" if done.blocks_left else ""
     rest = f"{done.left} runs are left{known}{unseen}: the same command goes on."
     rest = rest if done.left or done.blocks_left else "Nothing of the queue is left."
