@@ -59,9 +59,7 @@ class Progress:
     written: int = 0  # cells that are in the ledger now and were not
     left: int = 0  # runs, of the blocks that were looked into
     blocks_left: int = 0  # that there was no time to look into
-    seconds_left: float | None = (
-        0.0  # all of these runs' together, as the ledger knows runs like them; None where it knows none
-    )
+    seconds_left: float | None = 0.0  # of these runs together, as the ledger knows runs like them, if it does
     failures: Mapping[str, str] = field(default_factory=dict)
     skipped: Sequence[str] = ()
 
