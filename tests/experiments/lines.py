@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from fedkeel.experiments.ledger import Line, known_signature, version_of
+from fedkeel.experiments.ledger import Line, signature_now, version_of
 from fedkeel.experiments.recipes import Recipe, parse
 
 RECIPE = """
@@ -51,7 +51,7 @@ def line(row: str, column: str, seed: int, value: float, recipe: Recipe | None =
         results={"last": value, "best-round": value + 1},
         method=config.method,
         version=version_of(recipe, *place, other.get("changes")),
-        signature=known_signature(config.method),
+        signature=signature_now(config.method, config.model),
         seconds=10.0,
         device="a card",
         torch="2",

@@ -7,7 +7,7 @@ import pytest
 
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.claims import Claim, claims_of, judge
-from fedkeel.experiments.recipes import PAPERS, load
+from fedkeel.experiments.recipes import PAPERS, load, parse
 from tests.experiments.lines import small
 
 CLAIM = Claim(says="Groups are better.", recipe="small", row="GN", over=("FedAvg",))
@@ -45,20 +45,46 @@ def test_the_interval_is_students() -> None:
     assert found.paper == 20
 
 
-def test_only_seeds_that_both_have_in_every_column_count() -> None:
+def test_columns_with_fewer_seeds_than_a_verdict_needs_wait() -> None:
     found = cells((52, 50), (62, 60), (42, 40))
     del found["FedAvg", "digits paper"][1]
     (difference,) = judge(CLAIM, small(), found).differences
-    assert list(difference.ours) == [0, 2]
-    del found["FedAvg", "digits paper"], found["GN", "digits paper"]
-    (difference,) = judge(CLAIM, small(), found).differences
     assert (difference.columns, list(difference.ours)) == (("digits scan",), [0, 1, 2])
+    del found["FedAvg", "digits scan"][2]
+    (difference,) = judge(CLAIM, small(), found).differences
+    assert (difference.columns, list(difference.ours)) == (("digits scan", "digits paper"), [0])
 
 
 def test_ahead_of_all_is_as_far_as_of_the_nearest() -> None:
     both = Claim(says="Best.", recipe="small", row="GN", over=("FedAvg", "GN"))
     verdict = judge(both, small(), cells((52, 50), (62, 60.1), (41, 39.1)))
     assert (verdict.text, verdict.decisive.over) == ("undecided", "GN")
+
+
+def test_what_is_shown_is_what_decided() -> None:
+    """A row that is clearly ahead decides, whatever the others say."""
+    recipe = parse("three", THREE)
+    found = {
+        ("A", "x"): {0: 50.0, 1: 60.0, 2: 70.0},
+        ("clearly", "x"): {0: 51.0, 1: 61.1, 2: 71.0},
+        ("widely", "x"): {0: 40.0, 1: 90.0, 2: 60.0},
+    }
+    verdict = judge(Claim("Best.", "three", "A", ("widely", "clearly", "not run")), recipe, found)
+    assert (verdict.text, verdict.decisive.over) == ("does not hold", "clearly")
+
+
+THREE = """
+paper = "HBN"
+table = "Table 0"
+caption = "x"
+measure = "x"
+protocol = "x"
+seeds = [0]
+columns = [{ label = "x" }]
+rows = [{ label = "A" }, { label = "clearly" }, { label = "widely" }, { label = "not run" }]
+[base]
+rounds = 1
+"""
 
 
 def test_an_unknown_row_or_column_is_named() -> None:

@@ -41,6 +41,16 @@ class TestLines:
         reproduce(recipe, only=["GN"], **options)
         assert (ledger / "small.jsonl").read_bytes() == before
 
+    def test_domains_are_those_under_the_statistics_that_the_cell_reads(self, tmp_path: Path) -> None:
+        text = RECIPE.replace('label = "scan", domain = "scan"', 'label = "scan", statistics = "batch"')
+        recipe = small(text.replace("rounds = 2", 'rounds = 2\nevaluate_with = "both"'))
+        options = {"directory": tmp_path / "runs", "jobs": 1, "ledger": tmp_path / "results", "seeds": 1}
+        reproduce(recipe, only=["FedAvg", "scan"], **options)
+        (found,) = Ledger(tmp_path / "results")
+        assert found.value == pytest.approx(sum(found.domains.values()) / len(found.domains), abs=1e-3)
+        assert found.statistics["batch"] == found.value
+        assert found.statistics.keys() == {"global", "batch"}
+
     def test_a_quick_look_and_a_change_are_told(self, tmp_path: Path) -> None:
         options = {"directory": tmp_path / "runs", "jobs": 1, "ledger": tmp_path / "results", "seeds": 1}
         reproduce(small(), only=["GN", "scan"], scale=0.5, precision="float32", **options)
@@ -55,6 +65,11 @@ class TestStale:
         assert old.stale(small(RECIPE.replace("batch_size = 5", "batch_size = 6"))) == "the recipe has changed"
         assert old.stale(small(RECIPE.replace("batch_size = 5", 'batch_size = 5\nexecutor = "serial"'))) == ""
         assert old.stale(small(RECIPE.replace('"GN"', '"Group"').replace("GN  ", "Group"))) != ""
+
+    def test_an_option_that_is_set_to_its_default_is_set(self) -> None:
+        recipe, other = small(), small(RECIPE.replace("rounds = 2", "rounds = 2\nmomentum = 0.9"))
+        row, column = recipe.rows[0], recipe.columns[0]
+        assert version_of(recipe, row, column) != version_of(other, row, column)
 
     def test_what_is_read_counts_too(self) -> None:
         recipe, other = small(), small(RECIPE.replace('domain = "scan"', 'domain = "street"'))
@@ -98,6 +113,33 @@ class TestFile:
             assert [entry.seed for entry in ledger] == [0]
             ledger.add([line("GN", "digits scan", 1, 51.0)])
             assert path.read_bytes() == whole
+
+    def test_a_whole_line_without_its_end_is_kept(self, tmp_path: Path) -> None:
+        Ledger(tmp_path).add([line("GN", "digits scan", 0, 50.0), line("GN", "digits scan", 1, 51.0)])
+        path = tmp_path / "small.jsonl"
+        path.write_bytes(path.read_bytes().rstrip())
+        Ledger(tmp_path).add([line("GN", "digits scan", 2, 52.0)])
+        assert [entry.seed for entry in Ledger(tmp_path)] == [0, 1, 2]
+
+    def test_a_run_of_other_code_replaces_nothing(self, tmp_path: Path) -> None:
+        ledger = Ledger(tmp_path)
+        assert ledger.add([line("GN", "digits scan", 0, 50.0)]) == 1
+        assert ledger.add([line("GN", "digits scan", 0, 40.0, signature=())]) == 0
+        assert [entry.value for entry in Ledger(tmp_path)] == [50.0]
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            *(("rounds", "2"), ("rounds", None), ("results", [1]), ("results", {"last": "50"}), ("signature", None)),
+            *(("changes", None), ("seconds", "x"), ("recipe", 3), ("seed", "0")),
+        ],
+    )
+    def test_an_entry_of_another_kind_is_named(self, name: str, value: object, tmp_path: Path) -> None:
+        Ledger(tmp_path).add([line("GN", "digits scan", 0, 50.0)])
+        path = tmp_path / "small.jsonl"
+        path.write_text(json.dumps({**json.loads(path.read_text()), name: value}) + "\n")
+        with pytest.raises(FedkeelError, match=r"Line 1 of '.*small.jsonl' is no result"):
+            Ledger(tmp_path)
 
     def test_a_line_that_is_none_is_named(self, tmp_path: Path) -> None:
         Ledger(tmp_path).add([line("GN", "digits scan", 0, 50.0)])

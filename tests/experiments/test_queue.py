@@ -2,7 +2,6 @@
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -11,7 +10,8 @@ from fedkeel.errors import FedkeelError
 from fedkeel.experiments import queue
 from fedkeel.experiments.jobs import Job, JobsObserver
 from fedkeel.experiments.ledger import Ledger
-from fedkeel.experiments.queue import Block, Budget, expected, missing, read_queue, read_seconds, work
+from fedkeel.experiments.queue import Block, Budget, expected, leave_what_is_missing, read_queue, read_seconds, work
+from fedkeel.experiments.reproduce import TableRuns
 from fedkeel.experiments.request import Request
 from fedkeel.stopping import stop_requested
 from tests.experiments.lines import RECIPE, line, small
@@ -27,6 +27,12 @@ def recipe(tmp_path: Path) -> str:
 @pytest.fixture
 def request_(tmp_path: Path) -> Request:
     return Request(directory=tmp_path / "runs", ledger=tmp_path / "results", jobs=1)
+
+
+def missing(block: Block, ledger: Ledger, request: Request) -> TableRuns:
+    table = block.table(request)
+    leave_what_is_missing(table, ledger)
+    return table
 
 
 def names(jobs: list[Job]) -> list[str]:
@@ -47,8 +53,8 @@ class TestMissing:
         for other in ({"version": "of before"}, {"rounds": 1}, {"changes": {"precision": "bf16"}}):
             ledger.add(line("GN", column, 0, 50.0, **other) for column in ("digits scan", "digits paper"))
         assert names(missing(Block(recipe, only=["GN"], seeds=1), ledger, request_).jobs) == ["GN, digits scan seed 0"]
-        block = Block(recipe, only=["GN"], seeds=1, changes={"precision": "bf16"})
-        assert missing(block, ledger, request_).jobs == []
+        block = Block(recipe, only=["GN"], seeds=1, changes={"precision": "bf16", "device": "cpu", "batch_size": 5})
+        assert missing(block, ledger, request_).jobs == []  # a device, and what the recipe has already, are no changes
 
 
 class TestBudget:
@@ -82,8 +88,8 @@ class TestBudget:
             read_seconds(text)
 
 
-class Ending(JobsObserver):
-    """Ends the time in the first round of the second run."""
+class Started(JobsObserver):
+    """Which runs were started, and where they began."""
 
     def __init__(self) -> None:
         self.started: list[str] = []
@@ -97,11 +103,11 @@ class TestWork:
         self, recipe: str, request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         blocks = [Block(recipe, seeds=1)]
-        watching = Ending()
+        watching = Started()
         now = [0.0]
         monkeypatch.setattr(queue.time, "monotonic", lambda: now[0])
 
-        class Clock(Ending):
+        class Clock(Started):
             def job_started(self, job: Job, first_round: int) -> None:
                 watching.job_started(job, first_round)
                 if job.label.startswith("GN"):
@@ -126,14 +132,14 @@ class TestWork:
         monkeypatch.setattr(queue, "AT_LEAST", 1)
         looked: list[str] = []
 
-        def slowly(block: Block, *rest: Any) -> Any:
-            looked.append(block.recipe)
+        def slowly(table: TableRuns, ledger: Ledger) -> None:
+            looked.append(table.recipe.name)
             now[0] += 60.0
-            return missing(block, *rest)
+            leave_what_is_missing(table, ledger)
 
-        monkeypatch.setattr(queue, "missing", slowly)
+        monkeypatch.setattr(queue, "leave_what_is_missing", slowly)
         done = work([Block(recipe, only=["GN"], seeds=1), Block(recipe, seeds=3)], request_, budget=50.0)
-        assert looked == [recipe]
+        assert looked == ["small"]
         assert (done.written, done.left, done.blocks_left) == (0, 1, 1)
         assert not stop_requested.is_set()
 
@@ -143,7 +149,7 @@ class TestWork:
         blocks = [Block(recipe, only=["GN"], seeds=1)]
         work(blocks, request_)
         (tmp_path / "results" / "small.jsonl").unlink()
-        watching = Ending()
+        watching = Started()
         assert work(blocks, Request(**{**vars(request_), "observer": watching})).written == 2
         assert watching.started == []
 
@@ -167,6 +173,9 @@ class TestCommand:
             (["--missing"], "The queue 'results/queue.toml' cannot be read"),
             (["--budget", "2m", "hbn/table1"], "give --missing too"),
             (["--missing", "hbn/table1"], "takes its cells from the queue"),
+            (["--missing", "--rounds", "3"], "leave 'rounds' out"),
+            (["--missing", "--scale", "0.5"], "leave 'scale' out"),
+            (["--missing", "--budget", ""], "cannot be read"),
         ],
     )
     def test_what_cannot_be_meant(
@@ -184,9 +193,16 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("text", "told"),
         [
-            ("", "has no"),
+            ("", "is no queue"),
+            ("block = 3", "is no queue"),
+            ('[block]\nrecipe = "hbn/table1"', "is no queue"),
+            ('block = ["x"]', "Block 1 of .* needs a recipe"),
             ('[[block]]\nonly = ["HBN"]\n', "needs a recipe"),
-            ('[[block]]\nrecipe = "hbn/table1"\nseed = 1\n', "seed"),
+            ('[[block]]\nrecipe = "hbn/table1"\nseed = 1\n', "has no 'seed'"),
+            ('[[block]]\nrecipe = "hbn/table1"\nonly = [3]\n', "'only' is"),
+            ('[[block]]\nrecipe = "hbn/table1"\nonly = "HBN"\n', "'only' is"),
+            ('[[block]]\nrecipe = "hbn/table1"\nwith = 3\n', "'with' is"),
+            ('[[block]]\nrecipe = "hbn/table1"\nwith = { seed = 3 }\n', "'with' is"),
         ],
     )
     def test_a_queue_that_is_none(self, text: str, told: str, tmp_path: Path) -> None:
@@ -196,7 +212,15 @@ class TestCommand:
             read_queue(path)
 
 
-def test_the_projects_own_queue_can_be_read() -> None:
+def test_a_mistake_in_the_last_block_is_told_before_anything_runs(recipe: str, request_: Request) -> None:
+    started = Started()
+    blocks = [Block(recipe, only=["GN"], seeds=1), Block(recipe, only=["NG"])]
+    with pytest.raises(FedkeelError, match="'NG' is no row and no column"):
+        work(blocks, Request(**{**vars(request_), "observer": started}))
+    assert started.started == []
+
+
+def test_the_projects_own_queue_names_what_there_is() -> None:
     path = Path(__file__).parents[2] / "results" / "queue.toml"
-    blocks: list[Any] = read_queue(path)
-    assert blocks
+    tables = [block.table(Request()) for block in read_queue(path)]
+    assert all(table.rows and table.columns for table in tables)

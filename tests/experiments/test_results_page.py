@@ -78,6 +78,22 @@ def test_a_verdict_comes_from_the_ledger(tmp_path: Path) -> None:
     assert "| +6.0 | +9.9 ±0.2 | 3 | **holds** |" in page(ledger)
 
 
+def test_lines_with_changes_do_not_replace_those_without(tmp_path: Path) -> None:
+    recipe, ledger = load("hbn/table6"), Ledger(tmp_path)
+    rows = {"FedAvg+HBN": 70.0, "(1) Eq. 7: moving average": 60.0}
+    for seed in range(3):
+        for row, value in rows.items():
+            ledger.add([line(row, "Acc", seed, value + seed + 0.01 * value * seed, recipe)])
+            ledger.add([line(row, "Acc", seed, 100 - value, recipe, changes={"precision": "bf16"})])
+            ledger.add([line(row, "Acc", seed, 90 - value, recipe, rounds=1000)])
+    told = {claim.says: verdict.text for claim, verdict in verdicts(all_blocks(ledger)[0]) if verdict is not None}
+    assert told[
+        "Statistics gathered after training are better than a moving average of those of training (Eq. 7)."
+    ] == ("holds")
+    text = page(ledger)
+    assert "--rounds 1000 --ledger" in text.partition("## Quick looks")[2]
+
+
 class TestCommand:
     def test_writing_and_checking(self, ledger: Ledger, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         recipe, out = tmp_path / "small.toml", tmp_path / "page.md"
@@ -89,6 +105,8 @@ class TestCommand:
         out.write_text(out.read_text().replace("31.0±1.0", "32.0±1.0"))
         assert main([*words, "--check", str(out)]) == 2
         assert "is not what the ledger says" in capsys.readouterr().err
+        assert main([*words, "--check", str(tmp_path / "none.md")]) == 2
+        assert "cannot be read" in capsys.readouterr().err
         assert main([*words, "--json"]) == 0
         assert {"claims", "stale"} == json.loads(capsys.readouterr().out).keys()
 

@@ -6,40 +6,75 @@ from torch import Tensor
 
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.types import Output
+from fedkeel.experiments import signature as probes
 from fedkeel.experiments.recipes import load, names
 from fedkeel.experiments.signature import same, signature
 from fedkeel.methods.fedprox import FedProx
+from fedkeel.models.cnn import SimpleCNN
 from fedkeel.stopping import stop_requested
 
 
+def losses(method: str) -> tuple[float | None, ...]:
+    """Computed anew."""
+    probes._of.cache_clear()
+    return probes._of(probes._losses, method, 8)
+
+
 def test_a_method_is_told_from_another_and_known_again() -> None:
-    first = signature("fedprox(mu=0.01)")
-    signature.cache_clear()
-    assert signature("fedprox(mu=0.01)") == first
-    assert not same(first, signature("fedprox(mu=0.011)"))
+    first = losses("fedprox(mu=0.01)")
+    assert losses("fedprox(mu=0.01)") == first
+    assert not same(first, losses("fedprox(mu=0.011)"))
     assert not same(first, first[:-1])
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("fedwon", "fedwon(agc=false)"),
+        ("fedwon(clipping=0.64)", "fedwon(clipping=1.28)"),
+        ("hbn(variant=released)", "hbn(momentum=0.002)"),
+        ("hbn(warm_start=false)", "hbn(record=batch, warm_start=false)"),
+        ("ga(step_size=0.05)", "fedavg"),
+        ("fixbn", "fedavg"),
+    ],
+)
+def test_what_options_change_is_seen(one: str, other: str) -> None:
+    assert not same(losses(one), losses(other))
+
+
 def test_what_a_method_computes_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = signature("fedprox(mu=0.5)")
-    signature.cache_clear()
-    loss = FedProx.loss
+    before, loss = losses("fedprox(mu=0.5)"), FedProx.loss
 
     def a_little_more(self: FedProx, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
         return 1.01 * loss(self, client, batch, output)
 
     monkeypatch.setattr(FedProx, "loss", a_little_more)
-    assert not same(before, signature("fedprox(mu=0.5)"))
-    signature.cache_clear()
+    assert not same(before, losses("fedprox(mu=0.5)"))
+
+
+def test_what_the_released_pass_of_hbn_looks_at_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = losses("hbn(variant=released)")
+    monkeypatch.setattr("fedkeel.methods.hbn.islice", lambda batches, _: batches)  # all images, not the first 64
+    assert not same(before, losses("hbn(variant=released)"))
+
+
+def test_what_a_network_computes_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    probes._of.cache_clear()
+    before = signature("fedavg", "simple_cnn")
+    assert len(before) == 10
+    assert not same(before, signature("fedavg", "simple_cnn(width=8)"))
+    probes._of.cache_clear()
+    extract = SimpleCNN.extract
+    monkeypatch.setattr(SimpleCNN, "extract", lambda self, x: torch.tanh(extract(self, x)))
+    assert not same(before, signature("fedavg", "simple_cnn"))
+    probes._of.cache_clear()
 
 
 def test_it_leaves_everything_as_it_was() -> None:
-    before = signature("fedavg")
-    signature.cache_clear()
-    threads = torch.get_num_threads()
+    before, threads = losses("fedavg"), torch.get_num_threads()
     stop_requested.set()  # runs are being stopped: no reason to stop here, nor to forget about it
     try:
-        assert signature("fedavg") == before
+        assert losses("fedavg") == before
         assert stop_requested.is_set()
     finally:
         stop_requested.clear()
@@ -47,19 +82,27 @@ def test_it_leaves_everything_as_it_was() -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_a_loss_that_is_no_number_is_equal_to_one_that_is_none_either() -> None:
-    assert same((1.0, None), (1.0, None))
-    assert not same((1.0, None), (1.0, 2.0))
+def test_what_is_not_known_is_not_held_against_it() -> None:
+    assert same((1.0, None), (1.0, 2.0))
+    assert not same((1.0, None), (1.1, 2.0))
     assert not same((), ())
 
 
-def test_a_method_that_the_small_problem_does_not_suit_has_one_all_the_same() -> None:
-    assert signature("fedwon(skip=encoder.conv9)") == (None,)
+def test_a_method_that_the_small_problem_does_not_suit_is_not_known() -> None:
+    assert losses("fedwon(skip=encoder.conv9)") == (None,) * 8
+
+
+def test_a_full_disk_says_nothing_of_a_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(probes, "simulate", full)
+    with pytest.raises(OSError, match="No space"):
+        losses("fedavg")
 
 
 @pytest.mark.slow
 def test_every_method_of_the_recipes_has_one() -> None:
     recipes = [load(name) for name in names()]
     every = {recipe.config(row, column).method for recipe in recipes for row, column in recipe.cells()}
-    lengths = {method: len(signature(method)) for method in sorted(every)}
-    assert {method: n for method, n in lengths.items() if n != 8} == {}
+    assert [method for method in sorted(every) if losses(method)[0] is None] == ["greg(alpha=10.0)"]  # it diverges

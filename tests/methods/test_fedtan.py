@@ -115,7 +115,9 @@ def test_it_says_what_its_exchanges_cost(tmp_path: Path) -> None:
     plain.round(0)
     assert run.traffic["questions"] == 6
     assert run.traffic["bytes_down"] > 7 * plain.traffic["bytes_down"]
-    assert run.traffic["bytes_up"] - plain.traffic["bytes_up"] == 3 * 4 * 4 * (6 + 8)  # mean, var and both derivatives of 6 + 8 channels
+    assert run.traffic["bytes_up"] - plain.traffic["bytes_up"] == 3 * 4 * 4 * (
+        6 + 8
+    )  # mean, var and both derivatives of 6 + 8 channels
     assert run.server.extras == {}
 
 

@@ -179,10 +179,11 @@ def pack_data(arguments: Arguments) -> int:
     from fedkeel.data.formats.writing import write, write_encoded_copy
 
     if arguments.encoded:
-        folder = fedkeel.data.reader.reader_of(arguments.data)(root=arguments.root).folder()
-        target = write_encoded_copy(folder, arguments.out, arguments.size)
+        name = with_options(arguments.data).name
+        folder = fedkeel.data.reader.reader_of(name)(root=arguments.root).folder()
+        target = write_encoded_copy(folder, arguments.out, checked(arguments.size, Count | None, "--size"))
         print(target)
-        print(f"Read it with --data {arguments.data} --root {target}.", file=sys.stderr)
+        print(f"Read it with --data {name} --root {target}.", file=sys.stderr)
         return 0
     given = with_options(arguments.data, root=arguments.root, size=arguments.size)
     dataset = fedkeel.data.DATASETS.build(given.name, **given.options)

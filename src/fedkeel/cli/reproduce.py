@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 from fedkeel.cli.terminal.interrupts import interruptible
 from fedkeel.cli.terminal.output import Line, Table, duration, show
 from fedkeel.cli.terminal.parsing import SEEDS, Arguments, Parser, given_options
+from fedkeel.config import MACHINE_OPTIONS
 from fedkeel.core.naming import visible
 from fedkeel.errors import FedkeelError
 
@@ -68,7 +69,7 @@ def run(arguments: Arguments) -> int:
     if arguments.missing:
         return run_queue(arguments)
     for flag in ("queue", "budget"):
-        if getattr(arguments, flag):
+        if getattr(arguments, flag) is not None:
             raise FedkeelError(f"'--{flag}' is for a queue: give --missing too.")
     if not arguments.recipes:
         raise FedkeelError("'fedkeel reproduce' lacks NAME: 'fedkeel reproduce --list' shows what there is.")
@@ -100,18 +101,18 @@ def run(arguments: Arguments) -> int:
 
 
 def run_queue(arguments: Arguments) -> int:
-    for flag in ("only", "seeds", "recipes"):
-        if getattr(arguments, flag):
-            raise FedkeelError(
-                f"'--missing' takes its cells from the queue: leave {', '.join(getattr(arguments, flag))} out."
-            )
+    given = given_options(arguments)
+    own = {name: getattr(arguments, name) for name in ("recipes", "only", "seeds", "markdown")}
+    own |= {"scale": arguments.scale != 1, **{name: True for name in given if name not in MACHINE_OPTIONS}}
+    if wrong := next((name for name, value in own.items() if value), ""):
+        raise FedkeelError(f"'--missing' takes its cells from the queue, with their options: leave '{wrong}' out.")
     began = time.monotonic()  # before anything heavy is imported: a budget is for all of it
 
     from fedkeel.experiments import ledger, queue
 
     folder = Path(arguments.ledger or ledger.PLACE)
     blocks = queue.read_queue(arguments.queue or folder / queue.FILE)
-    budget = queue.read_seconds(arguments.budget) if arguments.budget else None
+    budget = None if arguments.budget is None else queue.read_seconds(arguments.budget)
 
     from fedkeel.cli.terminal.progress import ComparisonProgress
     from fedkeel.experiments.request import PLACE, Request
@@ -123,7 +124,7 @@ def run_queue(arguments: Arguments) -> int:
             jobs=arguments.jobs,
             observer=progress,
             ledger=folder,
-            changes=given_options(arguments),
+            changes=given,
         )
         left = None if budget is None else budget - (time.monotonic() - began)
         done = queue.work(blocks, request, left)

@@ -22,8 +22,17 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("recipes", nargs="*", metavar="FILE.toml", help="recipes of your own whose lines are there too")
     parser.add_argument("--ledger", default="results", metavar="DIR", help="folder of the ledger (default: results)")
     parser.add_argument("--out", metavar="FILE.md", help="write the page of results")
-    parser.add_argument("--check", metavar="FILE.md", help="compare a page with the ledger; exits with 1 if it differs")
+    parser.add_argument("--check", metavar="FILE.md", help="compare a page with the ledger; exits with 2 if it differs")
     parser.add_shared("--json")
+
+
+def text_of(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise FedkeelError(
+            f"The page '{path}' cannot be read ({error}): write it with 'fedkeel results --out'."
+        ) from error
 
 
 def run(arguments: Arguments) -> int:
@@ -42,7 +51,7 @@ def run(arguments: Arguments) -> int:
             with explained(Path(arguments.out), ""):
                 Path(arguments.out).write_text(text, encoding="utf-8")
             print(arguments.out)
-        elif Path(arguments.check).read_text(encoding="utf-8") != text:
+        elif text_of(arguments.check) != text:
             raise FedkeelError(
                 f"'{arguments.check}' is not what the ledger says: write it with 'fedkeel results --out'."
             )

@@ -10,7 +10,7 @@
 
 A verdict comes from the differences between two rows with the same seed, averaged over the columns: their mean and its
 95 % interval by Student's t. Above zero the claim holds, below it does not, and across it nothing is decided; nor is it
-with fewer than three seeds.
+with fewer than three seeds. Columns with fewer wait until they have them, unless all have.
 """
 
 from __future__ import annotations
@@ -94,20 +94,21 @@ class Difference:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came out of a claim; `decisive` is the row that it is least ahead of."""
+    """What came out of a claim, which the `decisive` difference says: of those that fail, else of those that decide
+    nothing, else of all, the smallest."""
 
     claim: Claim
     differences: tuple[Difference, ...]
 
     @property
     def decisive(self) -> Difference:
-        return min(self.differences, key=lambda difference: (bool(difference.ours), difference.mean))
+        ranks = (FAILS, UNDECIDED, HOLDS)
+        return min(self.differences, key=lambda d: (ranks.index(d.verdict), bool(d.ours), d.mean))
 
     @property
     def text(self) -> str:
         """Ahead of each: holds. Behind one: does not."""
-        found = {difference.verdict for difference in self.differences}
-        return next(verdict for verdict in (FAILS, UNDECIDED, HOLDS) if verdict in found)
+        return self.decisive.verdict
 
 
 def claims_of(paper: str) -> list[Claim]:
@@ -124,7 +125,8 @@ def claims_of(paper: str) -> list[Claim]:
 
 
 def judge(claim: Claim, recipe: Recipe, cells: Cells) -> Verdict:
-    """Over the columns in which both rows have been run, with the seeds that they have in all of these."""
+    """Over the columns in which both rows have been run, with the seeds that they have in all of these; where there are
+    columns with enough seeds for a verdict, over these alone."""
     labels = [row.label for row in recipe.rows]
     for label in (claim.row, *claim.over):
         if label not in labels:
@@ -135,9 +137,10 @@ def judge(claim: Claim, recipe: Recipe, cells: Cells) -> Verdict:
 
 def _difference(row: str, over: str, columns: Sequence[str], recipe: Recipe, cells: Cells) -> Difference:
     pairs = {name: (cells.get((row, name), {}), cells.get((over, name), {})) for name in columns}
-    pairs = {name: (a, b) for name, (a, b) in pairs.items() if a.keys() & b.keys()}
-    common = [a.keys() & b.keys() for a, b in pairs.values()]
-    seeds = sorted(set.intersection(*map(set, common))) if common else []
+    common = {name: a.keys() & b.keys() for name, (a, b) in pairs.items()}
+    fewest = FEWEST if any(len(seeds) >= FEWEST for seeds in common.values()) else 1
+    pairs = {name: pair for name, pair in pairs.items() if len(common[name]) >= fewest}
+    seeds = sorted(set.intersection(*(set(common[name]) for name in pairs))) if pairs else []
     ours = {seed: fmean(a[seed] - b[seed] for a, b in pairs.values()) for seed in seeds}
     numbers = [(recipe.published.get((row, name)), recipe.published.get((over, name))) for name in pairs or columns]
     known = [a.value - b.value for a, b in numbers if a and b and a.value is not None and b.value is not None]

@@ -1,6 +1,6 @@
 """The ledger: a line of JSON for every finished cell of a recipe, one seed each, in `results/<paper>-<table>.jsonl`.
 
-Lines are only ever appended, and of several for one cell the last one counts. A line says what it was run with, so that
+Lines are appended, and of several for one experiment the last one counts. A line says what it was run with, so that
 whoever reads it later can tell whether it still is what the recipe and the method say: if not, it is stale.
 """
 
@@ -10,7 +10,7 @@ import fcntl
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime, timezone
 from pathlib import Path
@@ -28,7 +28,6 @@ from fedkeel.runs.run import Run
 from fedkeel.runs.summary import BEST_ROUND, RULES, summarise_run
 
 PLACE = Path("results")
-DEFAULTS = Config().to_dict()
 
 Key = tuple[str, str, str, int, int, str]
 
@@ -47,7 +46,7 @@ class Line:
     results: Mapping[str, float | None]  # by each rule; of what is no accuracy, by its own name
     method: str
     version: str  # of the recipe's cell, see `version_of`
-    signature: Signature  # of the method, see `fedkeel.experiments.signature`; empty where its code was another since
+    signature: Signature  # of method and network, see `fedkeel.experiments.signature`
     domains: Mapping[str, float] = field(default_factory=dict)  # by the recipe's rule
     statistics: Mapping[str, float] = field(default_factory=dict)  # by the recipe's rule, where both were tested
     diverged: tuple[str, ...] = ()  # domains whose test loss is not finite
@@ -76,8 +75,8 @@ class Line:
 
     @property
     def is_whole(self) -> bool:
-        """With all of its rounds, and not a quick look."""
-        return self.rounds >= self.of
+        """With the recipe's rounds, and not a quick look."""
+        return self.rounds == self.of
 
     def stale(self, recipe: Recipe) -> str:
         """Why it is not what would be run today, or nothing."""
@@ -87,33 +86,41 @@ class Line:
         row, column = cells[self.row, self.column]
         if version_of(recipe, row, column, self.changes) != self.version:
             return "the recipe has changed"
-        return "" if same(self.signature, known_signature(self.method)) else "the method computes something else"
+        model = str(self.changes.get("model", recipe.config(row, column).model))
+        return "" if same(self.signature, signature_now(self.method, model)) else "the method computes something else"
 
 
-def known_signature(method: str) -> Signature:
+def signature_now(method: str, model: str) -> Signature:
     """Nothing of a method that is not there any more."""
     try:
         methods.build(method)
     except FedkeelError:
         return ()
-    return signature(method)
+    return signature(method, model)
 
 
 def version_of(recipe: Recipe, row: RecipeRow, column: RecipeColumn, changes: Mapping[str, Any] | None = None) -> str:
-    """The same as long as a cell is run and read in the same way; an option that came later does not change it."""
-    options = recipe.config(row, column).replace(**(changes or {})).to_dict()
-    own = {k: v for k, v in options.items() if k not in (*MACHINE_OPTIONS, "seed") and v != DEFAULTS[k]}
+    """The same as long as a cell is run and read in the same way."""
+    options = {**recipe.options(row, column), **(changes or {})}
+    own = {name: value for name, value in options.items() if name not in (*MACHINE_OPTIONS, "seed")}
     text = json.dumps([own, dict(recipe.reading(row, column))], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def changes_of(planned: Config, run: Config) -> dict[str, Any]:
+    """Options that a run has in place of the recipe's."""
+    other, skipped = run.to_dict(), {*MACHINE_OPTIONS, "seed", "rounds"}
+    return {k: other[k] for k, v in planned.to_dict().items() if k not in skipped and v != other[k]}
 
 
 def line_of(recipe: Recipe, row: RecipeRow, column: RecipeColumn, run: Run, number: float | None) -> Line:
     """Of a finished run; `number` is what the cell reads of it, where that is no accuracy by some rule."""
     reading, config = recipe.reading(row, column), recipe.config(row, column)
-    summary = run.sound_summary()
-    assert summary is not None
-    kind, rule = reading.get("read", "accuracy"), summary["result"]
+    stored = run.sound_summary()
+    assert stored is not None
     statistics = reading.get("statistics")
+    summary = summarise_run(run, stored["unseen_domains"], statistics)
+    kind, rule = reading.get("read", "accuracy"), summary["result"]
     results: dict[str, float | None] = {kind: _kept(number)}
     if kind not in (*DIAGNOSTICS, "seconds"):
         results = {
@@ -125,7 +132,8 @@ def line_of(recipe: Recipe, row: RecipeRow, column: RecipeColumn, run: Run, numb
     by_statistics = {
         name: accuracy(summarise_run(run, summary["unseen_domains"], name), reading) for name in sorted(tested)
     }
-    machine = origin.machine if (origin := Origin.load(run.directory)) else {}
+    origin, model = Origin.load(run.directory), run.config.model
+    machine = origin.machine if origin else {}
     return Line(
         recipe=recipe.name,
         row=row.label,
@@ -136,15 +144,15 @@ def line_of(recipe: Recipe, row: RecipeRow, column: RecipeColumn, run: Run, numb
         rule=kind if kind in results else rule,
         results=results,
         method=config.method,
-        version=version_of(recipe, row, column, changes := _changes(config, run.config)),
-        signature=() if _changed_since(origin, config.method) else known_signature(config.method),
+        version=version_of(recipe, row, column, changes := changes_of(config, run.config)),
+        signature=() if _changed_since(origin, config.method) else signature_now(config.method, model),
         domains={name: _kept(100 * value) or 0.0 for name, value in summary["domains"].items() if value is not None},
         statistics={k: v for k, v in by_statistics.items() if v is not None} if len(tested) > 1 else {},
-        diverged=tuple(summary.get("diverged_domains", ())),
-        dropped=summary.get("dropped_updates"),
+        diverged=tuple(summary["diverged_domains"]),
+        dropped=summary["dropped_updates"],
         changes=changes,
         substitutes=(recipe.substitute,) if recipe.substitute else (),
-        seconds=round(summary["seconds"], 1),
+        seconds=round(stored["seconds"], 1),
         device=machine.get("gpu") or machine.get("cpu", ""),
         torch=machine.get("torch", "").removeprefix("torch "),
         fedkeel=origin.fedkeel if origin else __version__,
@@ -172,11 +180,6 @@ def _kept(value: float | None) -> float | None:
     return None if value is None else round(float(value), 4)
 
 
-def _changes(planned: Config, run: Config) -> dict[str, Any]:
-    other, skipped = run.to_dict(), {*MACHINE_OPTIONS, "seed", "rounds"}
-    return {k: other[k] for k, v in planned.to_dict().items() if k not in skipped and v != other[k]}
-
-
 def _day(directory: Path) -> str:
     when = (directory / "summary.json").stat().st_mtime
     return datetime.fromtimestamp(when, tz=timezone.utc).date().isoformat()
@@ -194,19 +197,19 @@ class Ledger:
     def __iter__(self) -> Iterator[Line]:
         return iter(self._lines.values())
 
-    def __len__(self) -> int:
-        return len(self._lines)
-
     def add(self, lines: Iterable[Line]) -> int:
-        """Append those that say something new; returns how many. What was written survives any end of this process."""
+        """Append those that say something new; returns how many. What was written survives any end of this process.
+
+        A run of other code than there is now becomes no line: nobody could tell any more what it had computed.
+        """
         written = 0
         for line in lines:
-            if self._has(line):
+            if not line.signature or self._has(line):
                 continue
             path = self.folder / f"{line.recipe.replace('/', '-')}.jsonl"
             with explained(path):
                 self.folder.mkdir(parents=True, exist_ok=True)
-                _append(path, json.dumps(asdict(line), ensure_ascii=False) + "\n")
+                _append(path, json.dumps(asdict(line)) + "\n")
             self._lines[line.key] = line
             written += 1
         return written
@@ -231,25 +234,55 @@ def _append(path: Path, text: str) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         whole = file.read()
-        if not whole.endswith(b"\n"):
-            file.truncate(whole.rfind(b"\n") + 1)
+        last = whole[whole.rfind(b"\n") + 1 :]
+        if last and _is_json(last):
+            text = "\n" + text
+        elif last:
+            file.truncate(len(whole) - len(last))
         file.write(text.encode())
         file.flush()
         os.fsync(file.fileno())
 
 
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True
+
+
+KINDS: Mapping[type | tuple[type, ...], Sequence[str]] = {
+    str: ("recipe", "row", "column", "rule", "method", "version", "device", "torch", "fedkeel", "date"),
+    int: ("seed", "rounds", "of"),
+    (int, float): ("seconds",),
+    dict: ("results", "domains", "statistics", "changes"),
+    tuple: ("signature", "diverged", "substitutes"),
+}
+
+
 def _read(path: Path) -> Iterator[Line]:
     known = {entry.name for entry in fields(Line)}
     with explained(path):
-        texts = path.read_text(encoding="utf-8").split("\n")
+        texts = path.read_bytes().split(b"\n")
     for number, text in enumerate(texts, start=1):
-        if not text.strip():
+        if not text.strip() or (number == len(texts) and not _is_json(text)):  # cut off by a kill: written again
             continue
         try:
             entries: dict[str, Any] = {k: v for k, v in json.loads(text).items() if k in known}
             entries |= {k: tuple(v) for k, v in entries.items() if isinstance(v, list)}
-            yield Line(**entries)
+            line = Line(**entries)
+            _check(line)
         except (ValueError, TypeError, AttributeError) as error:
-            if number == len(texts):  # cut off by a kill: the cell is run, or written, again
-                return
             raise FedkeelError(f"Line {number} of '{path}' is no result ({error}): take it out.") from error
+        yield line
+
+
+def _check(line: Line) -> None:
+    for kind, names in KINDS.items():
+        for name in names:
+            if not isinstance(getattr(line, name), kind):
+                raise TypeError(f"its {name} is {getattr(line, name)!r}")
+    numbers = [*line.results.values(), *line.signature, *line.domains.values(), *line.statistics.values()]
+    if not all(number is None or isinstance(number, int | float) for number in numbers):
+        raise TypeError("not all of its results are numbers")

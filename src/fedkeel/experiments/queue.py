@@ -12,6 +12,7 @@ slice may end, or be ended, at any moment.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -22,9 +23,9 @@ from statistics import fmean
 from typing import Any
 
 from fedkeel.config import read_table
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, nearest
 from fedkeel.experiments.jobs import Job, JobsObserver, JobsObservers, uses_gpu
-from fedkeel.experiments.ledger import PLACE, Ledger, Line
+from fedkeel.experiments.ledger import PLACE, Ledger, Line, changes_of
 from fedkeel.experiments.recipes import load
 from fedkeel.experiments.reproduce import Bookkeeper, TableRuns, run_missing
 from fedkeel.experiments.request import Request, data_at, select
@@ -48,8 +49,12 @@ class Block:
     seeds: int | Sequence[int] | None = None
     changes: Mapping[str, Any] = field(default_factory=dict)
 
-    def __str__(self) -> str:
-        return ", ".join([self.recipe, *self.only])
+    def table(self, request: Request) -> TableRuns:
+        """Its runs, none of them planned yet; `request` says where they go, and on which machine."""
+        recipe = load(self.recipe)
+        changes = {**self.changes, **request.changes}
+        own = Request(directory=request.directory, only=self.only, seeds=self.seeds, changes=changes)
+        return TableRuns(recipe, own, *select(recipe, self.only))
 
 
 @dataclass(frozen=True)
@@ -63,31 +68,30 @@ class Progress:
     failures: Mapping[str, str] = field(default_factory=dict)
     skipped: Sequence[str] = ()
 
-    def then(self, more: Progress, blocks_left: int) -> Progress:
-        known = self.seconds_left is not None and more.seconds_left is not None
-        return Progress(
-            self.written + more.written,
-            self.left + more.left,
-            blocks_left,
-            (self.seconds_left or 0.0) + (more.seconds_left or 0.0) if known else None,
-            {**self.failures, **more.failures},
-            list(dict.fromkeys([*self.skipped, *more.skipped])),
-        )
-
 
 def read_queue(path: str | Path) -> list[Block]:
     """The blocks of a file, the most wanted first."""
     table, _ = read_table(path, "queue")
-    blocks = []
-    for entry in table.get("block", ()):
-        entry = dict(entry)
-        changes = entry.pop("with", {})
-        if unknown := entry.keys() - {"recipe", "only", "seeds"} or "recipe" not in entry:
-            raise FedkeelError(f"A block of '{path}' needs a recipe, and may have only, seeds and with: not {unknown}.")
-        blocks.append(Block(**entry, changes=changes))
-    if not blocks:
-        raise FedkeelError(f"'{path}' has no [[block]]: add one, with a recipe.")
-    return blocks
+    entries = table.get("block")
+    if not isinstance(entries, list) or not entries or len(table) > 1:
+        raise FedkeelError(
+            f"'{path}' is no queue: give it one [[block]] or more, each with a recipe, and nothing else."
+        )
+    return [_block(entry, f"Block {number} of '{path}'") for number, entry in enumerate(entries, start=1)]
+
+
+def _block(entry: Any, where: str) -> Block:
+    if not isinstance(entry, dict) or not isinstance(entry.get("recipe"), str):
+        raise FedkeelError(f'{where} needs a recipe, like recipe = "hbn/table1".')
+    for name in entry:
+        if name not in ("recipe", "only", "seeds", "with"):
+            raise FedkeelError(f"{where} has no '{name}': {nearest(name, ('recipe', 'only', 'seeds', 'with'))}")
+    only, changes = entry.get("only", []), entry.get("with", {})
+    if not isinstance(only, list) or not all(isinstance(label, str) for label in only):
+        raise FedkeelError(f"{where}: 'only' is {described(only)}: give a list of labels, like [\"CIFAR-10\"].")
+    if not isinstance(changes, dict) or "seed" in changes:
+        raise FedkeelError(f"{where}: 'with' is {described(changes)}: give a table of options, without a seed.")
+    return Block(entry["recipe"], only, entry.get("seeds"), changes)
 
 
 def read_seconds(text: str) -> float:
@@ -101,25 +105,23 @@ def read_seconds(text: str) -> float:
     return sum(float(number) * UNITS[unit] for number, unit in re.findall(r"([\d.]+)([hms])", text))
 
 
-def missing(block: Block, ledger: Ledger, request: Request) -> TableRuns:
-    """The runs of a block whose cells the ledger lacks, or has only from before something changed."""
-    recipe = load(block.recipe)
-    own = Request(directory=request.directory, only=block.only, seeds=block.seeds, changes=block.changes)
-    table = TableRuns(recipe, own, *select(recipe, block.only))
+def leave_what_is_missing(table: TableRuns, ledger: Ledger) -> None:
+    """Of the table's runs those whose cells the ledger lacks, or has only from before something changed."""
+    recipe = table.recipe
     table.plan()
-    changes = dict(block.changes)
-    fresh, _ = ledger.of(recipe)
-    there = {(*line.cell, line.seed) for line in fresh if line.is_whole and line.changes == changes}
-    lacking = {
-        (table.runs[row, column], seed)
-        for row, column in table.runs
-        for seed in table.seeds
-        if (recipe.name, row, column, seed) not in there
-    }
+    there = {(*line.key, line.of) for line in ledger.of(recipe)[0]}
+    lacking: set[tuple[Path, int]] = set()
+    for row, column in recipe.cells():
+        if (row.label, column.name) in table.runs:
+            planned = recipe.config(row, column)
+            config = table.request.changed(planned)
+            changes = json.dumps(changes_of(planned, config), sort_keys=True)
+            for seed in table.seeds:
+                key = (recipe.name, row.label, column.name, seed, config.rounds, changes, planned.rounds)
+                lacking |= {(table.runs[row.label, column.name], seed)} if key not in there else set()
     table.jobs = [job for job in table.jobs if (job.directory.parent, job.seed) in lacking]
     # Seed by seed: methods can be compared as soon as each has one.
     table.jobs.sort(key=lambda job: table.seeds.index(job.seed))
-    return table
 
 
 class Budget(JobsObserver):
@@ -127,7 +129,7 @@ class Budget(JobsObserver):
 
     def __init__(self, seconds: float | None) -> None:
         self._end = None if seconds is None else time.monotonic() + max(seconds - LEAVE_SECONDS, 0.0)
-        self.expected: Mapping[Path, float | None] = {}  # seconds of a run, by its directory
+        self.expected: dict[Path, float | None] = {}  # seconds of a run, by its directory
 
     @property
     def is_over(self) -> bool:
@@ -169,28 +171,41 @@ def expected(job: Job, table: TableRuns, ledger: Ledger) -> float | None:
 def work(blocks: Sequence[Block], request: Request, budget: float | None = None) -> Progress:
     """Run what is missing, the most wanted first, until it is done or so many seconds are over; as `reproduce` does.
 
-    Blocks are looked into as far as there is time for: with many of them that alone takes a while.
+    What the ledger lacks of a block is found out when its turn comes: with many of them that alone takes a while.
     """
     clock, ledger = Budget(budget), Ledger(request.ledger or PLACE)
-    waiting, done = list(blocks), Progress(blocks_left=len(blocks))
+    waiting = [block.table(request) for block in blocks]  # first of all, so that a mistake in the last one is told now
+    bookkeeper = Bookkeeper([], ledger)
+    failures: dict[Path, str] = {}
     with data_at(request.root):
         while waiting and not clock.is_over:
             tables: list[TableRuns] = []
             while waiting and not clock.is_over and sum(len(table.jobs) for table in tables) < AT_LEAST:
-                tables.append(missing(waiting.pop(0), ledger, request))
-            done = done.then(_run(tables, request, ledger, clock), len(waiting))
-    return done
+                tables.append(waiting.pop(0))
+                leave_what_is_missing(tables[-1], ledger)
+            bookkeeper.tables = [*bookkeeper.tables, *tables]
+            failures |= _run(tables, request, bookkeeper, clock)
+    jobs = list({job.directory: job for table in bookkeeper.tables for job in table.jobs}.values())
+    left = [job for job in jobs if not has_finished(job.directory)]
+    return Progress(
+        written=bookkeeper.written,
+        left=len(left),
+        blocks_left=len(waiting),
+        seconds_left=clock.total(left),
+        failures={str(job): failures[job.directory] for job in jobs if job.directory in failures},
+        skipped=list(dict.fromkeys(reason for table in bookkeeper.tables for reason in table.skipped)),
+    )
 
 
-def _run(tables: Sequence[TableRuns], request: Request, ledger: Ledger, clock: Budget) -> Progress:
+def _run(tables: Sequence[TableRuns], request: Request, bookkeeper: Bookkeeper, clock: Budget) -> Mapping[Path, str]:
     observer = request.observer or JobsObserver()
     jobs = list({job.directory: job for table in tables for job in table.jobs}.values())
-    before, bookkeeper = len(ledger), Bookkeeper(tables, ledger)
     bookkeeper.write_all()  # what was finished just when the last slice was cut off
     for job in jobs:
         if has_finished(job.directory) and any(table.is_outdated(job.directory) for table in tables):
             observer.note(f"'{job.directory}' is of other code: it is trained anew, and kept as {set_aside(job)}.")
-    clock.expected = {job.directory: expected(job, table, ledger) for table in tables for job in table.jobs}
+    ledger = bookkeeper.ledger
+    clock.expected |= {job.directory: expected(job, table, ledger) for table in tables for job in table.jobs}
     at_once = request.jobs or (ON_A_CARD if uses_gpu(job.config for job in jobs) else None)
     failures: Mapping[Path, str] = {}
     try:
@@ -203,14 +218,7 @@ def _run(tables: Sequence[TableRuns], request: Request, ledger: Ledger, clock: B
         for table in tables:
             table.diagnose()
         bookkeeper.write_all()  # also what only a diagnostic knows
-    left = [job for job in jobs if not has_finished(job.directory)]
-    return Progress(
-        written=len(ledger) - before,
-        left=len(left),
-        seconds_left=clock.total(left),
-        failures={str(job): failures[job.directory] for job in jobs if job.directory in failures},
-        skipped=list(dict.fromkeys(reason for table in tables for reason in table.skipped)),
-    )
+    return failures
 
 
 def set_aside(job: Job) -> str:

@@ -88,18 +88,17 @@ class Bookkeeper(JobsObserver):
 
     def __init__(self, tables: Sequence[TableRuns], ledger: Ledger) -> None:
         self.tables, self.ledger = tables, ledger
+        self.written = 0  # lines
 
     def job_finished(self, job: Job, problem: str) -> None:
         if not problem:
-            self.write([job.directory])
-
-    def write(self, directories: Sequence[Path]) -> None:
-        self.ledger.add(line for table in self.tables for run in directories for line in table.lines(run))
+            self.written += self.ledger.add(line for table in self.tables for line in table.lines(job.directory))
 
     def write_all(self) -> None:
         """Also what was finished before, and what only a diagnostic knows."""
-        for table in self.tables:
-            self.write([job.directory for job in table.jobs if has_finished(job.directory)])
+        for job in {job.directory: job for table in self.tables for job in table.jobs}.values():
+            if has_finished(job.directory):
+                self.job_finished(job, "")
 
 
 class TableRuns:
@@ -175,8 +174,8 @@ class TableRuns:
                     yield line
 
     def is_outdated(self, directory: Path) -> bool:
-        """Whether a finished run is of other code than there is now."""
-        return any(line.stale(self.recipe) for line in self.lines(directory))
+        """Whether a finished run is of other code than there is now, and so becomes no line."""
+        return any(not line.signature for line in self.lines(directory))
 
     def reproduction(self, failures: Mapping[Path, str]) -> Reproduction:
         """Every cell that was asked for, in the order of the table."""

@@ -74,12 +74,12 @@ class Block:
 
 
 def blocks_of(recipe: Recipe, lines: Sequence[Line]) -> list[Block]:
-    """Whole ones first, then quick looks; of each those without changes first."""
-    groups: dict[tuple[bool, int, str], list[Line]] = {}
+    """Those with the recipe's rounds first, and of each number of rounds those without changes."""
+    groups: dict[tuple[bool, int, bool, str], list[Line]] = {}
     for line in lines:
-        rounds = 0 if line.is_whole else line.rounds
-        groups.setdefault((not line.is_whole, -rounds, str(sorted(line.changes.items()))), []).append(line)
-    return [Block(recipe, group[0].changes, group) for _, group in sorted(groups.items())]
+        key = (not line.is_whole, -line.rounds, bool(line.changes), str(sorted(line.changes.items())))
+        groups.setdefault(key if not line.is_whole else (False, 0, *key[2:]), []).append(line)
+    return [Block(recipe, group[0].changes, group) for _, group in sorted(groups.items(), key=lambda item: item[0])]
 
 
 def all_blocks(ledger: Ledger, own: Sequence[Recipe] = ()) -> tuple[list[Block], dict[Line, str]]:
@@ -95,7 +95,8 @@ def all_blocks(ledger: Ledger, own: Sequence[Recipe] = ()) -> tuple[list[Block],
 
 
 def verdicts(blocks: Sequence[Block]) -> Iterator[tuple[Claim, Verdict | None]]:
-    """Every claim of every paper; one whose recipe was not run at all has no verdict."""
+    """Every claim of every paper, from lines without changes if there are any; one whose recipe was not run at all has
+    no verdict."""
     cells = {block.recipe.name: block.values() for block in reversed(blocks) if block.is_whole}
     for paper in PAPERS:
         claims = claims_of(paper)
@@ -128,7 +129,7 @@ ALL = (
     "Cells are ours / the paper's / the difference; ours is the mean and the standard deviation over seeds, with their "
     "number in brackets where it is not that of most cells."
 )
-QUICK = "With a part of the rounds: where methods stand early in training, and no reproduced numbers."
+QUICK = "With another number of rounds than the paper's: where methods stand early on, and no reproduced numbers."
 
 
 def claims_table(blocks: Sequence[Block]) -> str:
@@ -226,18 +227,20 @@ def command(block: Block) -> str:
     seeds = sorted({line.seed for line in block.lines})
     usual = seeds == sorted(recipe.seeds)
     count = "" if usual else f" --seeds {','.join(map(str, seeds))}{',' if len(seeds) == 1 else ''}"
+    rounds = {line.rounds for line in block.lines}
     share = "" if block.is_whole else f" --scale {block.lines[0].rounds / block.lines[0].of:g}"
+    share = f" --rounds {max(rounds)}" if any(line.rounds > line.of for line in block.lines) else share
     changes = "".join(f" --{k.replace('_', '-')} {v}" for k, v in block.changes.items())
     return f"fedkeel reproduce {recipe.name}{only}{count}{share}{changes} --ledger"
 
 
 def machines(lines: Sequence[Line]) -> str:
-    """Where and when; a run's seconds are those beside others on the same card."""
+    """Where and when."""
     kinds = dict.fromkeys(f"{line.device}, torch {line.torch}" for line in lines)
     days = sorted({line.date for line in lines})
     period = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     seconds = fmean({(line.row, line.column, line.seed): line.seconds for line in lines}.values())
-    return f"{'; '.join(kinds)}; {period}; {seconds:.0f} s a run, several at a time."
+    return f"{'; '.join(kinds)}; {period}; {seconds:.0f} s a run, others beside it or not."
 
 
 def stale_section(stale: Mapping[Line, str]) -> str:

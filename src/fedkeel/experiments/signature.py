@@ -1,4 +1,4 @@
-"""What a method computes, in a few numbers: its losses on a small problem that is always the same.
+"""What a method and a network compute, in a few numbers: losses and outputs on problems that are always the same.
 
 A ledger keeps results for months, in which methods are corrected. A digest of their code would change with every new
 name in it, and with Python's version; what they compute changes only when they do. The images and the weights at the
@@ -8,18 +8,21 @@ so that also what a method does from the middle of a run on is in its numbers.
 
 import math
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fedkeel.core.state import batch_norms
 from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Client, Federation
+from fedkeel.errors import FedkeelError, ShortageError
+from fedkeel.models import build_spec
 from fedkeel.models.encoder import Encoder, classify
 from fedkeel.observer import Observer
 from fedkeel.simulation import simulate
@@ -27,35 +30,66 @@ from fedkeel.stopping import Stopped, stop_requested
 
 DIGITS = 6  # that are kept
 TOLERANCE = 1e-5  # relative
-CLIENTS, CLASSES, PIXELS = 3, 4, 8
-SPLITS = (20, 4, 8)  # training, validation and test images of a client
-
+CLASSES, PIXELS = 4, 8
+# Training, validation and test images of each client: also what a method does from so many images on is to be seen.
+CLIENTS = ((72, 8, 8), (40, 8, 8), (20, 8, 8))
+ROUNDS = 4
 
 Signature = tuple[float | None, ...]
 
 
+def signature(method: str, model: str) -> Signature:
+    """What the two compute, None where that is no finite number, or cannot be computed here: somebody's own method may
+    want other data, and a network its weights from elsewhere. The same on every machine, as `same` compares them."""
+    return *_of(_losses, method, 2 * ROUNDS), *_of(_outputs, model, 2)
+
+
 @cache
-def signature(method: str) -> Signature:
-    """The losses of every round in training and in the test, None where one is no finite number. The same on every
-    machine, as `same` compares them. Of a method that does not run on the small problem it is a single None."""
+def _of(compute: Callable[[str], Signature], text: str, numbers: int) -> Signature:
     try:
-        return _losses(method)
-    except Stopped:
+        with _apart():
+            return compute(text)
+    except (Stopped, OSError, MemoryError, ShortageError):
         raise
-    except Exception:  # whatever it is that this method, somebody's own perhaps, wants of its data or model
-        return (None,)
+    except Exception:
+        return (None,) * numbers
+
+
+@torch.no_grad()
+def _outputs(model: str) -> Signature:
+    """Means over the squared logits of two images, under running and under batch statistics, without dropout."""
+    network, pixels = _built(model)
+    _weigh(network)
+    images = _sines(torch.arange(2.0).view(-1, 1, 1, 1), torch.arange(2).view(-1, 1, 1, 1), pixels)
+    under_running = network.eval()(images).logits.square().mean()
+    for layer in batch_norms(network).values():
+        layer.train()
+    return tuple(_kept(float(mean)) for mean in (under_running, network(images).logits.square().mean()))
+
+
+def _built(model: str) -> tuple[Classifier, int]:
+    """For small images, or, where a network refuses these, for larger ones."""
+    try:
+        return build_spec(model, num_classes=CLASSES, image_size=32), 32
+    except FedkeelError:
+        return build_spec(model, num_classes=CLASSES, image_size=96), 96
+
+
+def _kept(number: float | None) -> float | None:
+    return float(f"{number:.{DIGITS}g}") if number is not None and math.isfinite(number) else None
 
 
 def _losses(method: str) -> Signature:
-    with tempfile.TemporaryDirectory() as folder, _apart():
+    """Of every round, in training and in the test."""
+    with tempfile.TemporaryDirectory() as folder:
         run = simulate(
             federation=_federation(),
             model=_network(),
             method=method,
             directory=Path(folder) / "run",
-            rounds=4,
-            batch_size=10,
-            learning_rate=0.05,
+            rounds=ROUNDS,
+            batch_size=32,
+            learning_rate=0.01,
             evaluate_with="global",
             executor="serial",
             device="cpu",
@@ -63,7 +97,7 @@ def _losses(method: str) -> Signature:
             observer=_Silent(),
         )
         losses = [record["loss"] for record in chain(run.records("round"), run.scores())]
-    return tuple(None if loss is None else float(f"{loss:.{DIGITS}g}") for loss in losses)
+    return tuple(_kept(loss) for loss in losses)
 
 
 @contextmanager
@@ -86,10 +120,9 @@ class _Silent(Observer):
 
 
 def same(one: Sequence[float | None], other: Sequence[float | None]) -> bool:
-    """Whether two signatures are of the same method. Nothing is not the same as nothing."""
-    pairs = zip(one, other, strict=False)
-    alike = (a == b or (None not in (a, b) and math.isclose(a or 0, b or 0, rel_tol=TOLERANCE)) for a, b in pairs)
-    return len(one) == len(other) > 0 and all(alike)
+    """Whether two signatures are of the same method and network, as far as both are known. None is not."""
+    known = [(a, b) for a, b in zip(one, other, strict=False) if a is not None and b is not None]
+    return len(one) == len(other) > 0 and all(math.isclose(a, b, rel_tol=TOLERANCE) for a, b in known)
 
 
 class _Probe(Encoder):
@@ -112,34 +145,39 @@ class _Probe(Encoder):
 
 def _network() -> Classifier:
     network = classify(_Probe(), CLASSES, 24)
-    with torch.no_grad():
-        for number, layer in enumerate(network.modules()):
-            if isinstance(layer, nn.Conv2d | nn.Linear):
-                places = torch.arange(float(layer.weight.numel())).view_as(layer.weight)
-                layer.weight.copy_(torch.sin(1.7 * number + 12.9898 * places) * math.sqrt(3 / layer.weight[0].numel()))
-                nn.init.zeros_(layer.get_parameter("bias"))
+    _weigh(network)
     return network
 
 
+@torch.no_grad()
+def _weigh(network: nn.Module) -> None:
+    """Weights that are sines, as large as those that networks start from."""
+    for number, weight in enumerate(network.parameters(), start=1):
+        places = torch.arange(float(weight.numel())).view_as(weight)
+        wave = torch.sin(1.7 * number + 12.9898 * places)
+        weight.copy_(wave * math.sqrt(3 / weight[0].numel()) if weight.ndim > 1 else weight.new_ones(()) + 0.1 * wave)
+
+
 def _federation() -> Federation:
-    size = sum(SPLITS)
-    number = torch.arange(float(CLIENTS * size)).view(-1, 1, 1, 1)
-    labels = torch.arange(CLIENTS * size) % CLASSES
-    label, client = labels.view(-1, 1, 1, 1), number // size
-    channel, y, x = (torch.arange(float(n)).view(shape) for n, shape in _AXES)
+    sizes = [sum(splits) for splits in CLIENTS]
+    number = torch.arange(float(sum(sizes))).view(-1, 1, 1, 1)
+    labels = torch.arange(sum(sizes)) % CLASSES
+    domain = torch.repeat_interleave(torch.arange(float(len(sizes))), torch.tensor(sizes)).view(-1, 1, 1, 1)
+    shown = _sines(number, labels.view(-1, 1, 1, 1), PIXELS)
+    images = (110 + 20 * domain + 85 * shown).clamp(0, 255).to(torch.uint8)
+    ends = list(accumulate(chain([0], *CLIENTS)))
+    parts = [torch.arange(start, stop) for start, stop in pairwise(ends)]
+    clients = [Client(f"client{k}", f"domain{k}", *parts[3 * k : 3 * k + 3]) for k in range(len(CLIENTS))]
+    return Federation("probe", images, labels, tuple("abcd"), clients, _Doubles(), _Doubles())
+
+
+def _sines(number: Tensor, label: Tensor, pixels: int) -> Tensor:
+    """Waves whose length is that of their class, and others across them: (N, 3, pixels, pixels), from -1 to 1."""
+    side = torch.arange(float(pixels))
+    channel, y, x = torch.arange(3.0).view(1, 3, 1, 1), side.view(1, 1, -1, 1), side.view(1, 1, 1, -1)
     shown = torch.sin((0.5 + 0.6 * label) * x + 0.4 * channel * y + 0.2 * number)
     noise = torch.sin(12.9898 * number + 78.233 * x + 37.719 * y + 4.581 * channel)
-    images = (110 + 20 * client + 55 * shown + 30 * noise).clamp(0, 255).to(torch.uint8)
-    ends = [0, SPLITS[0], SPLITS[0] + SPLITS[1], size]
-    clients = [
-        Client(
-            f"client{k}",
-            f"domain{k}",
-            *(torch.arange(k * size + a, k * size + b) for a, b in pairwise(ends)),
-        )
-        for k in range(CLIENTS)
-    ]
-    return Federation("probe", images, labels, tuple("abcd"), clients, _Doubles(), _Doubles())
+    return (2 * shown + noise) / 3
 
 
 class _Doubles:
@@ -147,6 +185,3 @@ class _Doubles:
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         return x.double() / 127.5 - 1
-
-
-_AXES = ((3, (1, 3, 1, 1)), (PIXELS, (1, 1, PIXELS, 1)), (PIXELS, (1, 1, 1, PIXELS)))

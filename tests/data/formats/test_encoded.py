@@ -10,6 +10,7 @@ from PIL import Image
 from fedkeel.cli import main
 from fedkeel.data import DATASETS
 from fedkeel.data.formats.npz import write_arrays
+from fedkeel.data.formats.writing import shrink
 from fedkeel.data.readers.pacs import PACS
 from fedkeel.errors import DataError
 from tests.data.made_up import tree
@@ -64,6 +65,21 @@ def test_another_file_of_that_name_is_refused(arrays: dict[str, np.ndarray], tmp
         write_arrays(tmp_path / f"{use}.images.npz", arrays)
     with pytest.raises(DataError, match="is no file of encoded images"):
         DATASETS.build("cifar10", root=tmp_path)
+
+
+def test_a_smaller_image_stands_as_its_exif_data_said(tmp_path: Path) -> None:
+    lying = Image.new("RGB", (12, 8))
+    lying.getexif()[0x0112] = 6  # a quarter turn
+    lying.save(tmp_path / "a.jpg", exif=lying.getexif())
+    assert shrink(tmp_path / "a.jpg", tmp_path / "b.jpg", 4)
+    with Image.open(tmp_path / "b.jpg") as image:
+        assert image.size == (4, 6)
+
+
+def test_a_broken_image_travels_as_it_is(tmp_path: Path) -> None:
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.png")
+    (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:60])
+    assert not shrink(tmp_path / "a.png", tmp_path / "b.png", 4)
 
 
 def test_what_is_there_is_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

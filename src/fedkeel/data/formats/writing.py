@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 from fedkeel.core.naming import file_name
 from fedkeel.data.dataset import Dataset
@@ -99,15 +99,16 @@ def write_encoded_copy(root: Path, out: str | os.PathLike[str], size: int | None
 
 
 def shrink(path: Path, place: Path, size: int) -> bool:
-    """Write an image with a shorter side of `size` pixels; false if it is none, or not larger."""
+    """Write an image with a shorter side of `size` pixels; false if it is none, or not larger, or cannot be decoded."""
     try:
-        with Image.open(path) as image:
-            width, height = image.size
-            share = size / min(width, height)
+        with Image.open(path) as opened:
+            share = size / min(opened.size)
             if share >= 1:
                 return False
-            smaller = image.resize((round(width * share), round(height * share)), Image.Resampling.LANCZOS)
-            smaller.save(place, image.format, quality=90)
-    except UnidentifiedImageError:
+            image = ImageOps.exif_transpose(opened)  # what says which side is up is not written
+            width, height = (max(1, round(side * share)) for side in image.size)
+            smaller = image.resize((width, height), Image.Resampling.LANCZOS)
+    except (UnidentifiedImageError, OSError):  # no image, or a broken one: as it is, for whoever reads it to tell of
         return False
+    smaller.save(place, opened.format, quality=90)
     return True

@@ -142,11 +142,15 @@ class Recipe:
                 if not column.average and (row.label, column.name) not in self.absent:
                     yield row, column
 
-    def config(self, row: RecipeRow, column: RecipeColumn) -> Config:
-        """The configuration of a cell, its seed left open."""
+    def options(self, row: RecipeRow, column: RecipeColumn) -> dict[str, Any]:
+        """What is set for a cell."""
         own = {**row.on.get(column.group, {}), **row.on.get(column.name, {})}
         shared = {**self.base, **self.groups.get(column.group, {}), **column.options}
-        return from_dict({**shared, **row.options, **own})
+        return {**shared, **row.options, **own}
+
+    def config(self, row: RecipeRow, column: RecipeColumn) -> Config:
+        """The configuration of a cell, its seed left open."""
+        return from_dict(self.options(row, column))
 
     def reading(self, row: RecipeRow, column: RecipeColumn) -> Mapping[str, str]:
         """What is read of a run: `read` ("accuracy" if not given) or `domain`, under which `statistics`."""
