@@ -31,7 +31,7 @@ page. [The papers' tables](reproduce.md) says how. What `fedkeel demo` prints is
 """
 COUNTED = {**RULES, BEST_ROUND: "the round that was best in the test itself"}
 
-CLAIM_HEADINGS = ["paper", "claim", "where", "ahead of", "there", "here", "seeds", "verdict"]
+CLAIM_HEADINGS = ["paper", "claim", "where", "ahead of", "by, in the paper", "by, here", "seeds", "verdict"]
 
 
 @dataclass(frozen=True)
