@@ -21,6 +21,7 @@ _HOMES = {
     "simulate": "fedkeel.simulation",
     "resume": "fedkeel.simulation",
     "Run": "fedkeel.runs.run",
+    "load": "fedkeel.runs.run",
     "compare": "fedkeel.experiments.comparison",
     "Config": "fedkeel.config",
     "Method": "fedkeel.core.method",
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from fedkeel.formulas import aggregation, losses
     from fedkeel.methods import register
     from fedkeel.observer import Observer
-    from fedkeel.runs.run import Run
+    from fedkeel.runs.run import Run, load
     from fedkeel.simulation import resume, simulate
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "compare",
     "data",
     "engine",
+    "load",
     "losses",
     "messages",
     "methods",

@@ -65,7 +65,8 @@ def simulate(
     setup = prepare_run(settings, federation=federation, model=model, method=method)
     setup = setup.with_threads((observer or Observer()).note)
     files = records(setup, given)
-    return finish(Store.create(directory or free_directory(settings), setup.config, files), setup, observer)
+    store = Store.create(directory or free_directory(settings), setup.config, files)
+    return finish(store, setup, observer).remember(model=model, method=method)
 
 
 @shortages_explained()
@@ -117,7 +118,7 @@ def resume(
     refuse_other_data(run.directory, setup)
     for note in Origin.of(setup).notes(before, run.directory) if before else ():
         (observer or Observer()).note(note)
-    return finish(Store.open(directory), setup, observer)
+    return finish(Store.open(directory), setup, observer).remember(model=model, method=method)
 
 
 def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:

@@ -18,28 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeel.data.federation import Federation, Transform
+from fedkeel.data.federation import Federation
 from fedkeel.data.transforms import Unknown
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.files import write_atomically
 from fedkeel.nn.scaled_ws_conv import fold
 from fedkeel.options import as_path
 from fedkeel.runs.run import Run
+from fedkeel.runs.trained import Deployed, as_tested
 
 FORMATS = {"onnx": ".onnx", "torchscript": ".pt", "pt2": ".pt2"}
 INPUT, OUTPUT = "images", "logits"
-
-
-class Deployed(nn.Module):
-    """Images -> logits; with a transform, images as they are stored, uint8, -> logits."""
-
-    def __init__(self, network: nn.Module, transform: Transform | None = None) -> None:
-        super().__init__()
-        self.network, self.transform = network, transform
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.network(x if self.transform is None else as_tested(self.transform, x)).logits
-        return logits
 
 
 def export(
@@ -109,11 +98,6 @@ def require_onnx() -> None:
             f"The format 'onnx' needs {error.name}, which is not installed: 'pip install fedkeel[export]', or choose "
             "'torchscript' or 'pt2'."
         ) from None
-
-
-def as_tested(transform: Transform, images: Tensor) -> Tensor:
-    """A transform that draws gets the middle of each range, as in evaluation."""
-    return transform(images, torch.full((1, transform.draws), 0.5, device=images.device))
 
 
 def describe(run: Run, federation: Federation, format: str, example: Tensor, client: str | None) -> dict[str, Any]:

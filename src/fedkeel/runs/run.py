@@ -7,24 +7,32 @@ import json
 import math
 from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from fedkeel import methods
 from fedkeel.config import Config, from_one
 from fedkeel.core import naming, state
 from fedkeel.core.composition import Composition
+from fedkeel.core.method import Method
 from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Federation
+from fedkeel.data.transforms import Unknown
 from fedkeel.engine.executors.flower.roster import Roster
 from fedkeel.engine.profile import FILE as PROFILE
 from fedkeel.engine.setup import build_model, load_federation
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.nn.scaled_ws_conv import fold
 from fedkeel.options import as_path
 from fedkeel.runs.intact import Files, how_to_continue
 from fedkeel.runs.origin import Origin, read_outline
 from fedkeel.runs.store import MODEL, SUMMARY, read_config
 from fedkeel.runs.summary import unsound
+from fedkeel.runs.trained import Deployed, Predictions, Trained
+from fedkeel.spec import Spec, parse
 
 if TYPE_CHECKING:
     import pandas
@@ -45,6 +53,7 @@ class Run(Files):
     def __init__(self, directory: str | Path) -> None:
         super().__init__(as_path(directory))
         self.config = read_config(directory)
+        self._objects: dict[str, Any] = {}  # see `remember`
 
     @property
     def given(self) -> Mapping[str, Mapping[str, str]]:
@@ -183,27 +192,61 @@ class Run(Files):
         """The trained model, on the CPU, in evaluation mode; `client` as in `network`."""
         return self.network(client)[0]
 
-    def network(self, client: str | None = None) -> tuple[Classifier, Federation]:
+    def predict(self, images: Any, *, client: str | None = None, tolerate: bool = False) -> Predictions:
+        """What the trained model says of images: see `fedkeel.runs.trained.Trained.predict`."""
+        return self.trained(client).predict(images, tolerate=tolerate)
+
+    def trained(
+        self, client: str | None = None, *, model: nn.Module | None = None, method: Method | None = None
+    ) -> Trained:
+        """The trained model to be used: with the names of its classes, and how images become its input."""
+        network, federation = self.network(client, model=model, method=method)
+        if isinstance(federation.test_transform, Unknown):
+            raise FedkeelError(
+                f"How images become what the network of '{self.directory}' sees is not known here, since it was done "
+                "at its sites or by a transform given in Python: use Run.model(), and prepare its input yourself."
+            )
+        plain = Deployed(fold(network)).eval().requires_grad_(False)
+        return Trained(plain, tuple(federation.classes), federation.image_shape, federation.test_transform)
+
+    def remember(self, **objects: Any) -> Run:
+        """Keep the objects that it was made with in this process: no file can."""
+        self._objects = _present(**objects)
+        return self
+
+    def network(
+        self, client: str | None = None, *, model: nn.Module | None = None, method: Method | None = None
+    ) -> tuple[Classifier, Federation]:
         """The trained model to be used somewhere else, in evaluation mode, and the data it is for, in outline.
 
-        `client` names whose model, where the method keeps layers on its clients. Neither the data nor the weights that
-        the run started from need to be there.
+        `client` names whose model, where the method keeps layers on its clients. `model` and `method` are the objects
+        that the run was made with, where they were not named; of a run of this process they are known. Neither the
+        data nor the weights that the run started from need to be there.
         """
         self._result()
-        federation = self._outline()
-        if federation is None or PYTHON_OBJECT in (self.config.model, self.config.method):
+        federation, given = self._outline(), {**self._objects, **_present(model=model, method=method)}
+        for name in (name for name in given_in_python(self.config) if name != "data" and name not in given):
+            raise FedkeelError(
+                f"The {name} of '{self.directory}' was given in Python: load it with fedkeel.load(DIR, {name}=...) and "
+                "one that is made in the same way."
+            )
+        for name in _present(model=model, method=method).keys() - given_in_python(self.config):
+            raise FedkeelError(
+                f"The {name} of '{self.directory}' has a name, '{getattr(self.config, name)}': leave it out."
+            )
+        if federation is None:
             raise FedkeelError(
                 f"'{self.directory}' was made with objects given in Python: load its {MODEL} into your own."
             )
-        method = Composition.of(methods.build(self.config.method))
+        composition = Composition.of(given.get("method") or methods.build(self.config.method))
         files = [MODEL]
-        if method.is_personal:
+        if composition.is_personal:
             files.append(self._personal_file(client))
         elif client is not None:
             raise FedkeelError(
                 f"'{self.config.method}' has one model for all clients: leave the client '{client}' out."
             )
-        network = build_model(self.config.replace(weights=""), federation, method, None)
+        network = build_model(without_weights(self.config), federation, composition, given.get("model"))
         entries = network.state_dict(keep_vars=True)
         for file in files:
             tensors = self.tensors(file)
@@ -237,6 +280,39 @@ class Run(Files):
         if path is None:
             raise FedkeelError(f"There is no model of a client '{client}': {nearest(client, kept)}")
         return f"{folder.name}/{path.name}"
+
+
+def load(
+    directory: str | Path,
+    *,
+    client: str | None = None,
+    model: nn.Module | None = None,
+    method: Method | None = None,
+) -> Trained:
+    """The trained model of a finished run, which may have been copied from another machine.
+
+    Args:
+        directory: of the run.
+        client: whose model, for a method that keeps layers on its clients.
+        model, method: the objects that the run was made with, where they were given in Python and not by name. The
+            model need not be trained: it gets the run's weights, and the layers that the method puts into it.
+
+    >>> trained = fedkeel.load("runs/hospitals")                       # doctest: +SKIP
+    >>> trained.predict("new/").classes                                # doctest: +SKIP
+    """
+    return Run(directory).trained(client, model=model, method=method)
+
+
+def without_weights(config: Config) -> Config:
+    """As it is built where its weights come from a file: nothing is fetched."""
+    model = parse(config.model) if config.model != PYTHON_OBJECT else Spec(config.model)
+    if "pretrained" not in model.options:
+        return config.replace(weights="")
+    return config.replace(weights="", model=str(replace(model, options={**model.options, "pretrained": False})))
+
+
+def _present(**objects: Any) -> dict[str, Any]:
+    return {name: thing for name, thing in objects.items() if thing is not None}
 
 
 def _notebook_package(name: str, what: str) -> Any:

@@ -1,0 +1,208 @@
+"""A trained model to be used: the network, how images become its input, and what it says of them.
+
+    trained = fedkeel.load("runs/hospitals")
+    trained.predict("new/").classes
+    trained.network(trained.preprocess(["a.png", "b.png"]))         # logits, (2, C)
+
+A run directory holds all of it: neither the data nor the weights that the run started from need to be there.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+from torch import Tensor, nn
+
+from fedkeel.data.federation import Transform
+from fedkeel.data.formats.folders import SUFFIXES, is_litter
+from fedkeel.data.formats.images import reason, rgb
+from fedkeel.errors import FedkeelError
+from fedkeel.files import explained
+from fedkeel.options import described
+
+BATCH = 64
+
+
+class Deployed(nn.Module):
+    """Images -> logits; with a transform, images as they are stored, uint8, -> logits."""
+
+    def __init__(self, network: nn.Module, transform: Transform | None = None) -> None:
+        super().__init__()
+        self.network, self.transform = network, transform
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.network(x if self.transform is None else as_tested(self.transform, x)).logits
+        return logits
+
+
+def as_tested(transform: Transform, images: Tensor) -> Tensor:
+    """A transform that draws gets the middle of each range, as in evaluation."""
+    return transform(images, torch.full((1, transform.draws), 0.5, device=images.device))
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """What a model says of some images, in their order."""
+
+    images: Sequence[str]  # paths, or numbers from 0
+    probabilities: Tensor  # (N, C)
+    labels: Sequence[str]  # the class that each column is of
+    unreadable: Mapping[str, str] = field(default_factory=dict)  # why an image is not among them, by its path
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __repr__(self) -> str:
+        return f"Predictions({len(self)} images, {len(self.labels)} classes)"
+
+    @property
+    def classes(self) -> list[str]:
+        """Of each image the class with the highest probability."""
+        return [self.labels[index] for index in self.probabilities.argmax(1).tolist()]
+
+    @property
+    def confidence(self) -> list[float]:
+        """Of each image that probability."""
+        found: list[float] = self.probabilities.amax(1).tolist()
+        return found
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A line for each image: its name, class and probability, and the probability of every class."""
+        for image, name, p, each in zip(
+            self.images, self.classes, self.confidence, self.probabilities.tolist(), strict=True
+        ):
+            yield {"image": image, "class": name, "probability": p, **dict(zip(self.headings(), each, strict=True))}
+
+    def headings(self) -> list[str]:
+        return [f"p({label})" for label in self.labels]
+
+    def to_csv(self, path: str | Path) -> Path:
+        """Write the rows, with six digits."""
+        with explained(Path(path), ""), open(path, "w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, ["image", "class", "probability", *self.headings()])
+            writer.writeheader()
+            for row in self.rows():
+                writer.writerow({k: f"{v:.6f}" if isinstance(v, float) else v for k, v in row.items()})
+        return Path(path)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A trained network in evaluation mode, and what belongs to it."""
+
+    network: nn.Module  # float images, (N, C, H, W), -> logits
+    labels: tuple[str, ...]  # names of the classes, in the order of the logits
+    shape: tuple[int, int, int]  # channels, height and width that images are brought to before they are transformed
+    transform: Transform  # uint8 -> float, as in testing
+
+    def preprocess(self, images: Any) -> Tensor:
+        """Images as the network takes them, (N, C, H, W); `images` as in `predict`."""
+        found = [self._stored(picture, name) for name, picture in pictures(images)]
+        if not found:
+            raise FedkeelError("There is no image: give paths, PIL images, arrays, or a folder that has some in it.")
+        return as_tested(self.transform, torch.stack(found))
+
+    @torch.no_grad()
+    def predict(self, images: Any, *, tolerate: bool = False, batch: int = BATCH) -> Predictions:
+        """Classes and probabilities of images.
+
+        Args:
+            images: a path or a folder, a PIL image, a uint8 array (H, W), (H, W, C) or (N, H, W, C), a uint8 tensor
+                (C, H, W) or (N, C, H, W), or a sequence of any of these.
+            tolerate: leave out what cannot be read, and say so in `unreadable`; else it is an error.
+            batch: images at a time.
+        """
+        names: list[str] = []
+        found: list[Tensor] = []
+        unreadable: dict[str, str] = {}
+        device = next(self.network.parameters()).device
+        everything = pictures(images)
+        while some := list(islice(everything, batch)):
+            stored = []
+            for name, picture in some:
+                try:
+                    stored.append(self._stored(picture, name))
+                    names.append(name)
+                except FedkeelError as error:
+                    if not tolerate:
+                        raise
+                    unreadable[name] = str(error)
+            if stored:
+                logits = self.network(as_tested(self.transform, torch.stack(stored)).to(device))
+                found.append(logits.float().softmax(1).cpu())
+        if not found:
+            few = f" ({next(iter(unreadable.values()))})" if unreadable else ""
+            raise FedkeelError(f"There is no image to look at{few}: give image files, or a folder that has some in it.")
+        return Predictions(names, torch.cat(found), self.labels, unreadable)
+
+    def _stored(self, picture: Any, name: str) -> Tensor:
+        """As the data set stores its images: uint8, (C, H, W)."""
+        channels, height, width = self.shape
+        try:
+            image = opened(picture)
+            if channels == 3:
+                image = rgb(image)
+            elif channels == 1 and image.mode != "L":
+                image = rgb(image).convert("L")
+            if image.size != (width, height):
+                image = image.resize((width, height), Image.Resampling.BILINEAR)
+            pixels = np.asarray(image, np.uint8)
+        except MemoryError:
+            raise
+        except Exception as error:  # Pillow raises errors of many kinds for a broken file
+            raise FedkeelError(f"The image '{name}' cannot be read: {reason(error)}.") from error
+        return torch.from_numpy(pixels.reshape(height, width, channels).transpose(2, 0, 1).copy())
+
+
+def opened(picture: Any) -> Image.Image:
+    if isinstance(picture, Path):
+        with Image.open(picture) as file:
+            file.load()
+            return ImageOps.exif_transpose(file)
+    if isinstance(picture, Image.Image):
+        return picture
+    array = picture.permute(1, 2, 0).cpu().numpy() if isinstance(picture, Tensor) else picture
+    return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+
+
+def pictures(images: Any) -> Iterator[tuple[str, Any]]:
+    """Every image with its name: a path, or its number."""
+    for number, (name, picture) in enumerate(_each(images)):
+        yield name or str(number), picture
+
+
+def _each(images: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(images, str | Path):
+        yield from _files(Path(images))
+    elif isinstance(images, Image.Image):
+        yield "", images
+    elif isinstance(images, np.ndarray | Tensor):
+        if images.dtype not in (np.uint8, torch.uint8) or images.ndim not in (2, 3, 4):
+            raise FedkeelError(
+                f"The images have dtype {images.dtype} and shape {tuple(images.shape)}: give uint8, an array (H, W), "
+                "(H, W, C) or (N, H, W, C), or a tensor (C, H, W) or (N, C, H, W)."
+            )
+        yield from (("", image) for image in (images if images.ndim == 4 else [images]))
+    elif isinstance(images, Sequence):
+        for image in images:
+            yield from _each(image)
+    else:
+        raise FedkeelError(f"The images are {described(images)}: give paths, PIL images, arrays, or a folder.")
+
+
+def _files(path: Path) -> Iterator[tuple[str, Path]]:
+    if not path.exists():
+        raise FedkeelError(f"'{path}' does not exist: give an image, or a folder that has some in it.")
+    if not path.is_dir():
+        yield str(path), path
+        return
+    below = (file for file in sorted(path.rglob("*")) if file.suffix.lower() in SUFFIXES and file.is_file())
+    yield from ((str(file), file) for file in below if not any(map(is_litter, file.relative_to(path).parts)))

@@ -1,0 +1,213 @@
+"""A trained model comes back: what it says of images is what its test said, wherever the run directory lies."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor, nn
+
+import fedkeel
+from fedkeel import models
+from fedkeel.cli import main
+from fedkeel.data.federation import Federation
+from fedkeel.errors import FedkeelError
+from fedkeel.runs.run import Run
+
+OPTIONS = {"rounds": 2, "subsample": 20, "batch_size": 10, "device": "cpu", "executor": "serial"}
+
+
+class Own(nn.Module):
+    """A network of somebody's own, with batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv2d(3, 8, 3, stride=2), nn.BatchNorm2d(8)
+        self.classifier = nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.classifier(F.relu(self.norm(self.convolution(x))).mean((2, 3)))  # type: ignore[no-any-return]
+
+
+def own() -> nn.Module:
+    return models.wrap(Own(), head="classifier", num_classes=10)
+
+
+def test_images(federation: Federation, domain: str) -> tuple[list[np.ndarray], list[str]]:
+    client = federation[domain]
+    pictures = [federation.images[i].permute(1, 2, 0).numpy() for i in client.test.tolist()]
+    return pictures, [federation.classes[federation.labels[i]] for i in client.test.tolist()]
+
+
+test_images.__test__ = False  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def digits() -> Federation:
+    return fedkeel.data.load("digits-shift")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return fedkeel.simulate(directory=tmp_path_factory.mktemp("runs") / "run", method="fedavg", **OPTIONS)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "hbn", "fedwon", "gn", "fedbn", "fedrdn", "fedsr", "standalone"])
+def test_it_says_what_the_test_said(method: str, digits: Federation, tmp_path: Path) -> None:
+    run = fedkeel.simulate(directory=tmp_path / "run", method=method, **OPTIONS)
+    pictures, truth = test_images(digits, "scan")
+    personal = method in ("fedbn", "fedrdn", "standalone")
+    said = run.predict(pictures, client="scan" if personal else None)
+    assert np.mean([a == b for a, b in zip(said.classes, truth, strict=True)]) == pytest.approx(run.domains["scan"])
+    assert said.probabilities.sum(1).numpy() == pytest.approx(1.0, abs=1e-5)
+    if personal:
+        for refuses in (run.predict, lambda _: run.model(), lambda _: fedkeel.load(run.directory)):
+            with pytest.raises(FedkeelError, match="say whose with --client"):
+                refuses(pictures)
+
+
+def test_every_way_to_give_an_image_is_the_same(finished: Run, digits: Federation, tmp_path: Path) -> None:
+    pictures, _ = test_images(digits, "scan")
+    pictures = pictures[:3]
+    (tmp_path / "deep" / "er").mkdir(parents=True)
+    for number, picture in enumerate(pictures):
+        Image.fromarray(picture).save(tmp_path / "deep" / "er" / f"{number}.png")
+    (tmp_path / "deep" / ".hidden.png").write_text("nobody's data")
+    (tmp_path / "deep" / "notes.txt").write_text("no image")
+    stacked = np.stack(pictures)
+    ways = [
+        *(pictures, stacked, torch.from_numpy(stacked).permute(0, 3, 1, 2), tmp_path / "deep", str(tmp_path)),
+        *([Image.fromarray(picture) for picture in pictures], sorted((tmp_path / "deep" / "er").iterdir())),
+    ]
+    first = finished.predict(ways[0])
+    for way in ways[1:]:
+        assert torch.equal(finished.predict(way).probabilities, first.probabilities)
+    one = finished.predict(pictures[1])
+    assert torch.allclose(one.probabilities[0], first.probabilities[1], atol=1e-5)
+    assert (one.images, first.images) == (["0"], ["0", "1", "2"])
+    assert finished.predict(tmp_path / "deep").images == [str(tmp_path / "deep" / "er" / f"{n}.png") for n in range(3)]
+
+
+def test_other_sizes_and_kinds_become_what_the_data_set_stores(finished: Run) -> None:
+    trained = finished.trained()
+    grey = Image.new("L", (50, 20), 128)
+    assert trained.preprocess([grey, grey.convert("RGBA"), np.zeros((7, 9), np.uint8)]).shape == (3, *trained.shape)
+    logits = trained.network(trained.preprocess(grey))
+    assert logits.shape == (1, len(trained.labels))
+    assert not trained.network.training
+
+
+@pytest.mark.parametrize(
+    ("images", "told"),
+    [
+        ("nowhere", "does not exist"),
+        ([], "no image"),
+        (3, "give paths, PIL images, arrays"),
+        (np.zeros((4, 4)), "give uint8"),
+        (np.zeros(4, np.uint8), "give uint8"),
+    ],
+)
+def test_what_is_no_image(images: object, told: str, finished: Run) -> None:
+    with pytest.raises(FedkeelError, match=told):
+        finished.predict(images)
+
+
+def test_a_broken_file_is_named_or_left_out(finished: Run, tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+    (tmp_path / "b.png").write_bytes((tmp_path / "a.png").read_bytes()[:40])
+    with pytest.raises(FedkeelError, match=r"The image '.*b\.png' cannot be read"):
+        finished.predict(tmp_path)
+    said = finished.predict(tmp_path, tolerate=True)
+    assert (len(said), list(said.unreadable)) == (1, [str(tmp_path / "b.png")])
+    (tmp_path / "a.png").unlink()
+    with pytest.raises(FedkeelError, match="There is no image to look at"):
+        finished.predict(tmp_path, tolerate=True)
+
+
+class TestOwnObjects:
+    @pytest.mark.parametrize("method", ["fedavg", "hbn", "fedwon", "gn(groups=2)"])
+    def test_an_own_network_comes_back_here_and_in_another_process(
+        self, method: str, digits: Federation, tmp_path: Path
+    ) -> None:
+        run = fedkeel.simulate(directory=tmp_path / "run", model=own(), method=method, **OPTIONS)
+        pictures, truth = test_images(digits, "scan")
+        here = run.predict(pictures)
+        assert np.mean([a == b for a, b in zip(here.classes, truth, strict=True)]) == pytest.approx(run.domains["scan"])
+        with pytest.raises(FedkeelError, match=r"The model of '.*' was given in Python: load it with fedkeel.load"):
+            fedkeel.load(run.directory)
+        there = fedkeel.load(run.directory, model=own()).predict(pictures)  # one that was never trained
+        assert torch.equal(there.probabilities, here.probabilities)
+
+    def test_another_network_is_refused(self, tmp_path: Path) -> None:
+        run = fedkeel.simulate(directory=tmp_path / "run", model=own(), **OPTIONS)
+        other = models.build("simple_cnn", num_classes=10, image_size=run.trained().shape[1:])
+        with pytest.raises(FedkeelError, match="has not here, or in another size"):
+            fedkeel.load(run.directory, model=other)
+
+    def test_what_has_a_name_is_not_given(self, finished: Run) -> None:
+        with pytest.raises(FedkeelError, match=r"The model of '.*' has a name, 'simple_cnn': leave it out"):
+            fedkeel.load(finished.directory, model=own())
+
+    def test_own_data_are_not_needed(self, digits: Federation, tmp_path: Path) -> None:
+        run = fedkeel.simulate(directory=tmp_path / "run", federation=digits, **OPTIONS)
+        pictures, _ = test_images(digits, "scan")
+        assert len(fedkeel.load(run.directory).predict(pictures)) == len(pictures)
+
+
+def test_elsewhere_without_the_data(finished: Run, digits: Federation, tmp_path: Path) -> None:
+    """Copied, in another process and another folder: the same numbers."""
+    shutil.copytree(finished.directory, tmp_path / "copy")
+    pictures, _ = test_images(digits, "paper")
+    for number, picture in enumerate(pictures[:4]):
+        (tmp_path / "new").mkdir(exist_ok=True)
+        Image.fromarray(picture).save(tmp_path / "new" / f"{number}.png")
+    command = [sys.executable, "-m", "fedkeel", "predict", "copy", "new", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300)
+    rows = json.loads(done.stdout)
+    here = finished.predict(pictures[:4])
+    assert [row["class"] for row in rows] == here.classes
+    assert [row["probability"] for row in rows] == pytest.approx(here.confidence, abs=1e-5)
+
+
+class TestCommand:
+    def test_a_csv(self, finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+        out = tmp_path / "p.csv"
+        assert main(["predict", str(finished.directory), str(tmp_path / "a.png"), "--out", str(out)]) == 0
+        assert capsys.readouterr().out.strip() == str(out)
+        (row,) = csv.DictReader(out.open())
+        assert row["image"] == str(tmp_path / "a.png")
+        assert float(row["probability"]) == pytest.approx(max(float(row[f"p({n})"]) for n in range(10)))
+
+    def test_broken_files_are_told_and_the_others_classified(
+        self, finished: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        Image.new("RGB", (8, 8)).save(tmp_path / "a.png")
+        (tmp_path / "b.png").write_text("no image")
+        assert main(["predict", str(finished.directory), str(tmp_path)]) == 1
+        printed = capsys.readouterr()
+        assert "a.png" in printed.out
+        assert "b.png' cannot be read" in printed.err
+
+    @pytest.mark.parametrize(
+        ("words", "told"),
+        [
+            (["nowhere", "a.png"], "nowhere"),
+            (["RUN", "nowhere.png"], "does not exist"),
+            (["RUN", ".", "--client", "nobody"], "one model for all clients"),
+        ],
+    )
+    def test_what_cannot_be_meant(
+        self, words: list[str], told: str, finished: Run, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["predict", *(str(finished.directory) if word == "RUN" else word for word in words)]) == 2
+        assert told in capsys.readouterr().err
