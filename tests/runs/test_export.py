@@ -16,6 +16,7 @@ from torch import Tensor
 
 import fedkeel
 from fedkeel.cli import main
+from fedkeel.data.transforms import transforms_text
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.export import FORMATS, export
 from fedkeel.runs.run import Run
@@ -63,6 +64,21 @@ def some_images(count: int) -> tuple[Tensor, Tensor]:
     return raw, federation.test_transform(raw, torch.full((count, federation.test_transform.draws), 0.5))
 
 
+def inside(path: Path, format: str) -> str:
+    """What the file says of itself."""
+    extra: dict[str, Any] = {"fedkeel.json": ""}
+    if format == "onnx":
+        onnx = pytest.importorskip("onnx")
+        return next(entry.value for entry in onnx.load(path).metadata_props if entry.key == "fedkeel.json")
+    if format == "torchscript":
+        torch.jit.load(path, _extra_files=extra)
+    else:
+        with path.open("rb") as file:
+            torch.export.load(file, extra_files=extra)
+    found = extra["fedkeel.json"]
+    return found.decode() if isinstance(found, bytes) else str(found)
+
+
 METHODS = ("fedavg", "hbn", "fedwon", "gn", "greg", "greg(mode=mix-learned)", "fedfn", "fedfa", "moon(projector=16)")
 
 
@@ -92,6 +108,13 @@ def test_the_transform_can_be_part_of_it(trained: Callable[[str], Run], tmp_path
         torch.testing.assert_close(outputs(path, format, raw), run.model()(x).logits, rtol=1e-4, atol=1e-4)
     card = json.loads((tmp_path / "model.bin.json").read_text())
     assert (card["input"]["dtype"], card["input"]["range"]) == ("uint8", [0, 255])
+    assert card["preprocessing"] == {
+        "mode": "RGB",
+        "resize": {"height": raw.shape[2], "width": raw.shape[3], "interpolation": "bilinear"},
+        "transform": transforms_text(fedkeel.data.load("digits-shift").test_transform),
+        "transform_done_inside": True,
+    }
+    assert json.loads(inside(path, format)) == card
 
 
 @pytest.mark.slow

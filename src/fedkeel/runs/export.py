@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.data.federation import Federation
-from fedkeel.data.transforms import Unknown
+from fedkeel.data.transforms import Unknown, transforms_text
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.files import write_atomically
 from fedkeel.nn.scaled_ws_conv import fold
@@ -65,12 +65,12 @@ def export(
     # Two images: with a batch of one, the size of the batch would be a constant.
     images = federation.images[:1].expand(2, -1, -1, -1).contiguous()
     example = images if with_transform else as_tested(federation.test_transform, images)
+    card = json.dumps(describe(run, federation, format, example, client), indent=1)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        data = WRITERS[format](deployed, example)
+        data = WRITERS[format](deployed, example, card)
     write_atomically(path, data)
-    card = describe(run, federation, format, example, client)
-    write_atomically(path.with_name(f"{path.name}.json"), json.dumps(card, indent=1).encode() + b"\n")
+    write_atomically(path.with_name(f"{path.name}.json"), card.encode() + b"\n")
     return path
 
 
@@ -110,6 +110,7 @@ def describe(run: Run, federation: Federation, format: str, example: Tensor, cli
             "dtype": str(example.dtype).removeprefix("torch."),
             "range": [0, 255] if example.dtype == torch.uint8 else None,
         },
+        "preprocessing": preprocessing(federation, done_inside=example.dtype == torch.uint8),
         "output": {"name": OUTPUT, "shape": ["batch", federation.num_classes], "dtype": "float32"},
         **{option: getattr(run.config, option) for option in ("method", "model", "data")},
         "client": client,
@@ -117,25 +118,42 @@ def describe(run: Run, federation: Federation, format: str, example: Tensor, cli
     }
 
 
+def preprocessing(federation: Federation, *, done_inside: bool) -> dict[str, Any] | None:
+    """How an image becomes the input; None where it is not known here."""
+    channels, height, width = federation.image_shape
+    transform = transforms_text(federation.test_transform)
+    if isinstance(federation.test_transform, Unknown) or transform is None:
+        return None
+    return {
+        "mode": "RGB" if channels == 3 else "L" if channels == 1 else None,
+        "resize": {"height": height, "width": width, "interpolation": "bilinear"},
+        "transform": transform,  # of uint8 images, see docs/data.md
+        "transform_done_inside": done_inside,
+    }
+
+
 # -- the formats -------------------------------------------------------------------------------------------------------
-def to_torchscript(model: nn.Module, example: Tensor) -> bytes:
+CARD = "fedkeel.json"  # what the file says of itself, inside of it too
+
+
+def to_torchscript(model: nn.Module, example: Tensor, card: str) -> bytes:
     # The tracer warns of what it takes for constant; the outputs are compared below.
     traced = torch.jit.trace(model, example, check_trace=False)  # type: ignore[no-untyped-call]
     refuse_unequal("torchscript", traced, model, example)
     file = BytesIO()
-    torch.jit.save(traced, file)
+    torch.jit.save(traced, file, _extra_files={CARD: card})
     return file.getvalue()
 
 
-def to_pt2(model: nn.Module, example: Tensor) -> bytes:
+def to_pt2(model: nn.Module, example: Tensor, card: str) -> bytes:
     program = exported(model, example)
     refuse_unequal("pt2", program.module(), model, example)
     file = BytesIO()
-    torch.export.save(program, file)
+    torch.export.save(program, file, extra_files={CARD: card})
     return file.getvalue()
 
 
-def to_onnx(model: nn.Module, example: Tensor) -> bytes:
+def to_onnx(model: nn.Module, example: Tensor, card: str) -> bytes:
     log = logging.getLogger("torch.onnx")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -147,7 +165,9 @@ def to_onnx(model: nn.Module, example: Tensor) -> bytes:
     finally:
         log.setLevel(level)
     assert program is not None
-    data: bytes = program.model_proto.SerializeToString()
+    proto = program.model_proto
+    proto.metadata_props.add(key=CARD, value=card)
+    data: bytes = proto.SerializeToString()
     return data
 
 
