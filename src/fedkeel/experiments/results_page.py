@@ -240,7 +240,7 @@ def machines(lines: Sequence[Line]) -> str:
     days = sorted({line.date for line in lines})
     period = days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"
     seconds = fmean({(line.row, line.column, line.seed): line.seconds for line in lines}.values())
-    return f"{'; '.join(kinds)}; {period}; {seconds:.0f} s a run, others beside it or not."
+    return f"{'; '.join(kinds)}; {period}; {seconds:.0f} s a run."
 
 
 def stale_section(stale: Mapping[Line, str]) -> str:
