@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.abc
 import importlib.machinery
 import sys
 from types import ModuleType
@@ -91,11 +90,12 @@ def __dir__() -> list[str]:
     return sorted([*__all__, "__version__"])
 
 
-class _Aliases(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+class _Aliases:
     """`from fedkeel.losses import consistency_kl` is the module of `fedkeel.formulas`, not a second one."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        return importlib.machinery.ModuleSpec(name, self) if name in _ALIASES else None
+        loader: Any = self  # not of importlib.abc's kind, which takes longer to import than all of `--help`
+        return importlib.machinery.ModuleSpec(name, loader) if name in _ALIASES else None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
         module = importlib.import_module(_ALIASES[spec.name])
