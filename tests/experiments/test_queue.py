@@ -10,7 +10,16 @@ from fedkeel.errors import FedkeelError
 from fedkeel.experiments import queue
 from fedkeel.experiments.jobs import Job, JobsObserver
 from fedkeel.experiments.ledger import Ledger
-from fedkeel.experiments.queue import Block, Budget, expected, leave_what_is_missing, read_queue, read_seconds, work
+from fedkeel.experiments.queue import (
+    Block,
+    Budget,
+    alone,
+    expected,
+    leave_what_is_missing,
+    read_queue,
+    read_seconds,
+    work,
+)
 from fedkeel.experiments.reproduce import TableRuns
 from fedkeel.experiments.request import Request
 from fedkeel.stopping import stop_requested
@@ -210,6 +219,21 @@ class TestCommand:
         path.write_text(text)
         with pytest.raises(FedkeelError, match=told):
             read_queue(path)
+
+
+def test_a_second_queue_is_refused(recipe: str, request_: Request, tmp_path: Path) -> None:
+    with alone(tmp_path / "results"), pytest.raises(FedkeelError, match="Another queue is at work"):
+        work([Block(recipe, only=["GN"], seeds=1)], request_)
+    with alone(tmp_path / "results"):  # it is free again
+        pass
+
+
+def test_a_ledger_that_is_a_file_is_told_before_anything_runs(recipe: str, request_: Request, tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("a file")
+    started = Started()
+    with pytest.raises(FedkeelError, match="results"):
+        work([Block(recipe, only=["GN"], seeds=1)], Request(**{**vars(request_), "observer": started}))
+    assert started.started == []
 
 
 def test_a_mistake_in_the_last_block_is_told_before_anything_runs(recipe: str, request_: Request) -> None:

@@ -12,10 +12,13 @@ slice may end, or be ended, at any moment.
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -29,6 +32,7 @@ from fedkeel.experiments.ledger import PLACE, Ledger, Line, changes_of
 from fedkeel.experiments.recipes import load
 from fedkeel.experiments.reproduce import Bookkeeper, TableRuns, run_missing
 from fedkeel.experiments.request import Request, data_at, select
+from fedkeel.files import explained
 from fedkeel.options import described
 from fedkeel.runs.store import has_finished
 from fedkeel.stopping import Stopped, stop_requested
@@ -173,11 +177,12 @@ def work(blocks: Sequence[Block], request: Request, budget: float | None = None)
 
     What the ledger lacks of a block is found out when its turn comes: with many of them that alone takes a while.
     """
-    clock, ledger = Budget(budget), Ledger(request.ledger or PLACE)
+    clock, folder = Budget(budget), Path(request.ledger or PLACE)
     waiting = [block.table(request) for block in blocks]  # first of all, so that a mistake in the last one is told now
-    bookkeeper = Bookkeeper([], ledger)
     failures: dict[Path, str] = {}
-    with data_at(request.root):
+    with data_at(request.root), alone(folder):
+        ledger = Ledger(folder)
+        bookkeeper = Bookkeeper([], ledger)
         while waiting and not clock.is_over:
             tables: list[TableRuns] = []
             while waiting and not clock.is_over and sum(len(table.jobs) for table in tables) < AT_LEAST:
@@ -195,6 +200,22 @@ def work(blocks: Sequence[Block], request: Request, budget: float | None = None)
         failures={str(job): failures[job.directory] for job in jobs if job.directory in failures},
         skipped=list(dict.fromkeys(reason for table in bookkeeper.tables for reason in table.skipped)),
     )
+
+
+@contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """One queue at a time: two would do the same runs."""
+    with explained(folder, ""):
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise FedkeelError(f"Another queue is at work for '{folder}': wait until it is over.") from None
+        yield
+    finally:
+        os.close(handle)
 
 
 def _run(tables: Sequence[TableRuns], request: Request, bookkeeper: Bookkeeper, clock: Budget) -> Mapping[Path, str]:
