@@ -42,13 +42,10 @@ def own() -> nn.Module:
     return models.wrap(Own(), head="classifier", num_classes=10)
 
 
-def test_images(federation: Federation, domain: str) -> tuple[list[np.ndarray], list[str]]:
+def pictures_of(federation: Federation, domain: str) -> tuple[list[np.ndarray], list[str]]:
     client = federation[domain]
     pictures = [federation.images[i].permute(1, 2, 0).numpy() for i in client.test.tolist()]
     return pictures, [federation.classes[federation.labels[i]] for i in client.test.tolist()]
-
-
-test_images.__test__ = False  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +61,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 @pytest.mark.parametrize("method", ["fedavg", "hbn", "fedwon", "gn", "fedbn", "fedrdn", "fedsr", "standalone"])
 def test_it_says_what_the_test_said(method: str, digits: Federation, tmp_path: Path) -> None:
     run = fedkeel.simulate(directory=tmp_path / "run", method=method, **OPTIONS)
-    pictures, truth = test_images(digits, "scan")
+    pictures, truth = pictures_of(digits, "scan")
     personal = method in ("fedbn", "fedrdn", "standalone")
     said = run.predict(pictures, client="scan" if personal else None)
     assert np.mean([a == b for a, b in zip(said.classes, truth, strict=True)]) == pytest.approx(run.domains["scan"])
@@ -76,7 +73,7 @@ def test_it_says_what_the_test_said(method: str, digits: Federation, tmp_path: P
 
 
 def test_every_way_to_give_an_image_is_the_same(finished: Run, digits: Federation, tmp_path: Path) -> None:
-    pictures, _ = test_images(digits, "scan")
+    pictures, _ = pictures_of(digits, "scan")
     pictures = pictures[:3]
     (tmp_path / "deep" / "er").mkdir(parents=True)
     for number, picture in enumerate(pictures):
@@ -139,7 +136,7 @@ class TestOwnObjects:
         self, method: str, digits: Federation, tmp_path: Path
     ) -> None:
         run = fedkeel.simulate(directory=tmp_path / "run", model=own(), method=method, **OPTIONS)
-        pictures, truth = test_images(digits, "scan")
+        pictures, truth = pictures_of(digits, "scan")
         here = run.predict(pictures)
         assert np.mean([a == b for a, b in zip(here.classes, truth, strict=True)]) == pytest.approx(run.domains["scan"])
         with pytest.raises(FedkeelError, match=r"The model of '.*' was given in Python: load it with fedkeel.load"):
@@ -159,14 +156,14 @@ class TestOwnObjects:
 
     def test_own_data_are_not_needed(self, digits: Federation, tmp_path: Path) -> None:
         run = fedkeel.simulate(directory=tmp_path / "run", federation=digits, **OPTIONS)
-        pictures, _ = test_images(digits, "scan")
+        pictures, _ = pictures_of(digits, "scan")
         assert len(fedkeel.load(run.directory).predict(pictures)) == len(pictures)
 
 
 def test_elsewhere_without_the_data(finished: Run, digits: Federation, tmp_path: Path) -> None:
     """Copied, in another process and another folder: the same numbers."""
     shutil.copytree(finished.directory, tmp_path / "copy")
-    pictures, _ = test_images(digits, "paper")
+    pictures, _ = pictures_of(digits, "paper")
     for number, picture in enumerate(pictures[:4]):
         (tmp_path / "new").mkdir(exist_ok=True)
         Image.fromarray(picture).save(tmp_path / "new" / f"{number}.png")

@@ -57,7 +57,7 @@ def run(arguments: Arguments) -> int:
             )
         return 0
     blocks, stale = results_page.all_blocks(ledger, own)
-    claims = results_page.claim_rows(blocks)
+    claims = results_page.claim_rows(results_page.verdicts(blocks))
     runs = [[b.recipe.name, "all" if b.is_whole else "a part", str(len(b.lines))] for b in blocks]
     lines: list[Line] = [
         Table(results_page.CLAIM_HEADINGS, claims),

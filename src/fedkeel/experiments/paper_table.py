@@ -35,6 +35,10 @@ def derived(recipe: Recipe, run: Cells) -> Cells:
     return {cell: values for cell, values in found.items() if values}
 
 
+def markdown_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(line) + " |" for line in (headings, ["---"] * len(headings), *rows)]
+
+
 @dataclass(frozen=True)
 class PaperCell:
     """Ours by seed, as the paper counts (accuracies in %), beside what is published."""
@@ -202,7 +206,7 @@ class Reproduction:
         lines = [f"### {self.title}", "", *(f"**{mark}**" for mark in self.marks), "", self.legend]
         for group, headings, rows in self.tables():
             lines += ["", f"**{group}**", ""] if group else [""]
-            lines += ["| " + " | ".join(line) + " |" for line in (headings, ["---"] * len(headings), *rows)]
+            lines += markdown_table(headings, rows)
         notes = [*self.sentences(), *self.skipped, *(f"{name}: {why}" for name, why in self.failures.items())]
         return "\n".join([*lines, "", *(f"- {sentence}" for sentence in notes)])
 

@@ -179,6 +179,7 @@ def work(blocks: Sequence[Block], request: Request, budget: float | None = None)
     """
     clock, folder = Budget(budget), Path(request.ledger or PLACE)
     waiting = [block.table(request) for block in blocks]  # first of all, so that a mistake in the last one is told now
+    seen: list[TableRuns] = []
     failures: dict[Path, str] = {}
     with data_at(request.root), alone(folder):
         ledger = Ledger(folder)
@@ -188,9 +189,10 @@ def work(blocks: Sequence[Block], request: Request, budget: float | None = None)
             while waiting and not clock.is_over and sum(len(table.jobs) for table in tables) < AT_LEAST:
                 tables.append(waiting.pop(0))
                 leave_what_is_missing(tables[-1], ledger)
-            bookkeeper.tables = [*bookkeeper.tables, *tables]
+            bookkeeper.tables = tables
             failures |= _run(tables, request, bookkeeper, clock)
-    jobs = list({job.directory: job for table in bookkeeper.tables for job in table.jobs}.values())
+            seen += tables
+    jobs = list({job.directory: job for table in seen for job in table.jobs}.values())
     left = [job for job in jobs if not has_finished(job.directory)]
     return Progress(
         written=bookkeeper.written,
@@ -198,7 +200,7 @@ def work(blocks: Sequence[Block], request: Request, budget: float | None = None)
         blocks_left=len(waiting),
         seconds_left=clock.total(left),
         failures={str(job): failures[job.directory] for job in jobs if job.directory in failures},
-        skipped=list(dict.fromkeys(reason for table in bookkeeper.tables for reason in table.skipped)),
+        skipped=list(dict.fromkeys(reason for table in seen for reason in table.skipped)),
     )
 
 
@@ -236,7 +238,7 @@ def _run(tables: Sequence[TableRuns], request: Request, bookkeeper: Bookkeeper, 
             raise
         stop_requested.clear()
     else:
-        for table in tables:
+        for table in tables if not clock.is_over else ():
             table.diagnose()
         bookkeeper.write_all()  # also what only a diagnostic knows
     return failures

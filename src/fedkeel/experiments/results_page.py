@@ -6,7 +6,7 @@ What a reader must know of the data and of a table besides its numbers stands in
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 from fedkeel.config import read_table
 from fedkeel.experiments.claims import FEWEST, Claim, Verdict, claims_of, judge
 from fedkeel.experiments.ledger import Ledger, Line
-from fedkeel.experiments.paper_table import Cells, PaperCell, Reproduction, derived
+from fedkeel.experiments.paper_table import Cells, PaperCell, Reproduction, derived, markdown_table
 from fedkeel.experiments.recipes import PAPERS, Recipe, RecipeColumn, RecipeRow, load, names
 from fedkeel.experiments.tables import DASH
 from fedkeel.runs.summary import BEST_ROUND, RULES
@@ -133,6 +133,7 @@ QUICK = "With another number of rounds than the paper's: where methods stand ear
 
 
 def claims_table(blocks: Sequence[Block]) -> str:
+    found = list(verdicts(blocks))
     lines = [
         "## What the papers claim",
         "",
@@ -140,17 +141,17 @@ def claims_table(blocks: Sequence[Block]) -> str:
         "run, with its 95 % interval (Student's t). Above zero a claim holds, below it does not; across it, or with "
         f"fewer than {FEWEST} seeds, it is undecided.",
         "",
-        *_table(CLAIM_HEADINGS, [[*row[:-1], f"**{row[-1]}**"] for row in claim_rows(blocks)]),
+        *markdown_table(CLAIM_HEADINGS, [[*row[:-1], f"**{row[-1]}**"] for row in claim_rows(found)]),
     ]
-    tried = [verdict for _, verdict in verdicts(blocks) if verdict and verdict.claim.tried]
+    tried = [verdict for _, verdict in found if verdict and verdict.claim.tried]
     lines += ["", *(f"- *{v.claim.says}* ({v.claim.recipe}): {v.claim.tried}" for v in tried if v.text != "holds")]
     return "\n".join(lines)
 
 
-def claim_rows(blocks: Sequence[Block]) -> list[list[str]]:
+def claim_rows(judged: Iterable[tuple[Claim, Verdict | None]]) -> list[list[str]]:
     """A line for each claim, under `CLAIM_HEADINGS`."""
     rows = []
-    for claim, verdict in verdicts(blocks):
+    for claim, verdict in judged:
         said = [PAPERS[claim.recipe.partition("/")[0]], claim.says]
         if verdict is None:
             rows.append([*said, DASH, DASH, DASH, DASH, "0", "not run"])
@@ -182,7 +183,7 @@ def section(block: Block, remarks: Mapping[str, Any]) -> str:
     rules = dict.fromkeys(COUNTED.get(line.rule, line.rule) for line in block.lines)
     lines.append(f"`{command(block)}`. {recipe.measure}; {' or '.join(rules)}; {seeds}. {machines(block.lines)}")
     for group, headings, rows in table.tables():
-        lines += ["", *([f"**{group}**", ""] if group else []), *_table(headings, rows)]
+        lines += ["", *([f"**{group}**", ""] if group else []), *markdown_table(headings, rows)]
     data = dict.fromkeys(parse(recipe.config(*cell).data).name for cell in _run_cells(block))
     notes = [*remarks.get("recipes", {}).get(recipe.name, ()), *_other_rules(block)]
     notes += [remarks["data"][name] for name in data if name in remarks.get("data", {})]
@@ -217,10 +218,9 @@ def _other_rules(block: Block) -> Iterator[str]:
 def command(block: Block) -> str:
     """What runs these cells."""
     recipe = block.recipe
-    run = {(line.row, line.column) for line in block.lines}
-    wanted = [row.label for row in recipe.rows if any(label == row.label for label, _ in run)]
-    columns = [column for column in recipe.columns if any(name == column.name for _, name in run)]
-    groups = dict.fromkeys(column.group or column.label for column in columns)
+    cells = _run_cells(block)
+    wanted = list(dict.fromkeys(row.label for row, _ in cells))
+    groups = dict.fromkeys(column.group or column.label for _, column in cells)
     every = dict.fromkeys(column.group or column.label for column in recipe.columns if not column.average)
     words = [*(wanted if len(wanted) < len(recipe.rows) else ()), *(groups if len(groups) < len(every) else ())]
     only = " --only " + " ".join(f"'{word}'" for word in words) if words else ""
@@ -249,13 +249,9 @@ def stale_section(stale: Mapping[Line, str]) -> str:
         counted[line.recipe, line.row, why] = counted.get((line.recipe, line.row, why), 0) + 1
     rows = [[recipe, row, str(count), why] for (recipe, row, why), count in sorted(counted.items())]
     text = "Lines of the ledger that are not what would be run today, and are in no table above."
-    return "\n".join(["## Stale", "", text, "", *_table(["recipe", "row", "lines", "why"], rows)])
+    return "\n".join(["## Stale", "", text, "", *markdown_table(["recipe", "row", "lines", "why"], rows)])
 
 
 def read_remarks(folder: Path) -> dict[str, Any]:
     path = folder / REMARKS
     return read_table(path, "file of remarks")[0] if path.exists() else {}
-
-
-def _table(headings: Sequence[str], rows: Iterator[list[str]] | Sequence[list[str]]) -> list[str]:
-    return ["| " + " | ".join(line) + " |" for line in (headings, ["---"] * len(headings), *rows)]

@@ -6,6 +6,7 @@ start are sines, all is computed in double precision, so that no machine's round
 so that also what a method does from the middle of a run on is in its numbers.
 """
 
+import logging
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +28,8 @@ from fedkeel.models.encoder import Encoder, classify
 from fedkeel.observer import Observer
 from fedkeel.simulation import simulate
 from fedkeel.stopping import Stopped, stop_requested
+
+log = logging.getLogger("fedkeel")
 
 DIGITS = 6  # that are kept
 TOLERANCE = 1e-5  # relative
@@ -51,7 +54,8 @@ def _of(compute: Callable[[str], Signature], text: str, numbers: int) -> Signatu
             return compute(text)
     except (Stopped, OSError, MemoryError, ShortageError):
         raise
-    except Exception:
+    except Exception as error:
+        log.info("What '%s' computes is not known here: %s", text, error)
         return (None,) * numbers
 
 
