@@ -7,7 +7,7 @@ import pytest
 
 from fedkeel.cli import main
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments import queue
+from fedkeel.experiments import jobs, queue
 from fedkeel.experiments.jobs import Job, JobsObserver
 from fedkeel.experiments.ledger import Ledger
 from fedkeel.experiments.queue import (
@@ -44,8 +44,8 @@ def missing(block: Block, ledger: Ledger, request: Request) -> TableRuns:
     return table
 
 
-def names(jobs: list[Job]) -> list[str]:
-    return [str(job) for job in jobs]
+def names(planned: list[Job]) -> list[str]:
+    return [str(job) for job in planned]
 
 
 class TestMissing:
@@ -56,6 +56,13 @@ class TestMissing:
         table = missing(Block(recipe, seeds=2), ledger, request_)
         wanted = ["FedAvg, digits scan seed 0", "FedAvg, digits scan seed 1", "GN, digits scan seed 1"]
         assert names(table.jobs) == wanted
+
+    def test_every_row_has_a_seed_before_one_has_two(self, recipe: str, request_: Request, tmp_path: Path) -> None:
+        table = missing(Block(recipe, seeds=2), Ledger(tmp_path / "results"), request_)
+        assert [(job.label.partition(",")[0], job.seed) for job in table.jobs] == [
+            *(("FedAvg", 0), ("GN", 0)),
+            *(("FedAvg", 1), ("GN", 1)),
+        ]
 
     def test_stale_quick_and_changed_lines_do_not_count(self, recipe: str, request_: Request, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path / "results")
@@ -95,6 +102,15 @@ class TestBudget:
     def test_what_is_no_time(self, text: str) -> None:
         with pytest.raises(FedkeelError, match="give a time like 25m"):
             read_seconds(text)
+
+
+def test_runs_that_do_not_fit_wait_for_those_that_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = small().config(*next(small().cells()))
+    todo = [Job(name, 0, tmp_path / name, config) for name in ("long", "short", "longer", "shorter")]
+    done: list[str] = []
+    monkeypatch.setattr(jobs, "execute", lambda job, _: done.append(job.label))
+    assert jobs.run_all(todo, 1, JobsObserver(), lambda job: "short" in job.label) == {}
+    assert done == ["short", "shorter", "long", "longer"]
 
 
 class Started(JobsObserver):

@@ -72,14 +72,16 @@ def test_what_a_network_computes_is_in_it(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_it_leaves_everything_as_it_was() -> None:
     before, threads = losses("fedavg"), torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
     stop_requested.set()  # runs are being stopped: no reason to stop here, nor to forget about it
     try:
         assert losses("fedavg") == before
         assert stop_requested.is_set()
+        assert torch.get_num_threads() == threads + 1
     finally:
         stop_requested.clear()
+        torch.set_num_threads(threads)
     assert torch.get_default_dtype() is torch.float32
-    assert torch.get_num_threads() == threads
 
 
 def test_what_is_not_known_is_not_held_against_it() -> None:
