@@ -106,15 +106,14 @@ def _losses(method: str) -> Signature:
 
 @contextmanager
 def _apart() -> Iterator[None]:
-    """In double precision, and nothing to do with what else goes on here: runs that are asked to stop, and threads."""
-    dtype, threads, stopping = torch.get_default_dtype(), torch.get_num_threads(), stop_requested.is_set()
+    """In double precision, and nothing to do with runs that are asked to stop meanwhile."""
+    dtype, stopping = torch.get_default_dtype(), stop_requested.is_set()
     torch.set_default_dtype(torch.float64)
     stop_requested.clear()
     try:
         yield
     finally:
         torch.set_default_dtype(dtype)
-        torch.set_num_threads(threads)
         if stopping:
             stop_requested.set()
 
