@@ -84,6 +84,9 @@ class TestBudget:
         ledger.add([line("FedAvg", "digits scan", 5, 50.0, seconds=8.0), line("GN", "digits paper", 5, 50.0, rounds=1)])
         assert expected(fedavg, table, ledger) == 8.0
         assert expected(gn, table, ledger) == 20.0  # ten seconds for the one round that it had
+        gn.directory.mkdir(parents=True)
+        (gn.directory / "timing.jsonl").write_text('{"round": 0, "train": 9.5}\n')
+        assert expected(gn, table, ledger) == 10.0  # the first of its two rounds is done
 
     def test_what_fits_goes_first_and_nothing_is_left_out(self, tmp_path: Path) -> None:
         budget = Budget(3600.0)

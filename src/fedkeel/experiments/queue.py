@@ -34,7 +34,7 @@ from fedkeel.experiments.reproduce import Bookkeeper, TableRuns, run_missing
 from fedkeel.experiments.request import Request, data_at, select
 from fedkeel.files import explained
 from fedkeel.options import described
-from fedkeel.runs.store import has_finished
+from fedkeel.runs.store import has_finished, read_timing
 from fedkeel.stopping import Stopped, stop_requested
 
 FILE = "queue.toml"  # in the ledger's folder
@@ -169,7 +169,8 @@ def expected(job: Job, table: TableRuns, ledger: Ledger) -> float | None:
         or per_round([line for line in own if line.column in columns])
         or per_round(own)
     )
-    return None if seconds is None else seconds * job.config.rounds
+    done = len({line["round"] for line in read_timing(job.directory)})  # of a run that will go on
+    return None if seconds is None else seconds * (job.config.rounds - done)
 
 
 def work(blocks: Sequence[Block], request: Request, budget: float | None = None) -> Progress:
