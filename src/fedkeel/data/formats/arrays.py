@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from fedkeel.data.dataset import Images, pixels
-from fedkeel.data.formats.images import Bytes, decode_all
+from fedkeel.data.formats.cache import Bytes
+from fedkeel.data.formats.images import Source, decode_all
 from fedkeel.data.formats.npz import fingerprint, read_arrays, write_arrays
 from fedkeel.data.population import IntArray
 from fedkeel.errors import DataError
@@ -204,7 +205,8 @@ def encoded_images(name: str, file: Path, num_classes: int) -> Images:
 
     def load(positions: IntArray, size: int) -> tuple[Bytes, IntArray]:
         key = fingerprint(file.absolute())
-        images, kept = decode_all(name, key, len(labels), contents, lambda i: f"{file} row {i}", size)
+        rows = Source(name, str(file), key, len(labels), contents, lambda i: f"{file} row {i}")
+        images, kept = decode_all(rows, size)
         if len(positions) == len(labels):
             return images, kept
         good = np.flatnonzero(np.isin(positions, kept))
