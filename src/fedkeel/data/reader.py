@@ -54,7 +54,7 @@ class Reader:
     class_names: ClassVar[tuple[str, ...]]  # in label order
     # Of each domain its number of images, or numbers by what they are for: `train` and `test`, and `images` too where
     # lists may or may not be there; several numbers where several versions are in use.
-    sizes: ClassVar[Mapping[str, int | Mapping[str, int | tuple[int, ...]]]]
+    sizes: ClassVar[Mapping[str, int | Mapping[str, int | tuple[int, ...]]]] = {}
     transforms: ClassVar[tuple[str, str]] = ("normalise", "normalise")  # the usual ones in training and in testing
     subsets: ClassVar[Mapping[str, Rule]] = {}  # what papers take of it, by the option `subset`
     listed_subsets: ClassVar[tuple[str, ...]] = ()  # those of them that are taken of FedBN's lists
@@ -191,7 +191,12 @@ def published(reader: R) -> R:
     return DATASETS.register(reader.name)(reader)
 
 
-def reader_of(name: str) -> type[Reader]:
+def reader_of(name: str, *, own: bool = False) -> type[Reader]:
+    """Of a published data set or, with `own`, of one's own images too."""
+    if own and name in DATASETS:
+        build: Any = DATASETS.entry(name).build
+        if isinstance(build, type) and issubclass(build, Reader):
+            return build
     if name not in PUBLISHED:
         raise DataError(unknown("published data set", name, PUBLISHED))
     return PUBLISHED[name]

@@ -84,8 +84,8 @@ def grouped_split(
     counted in shares of the class.
     """
     names, group = np.unique(groups, return_inverse=True)
-    _, label = np.unique(labels, return_inverse=True)
-    counts = np.zeros((len(names), int(label.max()) + 1))
+    classes, label = np.unique(labels, return_inverse=True)
+    counts = np.zeros((len(names), len(classes)))
     np.add.at(counts, (group, label), 1)
     shares = np.array([1 - validation - test, validation, test])
     counts /= counts.sum(0)
@@ -98,7 +98,7 @@ def grouped_split(
         gain = np.where(shares > 0, np.round((missing * counts[one]).sum(1), 9), -np.inf)
         part[one] = int(gain.argmax())
         missing[part[one]] -= counts[one]
-    if not (part == 0).any():
+    if len(order) and not (part == 0).any():
         part[order[-1]] = 0
     for use, share, number in (("validation", validation, 1), ("test", test, 2)):
         if share and not (part == number).any():
@@ -113,8 +113,8 @@ def refuse_divided_groups(name: str, parts: Sequence[npt.NDArray[Any]]) -> None:
         for group in np.unique(groups).tolist():
             if owner.setdefault(group, use) != use:
                 raise DataError(
-                    f"The group '{group}' of '{name}' is for {owner[group]} and for {use}: put all images of a group into "
-                    "one, or leave the split or the group out."
+                    f"The group '{group}' of '{name}' is for {owner[group]} and for {use}: put all images of a group "
+                    "into one, or leave the split or the group out."
                 )
 
 
@@ -127,8 +127,8 @@ def tell_shared_groups(domains: Domains, findings: Findings) -> None:
     shared = {group: names for group, names in places.items() if len(names) > 1}
     for group, names in list(shared.items())[:1]:
         findings.extra(
-            f"{len(shared):,} groups are in several domains, '{group}' in {' and '.join(names[:3])}: each domain is split "
-            "by itself, so that one may train on a group that another is tested on."
+            f"{len(shared):,} groups are in several domains, '{group}' in {' and '.join(names[:3])}: each domain is "
+            "split by itself, so that one may train on a group that another is tested on."
         )
 
 

@@ -14,7 +14,7 @@ from PIL import Image
 from fedkeel.data import load, load_spec
 from fedkeel.data import memory as room
 from fedkeel.data.formats import images
-from fedkeel.data.formats.npz import cache_folder
+from fedkeel.data.formats.cache import cache_folder
 from fedkeel.errors import DataError, FedkeelError
 
 
@@ -150,7 +150,7 @@ def test_more_than_a_hundredth_of_broken_images_is_refused(tmp_path: Path) -> No
 def test_decoded_images_are_kept_and_a_changed_file_is_decoded_again(tmp_path: Path) -> None:
     root = make_tree(tmp_path)
     first = load("folder", root=root).images
-    assert len(list(cache_folder().glob("*.npz"))) == 1
+    assert len(list(cache_folder().glob("*.npy"))) == 1
     assert load("folder", root=root).images.equal(first)
     changed = root / "art" / "cat" / "000.png"
     Image.new("RGB", (6, 4), (255, 255, 255)).save(changed)
@@ -161,7 +161,7 @@ def test_decoded_images_are_kept_and_a_changed_file_is_decoded_again(tmp_path: P
 def test_a_broken_or_unwritable_cache_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_tree(tmp_path / "images")
     first = load("folder", root=root).images
-    for file in cache_folder().glob("*.npz"):
+    for file in cache_folder().glob("*.npy"):
         file.write_bytes(file.read_bytes()[:100])
     assert load("folder", root=root).images.equal(first)
     # A file where the folder should be can be written to by nobody, not even by root.

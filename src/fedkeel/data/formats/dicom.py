@@ -40,7 +40,8 @@ def is_dicom(content: Path | bytes) -> bool:
 def read_dicom(content: Path | bytes) -> Image.Image:
     try:
         import pydicom
-        from pydicom.pixels import apply_color_lut, pixel_array
+        from pydicom.pixels.processing import apply_color_lut
+        from pydicom.pixels.utils import pixel_array
     except ImportError:
         raise MissingPackage(
             "DICOM is read with pydicom, which is not installed: pip install 'fedkeel[dicom]'."
@@ -52,7 +53,7 @@ def read_dicom(content: Path | bytes) -> Image.Image:
         raise DataError("it is no DICOM file") from None
     if "PixelData" not in file:
         raise DataError("it is a DICOM file without an image of whole numbers")
-    pixels = pixel_array(file, index=0)
+    pixels: npt.NDArray[Any] = pixel_array(file, index=0)
     kind, bits = file.PhotometricInterpretation, int(file.BitsStored)
     if kind == "PALETTE COLOR":
         pixels = apply_color_lut(pixels, file)
@@ -75,7 +76,7 @@ def _in_window(pixels: npt.NDArray[np.float64], file: Any, bits: int) -> npt.NDA
     centre = _number(file, "WindowCenter", 0.0)
     function = str(_find(file, "VOILUTFunction") or "LINEAR")
     if function == "SIGMOID":
-        return 1 / (1 + np.exp((-4 * (values - centre) / width).clip(-500, 500)))
+        return np.asarray(1 / (1 + np.exp((-4 * (values - centre) / width).clip(-500, 500))))
     if function == "LINEAR_EXACT":
         return ((values - centre) / width + 0.5).clip(0, 1)
     return ((values - (centre - 0.5)) / max(width - 1, 1e-9) + 0.5).clip(0, 1)

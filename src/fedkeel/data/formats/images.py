@@ -40,14 +40,14 @@ def decode(content: Path | bytes, size: int) -> Bytes:
 
     What makes that impossible is an exception of some kind whose text says it.
     """
-    with picture(content) as image:
+    with open_image(content) as image:
         if image.size != (size, size):
             image = image.resize((size, size), Image.Resampling.BILINEAR)
         return np.asarray(image, np.uint8).transpose(2, 0, 1)
 
 
 @contextmanager
-def picture(content: Path | bytes) -> Iterator[Image.Image]:
+def open_image(content: Path | bytes) -> Iterator[Image.Image]:
     """A file, or what is in one, as RGB, turned upright as its EXIF data say; of several pictures the first."""
     if is_dicom(content):
         yield rgb(read_dicom(content))
@@ -162,8 +162,8 @@ def refuse_too_many(source: Source, broken: Mapping[int, str], tolerate: float |
     enough = math.ceil(1000 * len(broken) / source.count) / 1000
     advice = f", or give tolerate={enough:g} (--tolerate {enough:g}) to do without them" if enough < 1 else ""
     raise DataError(
-        f"{len(broken)} of the {source.count} images of '{source.name}' cannot be decoded, more than {100 * share:g} %: "
-        f"repair or remove {', '.join(few)}{' and others' if len(broken) > 3 else ''}{advice}."
+        f"{len(broken)} of the {source.count} images of '{source.name}' cannot be decoded, more than "
+        f"{100 * share:g} %: repair or remove {', '.join(few)}{' and others' if len(broken) > 3 else ''}{advice}."
     )
 
 

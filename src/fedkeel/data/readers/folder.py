@@ -130,7 +130,7 @@ def group_pattern(text: str) -> re.Pattern[str]:
         ) from None
     if pattern.groups != 1:
         raise DataError(
-            f"The group '{text}' has {pattern.groups} pairs of brackets: put one around what names the patient or group, "
+            f"The group '{text}' has {pattern.groups} pairs of brackets: put one around what names the patient, "
             "like '(patient\\d+)_'."
         )
     return pattern

@@ -54,7 +54,7 @@ class HAM10000(Reader):
         check_shares(self.validation, self.test)
         cuts: dict[str, Parts] = {}
         for name, domain in domains.items():
-            _, first, lesion = np.unique(domain.groups, return_index=True, return_inverse=True)
+            _, first, lesion = np.unique(np.asarray(domain.groups), return_index=True, return_inverse=True)
             parts = stratified_split(domain.labels[first], self.validation, self.test, self.split_seed, name)
             train, held, tested = (np.flatnonzero(np.isin(lesion, part)) for part in parts)
             cuts[name] = (train, held, tested)
