@@ -16,7 +16,7 @@ MOST_LINES = 34_200  # what is added must be smaller than what goes
 HEAVY = {
     *("flwr", "opacus", "pandas", "matplotlib", "onnx", "onnxruntime", "onnxscript", "timm", "torchvision", "pyarrow"),
     *("tensorboard", "mlflow", "triton", "scipy", "sklearn", "cryptography", "rich", "uvicorn", "starlette", "httpx"),
-    *("grpc", "fastapi", "sqlalchemy", "torch", "numpy", "PIL", "psutil"),
+    *("grpc", "fastapi", "sqlalchemy", "torch", "numpy", "PIL", "psutil", "pydicom"),
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -194,10 +194,10 @@ def cache_data(arguments: Arguments) -> int:
     if cache.cache_folder() is None:
         raise FedkeelError("There is no cache, FEDKEEL_CACHE is 'off': give a folder, or unset it.")
     found = cache.entries() if arguments.clear is None else cache.clear(arguments.clear)
-    rows = [(e.name, e.about(), size(e.size), f"{datetime.fromtimestamp(e.used):%Y-%m-%d %H:%M}") for e in found]
-    total = f"{len(found)} files, {size(sum(entry.size for entry in found))}"
+    total = f"{len(found)} file{'' if len(found) == 1 else 's'}, {size(sum(entry.size for entry in found))}"
     document = [{"file": str(e.file), "name": e.name, "bytes": e.size, "used": e.used} for e in found]
     if arguments.clear is None:
+        rows = [(e.name, e.about(), size(e.size), f"{datetime.fromtimestamp(e.used):%Y-%m-%d %H:%M}") for e in found]
         lines: list[Line] = [Table(["data set", "what", "size", "used"], rows)] if rows else []
         lines.append(f"{total} in {cache.cache_folder()}")
     else:

@@ -239,12 +239,11 @@ def decode(
                 )
             return found
         except NoRoom as error:
-            if keep == "disk" or needed > (free or 0):
-                there = "" if free is None else f", and {memory.size(free)} of memory are free"
-                raise DataError(
-                    f"{what} need {memory.size(needed)}{there}; on disk, {str(error).rstrip('.')}: "
-                    f"{smaller(held, max(free or 0, error.room))}."
-                ) from error
+            fits = free is None or needed <= free
+            if keep == "disk" or not fits:
+                there = "" if fits else f"{memory.size(free or 0)} of memory are free, and "
+                advice = "give keep=memory" if fits else smaller(held, max(free or 0, error.room))
+                raise DataError(f"{what} need {memory.size(needed)}: {there}{error}; {advice}.") from error
     advice = smaller(held, free or 0) + ("" if larger else ", or keep=disk")
     with memory.holding(needed, what, advice):
         return decode_files(manifest, used, size, tolerate, on_disk=False)
@@ -270,7 +269,9 @@ def decode_files(
     files = [run.files[i] for *_, run, wanted in runs if not run.load for i in wanted]
     if files:
         key = [fingerprint(file.absolute()) for file in files]
-        source = Source(manifest.name, str(manifest.root), key, len(files), lambda: files, lambda i: str(files[i]))
+        source = Source(
+            manifest.name, str(manifest.root.absolute()), key, len(files), lambda: files, lambda i: str(files[i])
+        )
         decoded, good = decode_all(source, size, tolerate=tolerate, on_disk=on_disk)
     else:
         decoded, good = np.empty((0, 3, size, size), np.uint8), np.empty(0, np.int64)

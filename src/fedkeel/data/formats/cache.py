@@ -119,7 +119,7 @@ def stored(name: str, key: object, shape: tuple[int, ...], build: Build, *, abou
 
     `about` says where they come from, for people who look into the cache.
     """
-    folder = cache_folder()
+    folder, _ = cache_folder(), limit()  # a limit that is none is told before anything is decoded
     if folder is None:
         if on_disk:
             raise NoRoom("nothing is kept on disk with --no-cache and FEDKEEL_CACHE=off")

@@ -24,6 +24,7 @@ from fedkeel.errors import DataError
 
 log = logging.getLogger("fedkeel")
 
+WHITE_IS_ZERO = 262  # the tag of a TIFF file
 LARGE = 2**24  # pixels of an image; of larger ones, one is decoded at a time
 TOLERATED = 0.01  # share of the images that may be broken, unless something else is said
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", *DICOM}
@@ -60,7 +61,10 @@ def open_image(content: Path | bytes) -> Iterator[Image.Image]:
         raise DataError("it is no image of a kind that is read") from None
     with opening as opened, one_large_at_a_time if opened.width * opened.height > LARGE else nullcontext():
         opened.load()
-        yield rgb(ImageOps.exif_transpose(opened))
+        image = rgb(ImageOps.exif_transpose(opened))
+        # A scan may store white as zero, which Pillow heeds in images of eight bits only.
+        negative = opened.mode.startswith("I") and getattr(opened, "tag_v2", {}).get(WHITE_IS_ZERO, 1) == 0
+        yield ImageOps.invert(image) if negative else image
 
 
 def rgb(image: Image.Image) -> Image.Image:
