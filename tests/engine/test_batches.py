@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -137,6 +138,20 @@ def test_streamed_images_make_the_same_batches() -> None:
     for one, other in zip(*batches, strict=True):
         assert torch.equal(one.x, other.x)
         assert torch.equal(one.y, other.y)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_images_on_disk_are_not_copied_and_make_the_same_batches(streamed: bool) -> None:
+    held = tiny.federation()
+    mapped = replace(held, on_disk=True)
+    drawn, device = plan(round=1, epochs=2), torch.device("cpu")
+    for last in (False, True):
+        stores = [ImageStore(on, device, channels_last=last, streamed=streamed) for on in (held, mapped)]
+        assert stores[1].images is mapped.images
+        batches = [list(store.batches(drawn, held.train_transform)) for store in stores]
+        for one, other in zip(*batches, strict=True):
+            assert torch.equal(one.x, other.x)
+            assert one.x.stride() == other.x.stride()
 
 
 @pytest.mark.parametrize(
