@@ -70,7 +70,9 @@ def run(arguments: Arguments) -> int:
     class_folders(folder)
     given = {"group": arguments.group, "tolerate": arguments.tolerate}
     own = {option: value for option, value in given.items() if value is not None}
-    SiteFolder(root=folder, site=name, **own).scan(folder, Findings(collect=True))  # what it refuses, before it joins
+    # What is wrong with its images is told here and not to the server: names of files may be names of patients.
+    reader = SiteFolder(root=folder, site=name, **own)
+    reader.split(reader.scan(folder, Findings(collect=True)).domains)
     states = Path(os.environ.get("XDG_STATE_HOME", "~/.local/state")).expanduser()
     state = Path(arguments.state) if arguments.state else states / "fedkeel" / file_name(name)
     if not arguments.quiet:
