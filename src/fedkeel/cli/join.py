@@ -73,6 +73,7 @@ def run(arguments: Arguments) -> int:
     # What is wrong with its images is told here and not to the server: names of files may be names of patients.
     reader = SiteFolder(root=folder, site=name, **own)
     reader.split(reader.scan(folder, Findings(collect=True)).domains)
+    read = own_folder(folder, name, **own)
     states = Path(os.environ.get("XDG_STATE_HOME", "~/.local/state")).expanduser()
     state = Path(arguments.state) if arguments.state else states / "fedkeel" / file_name(name)
     if not arguments.quiet:
@@ -80,15 +81,7 @@ def run(arguments: Arguments) -> int:
         print(f"fedkeel: the site '{name}' joins {arguments.address}; stop it with Ctrl-C", file=sys.stderr)
     try:
         with interruptible():
-            join(
-                arguments.address,
-                own_folder(folder, name, **own),
-                name,
-                state,
-                files=files,
-                device=arguments.device,
-                policy=policy,
-            )
+            join(arguments.address, read, name, state, files=files, device=arguments.device, policy=policy)
     except Stopped:
         print(f"fedkeel: the site '{name}' left", file=sys.stderr)
     return 0

@@ -233,8 +233,8 @@ def decode(
             found = decode_files(manifest, used, size, tolerate, on_disk=True)
             if beyond:
                 log.warning(
-                    "%s take %s, and %s of memory are free: they stay on disk in '%s', which is slower; keep=memory "
-                    "would hold them.",
+                    "%s take %s, and %s of memory are free: they stay on disk, in '%s', which is slower (keep=disk "
+                    "says no more of it).",
                     *(what, memory.size(needed), memory.size(free or 0), cache_folder()),
                 )
             return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ def kept() -> list[Path]:
     return [entry.file for entry in cache.entries()]
 
 
-def test_images_on_disk_are_those_in_memory(root: Path) -> None:
+def test_images_on_disk_are_those_in_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     held, mapped = load("folder", root=root, size=6, keep="memory"), load("folder", root=root, size=7, keep="disk")
     assert (held.on_disk, mapped.on_disk) == (False, True)
     again = load("folder", root=root, size=6, keep="disk")  # the same file serves both
@@ -35,6 +36,24 @@ def test_images_on_disk_are_those_in_memory(root: Path) -> None:
     assert again.images.equal(held.images)
     assert load("folder", root=root, size=7, keep="memory").images.equal(mapped.images)
     assert len(kept()) == 2
+    monkeypatch.setattr(images, "decode", lambda *_: pytest.fail("an image was decoded again"))
+    for size in (6, 7):
+        for keep in ("memory", "disk"):
+            assert load("folder", root=root, size=size, keep=keep).on_disk == (keep == "disk")
+
+
+def test_runs_side_by_side_decode_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, decoded = images.decode, []
+
+    def slowly(content: Path | bytes, size: int) -> images.Bytes:
+        decoded.append(content)
+        return whole(content, size)
+
+    monkeypatch.setattr(images, "decode", slowly)
+    with ThreadPoolExecutor(4) as pool:
+        runs = [pool.submit(load, "folder", root=root, size=6, keep="disk") for _ in range(4)]
+    assert all(run.result().on_disk for run in runs)
+    assert len(decoded) == 32
 
 
 def test_images_on_disk_are_never_all_in_memory(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ another name and renamed when it is whole. The cache may be deleted at any time,
 only costs the decoding again.
 """
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -135,10 +136,14 @@ def stored(name: str, key: object, shape: tuple[int, ...], build: Build, *, abou
         pass
     except (OSError, ValueError, EOFError) as error:
         log.info("The cache file %s cannot be read (%s) and is made again.", file, error)
+        with suppress(OSError):
+            file.unlink(missing_ok=True)
     if on_disk:
         try:
-            _write(file, shape, build, about)
-            return _read(file, on_disk=True)
+            with _alone(folder):
+                if not file.exists():
+                    _write(file, shape, build, about)
+                return _read(file, on_disk=True)
         except OSError as error:
             raise NoRoom(f"'{folder}', or what FEDKEEL_CACHE says, cannot be written ({error.strerror})") from error
     made = _in_memory(shape, build)
@@ -167,6 +172,19 @@ def _in_memory(shape: tuple[int, ...], build: Build) -> Decoded:
     images = np.empty(shape, np.uint8)
     kept, problems = build(images)
     return Decoded(images[: len(kept)], kept, problems)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Runs side by side that want the same images wait for one that makes them: there is no room for several."""
+    folder.mkdir(parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # not every file system has locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 @contextmanager
@@ -242,7 +260,7 @@ def _tell_once(folder: Path, size: int) -> None:
     if size < TOLD_FROM or tag.exists():
         return
     with suppress(OSError):
-        tag.write_text("Signature: 8a477f597d28d172789f06886806bc55\n# Decoded images, kept by Fedkeel.\n")
+        tag.write_text("Signature: 8a477f597d28d172789f06886806bc55\n")
         log.warning(
             "Decoded images are kept for the next run in '%s', %s now: 'fedkeel data cache' lists and clears them, "
             "--no-cache keeps none, FEDKEEL_CACHE_LIMIT=20GB sets a limit.",

@@ -119,7 +119,7 @@ class Source:
 
 
 def decode_all(
-    source: Source, size: int, *, tolerate: float | None = None, on_disk: bool = False
+    source: Source, size: int, *, tolerate: float = TOLERATED, on_disk: bool = False
 ) -> tuple[Bytes, IntArray]:
     """Decode images, or take them from the cache: (images, positions of those that could be decoded).
 
@@ -158,16 +158,15 @@ def decode_all(
     return images, kept
 
 
-def refuse_too_many(source: Source, broken: Mapping[int, str], tolerate: float | None) -> None:
-    share = TOLERATED if tolerate is None else tolerate
-    if len(broken) <= share * source.count:
+def refuse_too_many(source: Source, broken: Mapping[int, str], tolerate: float) -> None:
+    if len(broken) <= tolerate * source.count:
         return
     few = [f"'{source.label(position)}' ({problem})" for position, problem in list(broken.items())[:3]]
     enough = math.ceil(1000 * len(broken) / source.count) / 1000
     advice = f", or give tolerate={enough:g} (--tolerate {enough:g}) to do without them" if enough < 1 else ""
     raise DataError(
         f"{len(broken)} of the {source.count} images of '{source.name}' cannot be decoded, more than "
-        f"{100 * share:g} %: repair or remove {', '.join(few)}{' and others' if len(broken) > 3 else ''}{advice}."
+        f"{100 * tolerate:g} %: repair or remove {', '.join(few)}{' and others' if len(broken) > 3 else ''}{advice}."
     )
 
 
