@@ -15,7 +15,6 @@ import os
 import re
 import shutil
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ DECODING = 2  # part of every key: a change of how images are decoded makes the 
 OWN = re.compile(r"\.?(?P<name>.+)-[0-9a-f]{24}(\.npz|\.npy|-\w+\.part)")
 TAG = "CACHEDIR.TAG"  # by which programs that make backups know that there is nothing to save
 TOLD_FROM = 10**6  # bytes of a file that a person is told of
-ABANDONED = 3600  # seconds after which a half-written file is nobody's
 
 
 class NoRoom(DataError):
@@ -180,11 +178,15 @@ def _alone(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
-        with suppress(OSError):  # not every file system has locks
-            fcntl.flock(handle, fcntl.LOCK_EX)
+        _lock(handle)
         yield
     finally:
         os.close(handle)
+
+
+def _lock(handle: int) -> None:
+    with suppress(OSError):  # not every file system has locks
+        fcntl.flock(handle, fcntl.LOCK_EX)
 
 
 @contextmanager
@@ -216,6 +218,7 @@ def _write(file: Path, shape: tuple[int, ...], build: Build, about: str) -> None
     handle, temporary = tempfile.mkstemp(dir=file.parent, prefix=f".{file.stem}-", suffix=".part")
     try:
         with os.fdopen(handle, "r+b") as stream:
+            _lock(stream.fileno())
             header = {"descr": "|u1", "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(stream, header)
             stream.flush()
@@ -244,7 +247,7 @@ def _make_room(folder: Path, size: int) -> None:
     total = size
     for entry in entries():
         total += entry.size
-        if not _being_written(entry) and (entry.unfinished or (most is not None and total > most)):
+        if (entry.unfinished or (most is not None and total > most)) and not _being_written(entry):
             entry.file.unlink(missing_ok=True)
             total -= entry.size
     if size > (free := shutil.disk_usage(folder).free):
@@ -252,7 +255,13 @@ def _make_room(folder: Path, size: int) -> None:
 
 
 def _being_written(entry: Entry) -> bool:
-    return entry.unfinished and time.time() - entry.used < ABANDONED
+    """By the lock that whoever writes it has; a process that was killed has none."""
+    try:
+        with entry.file.open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return False
+    except OSError:
+        return entry.unfinished
 
 
 def _tell_once(folder: Path, size: int) -> None:
