@@ -6,6 +6,7 @@ Methods, models, data sets, partitions and transforms are all given this way, on
 
 import ast
 import re
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -109,7 +110,9 @@ def _value(text: str) -> Any:
     if text.lower() == "none":
         return None
     try:
-        return ast.literal_eval(text)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a pattern's '\d', which is meant as it is
+            return ast.literal_eval(text)
     except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two: nested beyond what Python reads
         return text
 

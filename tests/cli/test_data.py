@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from pathlib import Path
 
 import pytest
@@ -73,3 +75,64 @@ def test_data_pack_writes_what_it_says_to_read(tmp_path: Path, capsys: pytest.Ca
     assert "The size is given twice" in capsys.readouterr().err
     assert main(["data", "pack", "pacs"]) == 2
     assert "lacks --out" in capsys.readouterr().err
+
+
+def test_data_check_of_ones_own_folder_lists_what_is_not_read(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tree(tmp_path / "images", ("north",), ("cat", "dog"), 8)
+    assert main(["data", "check", "folder", "--root", str(root)]) == 0
+    assert "Nothing is missing" in capsys.readouterr().out
+    for number in range(5):
+        (root / "north" / "cat" / f"{number}.nii").write_text("")
+    assert main(["data", "check", "folder", "--root", str(root)]) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("  not read: ")] == [
+        f"  not read: {root / 'north' / 'cat' / f'{number}.nii'} (.nii)" for number in range(5)
+    ]
+    assert main(["data", "check", "folder(group=(x)_)", "--root", str(root)]) == 2
+    assert "have no group by group='(x)_'" in capsys.readouterr().err
+    assert main(["data", "check", "folder(sise=3)", "--root", str(root)]) == 2
+    assert "has no option 'sise': did you mean 'size'?" in capsys.readouterr().err
+
+
+def test_data_cache_lists_and_clears(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = tree(tmp_path / "images", ("north",), ("cat", "dog"), 8)
+    describe = ["data", "describe", "folder(size=8)", "--root", str(root)]
+    assert main([*describe, "--no-cache"]) == 0
+    assert os.environ["FEDKEEL_CACHE"] != "off"
+    capsys.readouterr()
+    assert main(["data", "cache", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert main(describe) == 0
+    capsys.readouterr()
+    assert main(["data", "cache"]) == 0
+    listed = " ".join(capsys.readouterr().out.split())
+    assert "16 images at 8 x 8 of" in listed
+    assert re.search(rf" 1 file, [\d.]+ kB in {os.environ['FEDKEEL_CACHE']}$", listed)
+    assert main(["data", "cache", "--clear", "table"]) == 2
+    assert "no data set in the cache named 'table'" in capsys.readouterr().err
+    assert main(["data", "cache", "--clear", "folder"]) == 0
+    assert re.fullmatch(r"Deleted 1 file, [\d.]+ kB\.\n", capsys.readouterr().out)
+    assert main(["data", "cache"]) == 0
+    assert capsys.readouterr().out.startswith("0 files, 0 B in ")
+    monkeypatch.setenv("FEDKEEL_CACHE", "off")
+    assert main(["data", "cache"]) == 2
+    assert "There is no cache" in capsys.readouterr().err
+
+
+def test_broken_files_are_tolerated_when_asked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tree(tmp_path / "images", ("north",), ("cat", "dog"), 8)
+    (root / "north" / "cat" / "000.png").write_text("broken")
+    describe = ["data", "describe", "folder(size=8)", "--root", str(root)]
+    assert main(describe) == 2
+    assert "--tolerate 0.063" in capsys.readouterr().err
+    assert main([*describe, "--tolerate", "0.063"]) == 0
+    assert "1 of the 16 images of 'folder' are left out." in capsys.readouterr().err
+    for share, said in (("1", "give a share"), ("some", "give a share"), ("-0.1", "give a share")):
+        assert main([*describe, f"--tolerate={share}"]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["data", "describe", "digits-shift", "--tolerate", "0.1"]) == 2
+    assert "has no option 'tolerate'" in capsys.readouterr().err

@@ -88,9 +88,24 @@ def test_a_folder_that_is_no_site_is_refused_with_the_layout(root: Path) -> None
         ({"data": "digits-shift"}, "folders of images"),
         ({"data": "folder(root=/etc)"}, "does not know the option 'root'"),
         ({"data": "folder(colour=red)"}, "does not know the option 'colour'"),
+        ({"data": "folder(group=(a+)+b)"}, "The group .* is for each site to say: leave it out, and give --group"),
+        ({"data": "folder(tolerate=0.5)"}, "give --tolerate to 'fedkeel join'"),
         ({"data": "folder", "partition": "iid(clients=2)"}, "each site is one client"),
     ],
 )
 def test_what_sites_cannot_read_is_refused_before_they_are_asked(options: dict[str, str], said: str) -> None:
     with pytest.raises(DataError, match=said):
         check_reading(config(**options))
+
+
+def test_a_site_says_itself_what_names_a_patient_and_how_many_files_may_be_broken(root: Path) -> None:
+    (root / "north" / "cat" / "0.png").write_text("broken")
+    with pytest.raises(DataError, match="cannot be decoded"):
+        load_site(root / "north", "north", config())
+    own = {"group": r"(\d)\d*\.png", "tolerate": 0.2}
+    together = load("folder", root=root, size=10, **own)
+    alone = load_site(root / "north", "north", config(), together.classes, **own)
+    for ours, theirs in zip(alone["north"].splits, together["north"].splits, strict=True):
+        assert torch.equal(alone.images[ours], together.images[theirs])
+    with pytest.raises(DataError, match="have no group"):
+        load_site(root / "north", "north", config(), group="(patient)")

@@ -137,3 +137,38 @@ def test_hbn_spreads_cifar10_over_up_to_a_thousand_clients(clients: int) -> None
     assert len(parts) == clients
     assert sorted(np.concatenate(parts).tolist()) == list(range(50000))
     assert min(len(part) for part in parts) >= 1
+
+
+def mixed_groups(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images of 60 groups of one to nine, of three classes of which one is rare."""
+    draw = np.random.default_rng(seed)
+    groups = np.repeat(np.arange(60), draw.integers(1, 10, 60))
+    return draw.permutation(groups), draw.choice(3, len(groups), p=[0.6, 0.3, 0.1])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_stay_whole_and_classes_in_proportion(seed: int) -> None:
+    groups, labels = mixed_groups(seed)
+    parts = by_shares({"a": Domain([Images(labels)], groups=groups)}, seed, validation=0.15, test=0.25)["a"]
+    assert sorted(np.concatenate(parts).tolist()) == list(range(len(labels)))
+    assert sum(len(set(groups[part])) for part in parts) == 60
+    for part, share in zip(parts, (0.6, 0.15, 0.25), strict=True):
+        counts = np.bincount(labels[part], minlength=3) / np.bincount(labels)
+        assert counts == pytest.approx(np.full(3, share), abs=0.06)
+    again = by_shares({"a": Domain([Images(labels)], groups=groups)}, seed, validation=0.15, test=0.25)["a"]
+    other = by_shares({"a": Domain([Images(labels)], groups=groups)}, seed + 1, validation=0.15, test=0.25)["a"]
+    assert all(map(np.array_equal, parts, again))
+    assert not all(map(np.array_equal, parts, other))
+
+
+def test_a_group_that_has_most_images_is_trained_on_and_few_groups_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    groups, labels = np.array(["p"] * 90 + ["q"] * 10), np.arange(100) % 2
+    train, held, test = by_shares({"a": Domain([Images(labels)], groups=groups)}, 0, validation=0.15, test=0.25)["a"]
+    assert (len(train), len(held), len(test)) == (90, 0, 10)
+    assert "The 2 groups of 'a' are too few for a validation set: it has none." in caplog.text
+    train, *_ = by_shares({"a": Domain([Images(labels)], groups=groups)}, 0, validation=0, test=0.95)["a"]
+    assert len(train) == 10
+    train, *_ = by_shares({"a": Domain([Images(labels)], groups=groups[:1].repeat(100))}, 0, validation=0, test=0.9)[
+        "a"
+    ]
+    assert len(train) == 100

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from fedkeel.config import Config
 from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, batch_bounds
@@ -137,6 +139,31 @@ def test_streamed_images_make_the_same_batches() -> None:
     for one, other in zip(*batches, strict=True):
         assert torch.equal(one.x, other.x)
         assert torch.equal(one.y, other.y)
+
+
+class Look:
+    """Gives the images as it gets them."""
+
+    draws = 0
+
+    def __call__(self, x: Tensor, u: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_images_on_disk_are_not_copied_and_make_the_same_batches(streamed: bool) -> None:
+    held = tiny.federation()
+    mapped = replace(held, on_disk=True)
+    drawn, device = plan(round=1, epochs=2), torch.device("cpu")
+    for last in (False, True):
+        stores = [ImageStore(on, device, channels_last=last, streamed=streamed) for on in (held, mapped)]
+        assert stores[1].images is mapped.images
+        batches = [list(store.batches(drawn, held.train_transform)) for store in stores]
+        for one, other in zip(*batches, strict=True):
+            assert torch.equal(one.x, other.x)
+        # Transforms see the same layout, by which sums over pixels may differ in their last bits.
+        seen = [store.batch(CLIENT.train, torch.empty(14, 0), Look()).x for store in stores]
+        assert seen[0].stride() == seen[1].stride()
 
 
 @pytest.mark.parametrize(

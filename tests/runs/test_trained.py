@@ -103,6 +103,28 @@ def test_other_sizes_and_kinds_become_what_the_data_set_stores(finished: Run) ->
     assert not trained.network.training
 
 
+def test_files_are_read_as_for_training(finished: Run, tmp_path: Path) -> None:
+    """TIFF of 16 bits, GIF and DICOM through the function that `folder` decodes with."""
+    pydicom = pytest.importorskip("pydicom")
+    grey = np.random.default_rng(0).integers(0, 256, (32, 32)).astype(np.uint8)
+    Image.fromarray(grey).save(tmp_path / "a.gif")
+    Image.fromarray(grey.astype(np.uint16) * 256 + 77).save(tmp_path / "b.tif")
+    file = pydicom.Dataset()
+    file.file_meta = pydicom.dataset.FileMetaDataset()
+    file.file_meta.TransferSyntaxUID = pydicom.uid.ExplicitVRLittleEndian
+    file.file_meta.MediaStorageSOPClassUID = pydicom.uid.SecondaryCaptureImageStorage
+    file.file_meta.MediaStorageSOPInstanceUID = pydicom.uid.generate_uid()
+    file.Rows = file.Columns = 32
+    file.BitsAllocated, file.BitsStored, file.HighBit, file.PixelRepresentation, file.SamplesPerPixel = 8, 8, 7, 0, 1
+    file.PhotometricInterpretation, file.PixelData = "MONOCHROME2", grey.tobytes()
+    file.save_as(tmp_path / "IM0001", enforce_file_format=True)
+    found = fedkeel.load(finished.directory).predict(tmp_path)
+    assert [Path(name).name for name in found.images] == ["IM0001", "a.gif", "b.tif"]
+    expected = fedkeel.load(finished.directory).predict(np.repeat(grey[..., None], 3, 2)).probabilities
+    for row in found.probabilities:
+        torch.testing.assert_close(row, expected[0])
+
+
 @pytest.mark.parametrize(
     ("images", "told"),
     [

@@ -16,7 +16,8 @@ import os
 import pkgutil
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 
 import fedkeel
 from fedkeel.cli.terminal.interrupts import EXIT_CODE
@@ -81,7 +82,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         parsed.continue_with = shlex.join(["fedkeel", *given])  # after Ctrl-C, unless the command knows better
-        with shortages_explained():
+        with shortages_explained(), without_cache() if getattr(parsed, "no_cache", False) else nullcontext():
             code = int(parsed.run(parsed))
         sys.stdout.flush()
         return code
@@ -102,6 +103,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if error.errno not in (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EPERM, errno.EDQUOT):
             raise
         return _fail(f"'{error.filename}' cannot be used: {error.strerror}; make room or choose another directory.")
+
+
+@contextmanager
+def without_cache() -> Iterator[None]:
+    """By the environment, so that other processes know it too and no configuration does."""
+    before = os.environ.get("FEDKEEL_CACHE")
+    os.environ["FEDKEEL_CACHE"] = "off"
+    try:
+        yield
+    finally:
+        del os.environ["FEDKEEL_CACHE"]
+        os.environ |= {} if before is None else {"FEDKEEL_CACHE": before}
 
 
 def _fail(sentence: str) -> int:

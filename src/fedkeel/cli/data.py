@@ -3,13 +3,16 @@
 examples:
   fedkeel data list                               what there is, and what of it is here
   fedkeel data check pacs --root ./PACS           is it complete?
+  fedkeel data check folder --root ./images       what of it is read, and what is not?
   fedkeel data describe folder --root ./images
   fedkeel data show digits-shift -o digits.png
   fedkeel data pack pacs --size 64 --out pacs.npz
+  fedkeel data cache                              decoded images that are kept between runs
 """
 
 import sys
 from dataclasses import asdict
+from datetime import datetime
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from fedkeel.cli.terminal.output import Line, Table, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser, add_command, given_options, with_options
 from fedkeel.config import from_dict
 from fedkeel.core.naming import file_name
+from fedkeel.errors import FedkeelError
 from fedkeel.options import Count, checked
 
 HELP = "look at a data set"
@@ -41,7 +45,7 @@ def add_arguments(parser: Parser) -> None:
     for federated in (show, describe):
         text = "data set, with options: 'folder(root=./images, size=64)'"
         federated.add_argument("data", metavar="NAME", help=text)
-        federated.add_shared("--root")
+        federated.add_shared("--root", "--tolerate", "--no-cache")
         federated.add_options(("partition", "unseen", "subsample", "seed"))
 
     summary = "the published data sets: where to get them, how they must look, what is here"
@@ -49,7 +53,7 @@ def add_arguments(parser: Parser) -> None:
     listing.add_argument("names", nargs="*", metavar="NAME", help="only these")
     listing.add_shared("--json")
     check = add("check", check_data, "count a data set against its published sizes")
-    check.add_argument("data", metavar="NAME", help="a data set of 'fedkeel data list'")
+    check.add_argument("data", metavar="NAME", help="a data set of 'fedkeel data list', or folder or table")
     check.add_argument("--root", metavar="DIR", help="where it lies (default: in FEDKEEL_DATA)")
     check.add_argument("--decode", action="store_true", help="open every image file too")
     check.add_shared("--json")
@@ -61,6 +65,10 @@ def add_arguments(parser: Parser) -> None:
     packing.add_argument("--size", type=int, metavar="N", help="pixels of a side (default: the data set's)")
     encoded = "as it lies on disk, images encoded as they are: small, to take along to another machine"
     packing.add_argument("--encoded", action="store_true", help=encoded)
+    cache = add("cache", cache_data, "list or clear the decoded images that are kept between runs", usage="[options]")
+    clear = "delete those of the data set NAME, or all; the next run decodes its images again"
+    cache.add_argument("--clear", nargs="?", const="", metavar="NAME", help=clear)
+    cache.add_shared("--json")
 
 
 def show_data(arguments: Arguments) -> int:
@@ -136,18 +144,20 @@ def list_data(arguments: Arguments) -> int:
         lines += [Text(entry.name, style="bold"), *(f"  {head:7}{text}" for head, text in rows)]
     if not arguments.names:
         lines.append(
-            "Your own images are read by 'folder' and 'npz', and digits-shift is built in: see fedkeel list data."
+            "Your own images are read by 'folder', 'table' and 'npz'; digits-shift is built in: see fedkeel list data."
         )
     show(lines, documents, as_json=arguments.json, soft_wrap=True)
     return 0
 
 
 def check_data(arguments: Arguments) -> int:
-    """Count the images of a data set against the published sizes and say what is missing.
-    The exit code is 1 if anything is.
+    """Count the images of a data set against the published sizes and say what is missing; of your own
+    images, what each is for and every file that is not read. The exit code is 1 if anything is found.
 
     examples:
       fedkeel data check pacs --root ./PACS
+      fedkeel data check 'folder(group=(patient\\d+)_)' --root ./images --decode
+      fedkeel data check 'table(file=images.csv)'
       fedkeel data check 'domainnet(classes=all)'
     """
     from fedkeel.data.check import check
@@ -155,6 +165,7 @@ def check_data(arguments: Arguments) -> int:
     result = check(arguments.data, arguments.root, decode_images=arguments.decode)
     document = {"name": result.name, "root": result.root, "complete": result.complete}
     document |= {"counts": [asdict(count) for count in result.counts], "problems": result.problems}
+    document |= {"unread": result.unread}
     rows = [(n.domain, n.use, f"{n.found:,}", " or ".join(f"{size:,}" for size in n.published)) for n in result.counts]
     if any(count.published for count in result.counts):
         verdict = "Complete: everything is as published."
@@ -163,8 +174,36 @@ def check_data(arguments: Arguments) -> int:
     table = Table(["domain", "for", "found", "published"], rows)
     sentences = [verdict] if result.complete else [f"- {problem}" for problem in result.problems]
     lines: list[Line] = [f"{result.name} in {result.root}", table, *sentences]
+    lines += [f"  not read: {file}" for file in result.unread]
     show(lines, document, as_json=arguments.json, soft_wrap=True)
     return 0 if result.complete else 1
+
+
+def cache_data(arguments: Arguments) -> int:
+    """Decoded images are kept in FEDKEEL_CACHE (default: ~/.cache/fedkeel), so that the next run starts
+    at once; FEDKEEL_CACHE=off keeps none. With FEDKEEL_CACHE_LIMIT=20GB, those that were not used for
+    longest make way. They can be deleted at any time: --clear asks nothing.
+
+    examples:
+      fedkeel data cache
+      fedkeel data cache --clear folder
+    """
+    from fedkeel.data.formats import cache
+    from fedkeel.data.memory import size
+
+    if cache.cache_folder() is None:
+        raise FedkeelError("There is no cache, FEDKEEL_CACHE is 'off': give a folder, or unset it.")
+    found = cache.entries() if arguments.clear is None else cache.clear(arguments.clear)
+    total = f"{len(found)} file{'' if len(found) == 1 else 's'}, {size(sum(entry.size for entry in found))}"
+    document = [{"file": str(e.file), "name": e.name, "bytes": e.size, "used": e.used} for e in found]
+    if arguments.clear is None:
+        rows = [(e.name, e.about(), size(e.size), f"{datetime.fromtimestamp(e.used):%Y-%m-%d %H:%M}") for e in found]
+        lines: list[Line] = [Table(["data set", "what", "size", "used"], rows)] if rows else []
+        lines.append(f"{total} in {cache.cache_folder()}")
+    else:
+        lines = [f"Deleted {total}."]
+    show(lines, document, as_json=arguments.json, soft_wrap=True)
+    return 0
 
 
 def pack_data(arguments: Arguments) -> int:

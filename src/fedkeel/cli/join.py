@@ -3,6 +3,7 @@ stopped. The images stay here. What the method remembers of this site stays in -
 
 examples:
   fedkeel join fl.example.org --data /data/scans --certificates keys/sites/north
+  fedkeel join fl.example.org --data /data/scans --certificates keys/sites/north --group '(patient\\d+)_'
 """
 
 import argparse
@@ -36,6 +37,9 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("address", metavar="HOST[:PORT]", help=f"the server (default port: {PORT})")
     add("--data", metavar="DIR", required=True, help="the folder with a folder for each class")
+    parser.add_shared("--tolerate", "--no-cache")
+    group = "what names the patient in a file's name, in brackets, like '(patient\\d+)_': none is in two splits"
+    add("--group", metavar="PATTERN", help=group)
     add("--name", metavar="NAME", help="of this site (default: as its key, else as the folder is called)")
     add("--state", metavar="DIR", help="for its memory and logs (default: ~/.local/state/fedkeel/NAME)")
     add("--device", metavar="TEXT", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
@@ -52,14 +56,24 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: Arguments) -> int:
     need_flower()
 
+    from fedkeel.data.dataset import Findings
+    from fedkeel.data.site import SiteFolder, class_folders
     from fedkeel.deploy.certificates import SiteFiles
     from fedkeel.deploy.deployment import join
     from fedkeel.deploy.policy import Policy
+    from fedkeel.deploy.site import own_folder
 
     folder = Path(arguments.data).expanduser()
     policy = Policy.read(Path(arguments.accept).expanduser()) if arguments.accept else Policy()
     files = trusted_files(arguments, SiteFiles, "certificates", ca=arguments.ca, key=arguments.key)
     name = arguments.name or Path(arguments.certificates or folder).resolve().name
+    class_folders(folder)
+    given = {"group": arguments.group, "tolerate": arguments.tolerate}
+    own = {option: value for option, value in given.items() if value is not None}
+    # What is wrong with its images is told here and not to the server: names of files may be names of patients.
+    reader = SiteFolder(root=folder, site=name, **own)
+    reader.split(reader.scan(folder, Findings(collect=True)).domains)
+    read = own_folder(folder, name, **own)
     states = Path(os.environ.get("XDG_STATE_HOME", "~/.local/state")).expanduser()
     state = Path(arguments.state) if arguments.state else states / "fedkeel" / file_name(name)
     if not arguments.quiet:
@@ -67,7 +81,7 @@ def run(arguments: Arguments) -> int:
         print(f"fedkeel: the site '{name}' joins {arguments.address}; stop it with Ctrl-C", file=sys.stderr)
     try:
         with interruptible():
-            join(arguments.address, folder, name, state, files=files, device=arguments.device, policy=policy)
+            join(arguments.address, read, name, state, files=files, device=arguments.device, policy=policy)
     except Stopped:
         print(f"fedkeel: the site '{name}' left", file=sys.stderr)
     return 0

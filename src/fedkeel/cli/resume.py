@@ -19,7 +19,7 @@ USAGE = "DIR [options]"
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("directory", metavar="DIR", help="the run directory")
-    parser.add_shared("--json", "--quiet", "--track")
+    parser.add_shared("--json", "--quiet", "--track", "--no-cache")
     parser.add_options({*MACHINE_OPTIONS} - {"round_timeout"}, default="as before")
 
 

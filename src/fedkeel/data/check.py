@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +11,7 @@ from fedkeel import spec
 from fedkeel.data.dataset import Findings, Manifest, split_domain
 from fedkeel.data.formats.images import decode, in_threads, reason
 from fedkeel.data.population import USES
-from fedkeel.data.reader import PUBLISHED, Reader, reader_of
+from fedkeel.data.reader import DATASETS, PUBLISHED, Reader, reader_of
 from fedkeel.errors import DataError
 
 
@@ -33,6 +33,7 @@ class Check:
     root: str
     counts: Sequence[Count]
     problems: Sequence[str]
+    unread: Sequence[str] = ()  # files that are none of its images
 
     @property
     def images(self) -> int:
@@ -64,15 +65,20 @@ def check(text: str, root: str | os.PathLike[str] | None = None, *, decode_image
     """
     parsed = spec.parse(text)
     options = dict(parsed.options)
-    kind = reader_of(parsed.name)
+    kind = reader_of(parsed.name, own=True)
     if root is not None and "root" in options:
         raise DataError(f"The root is given twice, in '{text}' and as '{root}': keep one.")
     for option in options:
-        if option not in ("root", *kind.scan_options):
+        if kind.name in PUBLISHED and option not in ("root", *kind.scan_options):
             raise DataError(f"A check of {kind.name} takes no option '{option}': give its name and its root.")
-    reader = kind(**{"root": root, **options})
+    options = DATASETS.entry(kind.name).check_options("data set", {"root": root, **options})
+    reader = kind(**options)
     findings = Findings(collect=True)
     manifest = reader.scan(reader.folder(), findings)
+    if kind.name not in PUBLISHED:  # what one's own images are for is decided here
+        parts = reader.split(manifest.domains)
+        split = {name: replace(domain, official=parts[name]) for name, domain in manifest.domains.items()}
+        manifest = replace(manifest, domains=split)
     counts = compare(reader, manifest)
     problems = list(dict.fromkeys([*findings.sentences, *empty_classes(manifest)]))
     for count in counts:
@@ -82,7 +88,7 @@ def check(text: str, root: str | os.PathLike[str] | None = None, *, decode_image
             problems.append(f"The domain '{count.domain}' has {count.found:,} {what}, and {wanted} are published.")
     if decode_images:
         problems += broken_images(manifest)
-    return Check(reader.name, str(manifest.root), counts, problems)
+    return Check(reader.name, str(manifest.root), counts, problems, findings.unread)
 
 
 def compare(reader: Reader, manifest: Manifest) -> list[Count]:

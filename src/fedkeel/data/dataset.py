@@ -6,11 +6,13 @@ and shows all of them. Of the images, `assemble` decodes those that a split uses
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +21,17 @@ from torch import Tensor
 
 from fedkeel.data import memory
 from fedkeel.data.federation import Transform
-from fedkeel.data.formats.images import Bytes, decode_all, resize_all
-from fedkeel.data.formats.npz import cached, fingerprint
+from fedkeel.data.formats.cache import Bytes, NoRoom, cache_folder, stored
+from fedkeel.data.formats.images import TOLERATED, Source, decode_all, resize_all
+from fedkeel.data.formats.npz import fingerprint
 from fedkeel.data.population import IntArray, Split
 from fedkeel.errors import DataError
 
 log = logging.getLogger("fedkeel")
 
 Parts = tuple[IntArray, IntArray, IntArray]  # positions for training, validation and testing
+Keep = Literal["auto", "memory", "disk"]  # where decoded images stay; auto: on disk above MOST_MEMORY
+MOST_MEMORY = 0.5  # of what is free: training may need a copy of the images in another layout
 
 
 class Findings:
@@ -35,6 +40,7 @@ class Findings:
     def __init__(self, *, collect: bool = False) -> None:
         self.collect = collect
         self.sentences: list[str] = []
+        self.unread: list[str] = []  # files
 
     def missing(self, sentence: str) -> None:
         """Something without which the data set is not what it is called."""
@@ -42,11 +48,12 @@ class Findings:
             raise DataError(sentence)
         self.sentences.append(sentence)
 
-    def extra(self, sentence: str) -> None:
-        """Something that does no harm and is not used."""
+    def extra(self, sentence: str, files: Iterable[str] = ()) -> None:
+        """Something that does no harm and is not used, such as these files."""
         if not self.collect:
             log.warning(sentence)
         self.sentences.append(sentence)
+        self.unread += files
 
     @contextmanager
     def part(self) -> Iterator[None]:
@@ -82,9 +89,14 @@ def pixels(name: str, file: Path, labels: IntArray, side: int, read: Callable[[]
         everything = np.arange(len(positions))
         if size == side:
             return resize_all(read()[positions], size), everything
+
         # All of them are resized and kept, so that another subset of the file needs no more work.
-        stored = cached(name, [fingerprint(file.absolute()), size], lambda: {"images": resize_all(read(), size)})
-        return stored["images"][positions], everything
+        def build(images: Bytes) -> tuple[IntArray, list[str]]:
+            resize_all(read(), size, images)
+            return np.arange(len(labels)), []
+
+        key, shape = [fingerprint(file.absolute()), size], (len(labels), 3, size, size)
+        return stored(name, key, shape, build, about=str(file), on_disk=False).images[positions], everything
 
     return Images(labels, load=load)
 
@@ -95,7 +107,7 @@ class Domain:
 
     images: Sequence[Images]
     official: Parts | None = None
-    groups: IntArray | None = None  # images of one group (a lesion) must not be split apart
+    groups: npt.NDArray[Any] | None = None  # images of one group (a patient) must not be split apart
 
     @property
     def labels(self) -> IntArray:
@@ -132,6 +144,7 @@ class Dataset:
     train_transform: Transform | str = "normalise"
     test_transform: Transform | str = "normalise"
     users: npt.NDArray[Any] | None = None  # whose each image is, whole numbers or text; for the partition by-user
+    on_disk: bool = False  # whether the images are mapped from a file
 
     def __post_init__(self) -> None:
         if not self.domains:
@@ -151,19 +164,23 @@ def indices(positions: npt.NDArray[np.integer] | Sequence[int]) -> Tensor:
     return torch.from_numpy(np.array(positions, dtype=np.int64))
 
 
-def assemble(manifest: Manifest, parts: Mapping[str, Parts], size: int, *, train: str, test: str) -> Dataset:
+def assemble(
+    manifest: Manifest,
+    parts: Mapping[str, Parts],
+    size: int,
+    *,
+    train: str,
+    test: str,
+    keep: Keep = "auto",
+    tolerate: float = TOLERATED,
+) -> Dataset:
     """The images of `parts` in one store; `train` and `test` are the usual transforms."""
     used = {name: np.unique(np.concatenate(cuts)) for name, cuts in parts.items()}
     for name, positions in used.items():
         if len(positions) == 0:
             raise DataError(f"The domain '{name}' of '{manifest.name}' has no images in '{manifest.root}'.")
-    count = held = sum(map(len, used.values()))
-    if larger := [len(run.labels) for name in used for run in manifest.domains[name].images if run.load]:
-        # All images of a larger file are decoded for those that are used, and these are copied to the others.
-        held = 2 * count + max(larger)
-    what = f"The {count:,} images of '{manifest.name}' at {size} x {size} pixels"
-    with memory.holding(held * 3 * size * size, what, "give a smaller size, or fewer images"):
-        images, kept = decode(manifest, used, size)
+    images, kept = decode(manifest, used, size, keep, tolerate)
+    on_disk = isinstance(images, np.memmap)
     labels: list[IntArray] = []
     splits, start = {}, 0
     for name, cuts in parts.items():
@@ -175,20 +192,73 @@ def assemble(manifest: Manifest, parts: Mapping[str, Parts], size: int, *, train
         start += len(kept[name])
     return Dataset(
         name=manifest.name,
-        images=torch.from_numpy(images),
+        images=mapped(images) if on_disk else torch.from_numpy(images),
         labels=torch.from_numpy(np.concatenate(labels)),
         classes=manifest.classes,
         domains=splits,
         train_transform=train,
         test_transform=test,
+        on_disk=on_disk,
     )
 
 
-def decode(manifest: Manifest, used: Mapping[str, IntArray], size: int) -> tuple[Bytes, dict[str, IntArray]]:
+def mapped(images: Bytes) -> Tensor:
+    """A tensor of a file that is only read, which PyTorch would warn of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return torch.from_numpy(images)
+
+
+def decode(
+    manifest: Manifest, used: Mapping[str, IntArray], size: int, keep: Keep, tolerate: float
+) -> tuple[Bytes, dict[str, IntArray]]:
     """The images at the sorted positions `used` of each domain, and the positions of those that could be decoded.
 
-    Image files of all domains are decoded together: what share of them may be broken is a matter of the whole.
+    They are held in memory, or mapped from the cache, as `keep` and the free memory say.
     """
+    larger = [len(run.labels) for name in used for run in manifest.domains[name].images if run.load]
+    if larger and (keep == "disk" or tolerate != TOLERATED):
+        option = "keep=disk" if keep == "disk" else f"tolerate={tolerate:g}"
+        raise DataError(
+            f"{option} is for image files, and '{manifest.name}' has its images in larger ones: leave it out."
+        )
+    count = sum(map(len, used.values()))
+    # All images of a larger file are decoded for those that are used, and these are copied to the others.
+    held = 2 * count + max(larger) if larger else count
+    what = f"The {count:,} images of '{manifest.name}' at {size} x {size} pixels"
+    needed, free = held * 3 * size * size, memory.available()
+    beyond = keep == "auto" and not larger and free is not None and needed > MOST_MEMORY * free
+    if keep == "disk" or beyond:
+        try:
+            found = decode_files(manifest, used, size, tolerate, on_disk=True)
+            if beyond:
+                log.warning(
+                    "%s take %s, and %s of memory are free: they stay on disk, in '%s', which is slower (keep=disk "
+                    "says no more of it).",
+                    *(what, memory.size(needed), memory.size(free or 0), cache_folder()),
+                )
+            return found
+        except NoRoom as error:
+            fits = free is None or needed <= free
+            if keep == "disk" or not fits:
+                there = "" if fits else f"{memory.size(free or 0)} of memory are free, and "
+                advice = "give keep=memory" if fits else smaller(held, max(free or 0, error.room))
+                raise DataError(f"{what} need {memory.size(needed)}: {there}{error}; {advice}.") from error
+    advice = smaller(held, free or 0) + ("" if larger else ", or keep=disk")
+    with memory.holding(needed, what, advice):
+        return decode_files(manifest, used, size, tolerate, on_disk=False)
+
+
+def smaller(count: int, room: int) -> str:
+    """What to do about images that have no room: the size of which so many would."""
+    side = math.isqrt(room // (3 * count))
+    return f"give size={side} or a smaller size, or fewer images" if side else "give a smaller size, or fewer images"
+
+
+def decode_files(
+    manifest: Manifest, used: Mapping[str, IntArray], size: int, tolerate: float, *, on_disk: bool
+) -> tuple[Bytes, dict[str, IntArray]]:
+    """Image files of all domains are decoded together: what share of them may be broken is a matter of the whole."""
     runs = []  # (domain, position of its first image, images, which of them are used)
     for name, positions in used.items():
         start = 0
@@ -197,10 +267,14 @@ def decode(manifest: Manifest, used: Mapping[str, IntArray], size: int) -> tuple
             runs.append((name, start, run, positions[(positions >= start) & (positions < stop)] - start))
             start = stop
     files = [run.files[i] for *_, run, wanted in runs if not run.load for i in wanted]
-    decoded, good = np.empty((0, 3, size, size), np.uint8), np.empty(0, np.int64)
     if files:
         key = [fingerprint(file.absolute()) for file in files]
-        decoded, good = decode_all(manifest.name, key, len(files), lambda: files, lambda i: str(files[i]), size)
+        source = Source(
+            manifest.name, str(manifest.root.absolute()), key, len(files), lambda: files, lambda i: str(files[i])
+        )
+        decoded, good = decode_all(source, size, tolerate=tolerate, on_disk=on_disk)
+    else:
+        decoded, good = np.empty((0, 3, size, size), np.uint8), np.empty(0, np.int64)
     images: list[Bytes] = []
     kept: dict[str, list[IntArray]] = {name: [] for name in used}
     first = 0  # file of the run

@@ -61,6 +61,7 @@ class Federation:
     train_transform: Transform
     test_transform: Transform
     unseen: Sequence[Client] = field(default=())
+    on_disk: bool = False  # the images are mapped from a file, since memory has no room for them
 
     def __post_init__(self) -> None:
         if self.images.dtype != torch.uint8 or self.images.ndim != 4:

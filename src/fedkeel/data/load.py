@@ -61,6 +61,7 @@ class Cut:
             train_transform=given_or(self.train_transform, dataset.train_transform),
             test_transform=given_or(self.test_transform, dataset.test_transform),
             unseen=tuple(unseen_client(domain, dataset.domains[domain], self.unseen_split) for domain in held_out),
+            on_disk=dataset.on_disk,
         )
         warn_of_untrained_classes(federation)
         return federation

@@ -71,8 +71,9 @@ def _of_groups(proc: Path, cgroups: Path) -> Iterator[int]:
             with suppress(OSError, ValueError):  # no such file, or no limit: "max"
                 limit, used = (int((folder / file).read_text()) for file in files)
                 # The kernel gives files that it keeps back as soon as somebody needs the memory.
-                kept = _entry(folder / "memory.stat", "inactive_file", "total_inactive_file")
-                yield limit - used + kept
+                stat = folder / "memory.stat"
+                kept = [_entry(stat, f"{kind}_file", f"total_{kind}_file") for kind in ("inactive", "active")]
+                yield limit - used + sum(kept)
 
 
 def _entry(file: Path, *names: str) -> int:

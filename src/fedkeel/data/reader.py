@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from fedkeel.data.dataset import Dataset, Domain, Findings, Manifest, Parts, assemble
+from fedkeel.data.dataset import Dataset, Domain, Findings, Keep, Manifest, Parts, assemble
 from fedkeel.data.formats.folders import class_images, step_into, visible_folders
+from fedkeel.data.formats.images import TOLERATED
 from fedkeel.data.formats.lists import read_lists
 from fedkeel.data.population import IntArray
 from fedkeel.data.splits import by_shares
@@ -37,6 +38,8 @@ class Reader:
     size: Count | None = None  # pixels of a side
     validation: Fraction = 0.0  # share of the images, or of the official training set where there is one
     split_seed: int = 0
+    tolerate: Fraction = TOLERATED  # share of the image files that may be broken; they are left out
+    keep: Keep = "auto"  # decoded images in memory or on disk; auto: on disk where memory has little room for them
 
     test = 0.0  # share of the images; an option of those that have no test set of their own
 
@@ -51,7 +54,7 @@ class Reader:
     class_names: ClassVar[tuple[str, ...]]  # in label order
     # Of each domain its number of images, or numbers by what they are for: `train` and `test`, and `images` too where
     # lists may or may not be there; several numbers where several versions are in use.
-    sizes: ClassVar[Mapping[str, int | Mapping[str, int | tuple[int, ...]]]]
+    sizes: ClassVar[Mapping[str, int | Mapping[str, int | tuple[int, ...]]]] = {}
     transforms: ClassVar[tuple[str, str]] = ("normalise", "normalise")  # the usual ones in training and in testing
     subsets: ClassVar[Mapping[str, Rule]] = {}  # what papers take of it, by the option `subset`
     listed_subsets: ClassVar[tuple[str, ...]] = ()  # those of them that are taken of FedBN's lists
@@ -83,7 +86,8 @@ class Reader:
     def read(self) -> Dataset:
         manifest = self.scan(self.folder(), Findings())
         train, test = self.usual_transforms()
-        return assemble(manifest, self.split(manifest.domains), self.pixels(), train=train, test=test)
+        parts, size = self.split(manifest.domains), self.pixels()
+        return assemble(manifest, parts, size, train=train, test=test, keep=self.keep, tolerate=self.tolerate)
 
     def folder(self) -> Path:
         found = find_root(self.name, self.root, self.folders)
@@ -187,7 +191,12 @@ def published(reader: R) -> R:
     return DATASETS.register(reader.name)(reader)
 
 
-def reader_of(name: str) -> type[Reader]:
+def reader_of(name: str, *, own: bool = False) -> type[Reader]:
+    """Of a published data set or, with `own`, of one's own images too."""
+    if own and name in DATASETS:
+        build: Any = DATASETS.entry(name).build
+        if isinstance(build, type) and issubclass(build, Reader):
+            return build
     if name not in PUBLISHED:
         raise DataError(unknown("published data set", name, PUBLISHED))
     return PUBLISHED[name]

@@ -23,8 +23,9 @@ from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError, nearest
 from fedkeel.spec import names
 
-LAYOUT = "folder/<class>/*.png (or jpg, jpeg, bmp, webp)"
+LAYOUT = "folder/<class>/*.png (or jpg, jpeg, bmp, webp, tif, gif, dcm)"
 OPTIONS = ("size", "validation", "test", "split_seed")
+OWN = ("group", "tolerate")  # which each site knows best, and gives itself
 CUTTING = ("classes", "unseen", "unseen_split", "seed", "partition", "train_transform", "test_transform")
 
 
@@ -45,7 +46,7 @@ class SiteFolder(Folder):
                 raise DataError(
                     f"The class folder '{label}' of '{root}' is no class of the federation: {nearest(label, classes)}"
                 )
-        return Manifest(self.name, root, classes, {self.site: scan_domain(root, classes, findings)})
+        return Manifest(self.name, root, classes, {self.site: scan_domain(root, classes, findings, self.group)})
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -71,6 +72,11 @@ def check_reading(config: Config) -> dict[str, Any]:
     if partition != "domains":
         raise DataError(f"The partition is '{partition}', but over a network each site is one client: leave it out.")
     for option in parsed.options:
+        if option in OWN:
+            raise DataError(
+                f"The {option} in '{config.data}' is for each site to say: leave it out, and give --{option} to "
+                "'fedkeel join'."
+            )
         if option not in (*OPTIONS, *CUTTING):
             raise DataError(f"A site does not know the option '{option}' of '{config.data}': leave it out.")
     return dict(parsed.options)
@@ -94,11 +100,12 @@ def image_shape(config: Config) -> tuple[int, int, int] | None:
     return channels, height, width
 
 
-def load_site(folder: Path, name: str, config: Config, classes: Sequence[str] | None = None) -> Federation:
-    """The federation of this one site, cut as the configuration says. Without `classes`, labels follow its own."""
+def load_site(folder: Path, name: str, config: Config, classes: Sequence[str] | None = None, **own: Any) -> Federation:
+    """The federation of this one site, cut as the configuration says. Without `classes`, labels follow its own. `own`
+    are the options of `OWN`, as the site gives them."""
     options = check_reading(config)
     held_out = name in [*names(config.unseen), *names(options.get("unseen", ()))]
-    dataset = SiteFolder(root=folder, site=name, classes=classes, **reading(options)).read()
+    dataset = SiteFolder(root=folder, site=name, classes=classes, **reading(options), **own).read()
     cut = Cut(
         subsample=None if held_out else config.subsample or None,
         seed=options.get("seed", config.seed),

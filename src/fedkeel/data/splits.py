@@ -4,17 +4,22 @@ A rule looks at the labels only, before any image is decoded, and gives position
 from `split_seed`; FedBN's own merged split of the digits is the exception.
 """
 
+import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from fedkeel import seeds
-from fedkeel.data.dataset import Domain, Parts
+from fedkeel.data.dataset import Domain, Findings, Parts
 from fedkeel.data.partition import in_proportion, shuffled_classes
-from fedkeel.data.population import IntArray
+from fedkeel.data.population import USES, IntArray
 from fedkeel.errors import DataError
+
+log = logging.getLogger("fedkeel")
 
 Domains = Mapping[str, Domain]
 NOTHING = np.empty(0, np.int64)
@@ -52,19 +57,79 @@ def by_shares(
 
 
 def shares_of(name: str, domain: Domain, validation: float, test: float, seed: int) -> Parts:
-    labels = domain.labels
+    labels, groups = domain.labels, domain.groups
+
+    def split(among: IntArray, test: float) -> Parts:
+        if groups is None:
+            return stratified_split(labels[among], validation, test, seed, name)
+        return grouped_split(labels[among], groups[among], validation, test, seed, name)
+
     if domain.official is not None:
         training, held, tested = domain.official
+        if groups is not None:
+            refuse_divided_groups(name, [groups[part] for part in domain.official])
         if len(held) == 0 and validation:
-            kept, drawn, _ = stratified_split(labels[training], validation, 0, seed, name)
+            kept, drawn, _ = split(training, 0)
             training, held = training[kept], training[drawn]
         return training, held, tested
-    if domain.groups is None:
-        return stratified_split(labels, validation, test, seed, name)
-    _, first, group = np.unique(domain.groups, return_index=True, return_inverse=True)
-    cuts = stratified_split(labels[first], validation, test, seed, name)
-    training, held, tested = (np.flatnonzero(np.isin(group, cut)) for cut in cuts)
-    return training, held, tested
+    return split(np.arange(len(labels)), test)
+
+
+def grouped_split(
+    labels: IntArray, groups: npt.NDArray[Any], validation: float, test: float, seed: int, purpose: str
+) -> Parts:
+    """Positions with whole groups in one part, and each class in the same proportions as far as groups allow.
+
+    From the largest group on, those of equal size in a random order, each goes where its classes are missing most,
+    counted in shares of the class.
+    """
+    names, group = np.unique(groups, return_inverse=True)
+    classes, label = np.unique(labels, return_inverse=True)
+    counts = np.zeros((len(names), len(classes)))
+    np.add.at(counts, (group, label), 1)
+    shares = np.array([1 - validation - test, validation, test])
+    counts /= counts.sum(0)
+    missing = np.repeat(shares[:, None], counts.shape[1], axis=1)
+    order = seeds.numpy_generator(seed, "split", purpose).permutation(len(names))
+    order = order[np.argsort(-np.bincount(group)[order], kind="stable")]
+    part = np.zeros(len(names), np.int64)
+    for one in order:
+        # Rounded, since sums of floats differ from machine to machine; of equals the first, training.
+        gain = np.where(shares > 0, np.round((missing * counts[one]).sum(1), 9), -np.inf)
+        part[one] = int(gain.argmax())
+        missing[part[one]] -= counts[one]
+    if len(order) and not (part == 0).any():
+        part[order[-1]] = 0
+    for use, share, number in (("validation", validation, 1), ("test", test, 2)):
+        if share and not (part == number).any():
+            log.warning("The %d groups of '%s' are too few for a %s set: it has none.", len(names), purpose, use)
+    train, held, tested = (np.flatnonzero(part[group] == number) for number in range(3))
+    return train, held, tested
+
+
+def refuse_divided_groups(name: str, parts: Sequence[npt.NDArray[Any]]) -> None:
+    owner: dict[Any, str] = {}
+    for use, groups in zip(USES, parts, strict=True):
+        for group in np.unique(groups).tolist():
+            if owner.setdefault(group, use) != use:
+                raise DataError(
+                    f"The group '{group}' of '{name}' is for {owner[group]} and for {use}: put all images of a group "
+                    "into one, or leave the split or the group out."
+                )
+
+
+def tell_shared_groups(domains: Domains, findings: Findings) -> None:
+    """Each domain is split by itself, as its site would."""
+    places: dict[Any, list[str]] = {}
+    for name, domain in domains.items():
+        for group in np.unique(domain.groups).tolist() if domain.groups is not None else ():
+            places.setdefault(group, []).append(name)
+    shared = {group: names for group, names in places.items() if len(names) > 1}
+    for group, names in list(shared.items())[:1]:
+        findings.extra(
+            f"{len(shared):,} groups are in several domains, '{group}' in {' and '.join(names[:3])}: each domain is "
+            "split by itself, so that one may train on a group that another is tested on."
+        )
 
 
 def equal_shares(

@@ -16,6 +16,7 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedkeel.config import from_dict
+from fedkeel.data.site import OWN
 from fedkeel.deploy.grid import GridChannel, from_records, to_records
 from fedkeel.deploy.policy import Policy
 from fedkeel.deploy.serving import train
@@ -51,7 +52,8 @@ def site_of(node_config: tuple[tuple[str, Any], ...], out: str) -> Site:
         folder = Path(str(node["data"])).expanduser()
         name = str(node.get("name", "")) or folder.resolve().name
         policy = Policy.read(Path(str(node["accept"])).expanduser()) if "accept" in node else Policy()
-        return Site(own_folder(folder, name), Path(str(state)) if state else None, name, device, policy=policy)
+        own = {option: node[option] for option in OWN if option in node}
+        return Site(own_folder(folder, name, **own), Path(str(state)) if state else None, name, device, policy=policy)
     if "partition-id" in node:
         # Nodes of a simulation share a disk with the server, or at least its run directory.
         position = int(node["partition-id"])

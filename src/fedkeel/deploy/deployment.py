@@ -17,7 +17,7 @@ from pathlib import Path
 from flwr.app import Message
 
 from fedkeel.config import Config, from_one
-from fedkeel.data.site import check_reading, class_folders
+from fedkeel.data.site import check_reading
 from fedkeel.deploy import clock, processes
 from fedkeel.deploy.addresses import free_port, refuse_beyond_loopback, refuse_taken, refuse_untrusted
 from fedkeel.deploy.certificates import ServerFiles, SiteFiles
@@ -27,7 +27,7 @@ from fedkeel.deploy.keys import Keys
 from fedkeel.deploy.policy import Policy
 from fedkeel.deploy.processes import CLOCKS, ProcessEnded, private_folder, process, until
 from fedkeel.deploy.serving import check, train
-from fedkeel.deploy.site import Site, own_folder
+from fedkeel.deploy.site import Read, Site
 from fedkeel.engine.executors.flower.channel import Table, pause, plain
 from fedkeel.engine.executors.flower.roster import Enrolment
 from fedkeel.errors import FedkeelError
@@ -144,10 +144,9 @@ def _serve(config: Config, out: Path, server: ServerOptions, observer: Observer)
 
 
 def join(
-    address: str, folder: Path, name: str, state: Path, *, files: SiteFiles | None, device: str, policy: Policy
+    address: str, read: Read, name: str, state: Path, *, files: SiteFiles | None, device: str, policy: Policy
 ) -> None:
-    """Be a site until stopped."""
-    class_folders(folder)
+    """Be a site until stopped; `read` gives its images."""
     host, _, port = address.rpartition(":") if ":" in address else (address, "", str(PORT))
     if not port.isdigit():
         raise FedkeelError(f"The server's address is '{address}': give HOST or HOST:PORT.")
@@ -160,7 +159,7 @@ def join(
     place, own_port = private_folder(state), free_port()
     arguments = [*trust, "--superlink", f"{host}:{port}", "--host", "127.0.0.1", "--port", str(own_port)]
     memory = private_folder(place / "memory")
-    site = Site(own_folder(folder, name), memory, name, device, policy=policy)
+    site = Site(read, memory, name, device, policy=policy)
     warned, wait = False, RETRY / 2
     while True:
         refuse_untrusted(host, int(port), files.ca if files else None)

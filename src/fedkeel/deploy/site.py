@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -48,9 +49,9 @@ PATH = re.compile(r"'[^']*[/\\].*?'(?=[\s,.;:)]|$)")  # as sentences quote one: 
 Read = Callable[[Config, Sequence[str] | None], Federation]
 
 
-def own_folder(folder: Path, name: str) -> Read:
-    """A site whose images are in `folder/<class>/`."""
-    return lambda config, classes: load_site(folder.resolve(), name, config, classes)
+def own_folder(folder: Path, name: str, **own: Any) -> Read:
+    """A site whose images are in `folder/<class>/`, and what it says of them itself: see `load_site`."""
+    return lambda config, classes: load_site(folder.resolve(), name, config, classes, **own)
 
 
 def share_of_data_set(position: int) -> Read:

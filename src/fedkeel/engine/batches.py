@@ -80,11 +80,13 @@ class ImageStore:
             log.info("The images stay in the host's memory and are streamed to the GPU, which they would fill.")
         # Batches that come out with channels last need no conversion before the convolutions that want them so.
         self.channels_last = channels_last
-        layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.layout = torch.channels_last if channels_last else torch.contiguous_format
         if device.type == "cpu":
-            self._refuse_too_large(copied=channels_last)
+            self._refuse_too_large(copied=channels_last and not federation.on_disk)
         images = federation.images if self.streamed else federation.images.to(device)
-        self.images = images.contiguous(memory_format=layout)
+        # What is mapped from a file has no room in memory, least of all a second time: there each batch is laid out.
+        self.mapped = federation.on_disk and images is federation.images
+        self.images = images if self.mapped else images.contiguous(memory_format=self.layout)
         self.labels = federation.labels.to(device)
 
     def _refuse_too_large(self, *, copied: bool) -> None:
@@ -104,6 +106,7 @@ class ImageStore:
             images = chunk.to(self.device, non_blocking=True)
         else:
             images = self.images[indices]
+            images = images.contiguous(memory_format=self.layout) if self.mapped else images
         uniforms = uniforms.to(self.device, non_blocking=True)
         return Batch(transform(images, uniforms), self.labels[indices.to(self.device, non_blocking=True)])
 

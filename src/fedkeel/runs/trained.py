@@ -18,12 +18,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor, nn
 
 from fedkeel.data.federation import Transform
-from fedkeel.data.formats.folders import SUFFIXES, is_litter
-from fedkeel.data.formats.images import reason, rgb
+from fedkeel.data.formats.folders import is_litter
+from fedkeel.data.formats.images import is_image, open_image, reason, rgb
 from fedkeel.errors import FedkeelError
 from fedkeel.files import explained
 from fedkeel.options import described
@@ -162,14 +162,13 @@ class Trained:
         return torch.from_numpy(pixels.reshape(height, width, channels).transpose(2, 0, 1).copy())
 
 
-def opened(picture: Any) -> Image.Image:
-    if isinstance(picture, Path):
-        with Image.open(picture) as file:
-            file.load()
-            return ImageOps.exif_transpose(file)
-    if isinstance(picture, Image.Image):
-        return picture
-    array = picture.permute(1, 2, 0).cpu().numpy() if isinstance(picture, Tensor) else picture
+def opened(given: Any) -> Image.Image:
+    if isinstance(given, Path):
+        with open_image(given) as image:
+            return image
+    if isinstance(given, Image.Image):
+        return given
+    array = given.permute(1, 2, 0).cpu().numpy() if isinstance(given, Tensor) else given
     return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array)
 
 
@@ -204,5 +203,5 @@ def _files(path: Path) -> Iterator[tuple[str, Path]]:
     if not path.is_dir():
         yield str(path), path
         return
-    below = (file for file in sorted(path.rglob("*")) if file.suffix.lower() in SUFFIXES and file.is_file())
+    below = (file for file in sorted(path.rglob("*")) if file.is_file() and is_image(file))
     yield from ((str(file), file) for file in below if not any(map(is_litter, file.relative_to(path).parts)))

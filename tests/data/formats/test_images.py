@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import struct
 import warnings
 from pathlib import Path
 
@@ -75,6 +76,31 @@ def test_an_image_is_turned_upright_as_its_exif_data_say() -> None:
 def test_floating_point_pixels_have_no_black_and_no_white() -> None:
     with pytest.raises(DataError, match="floating-point"):
         decode(stored(Image.new("F", (4, 4), 0.5), "TIFF"), 4)
+
+
+def sixteen_bits(value: int, photometric: int) -> bytes:
+    """A TIFF file of 2 x 2 grey pixels, in which white is zero if `photometric` is 0."""
+    pixels = struct.pack("<4H", *[value] * 4)
+    short, long = 3, 4
+    tags = [(256, short, 2), (257, short, 2), (258, short, 16), (259, short, 1), (262, short, photometric)]
+    tags += [(273, long, 8), (277, short, 1), (278, short, 2), (279, long, len(pixels))]
+    entries = b"".join(struct.pack("<HHII", tag, kind, 1, content) for tag, kind, content in tags)
+    return b"II*\0" + struct.pack("<I", 8 + len(pixels)) + pixels + struct.pack("<H", len(tags)) + entries + bytes(4)
+
+
+def test_of_sixteen_bits_in_a_tiff_the_upper_eight_are_kept_and_white_may_be_zero() -> None:
+    assert decode(sixteen_bits(0x1234, 1), 1)[:, 0, 0].tolist() == [0x12] * 3
+    assert decode(sixteen_bits(0x1234, 0), 1)[:, 0, 0].tolist() == [255 - 0x12] * 3
+    with pytest.raises(DataError, match="from 0 to 65,535"):
+        pixel(Image.fromarray(np.full((2, 2), 70_000, np.int32)), "TIFF")
+    with pytest.raises(DataError, match="from 0 to 65,535"):
+        pixel(Image.fromarray(np.full((2, 2), -1, np.int32)), "TIFF")
+
+
+@pytest.mark.parametrize("format", ["TIFF", "GIF"])
+def test_of_several_pages_or_frames_the_first_is_taken(format: str) -> None:
+    first, second = Image.new("RGB", (4, 4), (200, 0, 0)), Image.new("RGB", (4, 4), (0, 200, 0))
+    assert pixel(first, format, save_all=True, append_images=[second]) == [200, 0, 0]
 
 
 def broken(root: Path, content: bytes) -> Path:

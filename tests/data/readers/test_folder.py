@@ -13,8 +13,9 @@ from PIL import Image
 
 from fedkeel.data import load, load_spec
 from fedkeel.data import memory as room
+from fedkeel.data.check import check
 from fedkeel.data.formats import images
-from fedkeel.data.formats.npz import cache_folder
+from fedkeel.data.formats.cache import cache_folder
 from fedkeel.errors import DataError, FedkeelError
 
 
@@ -58,7 +59,7 @@ def test_the_text_form_reads_the_same(tmp_path: Path) -> None:
     assert load_spec(f"folder(root={root}, size=8)").images.equal(load_spec("folder(size=8)", root=root).images)
 
 
-@pytest.mark.parametrize("suffix", ["jpg", "JPEG", "bmp", "webp"])
+@pytest.mark.parametrize("suffix", ["jpg", "JPEG", "bmp", "webp", "tif", "TIFF", "gif"])
 def test_every_image_format_is_read(tmp_path: Path, suffix: str) -> None:
     assert len(load("folder", root=make_tree(tmp_path, suffix=suffix)).images) == 32
 
@@ -150,7 +151,7 @@ def test_more_than_a_hundredth_of_broken_images_is_refused(tmp_path: Path) -> No
 def test_decoded_images_are_kept_and_a_changed_file_is_decoded_again(tmp_path: Path) -> None:
     root = make_tree(tmp_path)
     first = load("folder", root=root).images
-    assert len(list(cache_folder().glob("*.npz"))) == 1
+    assert len(list(cache_folder().glob("*.npy"))) == 1
     assert load("folder", root=root).images.equal(first)
     changed = root / "art" / "cat" / "000.png"
     Image.new("RGB", (6, 4), (255, 255, 255)).save(changed)
@@ -161,7 +162,7 @@ def test_decoded_images_are_kept_and_a_changed_file_is_decoded_again(tmp_path: P
 def test_a_broken_or_unwritable_cache_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = make_tree(tmp_path / "images")
     first = load("folder", root=root).images
-    for file in cache_folder().glob("*.npz"):
+    for file in cache_folder().glob("*.npy"):
         file.write_bytes(file.read_bytes()[:100])
     assert load("folder", root=root).images.equal(first)
     # A file where the folder should be can be written to by nobody, not even by root.
@@ -272,25 +273,35 @@ def warnings_of(root: Path, caplog: pytest.LogCaptureFixture, **options: object)
     return [record.getMessage() for record in caplog.records]
 
 
-def test_files_that_are_not_read_are_counted_by_kind(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_files_that_are_not_read_are_named_and_counted_by_kind(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     root = make_tree(tmp_path)
     assert warnings_of(root, caplog) == []
     add(
         root,
-        *(f"art/cat/{n}.tif" for n in range(3)),
-        "art/dog/a.TIFF",
-        "art/dog/b.dcm",
+        *(f"art/cat/{n}.heic" for n in range(3)),
+        "art/dog/a.HEIF",
+        "art/dog/b.nii",
         "art/dog/IM0001",
-        "photo/x.heic",
+        "photo/x.svg",
     )
     add(root, "photo/cat/deep/er/1.png", "photo/cat/deep/2.gif", "labels.csv")
-    assert warnings_of(root, caplog) == [
-        f"1 file of '{root}' is not read: 1 .csv; convert images among them to PNG.",
-        "6 files of 'art' are not read: 3 .tif, 1 .dcm, 1 .tiff, 1 without an ending; "
-        "convert images among them to PNG.",
-        "3 files of 'photo' are not read: 1 .gif, 1 .heic, 1 .png not right in a class's folder; "
-        "put images right into the folder of their class, as PNG.",
+    told = [
+        f"1 file of '{root}' is not read: 1 .csv ('labels.csv'); convert images among them to PNG.",
+        "6 files of 'art' are not read: 3 .heic, 1 .heif, 1 .nii, 1 without an ending ('0.heic', '1.heic', '2.heic', "
+        "and more that 'fedkeel data check' names); convert images among them to PNG.",
+        "3 files of 'photo' are not read: 1 .gif not right in a class's folder, 1 .png not right in a class's folder, "
+        "1 .svg ('2.gif', '1.png', 'x.svg'); put images right into the folder of their class.",
     ]
+    assert warnings_of(root, caplog) == told
+    found = check("folder", root)
+    assert found.problems == told
+    assert len(found.unread) == 10
+    assert f"{root / 'art/dog/IM0001'} (without an ending)" in found.unread
+    assert [(count.domain, count.use, count.found) for count in found.counts][:3] == [
+        ("art", "train", 10), ("art", "validation", 2), ("art", "test", 4),
+    ]  # fmt: skip
 
 
 def test_what_systems_leave_in_folders_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -310,8 +321,8 @@ def test_what_systems_leave_in_folders_is_passed_over(tmp_path: Path, caplog: py
 
 def test_a_domain_of_nothing_but_other_formats_is_refused_by_their_names(tmp_path: Path) -> None:
     root = make_tree(tmp_path)
-    add(root, *(f"scans/cat/{n}.dcm" for n in range(4)))
-    with pytest.raises(DataError, match=r"has no images \(4 files of 'scans' are not read: 4 .dcm; convert"):
+    add(root, *(f"scans/cat/{n}.nii" for n in range(4)))
+    with pytest.raises(DataError, match=r"has no images \(4 files of 'scans' are not read: 4 .nii \('0.nii', "):
         load("folder", root=root)
 
 
@@ -333,18 +344,23 @@ def test_images_that_do_not_fit_into_memory_are_refused_before_one_is_decoded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = make_tree(tmp_path)
+    whole = images.decode
     monkeypatch.setattr(images, "decode", lambda *_: pytest.fail("an image was decoded"))
     for size in (5000, 10_000_000, 10**30):
         monkeypatch.setattr(room, "available", lambda: 2_000_000_000)
         with pytest.raises(
             DataError, match=r"The 32 images of 'folder' at .* need .* of memory, and 2 GB are free: give"
         ):
-            load("folder", root=root, size=size)
-    monkeypatch.undo()
+            load("folder", root=root, size=size, keep="memory")
+    with pytest.raises(
+        DataError, match=r"at 1\d+ x 1\d+ pixels need .*: 2 GB of memory are free, and .* give size=\d+"
+    ):
+        load("folder", root=root, size=10**30)
+    monkeypatch.setattr(images, "decode", whole)
     monkeypatch.setattr(room, "available", lambda: 32 * 3 * 50 * 50)
     assert len(load("folder", root=root, size=50).images) == 32
-    with pytest.raises(DataError, match="smaller size"):
-        load("folder", root=root, size=51)
+    with pytest.raises(DataError, match="give size=50 or a smaller size, or fewer images, or keep=disk"):
+        load("folder", root=root, size=51, keep="memory")
 
 
 def test_memory_that_the_system_refuses_is_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,7 +368,7 @@ def test_memory_that_the_system_refuses_is_a_sentence(tmp_path: Path, monkeypatc
         raise MemoryError
 
     monkeypatch.setattr(images, "decode", refuse)
-    with pytest.raises(DataError, match="more memory than there is: give a smaller size"):
+    with pytest.raises(DataError, match=r"more memory than there is: give .*smaller size"):
         load("folder", root=make_tree(tmp_path))
 
 
@@ -367,3 +383,73 @@ def test_a_site_without_test_images_is_read(tmp_path: Path) -> None:
     federation = load("folder", root=root)
     assert {client.name: len(client.test) for client in federation.clients} == {"art": 4, "photo": 0, "small": 0}
     assert all(client.samples for client in federation.clients)
+
+
+def patients(root: Path) -> Path:
+    """Two sites; patients with one to four images, some of which are in both classes."""
+    for site in ("north", "south"):
+        for number in range(24):
+            for image in range(1 + number % 4):
+                label = ("cat", "dog")[(number + image * (number % 3 == 0)) % 2]
+                file = root / site / label / f"{site}{number:02d}_{image}.png"
+                file.parent.mkdir(parents=True, exist_ok=True)
+                Image.new("RGB", (4, 4), (number, image, 0)).save(file)
+    return root
+
+
+def test_no_patient_is_in_two_splits_also_across_classes(tmp_path: Path) -> None:
+    root = patients(tmp_path)
+    federation = load("folder", root=root, size=4, group=r"(\D+\d+)_")
+    for client in federation.clients:
+        parts = [set(federation.images[part, 0, 0, 0].tolist()) for part in client.splits]
+        assert all(parts)
+        assert sum(map(len, parts)) == len(set.union(*parts)) == 24
+        # 60 images, of which 15 and 9 are asked for; both classes are everywhere.
+        sizes = [len(part) for part in client.splits]
+        assert sizes == pytest.approx([36, 9, 15], abs=1)
+        assert all(set(federation.labels[part].tolist()) == {0, 1} for part in client.splits)
+    text = load_spec(f"folder(root={root}, size=4, group=(\\D+\\d+)_)")
+    quoted = load_spec(f"folder(root={root}, size=4, group='(\\D+\\d+)_')")
+    for same in (text, quoted):
+        assert same["north"].test.equal(federation["north"].test)
+    other = load("folder", root=root, size=4, group=r"(\D+\d+)_", split_seed=1)
+    assert not other["north"].test.equal(federation["north"].test)
+
+
+def test_a_patient_in_several_domains_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (told,) = warnings_of(patients(tmp_path), caplog, group=r"(\d+)_")
+    assert told.startswith("24 groups are in several domains, '00' in north and south: each domain is split by itself")
+
+
+@pytest.mark.parametrize(
+    ("group", "message"),
+    [
+        ("(north\\d+)_", r"60 of 60 files, '.*/south/.*' among them, have no group by group='\(north"),
+        ("(north|(south))", "has 2 pairs of brackets: put one around what names the patient"),
+        ("north", "has 0 pairs of brackets"),
+        ("(north", "is no regular expression"),
+        (r"(x*)", "have no group"),
+        (3, "The 'group' of folder is 3, which is not text"),
+    ],
+)
+def test_patterns_that_give_no_groups_are_refused(tmp_path: Path, group: str, message: str) -> None:
+    with pytest.raises(FedkeelError, match=message):
+        load("folder", root=patients(tmp_path), group=group)
+
+
+def test_lists_that_divide_a_patient_are_refused_and_validation_is_drawn_by_patients(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, domains=("art",))
+    (root / "splits").mkdir()
+    train, test = root / "splits" / "art_train.txt", root / "splits" / "art_test.txt"
+    test.write_text("art/cat/000.png\nart/dog/000.png\n")
+    train.write_text("art/cat/001.png\nart/dog/000.png\n".replace("dog/000", "dog/001"))
+    every = "".join(f"art/{label}/{n:03d}.png\n" for label in ("cat", "dog") for n in range(1, 8))
+    train.write_text(every)
+    federation = load("folder", root=root, group=r"(\d+)\.png", validation=0.3)
+    held, kept = (set(federation.images[part, 2, 0, 0].tolist()) for part in federation["art"].splits[1::-1])
+    assert (held, held & kept) != (set(), kept)
+    assert not held & kept
+    test.write_text("art/cat/000.png\n")
+    train.write_text(every + "art/dog/000.png\n")
+    with pytest.raises(DataError, match="The group '000' of 'art' is for train and for test"):
+        load("folder", root=root, group=r"(\d+)\.png")

@@ -180,10 +180,10 @@ def test_a_broken_image_of_a_data_set_is_left_out_and_found_by_the_check(
 
 def test_files_of_a_data_set_that_are_not_read_are_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = tree(tmp_path, PACS.domains, PACS.class_names)
-    for file in ("dog/a.tif", "dog/b.gif", "guitar/c.tif", "guitar/more/d.png", "horse/Thumbs.db"):
+    for file in ("dog/a.heic", "dog/b.svg", "guitar/c.heic", "guitar/more/d.png", "horse/Thumbs.db"):
         (root / "photo" / file).parent.mkdir(exist_ok=True)
         (root / "photo" / file).write_bytes(b"x")
-    told = f"4 files of '{root / 'photo'}' are not read: 2 .tif, 1 .gif, 1 .png not right in a class's folder; "
+    told = f"4 files of '{root / 'photo'}' are not read: 2 .heic, 1 .png not right in a class's folder, 1 .svg ("
     with caplog.at_level(logging.WARNING, "fedkeel"):
         DATASETS.build("pacs", root=root, size=4)
     assert told in caplog.text

@@ -4,6 +4,7 @@ import argparse
 import inspect
 import re
 from collections.abc import Callable, Container
+from contextlib import suppress
 from dataclasses import fields
 from typing import Any, NoReturn, get_args, get_type_hints
 
@@ -12,6 +13,7 @@ from fedkeel import spec
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError, nearest, unknown
 from fedkeel.experiments.rows import read_seeds, typed
+from fedkeel.options import Decay, checked
 from fedkeel.runs.trackers import TRACKERS, require
 
 Arguments = argparse.Namespace
@@ -31,12 +33,21 @@ def whole(name: str, least: int) -> Callable[[str], int]:
     return read
 
 
+def share(text: str) -> float:
+    """The type of a flag that takes a share of files, not all of them."""
+    with suppress(ValueError):
+        return float(checked(float(text), Decay, "'tolerate'"))
+    raise FedkeelError(f"'tolerate' is '{text}': give a share, such as 0.05.")
+
+
 # Flags that several commands have.
 SHARED: dict[str, dict[str, Any]] = {
     "--json": {"action": "store_true", "help": "print one JSON document"},
     "--quiet": {"action": "store_true", "help": "no progress, only warnings and the result"},
     "--track": {"metavar": "|".join(TRACKERS), "type": require, "help": TRACK},
     "--config": {"metavar": "FILE", "help": "read options from a TOML file; flags come on top"},
+    "--tolerate": {"metavar": "X", "type": share, "help": "share of image files that may be broken (default: 0.01)"},
+    "--no-cache": {"action": "store_true", "help": "keep no decoded images for the next run, and use none"},
     "--root": {"metavar": "DIR", "help": "short for --data 'NAME(root=DIR)'"},
     "--seeds": {"metavar": "N", "default": "3", "type": read_seeds, "help": f"{SEEDS} (default: 3)"},
     "--jobs": {"metavar": "N", "type": whole("jobs", 1), "help": JOBS},
@@ -131,13 +142,15 @@ def add_command(
 
 
 def given_options(arguments: Arguments) -> dict[str, Any]:
-    """The options that the file and the flags set, the flags on top, with `--root` inside the data set's brackets."""
-    path, root = getattr(arguments, "config", None), getattr(arguments, "root", None)
+    """The options that the file and the flags set, the flags on top; what is short for an option of the data set goes
+    into its brackets."""
+    path = getattr(arguments, "config", None)
+    inside = {name: getattr(arguments, name, None) for name in ("root", "tolerate")}
     options = configuration.read(path) if path else {}
     flags = {name: getattr(arguments, name, None) for name in configuration.option_names()}
     options |= {name: typed(name, value) for name, value in flags.items() if value is not None}
-    if root is not None:
-        options["data"] = str(with_options(str(options.get("data", "folder")), root=root))
+    if any(value is not None for value in inside.values()):
+        options["data"] = str(with_options(str(options.get("data", "folder")), **inside))
     return options
 
 

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from fedkeel.data.dataset import Images, pixels
-from fedkeel.data.formats.images import Bytes, decode_all
+from fedkeel.data.formats.cache import Bytes
+from fedkeel.data.formats.images import Source, decode_all
 from fedkeel.data.formats.npz import fingerprint, read_arrays, write_arrays
 from fedkeel.data.population import IntArray
 from fedkeel.errors import DataError
@@ -204,7 +205,8 @@ def encoded_images(name: str, file: Path, num_classes: int) -> Images:
 
     def load(positions: IntArray, size: int) -> tuple[Bytes, IntArray]:
         key = fingerprint(file.absolute())
-        images, kept = decode_all(name, key, len(labels), contents, lambda i: f"{file} row {i}", size)
+        rows = Source(name, str(file), key, len(labels), contents, lambda i: f"{file} row {i}")
+        images, kept = decode_all(rows, size)
         if len(positions) == len(labels):
             return images, kept
         good = np.flatnonzero(np.isin(positions, kept))
@@ -216,23 +218,25 @@ def encoded_images(name: str, file: Path, num_classes: int) -> Images:
 Rows = tuple[IntArray, Callable[[], list[bytes]]]  # labels, none where they are not whole numbers; and encoded images
 
 
-def parquet_rows(file: Path) -> Rows:
-    """Images that are {bytes, path} or plain bytes."""
+def from_parquet(file: Path, function: str, **options: Any) -> Any:
     try:
-        from pyarrow import ArrowException, parquet, types
+        from pyarrow import ArrowException, parquet
     except ImportError:
         raise DataError(
             f"'{file}' is read with pyarrow, which is not installed: pip install 'fedkeel[parquet]'."
         ) from None
+    try:
+        return getattr(parquet, function)(file, **options)
+    except (ArrowException, OSError) as error:
+        why = " ".join(str(error).split())
+        raise DataError(f"'{file}' cannot be read as parquet ({why}): download it again.") from error
 
-    def read(function: Callable[..., Any], **options: Any) -> Any:
-        try:
-            return function(file, **options)
-        except (ArrowException, OSError) as error:
-            why = " ".join(str(error).split())
-            raise DataError(f"'{file}' cannot be read as parquet ({why}): download it again.") from error
 
-    schema = read(parquet.read_schema)
+def parquet_rows(file: Path) -> Rows:
+    """Images that are {bytes, path} or plain bytes."""
+    schema = from_parquet(file, "read_schema")
+    from pyarrow import types
+
     image = next((entry for entry in ("img", "image") if entry in schema.names), None)
     label = next((entry for entry in ("label", "fine_label") if entry in schema.names), None)
     if image is None or label is None:
@@ -241,13 +245,13 @@ def parquet_rows(file: Path) -> Rows:
     in_struct = types.is_struct(kind) and kind.get_field_index("bytes") >= 0
     if not (in_struct or types.is_binary(kind) or types.is_large_binary(kind)):
         raise DataError(f"The images of '{file}' are of the type {kind}: store them as {{bytes, path}} or as bytes.")
-    numbers = read(parquet.read_table, columns=[label])[label]
+    numbers = from_parquet(file, "read_table", columns=[label])[label]
     whole = types.is_integer(numbers.type) and numbers.null_count == 0
     labels = np.asarray(numbers.to_numpy(), np.int64) if whole else np.empty(0, np.int64)
 
     def contents() -> list[bytes]:
         # An image that is null is one that cannot be decoded.
-        rows = read(parquet.read_table, columns=[image])[image].to_pylist()
+        rows = from_parquet(file, "read_table", columns=[image])[image].to_pylist()
         return [(row and row["bytes"] if in_struct else row) or b"" for row in rows]
 
     return labels, contents

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedkeel.data.dataset import Findings, Images, image_files
+from fedkeel.data.formats.images import is_image
 
-SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
 LITTER = {"thumbs.db", "ehthumbs.db", "desktop.ini", "icon\r", "__macosx", "@eadir", "$recycle.bin"}
 MISPLACED = "not right in a class's folder"
+NAMED = 3  # files in a sentence
+Unread = dict[Path, str]  # files, and of what kind each is
 
 
 def visible_folders(path: Path) -> list[Path]:
@@ -23,25 +25,27 @@ def images_in(path: Path) -> list[Path]:
     return sorted_out(path, below=False)[0] if path.is_dir() else []
 
 
-def sorted_out(path: Path, *, below: bool = True) -> tuple[list[Path], Counter[str]]:
-    """The images right in a folder, sorted, and how many files of each kind in it, and `below` it, are not read.
+def sorted_out(path: Path, *, below: bool = True) -> tuple[list[Path], Unread]:
+    """The images right in a folder, sorted, and the files in it, and `below` it, that are not read.
 
     What systems leave in folders by themselves, and hidden files, are no one's data.
     """
     images: list[Path] = []
-    others: Counter[str] = Counter()
+    others: Unread = {}
     with os.scandir(path) as entries:
         for entry in entries:
+            file = path / entry.name
             if is_litter(entry.name):
                 continue
             if entry.is_dir():
-                for folder, _, files in os.walk(entry.path) if below else ():
+                for folder, _, names in os.walk(entry.path) if below else ():
                     hidden = any(map(is_litter, Path(folder).relative_to(path).parts))
-                    others.update(kind(file, misplaced=True) for file in files if not (hidden or is_litter(file)))
-            elif Path(entry.name).suffix.lower() in SUFFIXES:
-                images.append(path / entry.name)
+                    deep = [Path(folder) / name for name in names if not (hidden or is_litter(name))]
+                    others |= {file: kind(file, misplaced=True) for file in deep}
+            elif is_image(file):
+                images.append(file)
             else:
-                others[kind(entry.name)] += 1
+                others[file] = kind(file)
     return sorted(images), others
 
 
@@ -49,22 +53,30 @@ def is_litter(name: str) -> bool:
     return name.startswith(".") or name.lower() in LITTER
 
 
-def kind(file: str, *, misplaced: bool = False) -> str:
-    ending = Path(file).suffix.lower()[:20]
-    return f"{ending} {MISPLACED}" if misplaced and ending in SUFFIXES else ending or "without an ending"
+def kind(file: Path, *, misplaced: bool = False) -> str:
+    ending = file.suffix.lower()[:20] or "without an ending"
+    return f"{ending} {MISPLACED}" if misplaced and is_image(file) else ending
 
 
-def unread(place: str, others: Counter[str]) -> str:
-    """The sentence about files that are not read: left out they may be, but not silently."""
-    most = sorted(others.items(), key=lambda entry: (-entry[1], entry[0]))
+def tell_unread(findings: Findings, place: str, others: Unread) -> None:
+    """Left out files may be, but not silently."""
+    if others:
+        findings.extra(unread(place, others), [f"{file} ({what})" for file, what in sorted(others.items())])
+
+
+def unread(place: str, others: Unread) -> str:
+    """The sentence about files that are not read."""
+    counts = Counter(others.values())
+    most = sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))
     kinds = [f"{count:,} {kind}" for kind, count in most[:8]]
     if len(most) > 8:
         kinds.append(f"{sum(count for _, count in most[8:]):,} of other kinds")
-    wrong = any(kind.endswith(MISPLACED) for kind in others)
-    advice = "put images right into the folder of their class, as PNG" if wrong else "convert images among them to PNG"
-    total = others.total()
-    files = f"{total:,} files of '{place}' are" if total > 1 else f"1 file of '{place}' is"
-    return f"{files} not read: {', '.join(kinds)}; {advice}."
+    few = ", ".join(f"'{file.name}'" for file in sorted(others)[:NAMED])
+    more = ", and more that 'fedkeel data check' names" if len(others) > NAMED else ""
+    wrong = any(kind.endswith(MISPLACED) for kind in counts)
+    advice = "put images right into the folder of their class" if wrong else "convert images among them to PNG"
+    files = f"{len(others):,} files of '{place}' are" if len(others) > 1 else f"1 file of '{place}' is"
+    return f"{files} not read: {', '.join(kinds)} ({few}{more}); {advice}."
 
 
 def step_into(root: Path, *names: str) -> Path:
@@ -91,8 +103,7 @@ def class_images(
         if child.name not in (*classes, *ignored):
             findings.extra(f"The folder '{child}' is no class of {name} and is not used.")
     images, left = in_class_folders(folder, classes, below)
-    if left:
-        findings.extra(unread(str(folder), left))
+    tell_unread(findings, str(folder), left)
     for number in sorted(set(range(len(classes))) - set(images.labels.tolist())) if needed else ():
         findings.missing(
             f"The class '{classes[number]}' of {name} has no images in '{folder}': put them into a folder of that name."
@@ -100,16 +111,16 @@ def class_images(
     return images
 
 
-def in_class_folders(folder: Path, classes: Sequence[str], below: str = "") -> tuple[Images, Counter[str]]:
-    """The images of `folder/<class>/`, and how many files of each kind beside them are not read."""
+def in_class_folders(folder: Path, classes: Sequence[str], below: str = "") -> tuple[Images, Unread]:
+    """The images of `folder/<class>/`, and the files beside them that are not read."""
     known = {label: number for number, label in enumerate(classes)}
     files: list[Path] = []
     labels: list[int] = []
-    left: Counter[str] = Counter()
+    left: Unread = {}
     for child in visible_folders(folder):
         if child.name in known and (child / below).is_dir():
             found, others = sorted_out(child / below)
-            left += others
+            left |= others
             files += found
             labels += [known[child.name]] * len(found)
     return image_files(files, labels), left

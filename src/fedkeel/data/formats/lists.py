@@ -16,12 +16,13 @@ from fedkeel.errors import DataError
 
 
 def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
-    """The rows of a comma- or tab-separated file that has at least these columns."""
+    """The rows of a file that has at least these columns, separated by commas, tabs or semicolons."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
             first = stream.readline()
             stream.seek(0)
-            table = csv.DictReader(stream, delimiter="\t" if "\t" in first else ",")
+            delimiter = "\t" if "\t" in first else ";" if "," not in first else ","
+            table = csv.DictReader(stream, delimiter=delimiter)
             present = table.fieldnames or []
             for column in columns:
                 if column not in present:

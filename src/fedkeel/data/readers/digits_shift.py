@@ -18,7 +18,7 @@ import torch
 
 from fedkeel import seeds
 from fedkeel.data.dataset import Dataset, indices
-from fedkeel.data.formats.images import Bytes
+from fedkeel.data.formats.cache import Bytes
 from fedkeel.data.population import IntArray, Split
 from fedkeel.data.reader import DATASETS
 from fedkeel.errors import DataError

@@ -4,22 +4,35 @@ Where `root/splits/<domain>_train.txt` and `<domain>_test.txt` exist, they say w
 each class of each domain is split at random by `split_seed`.
 """
 
-from collections import Counter
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from fedkeel.data.dataset import Domain, Findings, Manifest
-from fedkeel.data.formats.folders import images_in, in_class_folders, kind, sorted_out, unread, visible_folders
+from fedkeel.data.formats.folders import (
+    Unread,
+    images_in,
+    in_class_folders,
+    kind,
+    sorted_out,
+    tell_unread,
+    unread,
+    visible_folders,
+)
 from fedkeel.data.formats.lists import read_lists
 from fedkeel.data.population import USES
 from fedkeel.data.reader import DATASETS, Fraction, Reader, find_root
+from fedkeel.data.splits import tell_shared_groups
 from fedkeel.errors import DataError, nearest
 from fedkeel.options import Count
 from fedkeel.spec import names
 
 PARTS = ("train", "training", "val", "valid", "validation", "test", "testing")
-LAYOUT = "root/<domain>/<class>/*.png (or jpg, jpeg, bmp, webp)"
+LAYOUT = "root/<domain>/<class>/*.png (or jpg, jpeg, bmp, webp, tif, gif, dcm)"
 
 
 @DATASETS.register("folder")
@@ -28,7 +41,8 @@ class Folder(Reader):
     """Your own images, in folders root/<domain>/<class>/, resized to size x size pixels.
 
     `classes` fixes the label order, for sites that do not have every class; by default it is every class folder of
-    any domain, sorted. `validation` and `test` are shares of each class of a domain.
+    any domain, sorted. `validation` and `test` are shares of each class of a domain. `group` is a regular expression
+    whose one pair of brackets has the patient in a file's name, `(patient\\d+)_`: no patient is in two of the splits.
     """
 
     name = "folder"
@@ -38,6 +52,10 @@ class Folder(Reader):
     validation: Fraction = 0.15
     test: Fraction = 0.25
     classes: str | Sequence[str] | None = None
+    group: str | None = None
+
+    def __post_init__(self) -> None:
+        group_pattern(self.group or "()")
 
     def folder(self) -> Path:
         if self.root is None:
@@ -57,9 +75,8 @@ class Folder(Reader):
             if label not in classes:
                 raise DataError(f"The class folder '{label}' of 'folder' is not in classes: {nearest(label, classes)}")
         warn_of_strange_lists(root, [domain.name for domain in domains], findings)
-        if others := loose(root):
-            findings.extra(unread(str(root), others))
-        listed = {domain.name: scan_domain(domain, classes, findings) for domain in domains}
+        tell_unread(findings, str(root), loose(root))
+        listed = {domain.name: scan_domain(domain, classes, findings, self.group) for domain in domains}
         if not listed:
             raise DataError(f"There are no images in '{root}': the layout must be {LAYOUT}.")
         without = [name for name, domain in listed.items() if domain.official is None]
@@ -68,6 +85,7 @@ class Folder(Reader):
                 f"Some domains of '{root}' have lists in splits/, but not {' and '.join(without)}: those are split at "
                 "random."
             )
+        tell_shared_groups(listed, findings)
         return Manifest(self.name, root, classes, listed)
 
 
@@ -103,21 +121,48 @@ def warn_of_strange_lists(root: Path, domains: Sequence[str], findings: Findings
             findings.extra(f"The list '{file}' is of no domain and is not used: {nearest(file.name, own)}")
 
 
-def loose(folder: Path) -> Counter[str]:
+def group_pattern(text: str) -> re.Pattern[str]:
+    try:
+        pattern = re.compile(text)
+    except re.error as error:
+        raise DataError(
+            f"The group '{text}' is no regular expression ({error}): give one like '(patient\\d+)_'."
+        ) from None
+    if pattern.groups != 1:
+        raise DataError(
+            f"The group '{text}' has {pattern.groups} pairs of brackets: put one around what names the patient, "
+            "like '(patient\\d+)_'."
+        )
+    return pattern
+
+
+def groups_of(files: Sequence[Path], pattern: str) -> npt.NDArray[np.str_]:
+    """What the brackets of the pattern hold in each file's name."""
+    matches = [group_pattern(pattern).search(file.name) for file in files]
+    found = [match[1] if match else None for match in matches]
+    without = [file for file, group in zip(files, found, strict=True) if not group]
+    if without:
+        raise DataError(
+            f"{len(without):,} of {len(files):,} files, '{without[0]}' among them, have no group by group='{pattern}': "
+            "the pattern must be found in the name of every file."
+        )
+    return np.array(found, np.str_)
+
+
+def loose(folder: Path) -> Unread:
     """What lies right in a folder whose images should be in folders of their own, images among it."""
     images, others = sorted_out(folder, below=False)
-    return others + Counter(kind(image.name, misplaced=True) for image in images)
+    return others | {image: kind(image, misplaced=True) for image in images}
 
 
-def scan_domain(domain: Path, classes: Sequence[str], findings: Findings) -> Domain:
+def scan_domain(domain: Path, classes: Sequence[str], findings: Findings, group: str | None = None) -> Domain:
     """The images of the class folders in `domain`, with the lists beside it where there are some."""
     images, left = in_class_folders(domain, classes)
-    left += loose(domain)
+    left |= loose(domain)
     if not images.files:
         why = f" ({unread(domain.name, left).rstrip('.')})" if left else ""
         raise DataError(f"The domain '{domain}' of 'folder' has no images{why}: the layout must be {LAYOUT}.")
-    if left:
-        findings.extra(unread(domain.name, left))
+    tell_unread(findings, domain.name, left)
     for folder in visible_folders(domain):
         if classes.index(folder.name) not in images.labels:
             findings.extra(f"The class folder '{folder}' has no images: '{domain.name}' has none of that class.")
@@ -126,4 +171,4 @@ def scan_domain(domain: Path, classes: Sequence[str], findings: Findings) -> Dom
     unlisted = len(images.files) - sum(map(len, lists)) if lists else 0
     if unlisted:
         findings.extra(f"{unlisted:,} images of '{domain.name}' are in none of its lists and are not used.")
-    return Domain([images], lists)
+    return Domain([images], lists, groups_of(images.files, group) if group else None)

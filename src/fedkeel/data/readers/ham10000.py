@@ -3,15 +3,17 @@
 The domains are the column `dataset` of the authors' table, which the copy on Kaggle leaves out.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from fedkeel.data.dataset import Domain, Findings, Manifest, image_files
+from fedkeel.data.dataset import Domain, Findings, Manifest, Parts, image_files
 from fedkeel.data.formats.folders import images_in, visible_folders
 from fedkeel.data.formats.lists import read_table
 from fedkeel.data.reader import Fraction, Reader, published
+from fedkeel.data.splits import check_shares, stratified_split
 from fedkeel.errors import DataError, nearest
 from fedkeel.options import Count
 
@@ -44,6 +46,19 @@ class HAM10000(Reader):
     validation: Fraction = 0.1
     test: Fraction = 0.2
     by_lesion: bool = True
+
+    def split(self, domains: Mapping[str, Domain]) -> dict[str, Parts]:
+        """Of each lesion, which has one diagnosis, all images or none."""
+        if not self.by_lesion:
+            return super().split(domains)
+        check_shares(self.validation, self.test)
+        cuts: dict[str, Parts] = {}
+        for name, domain in domains.items():
+            _, first, lesion = np.unique(np.asarray(domain.groups), return_index=True, return_inverse=True)
+            parts = stratified_split(domain.labels[first], self.validation, self.test, self.split_seed, name)
+            train, held, tested = (np.flatnonzero(np.isin(lesion, part)) for part in parts)
+            cuts[name] = (train, held, tested)
+        return cuts
 
     def scan(self, root: Path, findings: Findings) -> Manifest:
         domains: dict[str, Domain] = {}

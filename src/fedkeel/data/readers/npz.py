@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from fedkeel.data.dataset import Dataset, indices
-from fedkeel.data.formats.images import Bytes
+from fedkeel.data.formats.cache import Bytes
 from fedkeel.data.formats.npz import Arrays, read_arrays
 from fedkeel.data.population import IntArray, Split
 from fedkeel.data.reader import DATASETS, Fraction, Root, find_root

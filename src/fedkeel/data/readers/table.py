@@ -1,0 +1,156 @@
+"""A table of images: a row for each, with its path, its label and, where there are several, its site.
+
+A column `group` (the patient) keeps the images of a group in one split; a column `split` says what each image is for.
+Without it, each class of a site is split at random by `split_seed`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkeel.data.dataset import Domain, Findings, Manifest, Parts, image_files
+from fedkeel.data.formats.arrays import from_parquet
+from fedkeel.data.formats.lists import read_table
+from fedkeel.data.population import USES
+from fedkeel.data.reader import DATASETS, Fraction, Reader, Root
+from fedkeel.data.splits import tell_shared_groups
+from fedkeel.errors import DataError, nearest
+from fedkeel.options import Count, as_path
+from fedkeel.spec import names
+
+ALSO = {"training": "train", "val": "validation", "valid": "validation", "dev": "validation", "testing": "test"}
+NAMED = 3  # rows in a sentence
+
+
+@DATASETS.register("table")
+@dataclass(frozen=True)
+class Table(Reader):
+    """Your own images, listed in a CSV or parquet file with the columns path, label, site, group and split.
+
+    `path`, `label`, `site`, `group` and `part` are the names of these columns, if they have others; the last three may
+    be missing. Paths are below `root`, by default the table's folder. `classes` fixes the label order.
+    """
+
+    name = "table"
+    transforms = ("flip+normalise", "normalise")
+
+    file: Root = None
+    size: Count = 32
+    validation: Fraction = 0.15
+    test: Fraction = 0.25
+    classes: str | Sequence[str] | None = None
+    path: str = "path"
+    label: str = "label"
+    site: str | None = None
+    group: str | None = None
+    part: str | None = None
+
+    def folder(self) -> Path:
+        if self.file is None:
+            raise DataError("table needs the file that lists your images: give file=images.csv, or .parquet.")
+        file = as_path(self.file, "file").expanduser()
+        if not file.is_file():
+            raise DataError(f"The table '{file}' is not there: give file=PATH, a CSV or parquet file.")
+        root = file.parent if self.root is None else Path(self.root).expanduser()
+        if not root.is_dir():
+            raise DataError(f"The root '{root}' of the table is not a folder: give the one that its paths begin in.")
+        return root
+
+    def scan(self, root: Path, findings: Findings) -> Manifest:
+        given = {"path": self.path, "label": self.label, "site": self.site, "group": self.group, "split": self.part}
+        rows = Rows(Path(self.file or "").expanduser(), given)
+        labels = rows.cells["label"]
+        classes = tuple(in_order(labels) if self.classes is None else names(self.classes))
+        known = {label: number for number, label in enumerate(classes)}
+        for row, label in enumerate(labels):
+            if label not in known:
+                raise DataError(
+                    f"{rows.place(row)} has the label '{label}', which no class has: {nearest(label, classes)}"
+                )
+        files = rows.files(root)
+        domains: dict[str, Domain] = {}
+        for site, own in rows.by_site().items():
+            images = image_files([files[row] for row in own], [known[labels[row]] for row in own])
+            groups = np.array([rows.cells["group"][row] for row in own], np.str_) if "group" in rows.cells else None
+            domains[site] = Domain([images], rows.parts(own), groups)
+        tell_shared_groups(domains, findings)
+        return Manifest(self.name, root, classes, domains)
+
+
+class Rows:
+    """The cells of a table, by what they say; all of them have something in them."""
+
+    def __init__(self, file: Path, given: Mapping[str, str | None]) -> None:
+        """`given` are the columns' names; one without a name may be missing."""
+        self.file = file
+        rows = read_table(file, ()) if file.suffix != ".parquet" else from_parquet(file, "read_table").to_pylist()
+        if not rows:
+            raise DataError(f"'{file}' has no rows: list an image in each.")
+        present = [str(column) for column in rows[0] if column]
+        self.cells: dict[str, list[str]] = {}
+        for what, name in given.items():
+            column = name or what
+            if name and column not in present:
+                raise DataError(
+                    f"'{file}' has the columns {', '.join(present)}, and lacks '{column}': give "
+                    f"{'part' if what == 'split' else what}=NAME, the column with the {what} of each image."
+                )
+            if column in present:
+                self.cells[what] = [text(row[column]) for row in rows]
+                empty = [row for row, cell in enumerate(self.cells[what]) if not cell]
+                if empty:
+                    raise DataError(f"{self.place(*empty)} has nothing in the column '{column}': fill it in.")
+
+    def place(self, *rows: int) -> str:
+        """How an error names rows, the heading not counted."""
+        more = f" (and {len(rows) - 1:,} more)" if len(rows) > 1 else ""
+        return f"Row {rows[0] + 1} of '{self.file}'{more}"
+
+    def files(self, root: Path) -> list[Path]:
+        found = [root / path for path in self.cells["path"]]
+        seen: dict[Path, int] = {}
+        for number, file in enumerate(found):
+            first = seen.setdefault(file, number)
+            if first != number:
+                raise DataError(f"{self.place(number)} lists '{file}' again, after row {first + 1}: keep one.")
+        lost = [number for number, file in enumerate(found) if not file.is_file()]
+        if lost:
+            few = ", ".join(f"'{found[number]}'" for number in lost[:NAMED])
+            raise DataError(
+                f"{len(lost):,} of the {len(found):,} images in '{self.file}' are not there, {few} among them: give "
+                "root=DIR, the folder that the paths begin in, or remove their rows."
+            )
+        return found
+
+    def by_site(self) -> dict[str, list[int]]:
+        """The rows of each site, the sites sorted; without a column, all are of one that is called as the file."""
+        sites: dict[str, list[int]] = {}
+        for row in range(len(self.cells["path"])):
+            sites.setdefault(self.cells["site"][row] if "site" in self.cells else self.file.stem, []).append(row)
+        return dict(sorted(sites.items()))
+
+    def parts(self, own: Sequence[int]) -> Parts | None:
+        if "split" not in self.cells:
+            return None
+        uses = []
+        for row in own:
+            given = self.cells["split"][row]
+            use = ALSO.get(given.lower(), given.lower())
+            if use not in USES:
+                raise DataError(f"{self.place(row)} has the split '{given}': {nearest(given, USES)}")
+            uses.append(use)
+        train, held, tested = (np.flatnonzero(np.array(uses) == use) for use in USES)
+        return train, held, tested
+
+
+def text(cell: Any) -> str:
+    return "" if cell is None or cell != cell else str(cell).strip()  # parquet has numbers, and some that are none
+
+
+def in_order(labels: Sequence[str]) -> list[str]:
+    """Each once; numbers by their size."""
+    each = set(labels)
+    return sorted(each, key=int) if all(label.isdecimal() for label in each) else sorted(each)

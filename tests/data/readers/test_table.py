@@ -1,0 +1,153 @@
+"""Tables of images, CSV and parquet, and what is wrong with those that people have."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedkeel.data import load, load_spec
+from fedkeel.data.check import check
+from fedkeel.data.outline import Outline, changed
+from fedkeel.errors import DataError, FedkeelError
+from tests.data.made_up import image
+
+Row = dict[str, Any]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> list[Row]:
+    """Two sites with 12 patients of three images each, healthy or ill."""
+    made = []
+    for s, site in enumerate(("north", "south")):
+        for patient in range(12):
+            for number in range(3):
+                path = f"scans/{site}-{patient:02d}-{number}.png"
+                image(tmp_path / path, (100 * s, patient, number))
+                made.append(
+                    {"path": path, "label": ("ill", "healthy")[patient % 2], "site": site, "group": f"p{patient}{site}"}
+                )
+    return made
+
+
+def write(file: Path, rows: list[Row], delimiter: str = ",") -> Path:
+    with file.open("w", newline="") as stream:
+        writer = csv.DictWriter(stream, list(rows[0]), delimiter=delimiter)
+        writer.writeheader()
+        writer.writerows(rows)
+    return file
+
+
+def test_a_table_gives_sites_labels_and_groups(tmp_path: Path, rows: list[Row]) -> None:
+    federation = load("table", file=write(tmp_path / "t.csv", rows), size=4)
+    assert federation.classes == ("healthy", "ill")
+    assert [client.name for client in federation.clients] == ["north", "south"]
+    for site, client in enumerate(federation.clients):
+        patients = [set(federation.images[part, 1, 0, 0].tolist()) for part in client.splits]
+        assert sum(map(len, patients)) == len(set.union(*patients)) == 12
+        assert set(federation.images[client.train, 0, 0, 0].tolist()) == {100 * site}
+        for part in client.splits:
+            odd = federation.images[part, 1, 0, 0] % 2
+            assert federation.labels[part].tolist() == (1 - odd.int()).tolist()  # odd patients are healthy
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t"])
+def test_other_separators_and_names_of_columns(tmp_path: Path, rows: list[Row], delimiter: str) -> None:
+    names = {"path": "file", "label": "diagnosis", "site": "hospital", "group": "patient"}
+    renamed = [{names[column]: cell for column, cell in row.items()} for row in rows]
+    one = load("table", file=write(tmp_path / "a.csv", rows), size=4)
+    file = write(tmp_path / "b.csv", renamed, delimiter)
+    text = f"table(file={file}, size=4, path=file, label=diagnosis, site=hospital, group=patient)"
+    other = load_spec(text)
+    assert changed(Outline.of(one), Outline.of(other)) == ""
+
+
+def test_parquet_is_the_same_table(tmp_path: Path, rows: list[Row]) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    numbered = [{**row, "label": patient // 3 % 12} for patient, row in enumerate(rows)]
+    parquet.write_table(pyarrow.Table.from_pylist(numbered), tmp_path / "t.parquet")
+    federation = load("table", file=tmp_path / "t.parquet", size=4)
+    assert federation.classes == tuple(map(str, range(12)))  # numbers by their size, not as text
+    same = load("table", file=write(tmp_path / "t.csv", numbered), size=4)
+    assert changed(Outline.of(same), Outline.of(federation)) == ""
+
+
+def test_the_root_is_where_paths_begin_and_one_site_needs_no_column(tmp_path: Path, rows: list[Row]) -> None:
+    own = [{"path": Path(row["path"]).name, "label": row["label"]} for row in rows]
+    (tmp_path / "lists").mkdir()
+    file = write(tmp_path / "lists" / "clinic.csv", own)
+    with pytest.raises(DataError, match=r"72 of the 72 images in .* are not there, .* give root=DIR"):
+        load("table", file=file)
+    federation = load("table", file=file, root=tmp_path / "scans", size=4)
+    assert [client.name for client in federation.clients] == ["clinic"]
+    absolute = [{**row, "path": tmp_path / row["path"]} for row in rows]
+    assert len(load("table", file=write(tmp_path / "lists" / "a.csv", absolute), size=4).images) == 72
+
+
+def test_a_column_says_what_each_image_is_for(tmp_path: Path, rows: list[Row]) -> None:
+    uses = ["Train", "training", "val", "valid", "test", "testing"]
+    listed = [{**row, "split": uses[number // 3 % 6]} for number, row in enumerate(rows)]
+    file = write(tmp_path / "t.csv", listed)
+    federation = load("table", file=file, size=4)
+    assert [len(part) for part in federation["north"].splits] == [12, 12, 12]
+    counts = check(f"table(file={file})").counts
+    assert [(count.use, count.found) for count in counts[:3]] == [("train", 12), ("validation", 12), ("test", 12)]
+    other = [{("use" if column == "split" else column): cell for column, cell in row.items()} for row in listed]
+    same = load("table", file=write(tmp_path / "u.csv", other), part="use", size=4)
+    assert changed(Outline.of(federation), Outline.of(same)) == ""
+
+
+def test_another_group_or_label_is_another_data_set(tmp_path: Path, rows: list[Row]) -> None:
+    first = Outline.of(load("table", file=write(tmp_path / "t.csv", rows), size=4))
+    regrouped = [{**row, "group": f"g{number % 20}"} for number, row in enumerate(rows)]
+    assert "images" in changed(first, Outline.of(load("table", file=write(tmp_path / "t.csv", regrouped), size=4)))
+    relabelled = [{**row, "label": ("ill", "healthy")[number % 2]} for number, row in enumerate(rows)]
+    assert changed(first, Outline.of(load("table", file=write(tmp_path / "t.csv", relabelled), size=4)))
+
+
+def test_a_group_in_two_splits_is_refused(tmp_path: Path, rows: list[Row]) -> None:
+    divided = [{**row, "split": ("train", "test")[number % 2]} for number, row in enumerate(rows)]
+    with pytest.raises(DataError, match="The group 'p0north' of 'north' is for train and for test"):
+        load("table", file=write(tmp_path / "t.csv", divided))
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({"path": "scans/none.png"}, {}, r"1 of the 72 images in '.*' are not there, '.*none.png' among them"),
+        ({"path": "scans/north-00-1.png"}, {}, r"Row 2 of '.*' lists '.*north-00-1.png' again, after row 1: keep one"),
+        ({"label": " "}, {}, r"Row 1 of '.*' has nothing in the column 'label': fill it in"),
+        ({"site": ""}, {}, r"Row 1 of '.*' has nothing in the column 'site'"),
+        ({"split": "trian"}, {}, r"Row 1 of '.*' has the split 'trian': did you mean 'train'"),
+        ({}, {"classes": ["healthy", "well"]}, r"Row 1 of '.*' has the label 'ill', which no class has"),
+        ({}, {"group": "patient"}, r"has the columns path, label, site, group, .*and lacks 'patient': give group=NAME"),
+        ({}, {"part": "use"}, r"lacks 'use': give part=NAME, the column with the split of each image"),
+        ({}, {"file": None}, "give file=images.csv"),
+        ({}, {"file": "nowhere.csv"}, "The table 'nowhere.csv' is not there"),
+        ({}, {"root": "nowhere"}, "The root 'nowhere' of the table is not a folder"),
+        ({}, {"file": 3}, "'file' is 3|The 'file' of table is 3"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_one_sentence(
+    tmp_path: Path, rows: list[Row], change: Row, options: dict[str, Any], message: str
+) -> None:
+    every = [{**row, "split": ("train", "test")[number // 3 % 2]} for number, row in enumerate(rows)]
+    file = write(tmp_path / "t.csv", [{**every[0], **change}, *every[1:]])
+    with pytest.raises(FedkeelError, match=message):
+        load("table", **{"file": file, **options})
+
+
+def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text("path,label\n")
+    (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00path")
+    (tmp_path / "t.parquet").write_text("no parquet")
+    for name, message in (("empty.csv", "has no rows"), ("bytes.csv", "cannot be read as a table")):
+        with pytest.raises(DataError, match=message):
+            load("table", file=tmp_path / name)
+    pytest.importorskip("pyarrow")
+    with pytest.raises(DataError, match="cannot be read as parquet"):
+        load("table", file=tmp_path / "t.parquet")
