@@ -93,10 +93,13 @@ def mine(factor: float) -> type[Method]:
     return found
 
 
-def test_other_code_of_the_method_is_told_when_a_run_goes_on(tmp_path: Path) -> None:
+def test_a_run_does_not_go_on_with_other_code_unless_told_to(tmp_path: Path) -> None:
     run = interrupted(tmp_path / "r", mine(1.0)())
     notes = tiny.Notes()
-    tiny.resume(run.directory, method=mine(0.0)(), observer=notes)
+    with pytest.raises(FedkeelError, match=r"The code of the method 'mine' is not what .* give --changed-code"):
+        tiny.resume(run.directory, method=mine(0.0)(), observer=notes)
+    assert not Run(run.directory).finished
+    assert tiny.resume(run.directory, method=mine(0.0)(), observer=notes, changed_code=True).finished
     assert [note for note in notes.notes if "The code of the method 'mine' is not what" in note]
     run = interrupted(tmp_path / "same", mine(1.0)())
     notes = tiny.Notes()
@@ -111,7 +114,8 @@ def test_quiet_hides_no_such_note(tmp_path: Path, capsys: pytest.CaptureFixture[
         (tmp_path / "r" / "summary.json").unlink()
         register("mine")(mine(0.0))
         capsys.readouterr()
-        assert main(["resume", str(tmp_path / "r"), "--quiet"]) == 0
+        assert main(["resume", str(tmp_path / "r"), "--quiet"]) == 2
+        assert main(["resume", str(tmp_path / "r"), "--quiet", "--changed-code"]) == 0
         assert "fedkeel: The code of the method 'mine' is not what" in capsys.readouterr().err
     finally:
         METHODS._entries.pop("mine")

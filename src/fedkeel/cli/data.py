@@ -41,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
     for federated in (show, describe):
         text = "data set, with options: 'folder(root=./images, size=64)'"
         federated.add_argument("data", metavar="NAME", help=text)
-        federated.add_shared("--root")
+        federated.add_shared("--root", "--import")
         federated.add_options(("partition", "unseen", "subsample", "seed"))
 
     summary = "the published data sets: where to get them, how they must look, what is here"
@@ -57,6 +57,7 @@ def add_arguments(parser: Parser) -> None:
     packing = add("pack", pack_data, summary, usage="NAME --out FILE.npz|DIR [options]")
     packing.add_argument("data", metavar="NAME", help="data set, with options: 'pacs(subset=greg)'")
     packing.add_argument("--root", metavar="DIR", help="where it lies (default: in FEDKEEL_DATA)")
+    packing.add_shared("--import")
     packing.add_argument("--out", required=True, metavar="FILE.npz|DIR", help="what to write")
     packing.add_argument("--size", type=int, metavar="N", help="pixels of a side (default: the data set's)")
     encoded = "as it lies on disk, images encoded as they are: small, to take along to another machine"

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from fedkeel.cli.terminal.progress import ComparisonProgress, Display, RunProgress
 from fedkeel.config import Config
 from fedkeel.core.evaluation import Scores
 from fedkeel.experiments.jobs import Job
+from fedkeel.experiments.progress import ComparisonProgress
+from fedkeel.runs.progress import Display, RunProgress
 from tests.experiments.test_comparison import finish as finish_run
 
 
