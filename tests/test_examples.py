@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+FOLDER = Path(__file__).parent.parent / "examples"
+EXAMPLES, NOTEBOOKS = sorted(FOLDER.glob("*.py")), sorted(FOLDER.glob("*.ipynb"))
 
 
 @pytest.mark.slow
@@ -17,3 +19,24 @@ def test_the_example_runs_and_prints_its_run(example: Path, tmp_path: Path) -> N
     done = subprocess.run([sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Run('runs/" in done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_the_notebook_runs_from_top_to_bottom(path: Path, tmp_path: Path) -> None:
+    nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
+    pytest.importorskip("ipykernel")
+    notebook = nbformat.read(path, 4)
+    nbclient.NotebookClient(notebook, timeout=300, resources={"metadata": {"path": str(tmp_path)}}).execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    assert not [output for output in outputs if output.get("name") == "stderr"]
+    pages = [output.data["text/html"] for output in outputs if "text/html" in output.get("data", {})]
+    assert len(pages) == 3  # the federation, the comparison and its frame
+    places = [output.data["text/plain"] for output in outputs if output.output_type == "display_data"]
+    assert ["runs 3/3" in places[0], "round 12/12" in places[1], len(places)] == [True, True, 2]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_is_kept_without_its_outputs(path: Path) -> None:
+    cells = json.loads(path.read_text())["cells"]
+    assert [cell for cell in cells if cell.get("outputs") or cell.get("execution_count")] == []

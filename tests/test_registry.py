@@ -140,7 +140,7 @@ def thing(share: Share = 0.5, other: OnlyForTypeCheckers = None) -> object:
 def installed(root: Path, name: str, module: str, text: str) -> None:
     """A distribution as an installer leaves it: its files, and what it says of itself."""
     (root / f"{module}.py").write_text(text)
-    about = root / f"{name}-1.0.dist-info"
+    about = root / f"{module}-1.0.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(f"[fedkeel.boxes]\nany = {module}\n")

@@ -67,6 +67,8 @@ class ComparisonProgress(Display, JobsObserver):
             self._results[job] = result
         if self._is_over(job.label) and (mean := self._mean(job.label)) is not None:
             self.say(f"{job.label:<12} {percent(mean)} %")
+        if self._notebook is not None:
+            self.tick()  # what is shown stays there
 
     def tick(self) -> None:
         share, text = self._share(), self._standing()

@@ -37,8 +37,10 @@ class PlainConsole(Console):
 
 def console(stream: IO[str]) -> Console:
     """A console that keeps tables whole when nobody's terminal limits them."""
-    width = None if stream.isatty() else WIDE
-    return PlainConsole(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    # A notebook claims to be a terminal, and rich would answer every line there with one of HTML.
+    claims: dict[str, Any] = {"force_jupyter": False, "force_terminal": False} if notebook() else {}
+    width = None if stream.isatty() and not claims else WIDE
+    return PlainConsole(file=stream, width=width, highlight=False, markup=False, emoji=False, **claims)
 
 
 def notebook() -> Any:
@@ -69,7 +71,8 @@ class Display(AbstractContextManager[Any]):
     """Bars on a terminal, lines elsewhere; when quiet, notes alone. How far the work is, is a share of it."""
 
     def __init__(self, stream: IO[str] | None = None, *, quiet: bool = False) -> None:
-        self._console, self._quiet = console(stream or sys.stderr), quiet
+        self._notebook = notebook() if stream is None and not quiet else None
+        self._console, self._quiet = console(stream or (sys.stdout if self._notebook else sys.stderr)), quiet
         self._live = self._console.is_terminal and not quiet
         label, text = (TextColumn(f"{{task.{name}}}", markup=False) for name in ("description", "fields[text]"))
         # Drawn when something happens, not by a thread: processes are forked meanwhile, and a lock that the thread
@@ -77,7 +80,6 @@ class Display(AbstractContextManager[Any]):
         options: dict[str, Any] = {"auto_refresh": False, "transient": True, "disable": not self._live}
         self._bars = Progress(label, BarColumn(bar_width=24), text, console=self._console, **options)
         self._tenths = 0
-        self._notebook = None if quiet or self._live or stream is not None else notebook()
         self._place: Any = None  # in the notebook
         self._drawn = -math.inf
         self._live = self._live or self._notebook is not None
@@ -93,10 +95,9 @@ class Display(AbstractContextManager[Any]):
         self._bars.refresh()
         if self._notebook is None or time.monotonic() < self._drawn + PAUSE:
             return
-        page = PlainConsole(file=StringIO(), width=110, highlight=False, markup=False, emoji=False)
-        with page.capture() as captured:
-            page.print(self._bars.get_renderable())
-        content = {"text/plain": captured.get().rstrip()}
+        page = StringIO()
+        console(page).print(self._bars.get_renderable())
+        content = {"text/plain": page.getvalue().rstrip()}
         if self._place is None:
             self._place = self._notebook.display.display(content, raw=True, display_id=True)
         else:
