@@ -200,6 +200,8 @@ def test_showing_a_run_needs_none_of_its_code(code: Path) -> None:
     forget()
     code.unlink()
     assert main(["show", str(directory)]) == 0
+    assert main(["report", str(directory), "-o", "page.html"]) == 0
+    assert f"--import {code}" in Path("page.html").read_text()  # what would repeat it
     assert "own-method" not in REGISTRIES["methods"]
 
 
@@ -336,3 +338,41 @@ def test_what_no_process_can_import_is_refused_before_anything_trains(
     finally:
         forget()
     assert not list(tmp_path.rglob("config.toml"))
+
+
+def test_a_package_is_remembered_as_one(code: Path) -> None:
+    package = code.parent / "own_package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "factors.py").write_text("def factor():\n    return 1.0\n")
+    (package / "methods.py").write_text(code.read_text().replace("from own_helper", "from .factors"))
+    sys.path.insert(0, str(code.parent))
+    assert main(["run", "--import", "own_package.methods", *OWN, *SHORT, "--out", "r"]) == 0
+    stop(Path("r"))
+    forget()
+    sys.path.remove(str(code.parent))
+    assert main(["resume", "r", "--quiet"]) == 0
+    assert sys.modules["own_package.methods"].__file__ == str(package / "methods.py")
+
+
+def test_a_trusted_file_does_not_vouch_for_another_module(code: Path) -> None:
+    """A stranger's directory names a file that this user trusts, and beside it a module of the stranger's own."""
+    directory, mark = run(code), Path("mark").absolute()
+    forget()
+    Path("own_evil").mkdir()
+    marked(Path("own_evil/__init__.py"), mark)
+    stored = unseal((directory / imports.FILE).read_bytes())
+    stored["modules"][0] |= {"name": "own_evil"}
+    (directory / imports.FILE).write_bytes(seal(stored))
+    stop(directory)
+    assert main(["resume", str(directory), "--quiet"]) == 0
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("registers", [[1], [["methods", "method", ["x"]]], 3, [[["a"], "b", "c"]]])
+def test_nonsense_in_what_is_remembered_is_told(code: Path, capsys: pytest.CaptureFixture[str], registers: Any) -> None:
+    directory = run(code)
+    stored = unseal((directory / imports.FILE).read_bytes())
+    stored["modules"][0] |= {"registers": registers}
+    (directory / imports.FILE).write_bytes(seal(stored))
+    assert "of another version of Fedkeel" in said(capsys, "export", str(directory), "--out", "m.pt2")

@@ -180,12 +180,13 @@ def _text(path: str) -> bytes:
 
 def bring(module: OwnModule) -> None:
     """Import it from where it was."""
-    path = Path(module.file)
-    if "." not in module.name and path.name != "__init__.py":
-        load_file(path)
+    path, package = Path(module.file), Path(module.file).name == "__init__.py"
+    parts = (path.parent if package else path.with_suffix("")).parts
+    inner = module.name.split(".")
+    if parts[-len(inner) :] != tuple(inner) or (len(inner) == 1 and not package):
+        load_file(path)  # also where the name is not that of the file
         return
-    inner = module.name.count(".") + (path.name == "__init__.py")
-    sys.path.insert(0, str(path.parents[inner]))
+    sys.path.insert(0, str(Path(*parts[: -len(inner)])))
     load_module(module.name)
 
 
@@ -202,24 +203,34 @@ def records(config: Config) -> dict[str, bytes]:
     return files
 
 
-def recall(directory: Path) -> None:
-    """Import what the names of a run come from, where they are not known here and the user has named it before."""
+def remembered(directory: Path) -> list[tuple[OwnModule, str]]:
+    """The modules that the names of a run come from, and what of them is not known here."""
     stored: Mapping[str, Any] = read_sealed(directory / FILE) or {"modules": []}
     try:
         modules = [OwnModule(**table) for table in stored["modules"]]
-    except (KeyError, TypeError) as error:
+        return [(module, module.missing()) for module in modules]
+    except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"'{directory / FILE}' is of another version of Fedkeel: read it with that one.") from error
-    for module in modules:
-        if what := module.missing():
-            reason = _unusable(module)
-            if reason:
-                where = f" of '{module.file}', which {reason}" if module.file else ", which was typed into a notebook"
-                copy = directory / COPIES / f"{module.name}.py"
-                read = f"; '{copy}' is what it was" if copy.is_file() else ""
-                raise StoreError(
-                    f"'{directory}' uses {what}{where}: name the file with --import, or import it in Python{read}."
-                )
-            bring(module)
+
+
+def files(directory: Path) -> list[str]:
+    """What `--import` would be given to make the run once more."""
+    return [module.file for module, _ in remembered(directory) if module.file]
+
+
+def recall(directory: Path) -> None:
+    """Import what the names of a run come from, where they are not known here and the user has named it before."""
+    for module, what in remembered(directory):
+        if not what:
+            continue
+        if reason := _unusable(module):
+            where = f" of '{module.file}', which {reason}" if module.file else ", which was typed into a notebook"
+            copy = directory / COPIES / f"{module.name}.py"
+            read = f"; '{copy}' is what it was" if copy.is_file() else ""
+            raise StoreError(
+                f"'{directory}' uses {what}{where}: name the file with --import, or import it in Python{read}."
+            )
+        bring(module)
 
 
 def _unusable(module: OwnModule) -> str:
