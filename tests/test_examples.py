@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,17 @@ def test_the_example_runs_and_prints_its_run(example: Path, tmp_path: Path) -> N
     done = subprocess.run([sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     assert "Run('runs/" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_observer_of_the_page_is_told(tmp_path: Path, monkeypatch: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = (FOLDER.parent / "docs" / "python.md").read_text()
+    (block,) = (text for text in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "Stopwatch" in text)
+    exec(block, {"__name__": "page"})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "fedavg, from round 0 to 3"
+    assert [line[0] for line in lines[1:] if line[0].isdigit()] == ["0", "1", "2"]
 
 
 @pytest.mark.slow

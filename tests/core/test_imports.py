@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import fedkeel
 from fedkeel.cli import main
@@ -165,6 +166,11 @@ def test_a_module_is_imported_by_its_name_and_a_name_that_is_taken_harms_nobody(
     assert sys.modules["json"] is json
 
 
+def test_a_file_is_compiled_as_python_would(code: Path) -> None:
+    imports.load(str(code))
+    assert REGISTRIES["models"].entry("own-model").build.__annotations__ == {"num_classes": int, "in_channels": int}
+
+
 def test_an_edit_of_the_same_size_and_time_is_seen(code: Path) -> None:
     imports.load(str(code))
     before, text = code.stat(), code.read_text()
@@ -308,6 +314,13 @@ def test_processes_find_what_was_imported(code: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(jobs, "uses_gpu", lambda _: spawned)
     command = ["compare", "fedavg", "own-method", "--import", str(code), "--model=own-model", "--seeds=1", "--jobs=2"]
     assert main([*command, *SHORT]) == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_runs_that_share_a_gpu_find_it(code: Path) -> None:
+    command = ["compare", "fedavg", "own-method", "--import", str(code), "--model=own-model", "--seeds=1", "--jobs=2"]
+    assert main([*command, "--rounds=2", "--subsample=10", "--device=cuda", "--quiet"]) == 0
 
 
 @pytest.mark.slow

@@ -83,7 +83,7 @@ def load_file(path: Path) -> ModuleType | None:
     try:
         with _explained(path.name):
             # Not by way of __pycache__, which an edit of the same size in the same second would not reach.
-            exec(compile(text, str(path), "exec"), vars(module))
+            exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
     except BaseException:
         if before is None:
             del sys.modules[name]
@@ -125,15 +125,13 @@ def _explained(what: str) -> Iterator[None]:
     except FedkeelError as error:
         raise FedkeelError(f"'{what}' cannot be imported: {str(error).rstrip('.')}.") from error
     except (Exception, SystemExit) as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith("<frozen")]
-        inside = [f for f in frames if f.filename != __file__]
-        place = f"{Path(inside[-1].filename).name}, line {inside[-1].lineno}" if inside else ""
+        frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)]
+        places = [place for place in frames if not place[0].startswith(("<frozen", __file__))]
         if isinstance(error, SyntaxError):
-            place = f"{Path(error.filename or what).name}, line {error.lineno}"
-        problem = f"{type(error).__name__}: {error.msg if isinstance(error, SyntaxError) else first_line(error)}"
-        raise FedkeelError(
-            f"'{what}' cannot be imported, {place}{': ' if place else ''}{problem.rstrip('.')}."
-        ) from error
+            places = [(error.filename or what, error.lineno)]
+        where = [f"{Path(file).name}, line {line}: " for file, line in places[-1:]]
+        said = error.msg if isinstance(error, SyntaxError) else first_line(error).rstrip(".")
+        raise FedkeelError(f"'{what}' cannot be imported, {''.join(where)}{type(error).__name__}: {said}.") from error
     finally:
         _under_way.pop()
 
