@@ -7,6 +7,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from fedkeel.errors import FedkeelError, first_line, nearest, unknown
@@ -25,11 +26,7 @@ class Entry(Generic[T]):
     build: Callable[..., T]
     summary: str
     paper: str
-
-    @property
-    def module(self) -> str:
-        """Where it was written."""
-        return str(getattr(self.build, "__module__", None) or "")
+    module: str = "fedkeel"  # that registered it
 
     @property
     def is_own(self) -> bool:
@@ -81,6 +78,17 @@ def discover(package: str) -> None:
         importlib.import_module(f"{package}.{module.name}")
 
 
+def _registrant(frame: FrameType | None) -> str:
+    """The module that registers something, by way of whichever of Fedkeel's functions: what it registers may be
+    torch's."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] != "fedkeel" or frame.f_code.co_name == "<module>":
+            return name
+        frame = frame.f_back
+    return ""
+
+
 class Registry(Generic[T]):
     """A table of named builders. `kind` is the word used in messages, e.g. "method".
 
@@ -99,11 +107,12 @@ class Registry(Generic[T]):
         """Decorator: make `build` known under `name`. The summary defaults to the docstring's first sentence."""
 
         def remember(build: F) -> F:
-            entry = Entry(name, build, "", "")
+            cited = paper or getattr(build, "paper", "")
+            text = summary or first_sentence(inspect.getdoc(build) or "")
+            entry = Entry(name, build, text, cited, _registrant(sys._getframe(1)))
             if entry.is_own and name in self._entries and not self._entries[name].is_own:
                 raise FedkeelError(f"There is a {self.kind} '{name}' of Fedkeel's own: give yours another name.")
-            cited = paper or getattr(build, "paper", "")
-            self._entries[name] = Entry(name, build, summary or first_sentence(inspect.getdoc(build) or ""), cited)
+            self._entries[name] = entry
             return build
 
         return remember
