@@ -274,6 +274,19 @@ def test_a_metric_s_code_counts_too(code: Path, capsys: pytest.CaptureFixture[st
     assert "The code of the metric 'own-metric' is not what" in text
 
 
+@pytest.mark.usefixtures("code")
+def test_what_was_typed_into_a_notebook_is_asked_for_as_a_file(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", "", raising=False)
+    exec(CODE.format(scale=1.0).replace("from own_helper import factor", "factor = float"), {"__name__": "__main__"})
+    fedkeel.simulate(method="own-method", model="own-model", rounds=1, subsample=10, device="cpu", directory="r")
+    assert not Path("r/code").exists()
+    forget()
+    text = said(capsys, "export", "r", "--out", "m.pt2")
+    assert "was typed into a notebook: put it into a file, and name the file with --import" in text
+
+
 def test_damage_to_what_is_remembered_is_told(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = run(code)
     forget()

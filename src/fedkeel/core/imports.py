@@ -222,11 +222,12 @@ def recall(directory: Path) -> None:
         if not what:
             continue
         if reason := _unusable(module):
-            where = f" of '{module.file}', which {reason}" if module.file else ", which was typed into a notebook"
+            typed = ", which was typed into a notebook: put it into a file, and"
+            where = f" of '{module.file}', which {reason}:" if module.file else typed
             copy = directory / COPIES / f"{module.name}.py"
             read = f"; '{copy}' is what it was" if copy.is_file() else ""
             raise StoreError(
-                f"'{directory}' uses {what}{where}: name the file with --import, or import it in Python{read}."
+                f"'{directory}' uses {what}{where} name the file with --import, or import it in Python{read}."
             )
         bring(module)
 
