@@ -83,10 +83,11 @@ class Comparison:
     def frame(self) -> pandas.DataFrame:
         """A pandas table with a row for each finished run: `method`, `seed`, `data`, `model`, `accuracy`,
         `domains.NAME` and, of the same round, the mean over clients of the `metrics` that were asked for."""
-        runs = [run for _, run in self._finished()]
-        named = ({name: table[name] for name in ("data", "model")} for table in options_of(runs))
-        first = ({"method": trial.label, "seed": trial.seed} for trial, _ in self._finished())
-        return as_frame([{**a, **b, **result_row(run)} for a, b, run in zip(first, named, runs, strict=True)])
+        rows = []
+        for (trial, run), given in zip(self._finished(), options_of(self.runs), strict=True):
+            known = {"method": trial.label, "seed": trial.seed, "data": given["data"], "model": given["model"]}
+            rows.append(known | result_row(run))
+        return as_frame(rows)
 
     def __repr__(self) -> str:
         return f"Comparison('{self.directory}')\n{self.table()}{self._unfinished()}"
@@ -154,10 +155,6 @@ def compare(
     configs, given = read_objects(methods, {**options})
     numbers = read_seeds(seeds)
     require(track)
-    if observer is not None and not isinstance(observer, JobsObserver):
-        raise FedkeelError(
-            f"'observer' is {described(observer)}: give an object of a fedkeel.experiments.jobs.JobsObserver."
-        )
     with watched(observer, verbose) as observer:
         processes = choose_jobs(jobs, configs.values())
         return _compare(configs, given, numbers, directory, processes, observer, track)

@@ -11,6 +11,7 @@ from fedkeel.core.naming import visible
 from fedkeel.core.readable import percent
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.jobs import Job, JobsObserver, JobsObservers
+from fedkeel.options import described
 from fedkeel.runs.progress import Display, is_shown, of_rounds
 from fedkeel.runs.run import Run
 
@@ -18,6 +19,10 @@ from fedkeel.runs.run import Run
 @contextmanager
 def watched(observer: JobsObserver | None, verbose: bool | None) -> Iterator[JobsObserver]:
     """The observer, and beside it the progress where it is to be shown."""
+    if observer is not None and not isinstance(observer, JobsObserver):
+        raise FedkeelError(
+            f"'observer' is {described(observer)}: give an object of a fedkeel.experiments.jobs.JobsObserver."
+        )
     if not is_shown(verbose):
         yield observer or JobsObserver()
         return
