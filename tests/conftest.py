@@ -22,6 +22,12 @@ settings.load_profile("any machine")
 _LIBRARIES: list[torch.library.Library] = []
 
 
+@pytest.fixture(autouse=True)
+def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a command remembers for its user stays out of the home of whoever runs the tests."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
+
+
 @pytest.fixture
 def tiny_federation() -> Callable[..., Federation]:
     """Makes federations by hand: domains, missing classes, unequal sizes. See `tests.tiny.federation`."""

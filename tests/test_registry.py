@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fedkeel import registry as table
+from fedkeel.cli.list import KINDS
+from fedkeel.cli.list import registry as list_of
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.registry import Registry, first_sentence
+from fedkeel.methods import METHODS
+from fedkeel.registry import REGISTRIES, Registry, first_sentence
 
 
 def pets() -> Registry[str]:
@@ -105,10 +112,8 @@ def test_a_sentence_of_several_lines_is_not_cut() -> None:
 
 
 def test_everything_that_is_listed_is_told_in_whole_sentences() -> None:
-    from fedkeel.cli.list import KINDS, registry
-
     for kind in KINDS:
-        for entry in registry(kind):
+        for entry in list_of(kind):
             assert entry.summary, (kind, entry.name)
             # A diagnostic has its title there.
             assert kind == "diagnostics" or entry.summary.endswith("."), (kind, entry.name, entry.summary)
@@ -128,3 +133,76 @@ def thing(share: Share = 0.5, other: OnlyForTypeCheckers = None) -> object:
     assert registry.build("thing", share=1, other="any") == 1.0
     with pytest.raises(FedkeelError, match=r"The 'share' of thing is 2: give a number from 0 to 1\."):
         registry.build("thing", share=2)
+
+
+# -- installed packages ----------------------------------------------------------------------------------------------
+def installed(root: Path, name: str, module: str, text: str) -> None:
+    """A distribution as an installer leaves it: its files, and what it says of itself."""
+    (root / f"{module}.py").write_text(text)
+    about = root / f"{module}-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (about / "entry_points.txt").write_text(f"[fedkeel.boxes]\nany = {module}\n")
+
+
+BOX = "from fedkeel.registry import REGISTRIES\n@REGISTRIES['boxes'].register('{}')\ndef made(): return '{}'\n"
+
+
+@pytest.fixture
+def boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry[str]]:
+    monkeypatch.syspath_prepend(tmp_path)
+    registry: Registry[str] = Registry("box", "boxes")
+    registry.register("tin")(lambda: "tin")
+    yield registry
+    for name in ("box_good", "box_bad", "box_worse"):
+        sys.modules.pop(name, None)
+    del REGISTRIES["boxes"]
+
+
+def test_a_package_adds_by_its_entry_points_when_a_name_is_not_found(boxes: Registry[str], tmp_path: Path) -> None:
+    installed(tmp_path, "box-good", "box_good", BOX.format("crate", "crate"))
+    assert boxes.build("tin") == "tin"
+    assert "box_good" not in sys.modules  # nobody asked for it
+    assert boxes.build("crate") == "crate"
+    assert boxes.names() == ["crate", "tin"]
+
+
+def test_a_broken_package_is_told_once_and_does_not_stop_the_rest(
+    boxes: Registry[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    messages: list[str] = []
+    monkeypatch.setattr(table.log, "warning", messages.append)
+    installed(tmp_path, "box-bad", "box_bad", "import no_such_thing\n")
+    installed(tmp_path, "box-worse", "box_worse", "raise SystemExit('over')\n")
+    installed(tmp_path, "box-good", "box_good", BOX.format("crate", "crate"))
+    assert [entry.name for entry in boxes] == ["crate", "tin"]
+    assert len(messages) == 2
+    bad = next(message for message in messages if "box-bad" in message)
+    assert bad == (
+        "The package 'box-bad' cannot add to the boxes, since its 'box_bad' fails with ModuleNotFoundError "
+        "(No module named 'no_such_thing'): update or remove it."
+    )
+    with pytest.raises(FedkeelError, match="There is no box named 'bag': choose from crate, tin"):
+        boxes.entry("bag")
+    assert len(messages) == 2
+
+
+def test_groups_are_called_as_the_lists_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in KINDS:
+        assert list_of(kind).group == kind
+    monkeypatch.setattr(table, "REGISTRIES", {})
+    assert Registry("loss").group == "losses"
+
+
+def test_what_is_one_s_own_is_a_matter_of_who_registers_it(boxes: Registry[str]) -> None:
+    fedkeels = {"__name__": "fedkeel.engine.boxes", "boxes": boxes}
+    exec("import json\nboxes.register('theirs')(json.dumps)", fedkeels)
+    exec("import json\nboxes.register('mine')(json.dumps)", {"__name__": "my_boxes", "boxes": boxes})
+    assert {entry.name: entry.module for entry in boxes.own()} == {"tin": __name__, "mine": "my_boxes"}
+    assert not boxes.entry("theirs").is_own
+    assert not METHODS.entry("fedavg").is_own
+
+
+def test_a_name_of_the_package_s_own_is_not_taken_over() -> None:
+    with pytest.raises(FedkeelError, match="There is a method 'fedavg' of Fedkeel's own: give yours another name"):
+        METHODS.register("fedavg")(pets)

@@ -129,14 +129,14 @@ def run(
     on: Federation | None = None,
     **options: Any,
 ) -> Run:
-    observer: Any = options.pop("observer", None)
+    own: Any = {name: options.pop(name, None) for name in ("observer", "verbose")}
     return fedkeel.simulate(
         {**OPTIONS, **options},
         directory=directory,
         federation=on or federation(),
         model=network or model(),
         method=method,
-        observer=observer,
+        **own,
     )
 
 

@@ -61,7 +61,7 @@ def unknown(kind: str, given: str, choices: Iterable[str]) -> str:
     return f"There is no {kind} named '{given}': {nearest(given, choices)}"
 
 
-def first_line(error: Exception) -> str:
+def first_line(error: BaseException) -> str:
     """What somebody else's error says, for a sentence of ours.
 
     >>> first_line(ValueError("no such layer\\nTraceback ...")), first_line(KeyError())

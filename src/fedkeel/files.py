@@ -85,6 +85,11 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def state_folder() -> Path:
+    """Where this user's things are kept from one command to the next."""
+    return Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "fedkeel"
+
+
 # -- what was written ------------------------------------------------------------------------------------------------
 class Unsealed(ValueError):
     """These bytes are not the table that was sealed; the text says why."""

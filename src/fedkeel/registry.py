@@ -2,15 +2,18 @@
 
 import importlib
 import inspect
+import logging
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Any, Generic, TypeVar
 
-from fedkeel.errors import FedkeelError, nearest, unknown
+from fedkeel.errors import FedkeelError, first_line, nearest, unknown
 from fedkeel.options import checked, described, hints_of
 
+log = logging.getLogger("fedkeel")
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,6 +26,12 @@ class Entry(Generic[T]):
     build: Callable[..., T]
     summary: str
     paper: str
+    module: str = "fedkeel"  # that registered it
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is the user's, or of another package, and not Fedkeel's."""
+        return self.module.partition(".")[0] != "fedkeel"
 
     def options(self) -> dict[str, inspect.Parameter]:
         """The options that `build` takes, by name."""
@@ -69,19 +78,41 @@ def discover(package: str) -> None:
         importlib.import_module(f"{package}.{module.name}")
 
 
-class Registry(Generic[T]):
-    """A table of named builders. `kind` is the word used in messages, e.g. "method"."""
+def _registrant(frame: FrameType | None) -> str:
+    """The module that registers something, by way of whichever of Fedkeel's functions: what it registers may be
+    torch's."""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        if name.partition(".")[0] != "fedkeel" or frame.f_code.co_name == "<module>":
+            return name
+        frame = frame.f_back
+    return ""
 
-    def __init__(self, kind: str) -> None:
+
+class Registry(Generic[T]):
+    """A table of named builders. `kind` is the word used in messages, e.g. "method".
+
+    Installed packages add to it by an entry point in the group `fedkeel.methods`: a module that registers something
+    when it is imported. They are looked for once, when a name is not found or all of them are asked for.
+    """
+
+    def __init__(self, kind: str, group: str = "") -> None:
         self.kind = kind
+        self.group = group or kind + ("es" if kind.endswith("s") else "s")
         self._entries: dict[str, Entry[T]] = {}
+        self._is_complete = False
+        REGISTRIES[self.group] = self
 
     def register(self, name: str, *, summary: str = "", paper: str = "") -> Callable[[F], F]:
         """Decorator: make `build` known under `name`. The summary defaults to the docstring's first sentence."""
 
         def remember(build: F) -> F:
             cited = paper or getattr(build, "paper", "")
-            self._entries[name] = Entry(name, build, summary or first_sentence(inspect.getdoc(build) or ""), cited)
+            text = summary or first_sentence(inspect.getdoc(build) or "")
+            entry = Entry(name, build, text, cited, _registrant(sys._getframe(1)))
+            if entry.is_own and name in self._entries and not self._entries[name].is_own:
+                raise FedkeelError(f"There is a {self.kind} '{name}' of Fedkeel's own: give yours another name.")
+            self._entries[name] = entry
             return build
 
         return remember
@@ -89,7 +120,7 @@ class Registry(Generic[T]):
     def entry(self, name: str) -> Entry[T]:
         if not isinstance(name, str):
             raise FedkeelError(f"The {self.kind} is {described(name)}: give its name as text.")
-        if name not in self._entries:
+        if name not in self:
             raise FedkeelError(unknown(self.kind, name, self._entries))
         return self._entries[name]
 
@@ -110,10 +141,35 @@ class Registry(Generic[T]):
             raise FedkeelError(f"The {self.kind} '{name}' cannot be built with {given}: {reason}.") from error
 
     def names(self) -> list[str]:
+        self._add_installed()
         return sorted(self._entries)
+
+    def own(self) -> list[Entry[T]]:
+        """Those registered so far that are not Fedkeel's."""
+        return [entry for entry in self._entries.values() if entry.is_own]
+
+    def _add_installed(self) -> None:
+        if self._is_complete:
+            return
+        self._is_complete = True
+        metadata = importlib.import_module("importlib.metadata")  # slow, and most runs do without it
+        for point in metadata.entry_points(group=f"fedkeel.{self.group}"):
+            try:
+                point.load()
+            except (Exception, SystemExit) as error:  # one that is broken must not stop the rest
+                package = f"The package '{point.dist.name}'" if point.dist else "A package"
+                log.warning(
+                    f"{package} cannot add to the {self.group}, since its '{point.value}' fails with "
+                    f"{type(error).__name__} ({first_line(error).rstrip('.')}): update or remove it."
+                )
 
     def __iter__(self) -> Iterator[Entry[T]]:
         return iter(self._entries[name] for name in self.names())
 
     def __contains__(self, name: object) -> bool:
+        if name not in self._entries:
+            self._add_installed()
         return name in self._entries
+
+
+REGISTRIES: dict[str, Registry[Any]] = {}  # all there are, by their groups

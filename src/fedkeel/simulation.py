@@ -1,16 +1,18 @@
 """Run a federation, resume one, and read what a run left behind."""
 
+from __future__ import annotations
+
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
 from fedkeel import analysis
 from fedkeel import config as configuration
 from fedkeel.config import MACHINE_OPTIONS, Config
-from fedkeel.core import naming
+from fedkeel.core import imports, naming
 from fedkeel.core.method import Method
 from fedkeel.data.federation import Federation
 from fedkeel.engine.checks import check_objects, refuse_name
@@ -23,10 +25,16 @@ from fedkeel.errors import FedkeelError, shortages_explained
 from fedkeel.observer import Observer, Observers
 from fedkeel.options import as_path, described
 from fedkeel.runs.intact import how_to_continue
-from fedkeel.runs.origin import Origin, records, refuse_other_data
+from fedkeel.runs.origin import Origin, records, refuse_other_code, refuse_other_data
+from fedkeel.runs.progress import watched
 from fedkeel.runs.run import PYTHON_OBJECT, Run
 from fedkeel.runs.store import Store, numbered
 from fedkeel.runs.summary import summarise_run
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from fedkeel.runs.keywords import MachineOptions, RunOptions
 
 
 @shortages_explained()
@@ -38,7 +46,8 @@ def simulate(
     model: nn.Module | str | None = None,
     method: Method | str | None = None,
     observer: Observer | None = None,
-    **options: Any,
+    verbose: bool | None = None,
+    **options: Unpack[RunOptions],
 ) -> Run:
     """Train a federation and return its run.
 
@@ -48,25 +57,28 @@ def simulate(
         federation, model, method: objects to use in place of what the configuration names; model and method may
             also be names.
         observer: is told how the run is going.
+        verbose: show progress; by default where a person looks, on a terminal or in a notebook.
+        options: as in `Config`.
 
     >>> import fedkeel                                                             # doctest: +SKIP
     >>> fedkeel.simulate(method="fedprox(mu=0.1)", rounds=10).accuracy             # doctest: +SKIP
     """
     leave_if_imported_again()
+    given: dict[str, Any] = {**options}
     if isinstance(method, str):
-        options["method"], method = method, None
+        given["method"], method = method, None
     if isinstance(model, str):
-        options["model"], model = model, None
-    settings = _settings(config, options)
+        given["model"], model = model, None
+    settings = _settings(config, given)
     check_objects(federation=federation, model=model, method=method, observer=observer)
     directory = None if directory is None else as_path(directory)
     given = {"data": federation, "model": model, "method": method}
     settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
     setup = prepare_run(settings, federation=federation, model=model, method=method)
-    setup = setup.with_threads((observer or Observer()).note)
-    files = records(setup, given)
-    store = Store.create(directory or free_directory(settings), setup.config, files)
-    return finish(store, setup, observer).remember(model=model, method=method)
+    with watched(observer, verbose) as observer:
+        setup = setup.with_threads(observer.note)
+        store = Store.create(directory or free_directory(settings), setup.config, records(setup, given))
+        return finish(store, setup, observer).remember(model=model, method=method)
 
 
 @shortages_explained()
@@ -77,13 +89,15 @@ def resume(
     model: nn.Module | None = None,
     method: Method | None = None,
     observer: Observer | None = None,
-    **machine: Any,
+    verbose: bool | None = None,
+    changed_code: bool = False,
+    **machine: Unpack[MachineOptions],
 ) -> Run:
     """Go on with a run that was stopped, from its last good checkpoint. A finished run is returned as it is.
 
     `machine` are options that do not change the result, `device="cpu"` or `workers=4`, where they are to be others
-    than those the run began with. Data that have changed since then are refused; other code and another kind of machine
-    are told of.
+    than those the run began with. Data that have changed since then are refused, and so is other code of the method or
+    the model, unless `changed_code` says to go on; another kind of machine is told of. `verbose` as in `simulate`.
     """
     leave_if_imported_again()
     for name in machine:
@@ -110,15 +124,20 @@ def resume(
             f"'{directory}' is a run over a network, whose images are at the sites: continue it with "
             f"'{how_to_continue(directory)}'."
         )
+    imports.recall(run.directory)
     before = Origin.load(run.directory)
     if before and not settings.threads and not names_single_threaded(settings) and "workers" not in machine:
         # As many as it began with, whatever this machine would take: their number decides the last bits.
         settings = settings.replace(threads=before.threads or 0)
     setup = prepare_run(settings, federation=federation, model=model, method=method)
     refuse_other_data(run.directory, setup)
-    for note in Origin.of(setup).notes(before, run.directory) if before else ():
-        (observer or Observer()).note(note)
-    return finish(Store.open(directory), setup, observer).remember(model=model, method=method)
+    now = Origin.of(setup)
+    if before and not changed_code:
+        refuse_other_code(run.directory, before, now)
+    with watched(observer, verbose) as observer:
+        for note in now.notes(before, run.directory) if before else ():
+            observer.note(note)
+        return finish(Store.open(directory), setup, observer).remember(model=model, method=method)
 
 
 def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:

@@ -91,7 +91,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a number as a place": (lambda: on_tiny(directory=3), "'directory' is 3: give a path."),
     "no place": (lambda: on_tiny(directory="a\0b"), "give a path."),
     "one method to compare": (lambda: compare("fedavg"), "What to compare is 'fedavg': give a list"),
-    "an object to compare": (lambda: compare([methods.build("gn")]), "What to compare has a GroupNorm in it"),
+    "a class to compare": (lambda: compare([type(methods.build("gn"))]), "What to compare has the class GroupNorm"),
     "half a seed": (lambda: compare(seeds=2.5), "'seeds' is 2.5"),
     "no seeds": (lambda: compare(seeds=None), "'seeds' is None"),
     "seeds as text": (lambda: compare(seeds=["0", "1"]), "'0' is among the seeds"),

@@ -11,7 +11,7 @@ import signal
 import statistics
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from torch import nn
@@ -373,6 +373,76 @@ class TestRunning:
         job = Job("fedavg", 0, tmp_path / "r", Config())
         (said,) = jobs.run_all([job], 2, Watching()).values()
         assert said == "its process died (signal SIGKILL), as when memory runs out: give fewer --jobs"
+
+
+class TestObjects:
+    OPTIONS: ClassVar[Any] = {"seeds": 2, "rounds": 1, "jobs": 1, "executor": "serial", "device": "cpu"}
+
+    def test_methods_a_model_and_a_federation_may_be_objects(self, tmp_path: Path) -> None:
+        methods = ["fedprox(mu=0.5)@learning_rate=0.1", Scaled(0.5), Scaled(1.0)]
+        options = {**self.OPTIONS, "federation": tiny.federation(), "model": tiny.model()}
+        one = compare(methods, directory=tmp_path, **options)
+        assert [row.method for row in one.results.rows] == [methods[0], "Scaled(factor=0.5)", "Scaled(factor=1.0)"]
+        watching = Watching()
+        assert compare(methods, directory=tmp_path, observer=watching, **options).missing == []
+        assert watching.started == []  # all are known again
+        alone = tiny.run(tmp_path / "alone", Scaled(0.5), rounds=1, seed=1, learning_rate=0.01, batch_size=32)
+        assert tiny.result(one.runs[3]) == tiny.result(alone)
+        with pytest.raises(FedkeelError, match="the code of the model has changed since then"):
+            compare(methods, directory=tmp_path, **{**options, "model": tiny.model(width=5)})
+        with pytest.raises(FedkeelError, match="its data have changed"):
+            compare(methods, directory=tmp_path, **{**options, "federation": tiny.federation(seed=1)})
+
+    def test_a_stopped_one_goes_on_with_its_objects(self, tmp_path: Path) -> None:
+        options = {**self.OPTIONS, "federation": tiny.federation(), "model": tiny.model(), "directory": tmp_path}
+        whole = compare([Scaled(0.5)], **options)
+        before = tiny.result(whole.runs[0])
+        (whole.runs[0].directory / "summary.json").unlink()
+        assert tiny.result(compare([Scaled(0.5)], **options).runs[0]) == before
+
+    @pytest.mark.slow
+    def test_processes_have_them_too(self, tmp_path: Path) -> None:
+        options = {**self.OPTIONS, "federation": tiny.federation(), "model": tiny.model(), "jobs": 2}
+        assert len(compare([Scaled(0.5), "fedavg"], directory=tmp_path, **options).runs) == 4
+
+    def test_what_is_of_another_kind_is_refused(self, tmp_path: Path) -> None:
+        refused: list[tuple[Any, dict[str, Any], str]] = [
+            ([Scaled], {}, "What to compare has"),
+            ([Scaled(0.5), Scaled(0.5)], {}, "is given twice: keep one"),
+            (["fedavg"], {"federation": "digits-shift"}, "is given as data='digits-shift'"),
+            (["fedavg"], {"model": nn.Linear}, "give an object of it"),
+            (["fedavg"], {"federation": tiny.federation(), "data": "folder"}, "given together with data='folder'"),
+            (Scaled(0.5), {}, "give a list of methods"),
+            (["fedavg"], {"verbose": "no"}, "'verbose' is 'no': give True, False, or nothing"),
+        ]
+        for methods, options, wanted in refused:
+            with pytest.raises(FedkeelError, match=wanted):
+                compare(methods, directory=tmp_path, **options)
+
+
+def test_a_comparison_is_shown_and_has_a_row_for_each_run(tmp_path: Path) -> None:
+    for seed in (0, 1):
+        config = Config(method="fedavg", data="npz(path=<b>x</b>)", rounds=1, seed=seed)
+        finish(tmp_path / f"s{seed}", config, {"<script>": 0.5 + seed / 4, "b": 0.25})
+    comparison = collect_runs([tmp_path / "s0", tmp_path / "s1"])
+    assert "<script>" in repr(comparison)
+    assert "fedavg" in repr(comparison)
+    page = comparison._repr_html_()
+    assert "&lt;script&gt;" in page
+    assert "<script>" not in page
+    frame = comparison.frame()
+    assert frame["seed"].tolist() == [0, 1]
+    assert frame["domains.<script>"].tolist() == [0.5, 0.75]
+    assert frame["accuracy"].tolist() == [0.375, 0.5]
+    assert set(frame["method"]) == {"fedavg"}
+
+
+def test_metrics_are_columns(tmp_path: Path) -> None:
+    run = tiny.run(tmp_path / "r", rounds=2, metrics="brier")
+    last = [
+        record["brier"] for record in run.records("evaluation") if record["round"] == 1 and record["split"] == "test"
+    ]
+    assert collect_runs([run.directory]).frame()["brier"].tolist() == [pytest.approx(statistics.fmean(last))]
 
 
 class TestResults:

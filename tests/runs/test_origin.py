@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,32 @@ def replace_one(root: Path) -> None:
         image(path, (99, 98, 97))
 
 
-@pytest.mark.parametrize(("change", "said"), [(delete, "the domain 'a' has"), (replace_one, "images of 'b' are not")])
+def replace_secretly(root: Path) -> None:
+    """By one of the same size and date."""
+    for path in (root / "b" / "dog").iterdir():
+        before = path.stat()
+        path.write_bytes((root / "a" / "cat" / "000.png").read_bytes().ljust(before.st_size, b"\0"))
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert (path.stat().st_size, path.stat().st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+
+
+def mislabel(root: Path) -> None:
+    """An image moves to another class, and one of that class to this: the numbers stay."""
+    one, other = root / "a" / "cat" / "000.png", root / "a" / "dog" / "000.png"
+    text = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (delete, "the domain 'a' has"),
+        (replace_one, "images of 'b' are not"),
+        (replace_secretly, "images of 'b' are not"),
+        (mislabel, "images of 'a' are not"),
+    ],
+)
 def test_images_that_were_deleted_or_replaced_are_noticed_on_the_command_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
@@ -93,10 +119,13 @@ def mine(factor: float) -> type[Method]:
     return found
 
 
-def test_other_code_of_the_method_is_told_when_a_run_goes_on(tmp_path: Path) -> None:
+def test_a_run_does_not_go_on_with_other_code_unless_told_to(tmp_path: Path) -> None:
     run = interrupted(tmp_path / "r", mine(1.0)())
     notes = tiny.Notes()
-    tiny.resume(run.directory, method=mine(0.0)(), observer=notes)
+    with pytest.raises(FedkeelError, match=r"The code of the method 'mine' is not what .* give --changed-code"):
+        tiny.resume(run.directory, method=mine(0.0)(), observer=notes)
+    assert not Run(run.directory).finished
+    assert tiny.resume(run.directory, method=mine(0.0)(), observer=notes, changed_code=True).finished
     assert [note for note in notes.notes if "The code of the method 'mine' is not what" in note]
     run = interrupted(tmp_path / "same", mine(1.0)())
     notes = tiny.Notes()
@@ -111,7 +140,8 @@ def test_quiet_hides_no_such_note(tmp_path: Path, capsys: pytest.CaptureFixture[
         (tmp_path / "r" / "summary.json").unlink()
         register("mine")(mine(0.0))
         capsys.readouterr()
-        assert main(["resume", str(tmp_path / "r"), "--quiet"]) == 0
+        assert main(["resume", str(tmp_path / "r"), "--quiet"]) == 2
+        assert main(["resume", str(tmp_path / "r"), "--quiet", "--changed-code"]) == 0
         assert "fedkeel: The code of the method 'mine' is not what" in capsys.readouterr().err
     finally:
         METHODS._entries.pop("mine")

@@ -49,6 +49,16 @@ def test_the_metrics_of_two_equal_runs_are_equal_and_hold_no_times(tmp_path: Pat
     assert kinds == {"client", "evaluation", "scores", "round"}
 
 
+def test_a_run_fits_on_a_screen_and_nothing_in_it_is_markup(tmp_path: Path) -> None:
+    many = {f"<b>{number}</b>": 4 for number in range(30)}
+    run = tiny.run(tmp_path / "r", rounds=1, on=tiny.federation(many))
+    assert repr(run).startswith(f"Run('{run.directory}'): fedavg on tiny, seed 0, ")
+    assert len(repr(run).splitlines()) == 23
+    assert "and 10 more" in repr(run)
+    assert "&lt;b&gt;0&lt;/b&gt;" in run._repr_html_()
+    assert "<b>" not in run._repr_html_()
+
+
 def test_a_finished_run_is_read_again(tmp_path: Path) -> None:
     run = tiny.run(tmp_path / "r", rounds=2)
     again = Run(run.directory)

@@ -234,7 +234,7 @@ def test_executor_and_workers_may_change_when_a_run_is_resumed() -> None:
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     run = stopped(tmp_path / "run")
     with pytest.raises(StoreError, match="are of another model than the one given"):
-        tiny.resume(run.directory, network=tiny.model(width=5))
+        tiny.resume(run.directory, network=tiny.model(width=5), changed_code=True)
 
 
 def test_a_used_directory_is_refused_and_left_as_it_is(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from fedkeel.analysis import Diagnostic, Objects, diagnostic
 from fedkeel.analysis.figures import Figure, matrix
 from fedkeel.analysis.snapshot import some_clients
+from fedkeel.core import imports
 from fedkeel.engine.setup import load_federation
 from fedkeel.runs.run import Run
 
@@ -17,6 +18,7 @@ class LabelDistribution(Diagnostic):
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
         objects.refuse_missing(run, "data")
+        imports.recall(run.directory)
         federation = objects.federation or load_federation(run.config)
         clients, total = some_clients(federation, run.config.seed), len(federation.clients)
         counts = [federation.labels[c.train].bincount(minlength=federation.num_classes).tolist() for c in clients]

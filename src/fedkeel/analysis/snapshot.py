@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel import seeds
-from fedkeel.core import naming, state
+from fedkeel.core import imports, naming, state
 from fedkeel.core.client import Batch
 from fedkeel.core.messages import Broadcast, Update
 from fedkeel.core.method import Method
@@ -268,6 +268,7 @@ def of_run(run: Run, objects: Objects) -> list[Snapshot]:
         models[round] = run.tensors(MODEL), local
     if not models:
         raise FedkeelError(f"'{run.directory}' has neither a model nor a checkpoint: let it train for a round first.")
+    imports.recall(run.directory)
     config = run.config.replace(executor="serial", device="auto", profile=False, compile=False)
     setup = prepare(config, federation=objects.federation, model=objects.model, method=objects.method)
     layout, snapshots = setup.worker.layout, []

@@ -22,6 +22,7 @@ from contextlib import contextmanager, nullcontext
 import fedkeel
 from fedkeel.cli.terminal.interrupts import EXIT_CODE
 from fedkeel.cli.terminal.parsing import Parser, add_command
+from fedkeel.core import imports
 from fedkeel.core.naming import visible
 from fedkeel.errors import FedkeelError, shortages_explained
 from fedkeel.stopping import Stopped
@@ -82,6 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         parsed.continue_with = shlex.join(["fedkeel", *given])  # after Ctrl-C, unless the command knows better
+        for code in getattr(parsed, "imports", ()):
+            imports.load(code)
         with shortages_explained(), without_cache() if getattr(parsed, "no_cache", False) else nullcontext():
             code = int(parsed.run(parsed))
         sys.stdout.flush()

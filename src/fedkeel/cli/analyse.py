@@ -28,7 +28,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="a diagnostic, with options: 'tsne(samples=500)'")
     parser.add_argument("directories", nargs="+", metavar="DIR", help="a run directory")
     parser.add_argument("--out", metavar="DIR", help="write to DIR/diagnostics/NAME.json, of one run, not to its own")
-    parser.add_shared("--json")
+    parser.add_shared("--json", "--import")
 
 
 def run(arguments: Arguments) -> int:

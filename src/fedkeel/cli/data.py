@@ -45,22 +45,23 @@ def add_arguments(parser: Parser) -> None:
     for federated in (show, describe):
         text = "data set, with options: 'folder(root=./images, size=64)'"
         federated.add_argument("data", metavar="NAME", help=text)
-        federated.add_shared("--root", "--tolerate", "--no-cache")
+        federated.add_shared("--root", "--tolerate", "--no-cache", "--import")
         federated.add_options(("partition", "unseen", "subsample", "seed"))
 
     summary = "the published data sets: where to get them, how they must look, what is here"
     listing = add("list", list_data, summary, usage="[NAME...] [options]")
     listing.add_argument("names", nargs="*", metavar="NAME", help="only these")
-    listing.add_shared("--json")
+    listing.add_shared("--json", "--import")
     check = add("check", check_data, "count a data set against its published sizes")
     check.add_argument("data", metavar="NAME", help="a data set of 'fedkeel data list', or folder or table")
     check.add_argument("--root", metavar="DIR", help="where it lies (default: in FEDKEEL_DATA)")
     check.add_argument("--decode", action="store_true", help="open every image file too")
-    check.add_shared("--json")
+    check.add_shared("--json", "--import")
     summary = "write it as one .npz file, or as a tree of small images"
     packing = add("pack", pack_data, summary, usage="NAME --out FILE.npz|DIR [options]")
     packing.add_argument("data", metavar="NAME", help="data set, with options: 'pacs(subset=greg)'")
     packing.add_argument("--root", metavar="DIR", help="where it lies (default: in FEDKEEL_DATA)")
+    packing.add_shared("--import")
     packing.add_argument("--out", required=True, metavar="FILE.npz|DIR", help="what to write")
     packing.add_argument("--size", type=int, metavar="N", help="pixels of a side (default: the data set's)")
     encoded = "as it lies on disk, images encoded as they are: small, to take along to another machine"

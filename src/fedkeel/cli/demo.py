@@ -28,8 +28,8 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: Arguments) -> int:
     from fedkeel import report
-    from fedkeel.cli.terminal.progress import ComparisonProgress
     from fedkeel.experiments.demo import demo, findings, introduction
+    from fedkeel.experiments.progress import ComparisonProgress
 
     if not (arguments.quiet or arguments.json):
         print(introduction(quick=arguments.quick), file=sys.stderr)

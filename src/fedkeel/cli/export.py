@@ -20,6 +20,7 @@ def add_arguments(parser: Parser) -> None:
     add("--out", required=True, metavar="FILE", help="the file to write")
     add("--format", choices=FORMATS, metavar="|".join(FORMATS), help="(default: as the file's name ends)")
     add("--with-transform", action="store_true", help="take images as stored, uint8, and normalise them as in testing")
+    parser.add_shared("--import")
     add("--client", metavar="NAME", help="whose model, where clients keep layers of their own")
 
 

@@ -4,11 +4,11 @@ stopped. The images stay here. What the method remembers of this site stays in -
 examples:
   fedkeel join fl.example.org --data /data/scans --certificates keys/sites/north
   fedkeel join fl.example.org --data /data/scans --certificates keys/sites/north --group '(patient\\d+)_'
+  fedkeel join fl.example.org --data /data/scans --import my_methods.py      code that you have read
 """
 
 import argparse
 import logging
-import os
 import sys
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from fedkeel.cli.terminal.interrupts import interruptible
 from fedkeel.cli.terminal.parsing import Arguments, Parser
 from fedkeel.core.naming import file_name
 from fedkeel.deploy import need_flower
+from fedkeel.files import state_folder
 from fedkeel.stopping import Stopped
 
 HELP = "be a site of a federation: train on the images in a folder, which stay here"
@@ -44,6 +45,7 @@ def add_arguments(parser: Parser) -> None:
     add("--state", metavar="DIR", help="for its memory and logs (default: ~/.local/state/fedkeel/NAME)")
     add("--device", metavar="TEXT", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     add("--quiet", action="store_true", help="only warnings")
+    parser.add_shared("--import")
     trust = parser.add_argument_group("trust").add_argument
     trust("--accept", metavar="FILE", help="what the server may ask for (default: see --show-policy)")
     trust("--show-policy", action=ShowPolicy, nargs=0, help="print the default policy, a TOML file, and exit")
@@ -74,8 +76,7 @@ def run(arguments: Arguments) -> int:
     reader = SiteFolder(root=folder, site=name, **own)
     reader.split(reader.scan(folder, Findings(collect=True)).domains)
     read = own_folder(folder, name, **own)
-    states = Path(os.environ.get("XDG_STATE_HOME", "~/.local/state")).expanduser()
-    state = Path(arguments.state) if arguments.state else states / "fedkeel" / file_name(name)
+    state = Path(arguments.state) if arguments.state else state_folder() / file_name(name)
     if not arguments.quiet:
         logging.getLogger("fedkeel").setLevel(logging.INFO)
         print(f"fedkeel: the site '{name}' joins {arguments.address}; stop it with Ctrl-C", file=sys.stderr)

@@ -5,6 +5,7 @@ examples:
   fedkeel list methods
   fedkeel list methods fedprox     its options and its paper
   fedkeel list models --json
+  fedkeel list methods mine --import my_methods.py
 """
 
 import inspect
@@ -37,7 +38,7 @@ GIVEN_BY_ENGINE = ("num_classes", "in_channels", "image_size")
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("list", nargs="?", choices=KINDS, metavar="KIND", help=" | ".join(KINDS))
     parser.add_argument("names", nargs="*", metavar="NAME", help="one of them, to be shown with its options")
-    parser.add_shared("--json")
+    parser.add_shared("--json", "--import")
 
 
 def run(arguments: Arguments) -> int:

@@ -25,7 +25,7 @@ def add_arguments(parser: Parser) -> None:
     add("images", nargs="+", metavar="IMAGE", help="image files, or folders that have some in them")
     add("--out", metavar="FILE.csv", help="write every image with the probability of each class")
     add("--client", metavar="NAME", help="whose model, where clients keep layers of their own")
-    parser.add_shared("--json")
+    parser.add_shared("--json", "--import")
 
 
 def run(arguments: Arguments) -> int:

@@ -59,7 +59,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--budget", metavar="TIME", help="with --missing: stop in time, e.g. 25m; the next call goes on"
     )
-    parser.add_shared("--json", "--quiet")
+    parser.add_shared("--json", "--quiet", "--import")
     parser.add_options(CHANGEABLE)
 
 
@@ -79,7 +79,7 @@ def run(arguments: Arguments) -> int:
     options = {name: getattr(arguments, name) for name in ("only", "seeds", "jobs", "scale", "ledger")}
     options |= {"root": arguments.data_sets, **given_options(arguments)}
 
-    from fedkeel.cli.terminal.progress import ComparisonProgress
+    from fedkeel.experiments.progress import ComparisonProgress
     from fedkeel.experiments.reproduce import reproduce_all
     from fedkeel.experiments.request import PLACE
 
@@ -114,7 +114,7 @@ def run_queue(arguments: Arguments) -> int:
     blocks = queue.read_queue(arguments.queue or folder / queue.FILE)
     budget = None if arguments.budget is None else queue.read_seconds(arguments.budget)
 
-    from fedkeel.cli.terminal.progress import ComparisonProgress
+    from fedkeel.experiments.progress import ComparisonProgress
     from fedkeel.experiments.request import PLACE, Request
 
     with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:

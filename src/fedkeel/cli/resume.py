@@ -4,6 +4,7 @@ What changes the result needs a new run: fedkeel run --config DIR/config.toml --
 examples:
   fedkeel resume runs/digits-shift-fedavg-seed0
   fedkeel resume runs/digits-shift-fedavg-seed0 --device cpu     on another machine than it began on
+  fedkeel resume runs/digits-shift-mine-seed0 --import my_methods.py
 """
 
 import fedkeel
@@ -19,14 +20,17 @@ USAGE = "DIR [options]"
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("directory", metavar="DIR", help="the run directory")
-    parser.add_shared("--json", "--quiet", "--track", "--no-cache")
+    parser.add_shared("--json", "--quiet", "--track", "--no-cache", "--import")
+    text = "go on though the code of the method or model is not what the run began with"
+    parser.add_argument("--changed-code", action="store_true", help=text)
     parser.add_options({*MACHINE_OPTIONS} - {"round_timeout"}, default="as before")
 
 
 def run(arguments: Arguments) -> int:
-    from fedkeel.cli.terminal.progress import RunProgress
+    from fedkeel.runs.progress import RunProgress
 
     progress = RunProgress(quiet=arguments.quiet)
     with interruptible(), progress, tracked(arguments.track, arguments.directory, progress) as observer:
-        result = fedkeel.resume(arguments.directory, observer=observer, **given_options(arguments))
+        own = {"observer": observer, "verbose": False, "changed_code": arguments.changed_code}
+        result = fedkeel.resume(arguments.directory, **own, **given_options(arguments))
     return show_run(result, as_json=arguments.json)

@@ -5,6 +5,7 @@ examples:
   fedkeel run --data folder --root ./images --model 'resnet18(stem=small)' --device cuda
   fedkeel run --partition 'dirichlet(alpha=0.3, clients=4)' --participation 0.5
   fedkeel run --config runs/old/config.toml --learning-rate 0.05
+  fedkeel run --import my_methods.py --method mine        code of your own, see the page "Command line"
 """
 
 import shlex
@@ -21,19 +22,19 @@ HELP = "train one federation"
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("--out", metavar="DIR", help="the run directory (default: a new one in runs/)")
-    parser.add_shared("--json", "--quiet", "--track", "--config", "--root", "--tolerate", "--no-cache")
+    parser.add_shared("--json", "--quiet", "--track", "--config", "--root", "--tolerate", "--no-cache", "--import")
     parser.add_options()
 
 
 def run(arguments: Arguments) -> int:
     config = from_dict(given_options(arguments))
 
-    from fedkeel.cli.terminal.progress import RunProgress
+    from fedkeel.runs.progress import RunProgress
     from fedkeel.simulation import free_directory
 
     directory = arguments.out or free_directory(config)
     arguments.continue_with = f"fedkeel resume {shlex.quote(str(directory))}"
     progress = RunProgress(quiet=arguments.quiet)
     with interruptible(), progress, tracked(arguments.track, directory, progress) as observer:
-        result = fedkeel.simulate(config, directory=directory, observer=observer)
+        result = fedkeel.simulate(config, directory=directory, observer=observer, verbose=False)
     return show_run(result, as_json=arguments.json)

@@ -49,7 +49,7 @@ def add_arguments(parser: Parser) -> None:
     trust("--insecure", action="store_true", help="no TLS and no keys, on this machine alone")
     out = "the run directory (default: runs/ and the name of the configuration file)"
     add("--out", metavar="DIR", help=out)
-    parser.add_shared("--json", "--quiet")
+    parser.add_shared("--json", "--quiet", "--import")
     parser.add_options({*option_names()}.difference(WITHOUT))
 
 
@@ -58,9 +58,9 @@ def run(arguments: Arguments) -> int:
     out = Path(arguments.out or Path("runs") / (Path(arguments.config).stem if arguments.config else "federation"))
     need_flower()
 
-    from fedkeel.cli.terminal.progress import RunProgress
     from fedkeel.deploy.certificates import ServerFiles
     from fedkeel.deploy.deployment import ServerOptions, serve
+    from fedkeel.runs.progress import RunProgress
 
     paths = {"ca": arguments.ca, "certificate": arguments.certificate, "key": arguments.key, "sites": arguments.keys}
     files = trusted_files(arguments, ServerFiles, "certificates/server", **paths)

@@ -17,11 +17,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fedkeel.core.readable import html_table, text_table
 from fedkeel.data.population import Client, Population, each_once, no_indices
 from fedkeel.errors import DataError, unknown
 
 __all__ = ["Client", "Federation", "Transform", "no_indices"]
 
+MOST_SHOWN = 12  # clients in a notebook
 MOST_NAMED = 100  # clients whose names an error goes through
 
 
@@ -74,6 +76,25 @@ class Federation:
         for name, count in Counter(client.name for client in self._in_memory).items():
             if count > 1 or self._number(name) is not None:
                 raise DataError(f"Two clients of '{self.name}' are called '{name}': give each a name of its own.")
+
+    def __repr__(self) -> str:
+        return text_table(*self._shown())
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._shown())
+
+    def _shown(self) -> tuple[str, list[tuple[object, ...]]]:
+        """What it holds in a sentence, and its first clients."""
+        clients, unseen = len(self.clients), len(self.unseen)
+        shape, extra = "x".join(map(str, self.images.shape[1:])), f" and {unseen} unseen" if unseen else ""
+        caption = (
+            f"Federation '{self.name}': {len(self.images):,} samples of {shape}, {self.num_classes} classes, "
+            f"{clients:,} clients{extra} in {len(self.domains)} domains"
+        )
+        first = [*itertools.islice(self, MOST_SHOWN)]
+        rows = [(c.name, c.domain, c.samples, len(c.validation), len(c.test)) for c in first]
+        more = [(f"and {clients + unseen - len(first):,} more", *[""] * 4)] if clients + unseen > len(first) else []
+        return caption, [("client", "domain", "train", "validation", "test"), *rows, *more]
 
     @property
     def num_classes(self) -> int:

@@ -180,7 +180,7 @@ class Datasets(Registry[Dataset]):
             made.split(made.scan(made.folder(), Findings()).domains)
 
 
-DATASETS = Datasets("data set")
+DATASETS = Datasets("data set", "data")
 PUBLISHED: dict[str, type[Reader]] = {}
 R = TypeVar("R", bound=type[Reader])
 

@@ -26,6 +26,7 @@ from typing import Any
 
 import torch
 
+from fedkeel.core import imports
 from fedkeel.errors import ShortageError, death, shortage
 from fedkeel.stopping import undisturbed
 
@@ -164,6 +165,7 @@ def leave_if_imported_again() -> None:
 
     The job leaves without a word; whoever started it sees the exit code and says `SENTENCE` once.
     """
+    imports.refuse_while_importing()
     process = multiprocessing.current_process()
     # Python's own mark of a process that is being set up; the name tells ours from those of the user.
     if process.name.startswith(NAME) and getattr(process, "_inheriting", False):

@@ -15,13 +15,14 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fedkeel import analysis
 from fedkeel import methods as registered
 from fedkeel.config import MACHINE_OPTIONS, Config, option_names
 from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
+from fedkeel.core.readable import html_table
 from fedkeel.data.federation import Federation
 from fedkeel.data.outline import Outline, changed
 from fedkeel.engine.children import leave_if_imported_again
@@ -30,15 +31,25 @@ from fedkeel.engine.setup import choose_device, load_federation
 from fedkeel.engine.threads import available_cores
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.jobs import Job, JobsObserver, Trial, beside_others, run_all, uses_gpu
-from fedkeel.experiments.rows import SET_BY_COMPARISON, read_methods, read_seeds
+from fedkeel.experiments.objects import read_objects
+from fedkeel.experiments.progress import watched
+from fedkeel.experiments.rows import SET_BY_COMPARISON, read_seeds
 from fedkeel.experiments.tables import Results
 from fedkeel.files import explained, write_atomically
 from fedkeel.options import as_path, described
 from fedkeel.runs.origin import Origin, outline_of, read_outline
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import has_finished, numbered
+from fedkeel.runs.tables import as_frame, result_row
 from fedkeel.runs.trackers import require, share
 from fedkeel.simulation import prepare_run
+
+if TYPE_CHECKING:
+    import pandas
+    from typing_extensions import Unpack
+
+    from fedkeel.core.method import Method
+    from fedkeel.runs.keywords import CompareOptions
 
 FILE = "comparison.json"
 
@@ -69,6 +80,25 @@ class Comparison:
         """A table for each method: `method`, `seeds`, and mean and std of `domains` and `average`, as fractions."""
         return [row.to_dict() for row in self.results.rows]
 
+    def frame(self) -> pandas.DataFrame:
+        """A pandas table with a row for each finished run: `method`, `seed`, `data`, `model`, `accuracy`,
+        `domains.NAME` and, of the same round, the mean over clients of the `metrics` that were asked for."""
+        rows = []
+        for (trial, run), given in zip(self._finished(), options_of(self.runs), strict=True):
+            known = {"method": trial.label, "seed": trial.seed, "data": given["data"], "model": given["model"]}
+            rows.append(known | result_row(run))
+        return as_frame(rows)
+
+    def __repr__(self) -> str:
+        return f"Comparison('{self.directory}')\n{self.table()}{self._unfinished()}"
+
+    def _repr_html_(self) -> str:
+        results = self.results
+        return html_table(f"{results.caption}{self._unfinished()}", results.lines())
+
+    def _unfinished(self) -> str:
+        return f"\nMissing, not finished: {', '.join(self.missing)}." if self.missing else ""
+
     def table(self) -> str:
         return self.results.text()
 
@@ -95,40 +125,50 @@ class Comparison:
 
 
 def compare(
-    methods: Sequence[str],
+    methods: Sequence[str | Method],
     *,
     seeds: int | Sequence[int] = 3,
     directory: str | Path | None = None,
     jobs: int | None = None,
     observer: JobsObserver | None = None,
     track: str | None = None,
-    **options: Any,
+    verbose: bool | None = None,
+    **options: Unpack[CompareOptions],
 ) -> Comparison:
     """Run each method with each seed and gather the results.
 
     Args:
         methods: as typed, `"fedprox(mu=0.1)+gn"`; options of one of them alone after an `@`,
-            `"fedwon@learning_rate=0.1,batch_size=8"`.
+            `"fedwon@learning_rate=0.1,batch_size=8"`; or objects, which the table calls by their class and options.
         seeds: how many, from 0, or which.
         directory: of the run directories; by default `runs/compare-<data>`, with a number when that one holds
             other configurations.
         jobs: runs at the same time, each in a process with one core; by default one per core, and on a GPU one.
         observer: is told how it is going.
         track: a tracker, "tensorboard" or "mlflow", in which each method and seed is a run of its own.
-        options: of all runs, as in `Config`.
+        verbose: show progress; by default where a person looks, on a terminal or in a notebook.
+        options: of all runs, as in `Config`; `model` may be a network, and `federation` in place of `data` an object.
 
     Raises `fedkeel.stopping.Stopped` when it was asked to stop; the same call then continues it.
     """
     leave_if_imported_again()
-    configs = read_methods(methods, options)
+    configs, given = read_objects(methods, {**options})
     numbers = read_seeds(seeds)
     require(track)
-    if observer is not None and not isinstance(observer, JobsObserver):
-        raise FedkeelError(
-            f"'observer' is {described(observer)}: give an object of a fedkeel.experiments.jobs.JobsObserver."
-        )
-    observer = observer or JobsObserver()
-    processes = choose_jobs(jobs, configs.values())
+    with watched(observer, verbose) as observer:
+        processes = choose_jobs(jobs, configs.values())
+        return _compare(configs, given, numbers, directory, processes, observer, track)
+
+
+def _compare(
+    configs: Mapping[str, Config],
+    given: Mapping[str, Mapping[str, Any]],
+    numbers: Sequence[int],
+    directory: str | Path | None,
+    processes: int,
+    observer: JobsObserver,
+    track: str | None,
+) -> Comparison:
     if processes > 1:
         configs = {label: beside_others(config) for label, config in configs.items()}
     for job in plan(configs, numbers, as_path(directory)) if directory is not None else ():
@@ -137,9 +177,9 @@ def compare(
                 f"'{job.directory}' holds a run of another configuration ({what}): choose another directory, or "
                 "remove that one."
             )
-    now = check_all(configs, numbers[0])
+    now = check_all(configs, numbers[0], given)
     folder = free_folder(configs, numbers, now, observer.note) if directory is None else as_path(directory)
-    planned = plan(configs, numbers, folder, track)
+    planned = [replace(job, track=track, given=given[job.label]) for job in plan(configs, numbers, folder)]
     refuse_outdated(planned, now, observer.note)
     finished = [job for job in planned if has_finished(job.directory)]
     todo = [job for job in planned if job not in finished]
@@ -158,9 +198,9 @@ def choose_jobs(jobs: int | None, configs: Iterable[Config]) -> int:
     return jobs or (1 if uses_gpu(configs) or not hasattr(os, "fork") else available_cores())
 
 
-def plan(configs: Mapping[str, Config], seeds: Sequence[int], folder: Path, track: str | None = None) -> list[Job]:
+def plan(configs: Mapping[str, Config], seeds: Sequence[int], folder: Path) -> list[Job]:
     return [
-        Job(label, seed, folder / slug(label) / f"seed{seed}", config.replace(seed=seed), track)
+        Job(label, seed, folder / slug(label) / f"seed{seed}", config.replace(seed=seed))
         for label, config in configs.items()
         for seed in seeds
     ]
@@ -171,8 +211,8 @@ def free_folder(
 ) -> Path:
     """The first of `runs/compare-<data>`, `-2`, ... that holds nothing else, nor runs of what the methods or the data
     were before."""
-    data = next(iter(configs.values())).data
-    base = f"compare-{slug(data.partition('(')[0])}"
+    data = next(iter(configs.values())).data.partition("(")[0] or next(iter(now.values())).outline.name
+    base = f"compare-{slug(data)}"
     for folder in numbered(base):
         planned = plan(configs, seeds, folder)
         if any(other_option(job) for job in planned):
@@ -224,11 +264,11 @@ def refuse_outdated(jobs: Sequence[Job], now: Mapping[str, Beginning], note: Cal
         note(f"Runs that are used again were made by fedkeel {', '.join(others)}: their results may differ.")
 
 
-def check_all(configs: Mapping[str, Config], seed: int) -> dict[str, Beginning]:
+def check_all(configs: Mapping[str, Config], seed: int, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Beginning]:
     """Everything that can be refused before training, for every method, before the first one trains."""
-    for config in configs.values():  # all names first, since reading images takes longer
+    for label, config in configs.items():  # all names first, since reading images takes longer
         analysis.requested(config)
-        Composition.of(registered.build(config.method))
+        Composition.of(given[label].get("method") or registered.build(config.method))
         choose_executor(config, choose_device(config))
     loaded: dict[tuple[Any, ...], Federation] = {}
     found: dict[str, Beginning] = {}
@@ -236,8 +276,8 @@ def check_all(configs: Mapping[str, Config], seed: int) -> dict[str, Beginning]:
         config = config.replace(seed=seed)
         key = (config.data, config.partition, config.unseen, config.subsample)
         if key not in loaded:
-            loaded[key] = load_federation(config)
-        setup = prepare_run(config, federation=loaded[key])
+            loaded[key] = given[label].get("federation") or load_federation(config)
+        setup = prepare_run(config, **{**given[label], "federation": loaded[key]})
         found[label] = Beginning(Origin.of(setup), outline_of(setup), seed)
     return found
 

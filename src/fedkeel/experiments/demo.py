@@ -58,8 +58,16 @@ def demo(
     place = Path(directory)
     claim(place, keep=resume)
     if quick:
-        return compare(QUICK_METHODS, seeds=1, directory=place, jobs=jobs, observer=observer, **{**SETTINGS, **QUICK})
-    return compare(methods(), seeds=seeds, directory=place, jobs=jobs, observer=observer, **SETTINGS)
+        return compare(
+            QUICK_METHODS,
+            seeds=1,
+            directory=place,
+            jobs=jobs,
+            observer=observer,
+            verbose=False,
+            **{**SETTINGS, **QUICK},
+        )
+    return compare(methods(), seeds=seeds, directory=place, jobs=jobs, observer=observer, verbose=False, **SETTINGS)
 
 
 def methods() -> list[str]:

@@ -9,8 +9,8 @@ A job that crashes takes only its own run with it.
 import json
 import logging
 import signal
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 
 from fedkeel import simulation as running
 from fedkeel.config import Config
+from fedkeel.core import imports
 from fedkeel.core.evaluation import Scores
 from fedkeel.engine.children import HUNG, NAME, SENTENCE, UNGUARDED, Child, end, heard
 from fedkeel.errors import FedkeelError
@@ -49,6 +50,8 @@ class Job(Trial):
 
     config: Config
     track: str | None = None  # the tracker that gets its curves, in whichever process it runs
+    # Objects in place of what the configuration names: federation, model, method.
+    given: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 class JobsObserver:
@@ -111,7 +114,9 @@ def run_all(
     """
     waiting = _Waiting(todo, fits)
     if processes > 1:
-        return _run_at_once(waiting, processes, observer, spawned=uses_gpu(job.config for job in todo))
+        spawned = uses_gpu(job.config for job in todo)
+        own = homes(todo) if spawned else []
+        return _run_at_once(waiting, partial(_start, own=own, spawned=spawned), processes, observer)
     failures: dict[Job, str] = {}
     while waiting:
         if stop_requested.is_set():
@@ -144,12 +149,29 @@ def uses_gpu(configs: Iterable[Config]) -> bool:
     return any(config.device != "cpu" for config in configs) and torch.cuda.is_available()
 
 
+def homes(jobs: Sequence[Job]) -> list[imports.OwnModule]:
+    """The modules that a new Python must import to know what these name; refused where none can."""
+    if thing := next((name for job in jobs for name in job.given), ""):
+        raise FedkeelError(
+            f"The {thing} is an object, which processes that share a GPU cannot be given: give jobs=1, or a name to it "
+            "with fedkeel.register in a file that you import."
+        )
+    modules = [module for job in jobs for module in imports.homes(imports.used(job.config))]
+    if typed := next((module for module in modules if not module.file), None):
+        (_, kind, name), *_ = typed.registers
+        raise FedkeelError(
+            f"The {kind} '{name}' was typed into a notebook or a shell, which processes that share a GPU cannot "
+            "import: put it into a file and import that, or give jobs=1."
+        )
+    return list({module.name: module for module in modules}.values())
+
+
 def execute(job: Job, observer: Observer) -> None:
     with tracked(job.track, job.directory, observer, title=str(job)) as observer:
         if (job.directory / "config.toml").exists():
-            running.resume(job.directory, observer=observer)
+            running.resume(job.directory, observer=observer, verbose=False, **job.given)
         else:
-            running.simulate(job.config, directory=job.directory, observer=observer)
+            running.simulate(job.config, directory=job.directory, observer=observer, verbose=False, **job.given)
 
 
 def beside_others(config: Config) -> Config:
@@ -192,7 +214,14 @@ def _explain(error: Exception, job: Job) -> str:
 
 
 # -- in processes of their own --------------------------------------------------------------------------------
-def _run_at_once(waiting: _Waiting, processes: int, observer: JobsObserver, *, spawned: bool) -> dict[Job, str]:
+def _start(job: Job, own: Sequence[imports.OwnModule], spawned: bool) -> Child:
+    # Not a daemon: a run may have worker processes of its own.
+    return Child(_work, job, own, fewer="--jobs", name=f"{NAME}: {job}", spawned=spawned)
+
+
+def _run_at_once(
+    waiting: _Waiting, start: Callable[[Job], Child], processes: int, observer: JobsObserver
+) -> dict[Job, str]:
     """As many processes as asked for, a new one for each job."""
     stopping = False
     at_work: dict[Child, Job] = {}
@@ -205,8 +234,7 @@ def _run_at_once(waiting: _Waiting, processes: int, observer: JobsObserver, *, s
                 child.process.terminate()
             while waiting and len(at_work) < processes and not stopping:
                 job = waiting.next()
-                # Not a daemon: a run may have worker processes of its own.
-                at_work[Child(_work, job, fewer="--jobs", name=f"{NAME}: {job}", spawned=spawned)] = job
+                at_work[start(job)] = job
             for child, said in heard(list(at_work)):
                 job = at_work[child]
                 if said is None:
@@ -246,7 +274,7 @@ class _LogToObserver(logging.Handler):
         self._observer.note(self.format(record))
 
 
-def _work(pipe: Connection, job: Job) -> None:
+def _work(pipe: Connection, job: Job, own: Sequence[imports.OwnModule]) -> None:
     signal.signal(signal.SIGTERM, lambda _number, _frame: stop_requested.set())
 
     def tell(*event: Any) -> None:
@@ -255,6 +283,9 @@ def _work(pipe: Connection, job: Job) -> None:
     reporter = _Reporter(tell)
     log.handlers, log.propagate = [_LogToObserver(reporter)], False
     try:
+        for module in own:
+            if module.missing():
+                imports.bring(module)
         execute(job, reporter)
         problem = ""
     except Stopped:

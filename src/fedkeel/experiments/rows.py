@@ -60,8 +60,8 @@ def read_methods(texts: Sequence[str], options: dict[str, Any]) -> dict[str, Con
     for text in texts:
         if not isinstance(text, str):
             raise FedkeelError(
-                f"What to compare has {described(text)} in it: give methods by name, like 'fedprox(mu=0.1)'; one of "
-                "your own gets a name with fedkeel.register."
+                f"What to compare has {described(text)} in it: give methods, by name, like 'fedprox(mu=0.1)', or as "
+                "objects of a fedkeel.Method."
             )
         if slug(text) in map(slug, configs):
             raise FedkeelError(f"'{text}' is given twice: keep one.")

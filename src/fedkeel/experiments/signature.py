@@ -87,6 +87,7 @@ def _losses(method: str) -> Signature:
     """Of every round, in training and in the test."""
     with tempfile.TemporaryDirectory() as folder:
         run = simulate(
+            verbose=False,
             federation=_federation(),
             model=_network(),
             method=method,

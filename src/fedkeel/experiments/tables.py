@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from fedkeel.core.naming import csv_text, markdown_text, visible
+from fedkeel.core.readable import DASH as DASH
+from fedkeel.core.readable import percent as percent
 from fedkeel.runs.summary import RULES, SOURCES, weakest
-
-DASH = "–"  # where there is no number
 
 
 @dataclass(frozen=True)
@@ -198,6 +198,10 @@ class Results:
             lines.append([text(self.name(row)), *(cell(*marked) for marked in self.marked(row)), *self.traffic(row)])
         return lines
 
+    def lines(self) -> list[list[str]]:
+        """Headings and rows as plain text, the best of each column with a star."""
+        return self._lines(str, lambda cell, best: f"{cell or DASH}{'*' if best else ''}")
+
     def text(self) -> str:
         """Plain text, the best of each column with a star."""
         lines = self._lines(visible, lambda cell, best: f"{cell or DASH}{'*' if best else ' '}")
@@ -309,10 +313,6 @@ def _latex_cell(cell: Cell | None, best: bool) -> str:
 def competes(row: Row) -> bool:
     """Training on the pooled data is what a federation is measured against, not one of the methods for it."""
     return row.method.partition("@")[0] != "central"
-
-
-def percent(fraction: float) -> str:
-    return f"{100 * fraction:.1f}"
 
 
 def rounded(cell: Cell) -> float:

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from fedkeel.config import MACHINE_OPTIONS, Config
+from fedkeel.core import imports
 from fedkeel.experiments.demo import findings
 from fedkeel.experiments.tables import apart, competes, percent
 from fedkeel.report.collect import FEDERATION, Group, Member
@@ -210,7 +211,9 @@ def repeat_section(group: Group) -> str:
     else:
         path = str(group.members[0].run.directory / "config.toml")
         body += "<p>Or from its configuration:</p>" + code(shlex.join(["fedkeel", "run", "--config", path]))
-    return body
+    own = dict.fromkeys(file for member in group.members for file in imports.files(member.run.directory))
+    flags = shlex.join(word for file in own for word in ("--import", file))
+    return f"{body}<p>With code of one's own, which each of these needs too:</p>{code(flags)}" if own else body
 
 
 SECTIONS = (

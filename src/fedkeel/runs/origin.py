@@ -18,6 +18,8 @@ import torch
 from torch import nn
 
 import fedkeel
+from fedkeel.config import Config
+from fedkeel.core import imports
 from fedkeel.core.composition import Composition
 from fedkeel.core.method import Method
 from fedkeel.data.outline import FILE as FEDERATION
@@ -27,6 +29,7 @@ from fedkeel.engine.setup import Setup
 from fedkeel.errors import StoreError
 from fedkeel.files import read_sealed, seal
 from fedkeel.models.wrapped import Wrapped
+from fedkeel.registry import REGISTRIES
 from fedkeel.runs.bytecode import PLAIN, code_digest, is_followed, python_version
 
 FILE = "origin.json"
@@ -53,7 +56,7 @@ class Origin:
         return Origin(
             fedkeel=fedkeel.__version__,
             python=python_version(),
-            code={**method_code(worker.method), "the model": model_digest(worker.model)},
+            code={**own_code(setup.config), **method_code(worker.method), "the model": model_digest(worker.model)},
             given={name: identify(thing) for name, thing in (given or {}).items() if thing is not None},
             machine=machine(worker.device),
             threads=threads if worker.device.type == "cpu" else None,
@@ -84,10 +87,7 @@ class Origin:
                 "its result may be that of neither."
             )
         if what := before.changed_code(self.code):
-            said.append(
-                f"The code of {what} is not what '{directory}' began with: the rounds before and after this one are of "
-                "different code; start a new run for a result of one."
-            )
+            said.append(f"The code of {what} is not what '{directory}' began with: the result is of different codes.")
         moved = [name for name in MACHINE if before.machine.get(name) != self.machine.get(name)]
         if moved and self.machine.get("gpu") == before.machine.get("gpu") != "":
             moved = [name for name in moved if name in ("gpu", "torch")]  # the CPU only carries things to and fro
@@ -122,7 +122,22 @@ def refuse_other_data(directory: Path, setup: Setup) -> None:
         )
 
 
+def refuse_other_code(directory: Path, before: Origin, now: Origin) -> None:
+    """As for data."""
+    if what := before.changed_code(now.code):
+        raise StoreError(
+            f"The code of {what} is not what '{directory}' began with: put it back as it was, start a new run, or give "
+            "--changed-code (changed_code=True in Python) to go on with rounds of different code."
+        )
+
+
 # -- code ------------------------------------------------------------------------------------------------------------
+def own_code(config: Config) -> dict[str, str]:
+    """Of what the configuration names that is not Fedkeel's: losses, metrics, transforms, ..."""
+    entries = [(REGISTRIES[group].kind, entry) for group, entry in imports.used(config)]
+    return {f"the {kind} '{entry.name}'": code_digest(entry.build) for kind, entry in entries if kind != "model"}
+
+
 def method_code(method: Composition) -> dict[str, str]:
     return {f"the method '{part.name}'": code_digest(type(part)) for part in method.parts}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 from collections.abc import Mapping
@@ -15,9 +14,10 @@ from torch import nn
 
 from fedkeel import methods
 from fedkeel.config import Config, from_one
-from fedkeel.core import naming, state
+from fedkeel.core import imports, naming, state
 from fedkeel.core.composition import Composition
 from fedkeel.core.method import Method
+from fedkeel.core.readable import html_table, text_table
 from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Federation
 from fedkeel.data.transforms import Unknown
@@ -31,6 +31,7 @@ from fedkeel.runs.intact import Files, how_to_continue
 from fedkeel.runs.origin import Origin, read_outline
 from fedkeel.runs.store import MODEL, SUMMARY, read_config
 from fedkeel.runs.summary import unsound
+from fedkeel.runs.tables import as_frame, notebook_package, shown
 from fedkeel.runs.trained import Deployed, Predictions, Trained
 from fedkeel.spec import Spec, parse
 
@@ -63,8 +64,10 @@ class Run(Files):
         return {name: origin.given[name] for name in objects if origin and name in origin.given}
 
     def __repr__(self) -> str:
-        result = f"{self.accuracy:.1%}" if self.finished else "unfinished"
-        return f"Run('{self.directory}', method='{self.config.method}', {result})"
+        return text_table(*shown(self))
+
+    def _repr_html_(self) -> str:
+        return html_table(*shown(self))
 
     @property
     def summary(self) -> dict[str, Any] | None:
@@ -163,18 +166,16 @@ class Run(Files):
 
         The accuracy of each domain in "scores" is a column of its own, `domains.NAME`.
         """
-        pandas = _notebook_package("pandas", "A table")
         rows = []
         for record in self.records(kind):
             row = {name: value for name, value in record.items() if name not in ("kind", "domains")}
             row |= {f"domains.{name}": value for name, value in record.get("domains", {}).items()}
-            # As pandas has no number, also where a column has none at all, e.g. the loss of a model that diverged.
-            rows.append({name: math.nan if value is None else value for name, value in row.items()})
-        return pandas.DataFrame(rows)
+            rows.append(row)
+        return as_frame(rows)
 
     def plot_accuracy(self, axes: Axes | None = None, *, domains: bool = True) -> Axes:
         """Test accuracy by round, on average and, unless told otherwise, of each domain; returns matplotlib's axes."""
-        pyplot = _notebook_package("matplotlib.pyplot", "A plot")
+        pyplot = notebook_package("matplotlib.pyplot", "A plot")
         scores = self.evaluated()
         axes = axes if axes is not None else pyplot.subplots()[1]
         rounds = [from_one(entry["round"]) for entry in scores]
@@ -238,6 +239,7 @@ class Run(Files):
             raise FedkeelError(
                 f"'{self.directory}' was made with objects given in Python: load its {MODEL} into your own."
             )
+        imports.recall(self.directory)
         composition = Composition.of(given.get("method") or methods.build(self.config.method))
         files = [MODEL]
         if composition.is_personal:
@@ -313,17 +315,6 @@ def without_weights(config: Config) -> Config:
 
 def _present(**objects: Any) -> dict[str, Any]:
     return {name: thing for name, thing in objects.items() if thing is not None}
-
-
-def _notebook_package(name: str, what: str) -> Any:
-    package = name.partition(".")[0]
-    try:
-        importlib.import_module(package)
-        return importlib.import_module(name)
-    except ImportError:
-        raise FedkeelError(
-            f"{what} needs {package}, which is not installed: pip install 'fedkeel[notebook]'."
-        ) from None
 
 
 def _null(_constant: str) -> None:

@@ -3,6 +3,8 @@
 config.toml      every option; running it again repeats the run
 federation.json  the data it was trained on in outline, and a fingerprint of them, see `fedkeel.data.outline`
 origin.json      the code and the machine that it began with, see `fedkeel.runs.origin`
+imports.json     where methods, models, ... of the user's own came from, and code/ with copies to read, see
+                 `fedkeel.core.imports`
 metrics.jsonl    a line per round, client and evaluation; no times, so two equal runs have equal files
 timing.jsonl     seconds per phase and round
 diagnostics/     what was recorded while training, or made of the run afterwards, see `fedkeel.analysis`
@@ -32,6 +34,7 @@ import safetensors.torch
 
 from fedkeel import config as configuration
 from fedkeel.config import MACHINE_OPTIONS, Config
+from fedkeel.core import imports
 from fedkeel.core.messages import BadMessage, pack, unpack
 from fedkeel.core.naming import file_name
 from fedkeel.core.state import Tensors
@@ -110,7 +113,9 @@ class Store:
                         "or choose another directory."
                     )
                 # The configuration last: with it the directory is a run's.
-                for name, data in {**(records or {}), "config.toml": config.to_toml().encode()}.items():
+                own = imports.records(config)
+                for name, data in {**own, **(records or {}), "config.toml": config.to_toml().encode()}.items():
+                    store._made = [*make_folder((store.directory / name).parent), *store._made]
                     store._begun.append(store.directory / name)
                     write_atomically(store.directory / name, data)
             except BaseException:

@@ -56,7 +56,7 @@ class Rule:
         """Raise unless this many clients in a round are enough for the rule to mean something."""
 
 
-ROBUST: Registry[Rule] = Registry("robust rule")
+ROBUST: Registry[Rule] = Registry("robust rule", "robust")
 
 
 @ROBUST.register("norm-clip")

@@ -1,31 +1,15 @@
 """Text and tables on a terminal or in a pipe, drawn by rich."""
 
 from collections.abc import Sequence
-from typing import IO, Any
 
 from rich import box
 from rich import table as rich_table
-from rich.console import Console
 from rich.text import Text
 
 from fedkeel.cli.terminal.output import Line
 from fedkeel.core.naming import visible
 from fedkeel.experiments.tables import DASH, Results
-
-WIDE = 1000  # a pipe has no edge: a table there is never cut
-
-
-class PlainConsole(Console):
-    """Names are data: nothing in a text is markup, and nothing in it reaches the terminal but letters."""
-
-    def render_str(self, text: str, **options: Any) -> Text:  # every text and every cell passes here
-        return super().render_str("\n".join(map(visible, text.split("\n"))), **options)
-
-
-def console(stream: IO[str]) -> Console:
-    """A console that keeps tables whole when nobody's terminal limits them."""
-    width = None if stream.isatty() else WIDE
-    return PlainConsole(file=stream, width=width, highlight=False, markup=False, emoji=False)
+from fedkeel.runs.progress import console as console
 
 
 def drawn(line: Line) -> str | Text | rich_table.Table:

@@ -5,6 +5,8 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from fedkeel.core.readable import duration as duration
+
 if TYPE_CHECKING:
     from rich.text import Text
 
@@ -32,9 +34,3 @@ def show(lines: Iterable[Line], document: Any = None, *, as_json: bool = False, 
     out = console(sys.stdout)
     for line in lines:
         out.print(drawn(line), soft_wrap=soft_wrap and not isinstance(line, Table))
-
-
-def duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

@@ -19,6 +19,7 @@ from fedkeel.runs.trackers import TRACKERS, require
 Arguments = argparse.Namespace
 SEEDS = "how many, or which, like 0,1,5"
 TRACK = "send the curves to a tracker too, as they grow"
+IMPORT = "a Python file, or a module, that registers methods, models, ... of your own; may be given again"
 JOBS = "runs at the same time (default: one per core; on a GPU 1)"
 
 
@@ -50,6 +51,7 @@ SHARED: dict[str, dict[str, Any]] = {
     "--no-cache": {"action": "store_true", "help": "keep no decoded images for the next run, and use none"},
     "--root": {"metavar": "DIR", "help": "short for --data 'NAME(root=DIR)'"},
     "--seeds": {"metavar": "N", "default": "3", "type": read_seeds, "help": f"{SEEDS} (default: 3)"},
+    "--import": {"metavar": "FILE", "dest": "imports", "action": "append", "default": [], "help": IMPORT},
     "--jobs": {"metavar": "N", "type": whole("jobs", 1), "help": JOBS},
 }
 

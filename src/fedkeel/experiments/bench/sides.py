@@ -173,6 +173,7 @@ def run_cell(
         began = time.perf_counter()
         run = simulate(
             CELL.replace(**options),
+            verbose=False,
             federation=federation,
             directory=folder / "run",
             observer=observer,

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import io
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedkeel.cli.terminal.progress import ComparisonProgress, Display, RunProgress
 from fedkeel.config import Config
 from fedkeel.core.evaluation import Scores
+from fedkeel.experiments.comparison import compare
 from fedkeel.experiments.jobs import Job
+from fedkeel.experiments.progress import ComparisonProgress
+from fedkeel.runs.progress import Display, RunProgress
+from tests import tiny
 from tests.experiments.test_comparison import finish as finish_run
+from tests.runs.test_run import interrupted
 
 
 class Terminal(io.StringIO):
@@ -52,6 +57,62 @@ def test_quiet_still_tells_notes() -> None:
         progress.note("The update of [scan] is dropped.")
         progress.round_done(0, 1, scores(0.5), 0.5)
     assert stream.getvalue() == "fedkeel: The update of [scan] is dropped.\n"
+
+
+class Kernel:
+    """IPython as it is in a notebook's kernel, as far as progress asks it."""
+
+    def __init__(self) -> None:
+        self.shown: list[str] = []
+        self.display = self
+
+    def get_ipython(self) -> Any:
+        return type("Shell", (), {"kernel": True})()
+
+    def __call__(self, content: dict[str, str], **_: Any) -> Any:
+        self.shown.append(content["text/plain"])
+        return self
+
+    update = __call__
+
+
+@pytest.mark.parametrize(("verbose", "drawn"), [(None, True), (True, True), (False, False)])
+def test_a_notebook_shows_progress_in_one_place_unless_told_not_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verbose: bool | None, drawn: bool
+) -> None:
+    kernel = Kernel()
+    kernel.display = type("Module", (), {"display": kernel})  # type: ignore[assignment]
+    monkeypatch.setitem(sys.modules, "IPython", kernel)  # type: ignore[arg-type]
+    tiny.run(tmp_path / "r", rounds=2, verbose=verbose)
+    assert bool(kernel.shown) == drawn
+    if drawn:
+        assert kernel.shown[-1].startswith("fedavg")
+        assert "round 2/2" in kernel.shown[-1]
+    compare(["fedavg"], directory=tmp_path / "c", federation=tiny.federation(), model=tiny.model(), seeds=1, jobs=1,
+            rounds=1, verbose=verbose, device="cpu", executor="serial")  # fmt: skip
+    assert not drawn or "runs 1/1" in kernel.shown[-1]
+
+
+@pytest.mark.parametrize(("tty", "verbose", "seen"), [(True, None, True), (True, False, False), (False, None, False),
+                                                      (False, True, True)])  # fmt: skip
+def test_progress_is_where_a_person_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tty: bool, verbose: bool | None, seen: bool
+) -> None:
+    stream = Terminal() if tty else io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    run = tiny.run(tmp_path / "r", rounds=1, verbose=verbose)
+    assert ("round 1/1" in stream.getvalue()) == seen
+    assert run.finished
+    tiny.resume(interrupted(tmp_path / "stopped").directory, verbose=verbose)
+    assert ("round 4/4" in stream.getvalue()) == seen
+
+
+def test_an_observer_of_one_s_own_is_told_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", stream := io.StringIO())
+    rounds: list[int] = []
+    tiny.run(tmp_path / "r", rounds=2, verbose=True, observer=tiny.Notes(rounds.append))
+    assert rounds == [0, 1]
+    assert "round 2/2" in stream.getvalue()
 
 
 def finish(job: Job, accuracy: float) -> None:

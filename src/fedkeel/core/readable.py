@@ -1,0 +1,39 @@
+"""Numbers, times and small tables as a person reads them, in a terminal or in a notebook."""
+
+import html
+from collections.abc import Iterable, Sequence
+
+from fedkeel.core.naming import visible
+
+DASH = "–"  # where there is no number
+
+
+def percent(fraction: float) -> str:
+    return f"{100 * fraction:.1f}"
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def text_table(caption: str, rows: Sequence[Sequence[object]]) -> str:
+    """The rows, if any, under a caption, the first of them the headings."""
+    cells = [[visible(str(cell)) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+    return "\n".join([visible(caption), *(f"  {line}" for line in lines)])
+
+
+def html_table(caption: str, rows: Sequence[Sequence[object]]) -> str:
+    """The same for a notebook. Names are data: nothing in them is markup."""
+
+    def line(cells: Iterable[object], tag: str) -> str:
+        return f"<tr>{''.join(f'<{tag}>{html.escape(visible(str(cell)))}</{tag}>' for cell in cells)}</tr>"
+
+    if not rows:
+        return f"<p>{html.escape(visible(caption))}</p>"
+    head, *body = rows
+    table = f"<thead>{line(head, 'th')}</thead><tbody>{''.join(line(row, 'td') for row in body)}</tbody>"
+    return f"<p>{html.escape(visible(caption))}</p><table>{table}</table>"

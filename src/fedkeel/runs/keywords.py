@@ -1,0 +1,78 @@
+"""The options of a run as keywords, for editors and type checkers.
+
+Written by .ci/keywords from the fields of `Config`, which are the only list of options: change them there.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict
+
+from torch import nn
+
+from fedkeel.data.federation import Federation
+
+
+class MachineOptions(TypedDict, total=False):
+    """What may change when a run is resumed."""
+
+    round_timeout: float
+    metrics: str
+    record: str
+    record_every: int
+    executor: str
+    workers: int
+    threads: int
+    device: str
+    memory_limit: int
+    checkpoint_every: int
+    profile: bool
+
+
+class Options(MachineOptions, total=False):
+    """What every run takes."""
+
+    data: str
+    partition: str
+    unseen: str
+    subsample: int
+    weights: str
+    rounds: int
+    participation: float
+    weighting: Literal["samples", "uniform"]
+    min_clients: int
+    stateless: bool
+    robust: str
+    dp: Literal["none", "central", "local"]
+    dp_clip: float
+    dp_noise: float
+    dp_delta: float
+    local_epochs: int
+    batch_size: int
+    drop_last: bool
+    optimizer: Literal["sgd", "adamw"]
+    learning_rate: float
+    momentum: float
+    weight_decay: float
+    schedule: Literal["constant", "exponential", "cosine"]
+    decay: float
+    clip_norm: float
+    evaluate_every: int
+    evaluate_with: Literal["global", "batch", "both"]
+    evaluate_clients: int
+    evaluation_batch: int
+    result: Literal["last", "mean-last-10", "best-validation"]
+    precision: Literal["float32", "tf32", "bf16"]
+    compile: bool
+
+
+class RunOptions(Options, total=False):
+    """Of `fedkeel.simulate`."""
+
+    seed: int
+
+
+class CompareOptions(Options, total=False):
+    """Of `fedkeel.compare`: of all its runs."""
+
+    model: str | nn.Module
+    federation: Federation

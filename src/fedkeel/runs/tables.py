@@ -1,0 +1,61 @@
+"""A run in a few lines, as a row, and its records as a pandas table."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from fedkeel.core.readable import percent
+from fedkeel.errors import FedkeelError
+
+if TYPE_CHECKING:
+    import pandas
+
+    from fedkeel.runs.run import Run
+
+MOST_SHOWN = 20  # domains
+
+
+def shown(run: Run) -> tuple[str, list[Sequence[str]]]:
+    """What it is, and its result for each domain as far as a screen has room."""
+    summary = run.sound_summary(whole=False)
+    result = f"{percent(summary['accuracy'])} %" if summary else "unfinished"
+    names = {name: thing["name"] for name, thing in run.given.items()}
+    method, data = (names.get(name, getattr(run.config, name)) for name in ("method", "data"))
+    domains = [(name, percent(value)) for name, value in (summary["domains"] if summary else {}).items()]
+    more = [(f"and {len(domains) - MOST_SHOWN} more", "")] if len(domains) > MOST_SHOWN else []
+    caption = f"Run('{run.directory}'): {method} on {data}, seed {run.config.seed}, {result}"
+    return caption, [("domain", "accuracy %"), *domains[:MOST_SHOWN], *more] if domains else []
+
+
+def result_row(run: Run) -> dict[str, Any]:
+    """The result: `accuracy`, `domains.NAME`, and of the same round the mean over clients of each metric."""
+    result = run.sound_summary(whole=False) or {}
+    at = {"round": result["round"], "split": "test", "statistics": result.get("statistics", "global")}
+    tests = [record for record in run.records("evaluation") if all(record[name] == at[name] for name in at)]
+    means = {}
+    for name in tests[-1] if tests else ():
+        values = [record[name] for record in tests if isinstance(record.get(name), float)]
+        if values and name not in ("accuracy", "loss"):
+            means[name] = fmean(values)
+    return {"accuracy": result["accuracy"], **{f"domains.{n}": v for n, v in result["domains"].items()}, **means}
+
+
+def as_frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
+    pandas = notebook_package("pandas", "A table")
+    # As pandas has no number, also where a column has none at all, e.g. the loss of a model that diverged.
+    return pandas.DataFrame([{n: math.nan if value is None else value for n, value in row.items()} for row in rows])
+
+
+def notebook_package(name: str, what: str) -> Any:
+    package = name.partition(".")[0]
+    try:
+        importlib.import_module(package)
+        return importlib.import_module(name)
+    except ImportError:
+        raise FedkeelError(
+            f"{what} needs {package}, which is not installed: pip install 'fedkeel[notebook]'."
+        ) from None
