@@ -118,7 +118,7 @@ def claims_of(paper: str) -> list[Claim]:
 
 
 def read_claim(entry: Mapping[str, Any], paper: str) -> list[Claim]:
-    given = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+    given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
     keys = [field.name for field in fields(Claim)]
     for key in given:
         if key not in keys:
