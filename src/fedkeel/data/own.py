@@ -4,14 +4,14 @@
     fedkeel.data.federation(table, label="diagnosis", clients="hospital", test=0.3, unseen="clinic 4")
     fedkeel.data.federation(torchvision_set, partition="dirichlet(alpha=0.3, clients=10)")
 
-What the samples are is `fedkeel.data.sources`' affair; here they are given to clients.
+What the samples are is `fedkeel.data.sources`' affair; here they get labels and clients.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,35 +20,17 @@ import torch
 from torch import Tensor
 
 from fedkeel.data.dataset import Dataset, indices
-from fedkeel.data.federation import Federation, Transform
-from fedkeel.data.load import Cut, given_or, unseen_client, warn_of_untrained_classes
-from fedkeel.data.partition import Partition
+from fedkeel.data.federation import Federation
+from fedkeel.data.load import Cut, warn_of_empty_classes
 from fedkeel.data.population import Client, IntArray, Split
 from fedkeel.data.sources import Source
 from fedkeel.data.splits import check_shares, stratified_split
 from fedkeel.errors import DataError, unknown
-from fedkeel.options import Count, Decay, checked, described
+from fedkeel.options import Decay, checked, described
 from fedkeel.spec import names
 
 log = logging.getLogger("fedkeel")
 MOST_GAPS = 1000  # classes without a sample, beyond which labels are no numbers of classes
-
-
-@dataclass(frozen=True)
-class Details:
-    """The options of `federation` that are seldom needed."""
-
-    partition: str | Partition | None = None  # where there are no clients, e.g. "dirichlet(alpha=0.3, clients=10)"
-    unseen: str | Sequence[str] = ()  # clients or domains that are held out: evaluated, never trained on
-    classes: Sequence[str] | None = None  # names in label order; by default the labels themselves
-    name: str = "own"  # for messages and reports
-    seed: int = 0  # of the partition
-    split_seed: int = 0  # of the shares for testing and validation
-    train_transform: str | Transform | None = None  # by default "normalise" for uint8 images, and nothing for floats
-    test_transform: str | Transform | None = None
-    image: str | None = None  # the column of images, of data that have columns
-    label: str | None = None  # and that of labels
-    size: Count | None = None  # images are squeezed to size x size pixels
 
 
 def federation(
@@ -59,6 +41,7 @@ def federation(
     domains: Any = None,
     test: Any = 0.2,
     validation: Any = 0.0,
+    classes: Sequence[str] | None = None,
     **options: Any,
 ) -> Federation:
     """A federation of your own data.
@@ -74,125 +57,100 @@ def federation(
             default a client is a domain of its own.
         test, validation: the share of each client's samples, class by class; or which samples they are: their numbers,
             true or false for each, or a column of that.
-        options: see `Details`.
+        classes: their names, in label order; by default the labels themselves.
+        options: those of `Source`, how the data are read (`name`, `image`, `label`, `size`, `split_seed`), and those of
+            `Cut`, as in `fedkeel.data.load` (`partition`, `unseen`, `seed`, `train_transform`, ...).
     """
-    known = [field.name for field in fields(Details)]
-    for option in options:
-        if option not in known:
-            raise DataError(unknown("option of federation()", option, known))
-    details = Details(**options)
-    checked(details.size, Count | None, "'size'")
     columns = frozenset(given for given in (clients, domains, test, validation) if isinstance(given, str))
-    source = Source(str(details.name), details.image, details.label, details.size, columns)
+    source, cut = read_options({"others": columns, **options})
+    refuse_unclear(clients, domains, options.get("partition"))
     samples = source.read(data, labels)
-    y, classes = as_labels(samples.labels, len(samples.values), details.classes, samples.classes)
-
-    def looked_up(given: Any) -> Any:
-        return samples.column(given) if isinstance(given, str) else given
-
-    usual = "" if samples.values.is_floating_point() else "normalise"
-    made = Making(
-        details,
-        samples.values,
-        torch.from_numpy(y),
-        classes,
-        Splits(y, looked_up(test), looked_up(validation), details.split_seed),
-        given_or(None, usual if details.train_transform is None else details.train_transform),
-        given_or(None, usual if details.test_transform is None else details.test_transform),
+    clients, domains, test, validation = (
+        samples.column(given) if isinstance(given, str) else given for given in (clients, domains, test, validation)
     )
-    result = made.of(looked_up(clients), looked_up(domains))
+    count = len(samples.values)
+    y, classes = as_labels(samples.labels, count, classes, samples.classes)
+    if clients is not None:
+        parts = members_of(clients, count)
+    else:
+        parts = {source.name: np.arange(count)} if domains is None else groups(domains, count, "domain")
+    splits, usual = (
+        Splits(y, test, validation, source.split_seed),
+        "" if samples.values.is_floating_point() else "normalise",
+    )
+    dataset = Dataset(
+        name=source.name,
+        images=samples.values,
+        labels=torch.from_numpy(y),
+        classes=tuple(classes),
+        domains={name: splits.of(name, positions) for name, positions in parts.items()},
+        train_transform=usual,
+        test_transform=usual,
+    )
+    warn_of_empty_classes(dataset)
+    result = cut.federation(dataset) if clients is None else in_domains(dataset, cut, domains_of(parts, domains, count))
     refuse_transforms(result)
     return result
 
 
-@dataclass(frozen=True)
-class Making:
-    """A federation but for its clients."""
-
-    details: Details
-    images: Tensor
-    labels: Tensor
-    classes: tuple[str, ...]
-    splits: Splits
-    train_transform: Transform
-    test_transform: Transform
-
-    def of(self, clients: Any, domains: Any) -> Federation:
-        if clients is None:
-            return self._partitioned(domains)
-        if self.details.partition is not None:
-            raise DataError("'clients' says whose each sample is, and 'partition' would cut them anew: keep one.")
-        members = members_of(clients, len(self.labels))
-        domain_of = self._domains(members, domains)
-        held_out = names(self.details.unseen)
-        for name in held_out:
-            if name not in members and name not in domain_of.values():
-                raise DataError(unknown("client or domain", name, [*members, *domain_of.values()]))
-        seen: list[Client] = []
-        unseen: list[Client] = []
-        for name, positions in members.items():
-            if name in held_out or domain_of[name] in held_out:
-                everything = Split(indices(positions), indices([]), indices([]))
-                unseen.append(replace(unseen_client(name, everything, "all"), domain=domain_of[name]))
-            else:
-                seen.append(Client(name, domain_of[name], *self.splits.of(name, positions)))
-        if not seen:
-            raise DataError("Every client is unseen: leave at least one to train on.")
-        result = Federation(
-            name=self.details.name,
-            images=self.images,
-            labels=self.labels,
-            classes=self.classes,
-            clients=tuple(seen),
-            train_transform=self.train_transform,
-            test_transform=self.test_transform,
-            unseen=tuple(unseen),
+def refuse_unclear(clients: Any, domains: Any, partition: Any) -> None:
+    if clients is not None and partition is not None:
+        raise DataError("'clients' says whose each sample is, and 'partition' would cut them anew: keep one.")
+    if clients is None and domains is None and partition is None:
+        raise DataError(
+            "Whose the samples are is not said: give clients=..., or have them cut, "
+            "partition='dirichlet(alpha=0.3, clients=10)'."
         )
-        warn_of_untrained_classes(result)
-        return result
 
-    def _partitioned(self, domains: Any) -> Federation:
-        if domains is None and self.details.partition is None:
+
+def read_options(options: dict[str, Any]) -> tuple[Source, Cut]:
+    of_source, of_cut = ([field.name for field in fields(kind)] for kind in (Source, Cut))
+    for option in options:
+        if option not in (*of_source, *of_cut):
+            raise DataError(unknown("option of federation()", option, [*of_source, *of_cut]))
+    own = {name: options.pop(name) for name in of_source if name in options}
+    return Source(**own), Cut(**{name: value for name, value in options.items() if value is not None})
+
+
+def in_domains(dataset: Dataset, cut: Cut, domain_of: Mapping[str, str]) -> Federation:
+    """Clients, which are the data set's domains, put into domains of their own; `unseen` may name either."""
+    named = names(cut.unseen)
+    held_out = [name for name in named if name not in domain_of.values() or name in domain_of]
+    held_out += [name for name, domain in domain_of.items() if domain in named and name not in held_out]
+    for name, split in dataset.domains.items():
+        if not len(split.train) and name not in held_out:
+            raise DataError(f"The client '{name}' has no samples to train on: leave it out or give it some.")
+    made = replace(cut, unseen=held_out).federation(dataset)
+    if all(name == domain for name, domain in domain_of.items()):
+        return made
+
+    def moved(clients: Sequence[Client]) -> tuple[Client, ...]:
+        return tuple(replace(client, domain=domain_of[client.name]) for client in clients)
+
+    return replace(made, clients=moved(made.clients), unseen=moved(made.unseen))
+
+
+def domains_of(members: Mapping[str, IntArray], domains: Any, count: int) -> dict[str, str]:
+    """The domain of each client."""
+    if domains is None:
+        return {name: name for name in members}
+    if isinstance(domains, Mapping):
+        given = {str(client): str(domain) for client, domain in domains.items()}
+        for name in (*members, *given):
+            if name not in given or name not in members:
+                raise DataError(unknown("client", name, given if name in members else members))
+        return given
+    domain = np.empty(count, object)
+    for name, positions in groups(domains, count, "domain").items():
+        domain[positions] = name
+    found = {name: list(dict.fromkeys(domain[positions])) for name, positions in members.items()}
+    for name, own in found.items():
+        if len(own) > 1:
             raise DataError(
-                "Whose the samples are is not said: give clients=..., or have them cut, "
-                "partition='dirichlet(alpha=0.3, clients=10)'."
+                f"The client '{name}' has samples of the domains '{own[0]}' and '{own[1]}': a client has one domain; "
+                "make it two clients."
             )
-        count = len(self.labels)
-        parts = {self.details.name: np.arange(count)} if domains is None else groups(domains, count, "domain")
-        dataset = Dataset(
-            name=self.details.name,
-            images=self.images,
-            labels=self.labels,
-            classes=self.classes,
-            domains={name: self.splits.of(name, positions) for name, positions in parts.items()},
-            train_transform=self.train_transform,
-            test_transform=self.test_transform,
-        )
-        cut = Cut(self.details.partition or "domains", unseen=self.details.unseen, seed=self.details.seed)
-        return cut.federation(dataset)
-
-    def _domains(self, members: Mapping[str, IntArray], domains: Any) -> dict[str, str]:
-        """The domain of each client."""
-        if domains is None:
-            return {name: name for name in members}
-        if isinstance(domains, Mapping):
-            given = {str(client): str(domain) for client, domain in domains.items()}
-            for name in (*members, *given):
-                if name not in given or name not in members:
-                    raise DataError(unknown("client", name, given if name in members else members))
-            return given
-        found: dict[str, str] = {}
-        for domain, own in groups(domains, len(self.labels), "domain").items():
-            inside = np.zeros(len(self.labels), bool)
-            inside[own] = True
-            for name in (name for name, positions in members.items() if inside[positions].any()):
-                if name in found:
-                    raise DataError(
-                        f"The client '{name}' has samples of the domains '{found[name]}' and '{domain}': a client has "
-                        "one domain; make it two clients."
-                    )
-                found[name] = domain
-        return found
+    return {name: own[0] for name, own in found.items()}
 
 
 # -- labels ------------------------------------------------------------------------------------------------------------
@@ -200,13 +158,13 @@ def as_labels(
     given: Any, count: int, wanted: Sequence[str] | None, known: Sequence[str] | None
 ) -> tuple[IntArray, tuple[str, ...]]:
     """Labels from 0, and the classes' names: those wanted, those that the data came with, or the labels themselves."""
-    array = plain(given, "labels")
+    array = plain(given, "'labels'")
     if array.ndim == 2 and array.shape[1] == 1:
         array = array[:, 0]
     if array.ndim != 1:
         raise DataError(
-            f"The labels have the shape {array.shape}: give one class for each sample; of one-hot rows that is "
-            "labels.argmax(1), and several classes for a sample are not supported."
+            f"The labels have the shape {array.shape}: give one class for each sample (of one-hot rows, argmax(1)); "
+            "several classes for a sample are not supported."
         )
     if len(array) != count:
         raise DataError(f"There are {len(array):,} labels for {count:,} samples: give one for each.")
@@ -244,11 +202,11 @@ def plain(given: Any, what: str) -> npt.NDArray[Any]:
     if isinstance(given, Tensor):
         given = given.detach().cpu()
     if isinstance(given, str | Mapping) or not hasattr(given, "__len__"):
-        raise DataError(f"'{what}' is {described(given)}: give one for each sample, as a list or an array.")
+        raise DataError(f"{what} is {described(given)}: give one for each sample, as a list or an array.")
     try:
         return np.asarray(given)
     except ValueError as error:  # lists of several lengths
-        raise DataError(f"'{what}' holds lists of different lengths: give one entry for each sample.") from error
+        raise DataError(f"{what} holds lists of different lengths: give one entry for each sample.") from error
 
 
 def refuse_missing(array: npt.NDArray[Any], what: str) -> None:
@@ -262,7 +220,7 @@ def refuse_missing(array: npt.NDArray[Any], what: str) -> None:
 # -- clients -----------------------------------------------------------------------------------------------------------
 def groups(given: Any, count: int, what: str) -> dict[str, IntArray]:
     """The samples of each name, in the names' order."""
-    array = plain(given, f"{what}s")
+    array = plain(given, f"'{what}s'")
     if array.shape != (count,):
         raise DataError(f"There are {what}s of shape {array.shape} for {count:,} samples: give one for each.")
     refuse_missing(array, what)
@@ -279,7 +237,12 @@ def members_of(clients: Any, count: int) -> dict[str, IntArray]:
     """The samples of each client, checked: no two clients share one."""
     if isinstance(clients, Mapping):
         given = {str(name): own for name, own in clients.items()}
-    elif isinstance(clients, list | tuple) and clients and hasattr(clients[0], "__len__") and not is_text(clients[0]):
+    elif (
+        isinstance(clients, list | tuple)
+        and clients
+        and hasattr(clients[0], "__len__")
+        and not isinstance(clients[0], str)
+    ):
         digits = len(str(len(clients) - 1))
         given = {f"client-{number:0{digits}}": own for number, own in enumerate(clients)}
     else:
@@ -300,10 +263,6 @@ def members_of(clients: Any, count: int) -> dict[str, IntArray]:
     if left := int((owner < 0).sum()):
         log.warning("%d of the %d samples belong to no client: they are not used.", left, count)
     return members
-
-
-def is_text(thing: Any) -> bool:
-    return isinstance(thing, str | bytes)
 
 
 def numbers(given: Any, count: int, whose: str) -> IntArray:

@@ -10,11 +10,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from PIL import Image
@@ -25,7 +24,7 @@ from fedkeel.data import memory
 from fedkeel.data.federation import extent
 from fedkeel.data.formats.images import rgb
 from fedkeel.errors import DataError, unknown
-from fedkeel.options import described
+from fedkeel.options import Count, check_fields, described
 
 log = logging.getLogger("fedkeel")
 PATIENCE = 3.0  # seconds of reading after which a person is shown how far it is
@@ -48,13 +47,17 @@ class Samples:
 
 @dataclass(frozen=True)
 class Source:
-    """How to read: the columns of image and label, the size of images, and which columns are no features."""
+    """How data are read."""
 
-    name: str
-    image: str | None = None
-    label: str | None = None
-    size: int | None = None
-    others: frozenset[str] = frozenset()
+    name: str = "own"  # for messages and reports
+    image: str | None = None  # the column of images, of data that have columns
+    label: str | None = None  # and that of labels
+    size: Count | None = None  # images are squeezed to size x size pixels
+    split_seed: int = 0  # of the shares for testing and validation
+    others: frozenset[str] = frozenset()  # columns that are no features
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     def read(self, data: Any, labels: Any) -> Samples:
         if isinstance(labels, str):
@@ -88,6 +91,8 @@ class Source:
         if labels is None and self.label is None:
             raise DataError("Which column is the label is not said: give label='name of the column'.")
         found = column(self.label) if self.label else labels
+        for name in self.others:
+            column(name)
         features = [name for name in table.columns if name != self.label and name not in self.others]
         if not features:
             raise DataError("The table has no column left that could be a feature: leave some in it.")
@@ -121,12 +126,13 @@ class Source:
             raise DataError(
                 f"Which column is the label is not said: give label=, one of {', '.join(data.column_names)}."
             )
+        classes = getattr(data.features[label], "names", None) if label else None
         if image is None:  # numbers: a table
-            source = Source(self.name, None, label, self.size, self.others)
-            return source._table(data.with_format(None).to_pandas(), labels)
+            samples = replace(self, label=label)._table(data.with_format(None).to_pandas(), labels)
+            return replace(samples, column=column, classes=classes)
         found = labels if labels is not None or label is None else list(data[label])
         values, _ = self._items(data.with_format(None), found, image, "")
-        return Samples(values, found, column, getattr(data.features[label], "names", None) if label else None)
+        return Samples(values, found, column, classes)
 
     def _array(self, data: Any) -> Tensor:
         if isinstance(data, Tensor):
@@ -228,11 +234,10 @@ def parted(item: Any, image: str, label: str, alone: bool) -> tuple[Any, Any]:
         if missing is not None:
             raise DataError(f"A sample has no '{missing}': give image= and label=, of {', '.join(map(str, item))}.")
         return item[image], None if alone else item[label]
-    if isinstance(item, tuple | list) and len(item) >= 2 and not isinstance(item[0], int | float):
-        return item[0], item[1]
-    if not alone:
+    pair = isinstance(item, tuple | list) and len(item) >= 2
+    if not pair and not alone:
         raise DataError(f"A sample is {described(item)}: let the data set give (image, label), or give labels=....")
-    return item, None
+    return (item[0], item[1]) if pair and not (alone and isinstance(item[0], int | float)) else (item, None)
 
 
 def pictures(array: Tensor, *, many: bool) -> Tensor:
@@ -250,17 +255,10 @@ def resized(image: Tensor, size: int) -> Tensor:
     if tuple(image.shape[1:]) == (size, size):
         return image
     if image.dtype == torch.uint8 and len(image) in CHANNELS:
-        picture = Image.fromarray(
-            image.permute(1, 2, 0).squeeze(2).numpy() if len(image) == 1 else channels_last(image)
-        )
+        picture = Image.fromarray(image.permute(1, 2, 0).squeeze(2).numpy())
         return pictures(torch.from_numpy(np.array(picture.resize((size, size), Image.Resampling.BILINEAR))), many=False)
     smooth = F.interpolate(image[None].float(), (size, size), mode="bilinear", antialias=True, align_corners=False)[0]
     return smooth.round().to(torch.uint8) if image.dtype == torch.uint8 else smooth
-
-
-def channels_last(image: Tensor) -> npt.NDArray[np.uint8]:
-    found: npt.NDArray[np.uint8] = image.permute(1, 2, 0).contiguous().numpy()
-    return found
 
 
 def finite(values: Tensor, names: Sequence[str] = ()) -> Tensor:

@@ -175,16 +175,16 @@ def to_scaled_ws(model: nn.Module, skip: Collection[str] = (), init: str = "xavi
 
 def _standardisable(model: nn.Module) -> list[str]:
     """The names of the convolutions that are plain yet; without any, of the fully connected layers below the head."""
-    head = {id(module) for module in model.head.modules()} if isinstance(model, Classifier) else set()
     plain = {
         name: module
         for name, module in model.named_modules()
         if isinstance(module, tuple(KINDS)) and not isinstance(module, _ScaledWS | ScaledWSLinear)
     }
     convolutions = [name for name, module in plain.items() if isinstance(module, _ConvNd)]
-    if convolutions or any(isinstance(module, _ScaledWS) for module in model.modules()):
+    if not isinstance(model, Classifier) or any(isinstance(module, _ConvNd) for module in model.modules()):
         return convolutions
-    return [name for name, module in plain.items() if id(module) not in head]
+    head = set(model.head.modules())
+    return [name for name, module in plain.items() if module not in head]
 
 
 def fold(model: nn.Module) -> nn.Module:
