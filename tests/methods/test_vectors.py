@@ -134,7 +134,9 @@ def test_a_stopped_run_goes_on_with_the_same_numbers_and_not_with_others(tmp_pat
 
 def test_networks_for_images_are_refused() -> None:
     for model in ("simple_cnn", "resnet18"):
-        with pytest.raises(fedkeel.FedkeelError, match=r"takes images, and .* the shape \(6,\): choose the model 'mlp'"):
+        with pytest.raises(
+            fedkeel.FedkeelError, match=r"takes images, and .* the shape \(6,\): choose the model 'mlp'"
+        ):
             prepare(Config(**{**OPTIONS, "model": model}), federation=vectors.federation())
 
 
