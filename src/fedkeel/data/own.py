@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedkeel.data.dataset import Dataset, indices
 from fedkeel.data.federation import Federation
-from fedkeel.data.load import Cut, warn_of_empty_classes
+from fedkeel.data.load import Cut, given_or, unseen_client, warn_of_empty_classes, warn_of_untrained_classes
 from fedkeel.data.population import Client, IntArray, Split
 from fedkeel.data.sources import Source
 from fedkeel.data.splits import check_shares, stratified_split
@@ -62,7 +62,7 @@ def federation(
             `Cut`, as in `fedkeel.data.load` (`partition`, `unseen`, `seed`, `train_transform`, ...).
     """
     columns = frozenset(given for given in (clients, domains, test, validation) if isinstance(given, str))
-    source, cut = read_options({"others": columns, **options})
+    source, cut = read_options({**options, "others": columns})
     refuse_unclear(clients, domains, options.get("partition"))
     samples = source.read(data, labels)
     clients, domains, test, validation = (
@@ -74,10 +74,8 @@ def federation(
         parts = members_of(clients, count)
     else:
         parts = {source.name: np.arange(count)} if domains is None else groups(domains, count, "domain")
-    splits, usual = (
-        Splits(y, test, validation, source.split_seed),
-        "" if samples.values.is_floating_point() else "normalise",
-    )
+    splits = Splits(y, test, validation, source.split_seed)
+    usual = "" if samples.values.is_floating_point() else "normalise"
     dataset = Dataset(
         name=source.name,
         images=samples.values,
@@ -88,7 +86,9 @@ def federation(
         test_transform=usual,
     )
     warn_of_empty_classes(dataset)
-    result = cut.federation(dataset) if clients is None else in_domains(dataset, cut, domains_of(parts, domains, count))
+    result = (
+        cut.federation(dataset) if clients is None else with_clients(dataset, cut, domains_of(parts, domains, count))
+    )
     refuse_transforms(result)
     return result
 
@@ -112,22 +112,36 @@ def read_options(options: dict[str, Any]) -> tuple[Source, Cut]:
     return Source(**own), Cut(**{name: value for name, value in options.items() if value is not None})
 
 
-def in_domains(dataset: Dataset, cut: Cut, domain_of: Mapping[str, str]) -> Federation:
-    """Clients, which are the data set's domains, put into domains of their own; `unseen` may name either."""
-    named = names(cut.unseen)
-    held_out = [name for name in named if name not in domain_of.values() or name in domain_of]
-    held_out += [name for name, domain in domain_of.items() if domain in named and name not in held_out]
+def with_clients(dataset: Dataset, cut: Cut, domain_of: Mapping[str, str]) -> Federation:
+    """The data set's domains as clients, each with a split of its own; `unseen` may name them or their domains."""
+    held_out = names(cut.unseen)
+    for name in held_out:
+        if name not in (*domain_of, *domain_of.values()):
+            raise DataError(unknown("client or domain", name, {*domain_of, *domain_of.values()}))
+    seen, unseen = [], []
     for name, split in dataset.domains.items():
-        if not len(split.train) and name not in held_out:
+        if name in held_out or domain_of[name] in held_out:
+            unseen.append(replace(unseen_client(name, split, cut.unseen_split), domain=domain_of[name]))
+        elif not len(split.train):
             raise DataError(f"The client '{name}' has no samples to train on: leave it out or give it some.")
-    made = replace(cut, unseen=held_out).federation(dataset)
-    if all(name == domain for name, domain in domain_of.items()):
-        return made
-
-    def moved(clients: Sequence[Client]) -> tuple[Client, ...]:
-        return tuple(replace(client, domain=domain_of[client.name]) for client in clients)
-
-    return replace(made, clients=moved(made.clients), unseen=moved(made.unseen))
+        else:
+            seen.append(Client(name, domain_of[name], *split))
+    if not seen:
+        raise DataError(f"Every client of '{dataset.name}' is unseen: leave at least one to train on.")
+    if cut.subsample is not None:
+        raise DataError("'subsample' goes with a partition: give fewer samples to the clients.")
+    made = Federation(
+        name=dataset.name,
+        images=dataset.images,
+        labels=dataset.labels,
+        classes=dataset.classes,
+        clients=tuple(seen),
+        train_transform=given_or(cut.train_transform, dataset.train_transform),
+        test_transform=given_or(cut.test_transform, dataset.test_transform),
+        unseen=tuple(unseen),
+    )
+    warn_of_untrained_classes(made)
+    return made
 
 
 def domains_of(members: Mapping[str, IntArray], domains: Any, count: int) -> dict[str, str]:
@@ -295,8 +309,8 @@ class Splits:
     def _read(self, given: Any, what: str) -> tuple[float, npt.NDArray[np.bool_]]:
         """A share, and which samples are named."""
         named = np.zeros(len(self.labels), bool)
-        if isinstance(given, int | float) and not isinstance(given, bool):
-            return checked(given, Decay, f"'{what}'"), named
+        if isinstance(given, int | float | np.number) and not isinstance(given, bool):
+            return checked(float(given), Decay, f"'{what}'"), named
         named[numbers(given, len(self.labels), f"'{what}'")] = True
         return 0.0, named
 

@@ -74,7 +74,8 @@ class Source:
                 raise DataError("An array says nothing of its samples' classes: give labels=..., one for each sample.")
             return Samples(self._array(data), labels, self._no_column)
         values, found = self._items(data, labels, self.image or "image", self.label or "label")
-        return Samples(values, found, self._no_column, getattr(data, "classes", None))
+        classes = getattr(data, "classes", None)  # as torchvision's data sets have them
+        return Samples(values, found, self._no_column, classes if isinstance(classes, list | tuple) else None)
 
     def _no_column(self, name: str) -> Any:
         raise DataError(f"'{name}' would be a column, and these data have none: give an array, one entry per sample.")
@@ -94,8 +95,8 @@ class Source:
         for name in self.others:
             column(name)
         features = [name for name in table.columns if name != self.label and name not in self.others]
-        if not features:
-            raise DataError("The table has no column left that could be a feature: leave some in it.")
+        if not features or not table.columns.is_unique:
+            raise DataError("The table has no column that could be a feature, or two of one name: see to its columns.")
         for name in features:
             if table[name].dtype.kind not in "biuf":
                 raise DataError(
@@ -106,6 +107,8 @@ class Source:
         return Samples(finite(values, [str(name) for name in features]), found, column)
 
     def _hugging_face(self, data: Any, labels: Any) -> Samples:
+        data = data.with_format(None)
+
         def find(kind: str, given: str | None, wanted: str) -> str | None:
             if given is not None and given not in data.column_names:
                 raise DataError(unknown("column", given, data.column_names))
@@ -128,10 +131,10 @@ class Source:
             )
         classes = getattr(data.features[label], "names", None) if label else None
         if image is None:  # numbers: a table
-            samples = replace(self, label=label)._table(data.with_format(None).to_pandas(), labels)
+            samples = replace(self, label=label)._table(data.to_pandas(), labels)
             return replace(samples, column=column, classes=classes)
         found = labels if labels is not None or label is None else list(data[label])
-        values, _ = self._items(data.with_format(None), found, image, "")
+        values, _ = self._items(data, found, image, "")
         return Samples(values, found, column, classes)
 
     def _array(self, data: Any) -> Tensor:
@@ -161,7 +164,7 @@ class Source:
                         tuple(array.shape[1:]))  # fmt: skip
         if array.dtype != torch.float32:
             memory.require(4 * array.numel(), f"The samples of '{self.name}' as float32", "give fewer samples")
-        return finite(array.to(torch.float32))
+        return finite(array.to(torch.float32).contiguous())
 
     def _items(self, data: Any, labels: Any, image: str, label: str) -> tuple[Tensor, Any]:
         """Sample after sample of what has a length and can be indexed; without `labels`, with those beside them."""
