@@ -6,7 +6,7 @@ import statistics
 import pytest
 
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.claims import Claim, claims_of, judge
+from fedkeel.experiments.claims import Claim, claims_of, judge, read_claim
 from fedkeel.experiments.recipes import PAPERS, load, parse
 from tests.experiments.lines import small
 
@@ -103,3 +103,17 @@ def test_the_papers_claims_name_what_is_there_and_agree_with_its_numbers(paper: 
         for difference in judge(claim, recipe, {}).differences:
             known = difference.paper
             assert known is None or known > 0, f"{claim.says} {difference.over}: the paper's own numbers say otherwise"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"collumns": ["a"]}, "A claim of 'hbn' has no 'collumns': did you mean 'columns'?"),
+        ({"over": []}, "A claim of 'hbn' lacks 'over': it has says, recipe, row, over."),
+    ],
+)
+def test_a_claim_that_is_none(change: dict[str, object], told: str) -> None:
+    entry = {"says": "Better.", "recipe": "hbn/table1", "row": "HBN", "over": ["BN"]}
+    with pytest.raises(FedkeelError) as caught:
+        read_claim(entry | change, "hbn")
+    assert str(caught.value) == told

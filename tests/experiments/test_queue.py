@@ -1,14 +1,18 @@
 """The queue: what is missing, in which order, and that a slice ends in time and goes on."""
 
 import json
+import multiprocessing
+import signal
+from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fedkeel.cli import main
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments import jobs, queue
-from fedkeel.experiments.jobs import Job, JobsObserver
+from fedkeel.experiments.jobs import Job, JobsObserver, JobsObservers
 from fedkeel.experiments.ledger import Ledger
 from fedkeel.experiments.queue import (
     Block,
@@ -22,7 +26,7 @@ from fedkeel.experiments.queue import (
 )
 from fedkeel.experiments.reproduce import TableRuns
 from fedkeel.experiments.request import Request
-from fedkeel.stopping import stop_requested
+from fedkeel.stopping import Stopped, stop_requested
 from tests.experiments.lines import RECIPE, line, small
 
 
@@ -84,6 +88,9 @@ class TestBudget:
         ledger.add([line("FedAvg", "digits scan", 5, 50.0, seconds=8.0), line("GN", "digits paper", 5, 50.0, rounds=1)])
         assert expected(fedavg, table, ledger) == 8.0
         assert expected(gn, table, ledger) == 20.0  # ten seconds for the one round that it had
+        gn.directory.mkdir(parents=True)
+        (gn.directory / "timing.jsonl").write_text('{"round": 0, "train": 9.5}\n')
+        assert expected(gn, table, ledger) == 10.0  # the first of its two rounds is done
 
     def test_what_fits_goes_first_and_nothing_is_left_out(self, tmp_path: Path) -> None:
         budget = Budget(3600.0)
@@ -121,6 +128,54 @@ class Started(JobsObserver):
 
     def job_started(self, job: Job, first_round: int) -> None:
         self.started.append(f"{job} from {first_round}")
+
+
+def hangs(pipe: Connection, *_: object) -> None:
+    """In place of a run's process: it begins and then hears nothing, not even that it should stop."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    pipe.send_bytes(b'["job_started", 0]')
+    while True:
+        signal.pause()
+
+
+def test_runs_that_do_not_stop_are_ended_when_the_time_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(jobs, "_work", hangs)
+
+    class Clock(Started):
+        def job_started(self, job: Job, first_round: int) -> None:
+            super().job_started(job, first_round)
+            now[0] = 95.0 if len(self.started) == 1 else 100.0  # first they are asked to stop
+
+    watching = Clock()
+    todo = [Job(name, 0, tmp_path / name, small().config(*next(small().cells()))) for name in "ab"]
+    with pytest.raises(Stopped):
+        jobs.run_all(todo, 2, JobsObservers([watching, Budget(100.0)]))
+    assert len(watching.started) == 2
+    assert not multiprocessing.active_children()
+
+
+def test_a_run_that_dies_of_being_told_to_stop_has_not_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def deaf(pipe: Connection, *_: object) -> None:
+        pipe.send_bytes(b'["job_started", 0]')
+        signal.pause()
+
+    finished: list[str] = []
+
+    class Stopping(JobsObserver):
+        def job_started(self, job: Job, first_round: int) -> None:
+            stop_requested.set()
+
+        def job_finished(self, job: Job, problem: str) -> None:
+            finished.append(problem)
+
+    monkeypatch.setattr(jobs, "_work", deaf)
+    todo = [Job(name, 0, tmp_path / name, small().config(*next(small().cells()))) for name in "ab"]
+    with pytest.raises(Stopped):
+        jobs.run_all(todo, 2, Stopping())
+    stop_requested.clear()
+    assert finished == []
 
 
 class TestWork:

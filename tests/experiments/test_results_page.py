@@ -115,5 +115,6 @@ class TestCommand:
         assert "'fedkeel reproduce NAME --ledger' makes one" in capsys.readouterr().err
 
 
+@pytest.mark.slow  # the methods of all its lines are tried out
 def test_the_projects_page_is_what_its_ledger_says() -> None:
     assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == page(Ledger(ROOT / "results"))

@@ -32,6 +32,7 @@ from fedkeel.stopping import undisturbed
 TICK = 0.2  # seconds, after which the parent looks around even if nobody has said anything
 BEAT = 0.5  # seconds between two beats
 PATIENCE = 60.0  # seconds without one, as the watching process has felt them
+LINGER = 20.0  # seconds that a process which has hung up may take to be gone
 LOOK = 1.0  # seconds that one look counts at most
 HUNG = "hung and was ended"
 LACKING = b"lacking memory: "
@@ -98,7 +99,7 @@ def heard(children: Collection[Child]) -> Iterator[tuple[Child, bytes | None]]:
                 said = child.pipe.recv_bytes()
             except (EOFError, OSError):
                 said = None
-                child.process.join(timeout=PATIENCE)  # what it dies of by itself
+                child.process.join(timeout=LINGER)  # what it dies of by itself
                 end([child])
                 child.became = death(child.process.exitcode, child.fewer)
             if said and said.startswith(LACKING):

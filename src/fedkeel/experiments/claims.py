@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from importlib import resources
 from statistics import fmean, stdev
@@ -114,14 +114,20 @@ class Verdict:
 def claims_of(paper: str) -> list[Claim]:
     """Those of one paper, in its order; every recipe that a claim names makes one."""
     text = resources.files(recipes.__name__).joinpath(paper, "claims.toml").read_text(encoding="utf-8")
-    found = []
-    for entry in tomllib.loads(text).get("claim", ()):
-        given: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()
-        }
-        named = given.pop("recipe")
-        found += [Claim(recipe=recipe, **given) for recipe in ([named] if isinstance(named, str) else named)]
-    return found
+    return [claim for entry in tomllib.loads(text).get("claim", ()) for claim in read_claim(entry, paper)]
+
+
+def read_claim(entry: Mapping[str, Any], paper: str) -> list[Claim]:
+    given = {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+    keys = [field.name for field in fields(Claim)]
+    for key in given:
+        if key not in keys:
+            raise FedkeelError(f"A claim of '{paper}' has no '{key}': {nearest(key, keys)}")
+    for key in ("says", "recipe", "row", "over"):
+        if not given.get(key):
+            raise FedkeelError(f"A claim of '{paper}' lacks '{key}': it has {', '.join(given) or 'nothing'}.")
+    named = given.pop("recipe")
+    return [Claim(recipe=recipe, **given) for recipe in ([named] if isinstance(named, str) else named)]
 
 
 def judge(claim: Claim, recipe: Recipe, cells: Cells) -> Verdict:

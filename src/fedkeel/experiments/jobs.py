@@ -211,7 +211,8 @@ def _run_at_once(waiting: _Waiting, processes: int, observer: JobsObserver, *, s
                 job = at_work[child]
                 if said is None:
                     del at_work[child]
-                    outcome = outcomes.setdefault(job, _ending(child))
+                    # Told to stop before it could listen, it dies of that.
+                    outcome = outcomes.setdefault(job, STOPPED if stopping else _ending(child))
                     if outcome != STOPPED:
                         observer.job_finished(job, outcome)
                     continue

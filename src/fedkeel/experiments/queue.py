@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import time
@@ -34,14 +35,15 @@ from fedkeel.experiments.reproduce import Bookkeeper, TableRuns, run_missing
 from fedkeel.experiments.request import Request, data_at, select
 from fedkeel.files import explained
 from fedkeel.options import described
-from fedkeel.runs.store import has_finished
+from fedkeel.runs.store import has_finished, read_timing
 from fedkeel.stopping import Stopped, stop_requested
 
 FILE = "queue.toml"  # in the ledger's folder
 ON_A_CARD = 6  # runs at the same time, if not told otherwise
 AT_LEAST = 24  # runs that are planned together, so that a card stays full from one block to the next
 UNITS = {"s": 1, "m": 60, "h": 3600}
-LEAVE_SECONDS = 5.0  # before the end: for the runs under way to write down where they are
+LEAVE = 0.1  # of the time, before its end: for the runs under way to write down where they are
+LEAVE_SECONDS = 30.0  # that this takes at most
 
 
 @dataclass(frozen=True)
@@ -129,24 +131,25 @@ def leave_what_is_missing(table: TableRuns, ledger: Ledger) -> None:
 
 
 class Budget(JobsObserver):
-    """Asks all runs to stop when the time is over, and says which ones can still be finished."""
+    """Asks all runs to stop when the time is nearly over, ends them when it is, and says which ones can be finished."""
 
     def __init__(self, seconds: float | None) -> None:
-        self._end = None if seconds is None else time.monotonic() + max(seconds - LEAVE_SECONDS, 0.0)
+        self._last = math.inf if seconds is None else time.monotonic() + seconds
+        self._end = self._last if seconds is None else self._last - min(LEAVE * seconds, LEAVE_SECONDS)
         self.expected: dict[Path, float | None] = {}  # seconds of a run, by its directory
 
     @property
     def is_over(self) -> bool:
-        return self._end is not None and time.monotonic() >= self._end
+        return time.monotonic() >= self._end
 
     def tick(self) -> None:
         if self.is_over:
             stop_requested.set()
+        if time.monotonic() >= self._last:  # whoever writes for long, or hangs, has its last checkpoint
+            raise Stopped
 
     def fits(self, job: Job) -> bool:
-        if self._end is None:
-            return True
-        wanted = self.expected[job.directory]
+        wanted = self.expected.get(job.directory)
         return wanted is None or time.monotonic() + wanted <= self._end
 
     def total(self, jobs: Sequence[Job]) -> float | None:
@@ -169,7 +172,8 @@ def expected(job: Job, table: TableRuns, ledger: Ledger) -> float | None:
         or per_round([line for line in own if line.column in columns])
         or per_round(own)
     )
-    return None if seconds is None else seconds * job.config.rounds
+    done = len({line["round"] for line in read_timing(job.directory)})  # of a run that will go on
+    return None if seconds is None else seconds * (job.config.rounds - done)
 
 
 def work(blocks: Sequence[Block], request: Request, budget: float | None = None) -> Progress:

@@ -84,7 +84,8 @@ def blocks_of(recipe: Recipe, lines: Sequence[Line]) -> list[Block]:
 
 def all_blocks(ledger: Ledger, own: Sequence[Recipe] = ()) -> tuple[list[Block], dict[Line, str]]:
     """What counts, in the order of the papers, and what is stale, with the reason."""
-    recipes = [*(load(name) for name in names()), *own]
+    used = {line.recipe for line in ledger}
+    recipes = [*(load(name) for name in names() if name in used), *own]
     blocks: list[Block] = []
     stale: dict[Line, str] = dict.fromkeys(ledger, "there is no such recipe any more")
     for recipe in recipes:
