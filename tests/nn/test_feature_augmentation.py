@@ -225,6 +225,8 @@ def test_a_copy_of_the_model_has_layers_of_its_own():
 def test_in_a_network_for_vectors_features_get_noise_of_the_batch_s_variance():
     model = models.build("mlp", num_classes=3, in_channels=6, hidden=5, layers=3)
     assert [made.channels for made in augment_features(model)] == [5, 5, 5]
+    own = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    assert [made.channels for made in augment_features(models.wrap(own, head="4"))] == [5, 4]  # and not the logits
     made = layer(p=1.0)
     x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
     noise = normal(made.key, 2 * made.counter + 1, (2, 4, 3))[0]
