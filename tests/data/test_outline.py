@@ -16,7 +16,7 @@ from fedkeel.data.federation import Client, Federation
 from fedkeel.data.outline import Outline, changed, image_digests
 from fedkeel.data.transforms import TRANSFORMS, Unknown, parse_transforms, transforms_text
 from fedkeel.files import seal, unseal
-from tests import tiny
+from tests import tiny, vectors
 from tests.engine.test_scale import crowd
 
 
@@ -130,6 +130,24 @@ def test_every_bit_of_every_image_counts() -> None:
             assert [bool((a != b).any()) for a, b in zip(image_digests(other), intact, strict=True)] == [
                 *(False, True, False)
             ]
+
+
+def test_vectors_come_back_in_outline_and_every_bit_of_them_shows() -> None:
+    federation = vectors.federation(unseen="west")
+    assert stored(federation) == Outline.of(federation)
+    again = stored(federation).federation()
+    assert (again.image_shape, again.images.dtype) == ((6,), torch.float32)
+    intact = image_digests(federation.images)
+    for place in range(6):
+        other = federation.images.clone()
+        other[1, place] = torch.nextafter(other[1, place], torch.tensor(9e9))
+        assert (image_digests(other) != intact).any(1).nonzero()[0].tolist() == [1]
+
+
+def test_an_outline_of_an_earlier_version_is_of_uint8_images() -> None:
+    table = Outline.of(tiny.federation()).to_dict()
+    del table["dtype"]
+    assert Outline.from_dict(table) == stored(tiny.federation())
 
 
 def test_images_that_lie_otherwise_in_memory_are_the_same() -> None:

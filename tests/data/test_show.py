@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedkeel.data import contact_sheet, lettering, load
+from fedkeel.data import contact_sheet, describe, lettering, load
 from fedkeel.data.lettering import Lettering, has
+from fedkeel.errors import DataError
+from tests import vectors
 
 
 def federation_of(tmp_path: Path, domains: list[str], classes: list[str]):  # type: ignore[no-untyped-def]
@@ -55,3 +57,10 @@ def test_a_picture_bears_any_name(tmp_path: Path) -> None:
     path = contact_sheet(federation_of(tmp_path, names, names), tmp_path / "sheet.png", cell=16)
     with Image.open(path) as picture:
         assert picture.width < 1000
+
+
+def test_of_floats_there_is_a_table_and_no_picture(tmp_path: Path) -> None:
+    federation = vectors.federation()
+    assert [(row.client, row.classes) for row in describe(federation)] == [("north", 3), ("south", 3), ("west", 3)]
+    with pytest.raises(DataError, match="it has no picture"):
+        contact_sheet(federation, tmp_path / "sheet.png")

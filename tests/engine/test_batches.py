@@ -8,10 +8,12 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import Config
-from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, batch_bounds
+from fedkeel.data import memory
+from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, batch_bounds, too_large
+from fedkeel.errors import DataError
 from fedkeel.trust.rules import PlainGradients
 from fedkeel.trust.secrets import Randomness
-from tests import tiny
+from tests import tiny, vectors
 
 FEDERATION = tiny.federation()
 CLIENT = FEDERATION["ward"]  # 14 samples
@@ -164,6 +166,30 @@ def test_images_on_disk_are_not_copied_and_make_the_same_batches(streamed: bool)
         # Transforms see the same layout, by which sums over pixels may differ in their last bits.
         seen = [store.batch(CLIENT.train, torch.empty(14, 0), Look()).x for store in stores]
         assert seen[0].stride() == seen[1].stride()
+
+
+def test_streamed_floats_stay_floats() -> None:
+    on = vectors.federation()
+    stores = [ImageStore(on, torch.device("cpu"), streamed=streamed) for streamed in (False, True)]
+    batches = [list(store.in_order(on["north"].train, 8, on.test_transform)) for store in stores]
+    for one, other in zip(*batches, strict=True):
+        assert torch.equal(one.x, other.x)
+    assert torch.equal(torch.cat([x for x, _ in batches[1]]), on.images[on["north"].train])
+
+
+def test_memory_is_counted_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    on = vectors.federation()
+    samples = max(len(client.train) for client in on.clients)
+    needed = samples * 6 * (4 + 4)
+    monkeypatch.setattr(memory, "available", lambda: needed)
+    ImageStore(on, torch.device("cpu"))
+    monkeypatch.setattr(memory, "available", lambda: needed - 1)
+    with pytest.raises(DataError, match="Batches of the images of 'own', 6 numbers,"):
+        ImageStore(on, torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2 * on.images.nbytes - 1, 0))
+    assert too_large(on.images, torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2 * on.images.nbytes, 0))
+    assert not too_large(on.images, torch.device("cuda"))
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+import fedkeel
 from fedkeel import methods
 from fedkeel.core.method import Method
 from fedkeel.core.types import Classifier
@@ -15,6 +16,7 @@ from fedkeel.data.federation import Client, Federation
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError
+from tests import vectors
 from tests.methods.small import broadcast, pixels, small_federation, small_model, started
 from tests.methods.steps import assert_executors_agree, assert_replayable, rounds, train
 from tests.methods.together import assert_it_resumes
@@ -260,5 +262,21 @@ def test_what_cannot_work_is_refused():
     with pytest.raises(FedkeelError, match="'draw' of fedrdn is"):
         methods.build("fedrdn(draw=pixel)")
     flat = Classifier(nn.Flatten(), nn.Linear(12, 2), 12, 2)
+    methods.build("fedrdn").prepare(flat)
+    with pytest.raises(MethodError, match="a layer of 12 inputs on images: choose a convolutional model"):
+        flat.eval()(torch.zeros(1, 3, 2, 2))
     with pytest.raises(MethodError, match="first convolution"):
-        methods.build("fedrdn").prepare(flat)
+        methods.build("fedrdn").prepare(Classifier(nn.Flatten(), nn.Bilinear(2, 2, 2), 12, 2))
+
+
+def test_of_vectors_each_feature_has_the_pair_of_the_client_s_own(tmp_path):
+    federation = vectors.federation(test_transform="normalise(mean=1, std=2)")
+    options = {"model": "mlp(hidden=4)", "rounds": 1, "batch_size": 8, "evaluation_batch": 8, "device": "cpu"}
+    fedkeel.simulate(options, method="fedrdn", federation=federation, directory=tmp_path / "run")
+    layer = fedkeel.load(tmp_path / "run", client="south").network.network.own_normalisation
+    x = (federation.images[federation["south"].train].double() - 1) / 2
+    torch.testing.assert_close(layer.pair, torch.stack([x.mean(0), x.std(0, correction=0)]).float())
+    new = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(layer(new), (new - layer.pair[0]) / layer.pair[1])
+    layer.known.zero_()  # of a client that never trained: what the batch says
+    torch.testing.assert_close(layer(new), (new - new.mean(0)) / new.std(0, correction=0))

@@ -147,8 +147,8 @@ def test_it_composes(tmp_path):
     assert all(torch.isfinite(tensor).all() for tensor in run.server.weights.values())
 
 
-def test_a_model_without_convolutions_is_refused():
-    model = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(192, 8)), nn.Linear(8, 4), feature_dim=8, num_classes=4)
+def test_a_model_of_a_head_alone_is_refused():
+    model = Classifier(nn.Flatten(), nn.Linear(192, 4), feature_dim=192, num_classes=4)
     with pytest.raises(MethodError, match="no convolution to standardise"):
         methods.build("fedwon").prepare(model)
 

@@ -222,6 +222,19 @@ def test_a_copy_of_the_model_has_layers_of_its_own():
     assert float(model.feature_augmentation[0].running_mean.abs().sum()) == 0
 
 
+def test_in_a_network_for_vectors_features_get_noise_of_the_batch_s_variance():
+    model = models.build("mlp", num_classes=3, in_channels=6, hidden=5, layers=3)
+    assert [made.channels for made in augment_features(model)] == [5, 5, 5]
+    own = nn.Sequential(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3))
+    assert [made.channels for made in augment_features(models.wrap(own, head="4"))] == [5, 4]  # and not the logits
+    made = layer(p=1.0)
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(0))
+    noise = normal(made.key, 2 * made.counter + 1, (2, 4, 3))[0]
+    gamma = emphasis(made.mean_variance, made.eps)
+    wanted = x + noise * ((1 + gamma) * (x.var(0, correction=0) + made.eps)).sqrt()
+    torch.testing.assert_close(made(x), wanted)
+
+
 def test_a_network_that_it_does_not_fit_is_refused():
     flat = Classifier(nn.Flatten(), nn.Linear(12, 2), 12, 2)
     with pytest.raises(MethodError, match="has none"):

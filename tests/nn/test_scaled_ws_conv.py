@@ -198,3 +198,20 @@ def test_timm_networks_with_same_padding_keep_their_shapes() -> None:
         remove_normalisation(model)
     assert shapes[0] == shapes[1]
     assert len(shapes[0]) == 49
+
+
+def test_without_convolutions_the_rows_of_the_layers_below_the_head_are_standardised() -> None:
+    model = models.build("mlp", num_classes=3, in_channels=6, hidden=5, layers=2)
+    assert to_scaled_ws(model, init="keep") == ["encoder.layers.0", "encoder.layers.3"]
+    assert type(model.head) is nn.Linear
+    layer = model.encoder.get_submodule("layers.0")
+    x = torch.randn(4, 6)
+    w = layer.weight.detach().double().numpy()
+    by_hand = (w - w.mean(1, keepdims=True)) / np.sqrt(np.maximum(w.var(1, ddof=1, keepdims=True) * 6, 1e-4))
+    expected = x.double() @ torch.from_numpy(by_hand).T + layer.bias.double()
+    torch.testing.assert_close(layer(x).double(), expected, rtol=1e-5, atol=1e-5)
+    model.eval()
+    folded = fold(model)
+    assert type(folded.get_submodule("encoder.layers.0")) is nn.Linear
+    torch.testing.assert_close(folded(x).logits, model(x).logits)
+    assert to_scaled_ws(model) == []

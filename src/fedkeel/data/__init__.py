@@ -4,6 +4,7 @@ from fedkeel.data import readers  # noqa: F401  (every file there registers itse
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Client, Federation, Transform
 from fedkeel.data.load import load, load_spec
+from fedkeel.data.own import federation
 from fedkeel.data.partition import PARTITIONS, Partition
 from fedkeel.data.population import Population, Split
 from fedkeel.data.reader import DATASETS, Reader, TreeReader, published
@@ -27,6 +28,7 @@ __all__ = [
     "TreeReader",
     "contact_sheet",
     "describe",
+    "federation",
     "load",
     "load_spec",
     "parse_transforms",

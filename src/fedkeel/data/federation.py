@@ -2,12 +2,13 @@
 
 However many clients share a data set, its pixels are in memory once, as uint8; a client costs three index
 tensors, and those that are made on demand (`fedkeel.data.population`) cost nothing until then. Images become floats
-only when a batch is drawn, by the federation's transforms.
+only when a batch is drawn, by the federation's transforms. What is no picture (float images, vectors) is float32.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -41,18 +42,23 @@ class Transform(Protocol):
     def __call__(self, x: Tensor, u: Tensor) -> Tensor: ...
 
 
+def extent(shape: Sequence[int]) -> str:
+    """The size of a sample in words: 32 x 32 pixels, or 30 numbers."""
+    return f"{shape[-2]} x {shape[-1]} pixels" if len(shape) == 3 else f"{math.prod(shape):,} numbers"
+
+
 @dataclass(frozen=True)
 class Federation:
     """Images, labels and the clients that hold them.
 
     Attributes:
         name: of the data set, for messages and reports.
-        images: uint8, (N, C, H, W): every image of every client and split, once.
+        images: every sample of every client and split, once: uint8, (N, C, H, W), or float32, (N, D) or (N, ...).
         labels: int64, (N,).
         classes: names of the classes, in label order.
         clients: those that train, in a fixed order; a list, or a `Population` that makes them on demand.
         unseen: those that are only evaluated, never trained on.
-        train_transform, test_transform: uint8 batch -> float batch.
+        train_transform, test_transform: batch as stored -> float batch.
     """
 
     name: str
@@ -66,10 +72,10 @@ class Federation:
     on_disk: bool = False  # the images are mapped from a file, since memory has no room for them
 
     def __post_init__(self) -> None:
-        if self.images.dtype != torch.uint8 or self.images.ndim != 4:
+        if not (self.images.ndim == 4 if self.images.dtype == torch.uint8 else self._is_float):
             raise DataError(
                 f"The images of '{self.name}' have dtype {self.images.dtype} and shape {tuple(self.images.shape)}: "
-                "give a uint8 tensor of shape (N, C, H, W)."
+                "give a uint8 tensor of shape (N, C, H, W), or float32, of that shape or (N, D)."
             )
         if self.labels.shape != (len(self.images),):
             raise DataError(f"'{self.name}' has {len(self.images)} images but {len(self.labels)} labels.")
@@ -101,10 +107,13 @@ class Federation:
         return len(self.classes)
 
     @property
-    def image_shape(self) -> tuple[int, int, int]:
-        """(channels, height, width) of a stored image."""
-        _, channels, height, width = self.images.shape
-        return channels, height, width
+    def image_shape(self) -> tuple[int, ...]:
+        """(channels, height, width) of a stored image; (numbers,) of a vector."""
+        return tuple(self.images.shape[1:])
+
+    @property
+    def _is_float(self) -> bool:
+        return self.images.dtype == torch.float32 and self.images.ndim >= 2
 
     @property
     def domains(self) -> list[str]:

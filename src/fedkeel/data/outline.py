@@ -50,8 +50,8 @@ class Outline:
 
     name: str
     classes: tuple[str, ...]
-    shape: tuple[int, int, int]  # of an image as it is stored
-    seen: tuple[int, int, int]  # and as the network sees it
+    shape: tuple[int, ...]  # of an image as it is stored
+    seen: tuple[int, ...]  # and as the network sees it
     train_transform: str | None  # None for one that cannot be written as text
     test_transform: str | None
     clients: tuple[ClientOutline, ...]  # those that train; of very many, one of each kind
@@ -61,6 +61,7 @@ class Outline:
     content: Mapping[str, Mapping[str, list[Any]]] = field(default_factory=dict)
     unit: str = "client"  # or "domain": what `content` is by
     division: str = ""  # a digest of which client has which images
+    dtype: str = "uint8"  # of the store; or "float32"
 
     @staticmethod
     def of(federation: Federation) -> Outline:
@@ -81,7 +82,7 @@ class Outline:
             name=federation.name,
             classes=tuple(federation.classes),
             shape=federation.image_shape,
-            seen=(seen[0], seen[1], seen[2]),
+            seen=tuple(seen),
             train_transform=transforms_text(federation.train_transform),
             test_transform=transforms_text(federation.test_transform),
             clients=tuple(site(client) for client in clients[:MOST_CLIENTS]),
@@ -90,12 +91,14 @@ class Outline:
             content=content(federation, parts),
             unit=unit,
             division=division(clients) if few else "",
+            dtype=str(federation.images.dtype).removeprefix("torch."),
         )
 
     def federation(self) -> Federation:
         """Clients of the right sizes, whose images are all the same blank one."""
         transform = known_transform(self.test_transform)
         shape = self.seen if isinstance(transform, Unknown) else self.shape
+        pixels = self.dtype == "uint8" and len(shape) == 3
         blank = torch.zeros(1, dtype=torch.int64)
 
         def client(site: ClientOutline) -> Client:
@@ -103,7 +106,7 @@ class Outline:
 
         return Federation(
             name=self.name,
-            images=torch.zeros((), dtype=torch.uint8).expand(2, *shape),
+            images=torch.zeros((), dtype=torch.uint8 if pixels else torch.float32).expand(2, *shape),
             labels=torch.zeros(2, dtype=torch.int64),
             classes=self.classes,
             clients=tuple(map(client, self.clients)),
@@ -162,8 +165,8 @@ def content(federation: Federation, parts: Mapping[str, Split]) -> dict[str, dic
 
 def image_digests(images: Tensor) -> npt.NDArray[np.uint8]:
     """A digest for each image, (N, 16), of its pixels or, in a very large store, of every few rows of them."""
-    step = 1 + images.numel() // MOST_BYTES
-    rows = images.cpu().numpy()[:, :, ::step]
+    step = 1 + images.nbytes // MOST_BYTES
+    rows = images.cpu().numpy()[:, :, ::step] if images.ndim > 2 else images.cpu().numpy()
     digests = (hashlib.blake2b(np.ascontiguousarray(image), digest_size=16).digest() for image in rows)  # type: ignore[arg-type]
     return np.frombuffer(b"".join(digests), np.uint8).reshape(-1, 16)
 

@@ -58,6 +58,8 @@ def contact_sheet(federation: Federation, path: str | os.PathLike[str], *, per_c
     """
     checked(per_class, Count, "per_class")
     checked(cell, Annotated[int, Range(16)], "cell")
+    if federation.images.is_floating_point():
+        raise DataError(f"'{federation.name}' holds floats, of which nothing says what is black: it has no picture.")
     target = Path(path)
     if target.suffix.lower() not in ("", ".png"):
         raise DataError(f"The picture is a PNG and '{target.name}' ends in another way: call it '{target.stem}.png'.")

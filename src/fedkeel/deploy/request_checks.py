@@ -181,11 +181,9 @@ def _parts(text: str, registry: Registry[Any], policy: Policy) -> Iterator[spec.
 
 def check_network(config: Config, federation: Federation, policy: Policy) -> None:
     """Refuse a network, as the method will have it, that has too many numbers; none of them takes memory here."""
-    _, channels, height, width = probe(federation).shape
+    shape = probe(federation).shape[1:]  # of real images: what a transform keeps must not be made on "meta"
     with torch.device("meta"):
-        network = models.build_spec(
-            config.model, num_classes=federation.num_classes, in_channels=channels, image_size=(height, width)
-        )
+        network = models.build_for(config.model, federation.num_classes, shape)
         Composition.of(build_method(config.method)).prepare(network)
     count = sum(tensor.numel() for tensor in (*network.parameters(), *network.buffers()))  # tables of positions too
     policy.at_most("parameters", count, "numbers in the network")

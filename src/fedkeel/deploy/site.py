@@ -215,13 +215,12 @@ class Site:
     def _describe(self, session: Session) -> Description:
         federation = self._read(session.config, None)
         (site,) = federation
-        _, channels, height, width = probe(federation).shape
         counts = {part: len(getattr(site, part)) for part in ("train", "validation", "test")}
         return Description(
             name=site.name,
             domain=site.domain,
             classes=federation.classes,
-            shape=(channels, height, width),
+            shape=tuple(probe(federation).shape[1:]),
             version=fedkeel.__version__,
             position=self.position,
             **counts,

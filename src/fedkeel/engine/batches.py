@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from fedkeel import seeds
 from fedkeel.core.client import Batch
 from fedkeel.data import memory as room
-from fedkeel.data.federation import Client, Federation, Transform
+from fedkeel.data.federation import Client, Federation, Transform, extent
 
 log = logging.getLogger("fedkeel")
 IMAGES_SHARE = 0.5  # of the GPU's free memory
@@ -94,14 +94,14 @@ class ImageStore:
         images = self.federation.images
         sets = [max(client.samples, len(client.test)) for client in self.federation.one_of_each()]
         some = images[: min(SAMPLES_AT_ONCE, max(sets, default=0))].numel()
-        what = f"Batches of the images of '{self.federation.name}', {images.shape[-2]} x {images.shape[-1]} pixels,"
-        room.require(some * (1 + 4) + copied * images.numel(), what, "give a smaller size")
+        what = f"Batches of the images of '{self.federation.name}', {extent(images.shape[1:])},"
+        room.require(some * (images.element_size() + 4) + copied * images.nbytes, what, "give a smaller size")
 
     def batch(self, indices: Tensor, uniforms: Tensor, transform: Transform) -> Batch:
         """`indices` lie where the images do."""
         if self.streamed:
             shape = (len(indices), *self.images.shape[1:])
-            chunk = torch.empty(shape, dtype=torch.uint8, pin_memory=self.device.type == "cuda")
+            chunk = torch.empty(shape, dtype=self.images.dtype, pin_memory=self.device.type == "cuda")
             torch.index_select(self.images, 0, indices, out=chunk)
             images = chunk.to(self.device, non_blocking=True)
         else:
@@ -140,7 +140,7 @@ def neighbours(bounds: Bounds) -> Iterator[Bounds]:
 
 def too_large(images: Tensor, device: torch.device) -> bool:
     """Whether these images would take more of the GPU's free memory than clients can spare."""
-    return device.type == "cuda" and images.numel() > IMAGES_SHARE * torch.cuda.mem_get_info(device)[0]
+    return device.type == "cuda" and images.nbytes > IMAGES_SHARE * torch.cuda.mem_get_info(device)[0]
 
 
 def try_channels_last(model: nn.Module, federation: Federation, device: torch.device, half: bool) -> bool:
@@ -152,7 +152,10 @@ def try_channels_last(model: nn.Module, federation: Federation, device: torch.de
     widest = max((m.in_channels // m.groups for m in model.modules() if isinstance(m, nn.Conv2d)), default=0)
     if not widest or (device.type == "cuda" and not half and widest < WIDE_CHANNELS):
         return False
-    images = probe(federation).expand(2, -1, -1, -1).to(device)
+    images = probe(federation)
+    if images.ndim != 4:
+        return False
+    images = images.expand(2, -1, -1, -1).to(device)
     training = model.training
     try:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

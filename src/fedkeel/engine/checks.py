@@ -161,7 +161,8 @@ def check_network(network: Classifier, federation: Federation) -> None:
         if shortage(error):
             raise
         reason = str(error).partition("\n")[0].rstrip(".")
-        raise FedkeelError(f"The model does not take images of shape {tuple(x.shape[1:])}: {reason}.") from error
+        what = "images" if x.ndim == 4 else "samples"
+        raise FedkeelError(f"The model does not take {what} of shape {tuple(x.shape[1:])}: {reason}.") from error
     if not isinstance(output, Output):
         raise FedkeelError(
             f"The forward of {type(network).__name__} returns a {type(output).__name__}: "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fedkeel import models
 from fedkeel.config import Config
 from fedkeel.data import memory as room
-from fedkeel.data.federation import Federation
+from fedkeel.data.federation import Federation, extent
 from fedkeel.engine.batches import probe
 
 KEPT = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)  # the backward pass needs what comes after each of these
@@ -43,10 +43,9 @@ def refuse_too_large(config: Config, federation: Federation, device: torch.devic
     training, testing = of.weights * COPIES + of.outputs * trained, of.weights + of.largest * tested
     needed = of.tables + (max(training, testing) if device.type == "cpu" else of.weights)
     batch = config.batch_size if training >= testing else config.evaluation_batch
-    height, width = shape[-2:]
     room.require(
         needed,
-        f"The weights of '{config.model}' and a batch of {batch} images of {height} x {width} pixels",
+        f"The weights of '{config.model}' and a batch of {batch} images of {extent(shape)}",
         "give a smaller size, batch or model",
     )
 
@@ -59,9 +58,7 @@ def footprint(model: str, num_classes: int, shape: tuple[int, ...]) -> Footprint
         kept.append(output.numel() * output.element_size())
 
     with torch.device("meta"), torch.no_grad():
-        network = models.build_spec(
-            model, num_classes=num_classes, in_channels=shape[0], image_size=(shape[1], shape[2])
-        )
+        network = models.build_for(model, num_classes, shape)
         for layer in network.modules():
             if isinstance(layer, KEPT):
                 layer.register_forward_hook(count)

@@ -163,10 +163,8 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
     """The network, changed as the method wants it, tried on two images."""
     with seeds.default_generator(config.seed, "model"):
         if given is None:
-            _, channels, height, width = probe(federation).shape
-            network: nn.Module = models.build_spec(
-                config.model, num_classes=federation.num_classes, in_channels=channels, image_size=(height, width)
-            )
+            shape = probe(federation).shape[1:]
+            network: nn.Module = models.build_for(config.model, federation.num_classes, shape)
         else:
             models.refuse_lazy(given)
             network = copy.deepcopy(given)  # the caller's own stays as it is, for the next run

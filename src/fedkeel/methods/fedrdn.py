@@ -9,6 +9,8 @@ normalises an image with the pair of a client drawn at random, so that the netwo
 
 This takes the place of the data set's own normalisation, x' = (x - m) / s, without undoing it: in its terms the pair of
 a client is ((mu - m) / s, sigma / s), and normalising x' with that is normalising x with (mu, sigma).
+
+A vector has one number for each feature, so its pair is that of the feature over the client's vectors: ours to say.
 """
 
 from collections.abc import Mapping
@@ -37,13 +39,15 @@ class FedRDN(Method):
     draw: Literal["image", "batch"] = "image"  # a pair for each, or, as released, a mean and a deviation for each batch
 
     def prepare(self, model: nn.Module) -> None:
-        convolution = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-        if convolution is None:
+        layers = list(model.modules())
+        inputs = [layer.in_channels for layer in layers if isinstance(layer, nn.Conv1d | nn.Conv2d)]
+        inputs = inputs or [layer.in_features for layer in layers if isinstance(layer, nn.Linear)]
+        if not inputs:
             raise MethodError(
                 f"'fedrdn' takes the number of colours from the first convolution, and {type(model).__name__} has "
                 "none: choose a convolutional model."
             )
-        layer = OwnNormalisation(convolution.in_channels)
+        layer = OwnNormalisation(inputs[0])
         model.add_module("own_normalisation", layer)
         change_input(model, layer)
         self.kept = {f"own_normalisation.{entry}" for entry in layer.state_dict()}
@@ -96,13 +100,20 @@ class OwnNormalisation(Draws):
     def forward(self, x: Tensor) -> Tensor:
         if self.training:
             return x
+        if x.shape[1] != self.pair.shape[1]:
+            raise MethodError(
+                f"'fedrdn' takes the number of colours from the first convolution, and this network begins with a "
+                f"layer of {self.pair.shape[1]} inputs on images: choose a convolutional model."
+            )
         mean, std = self.pair.where(self.known > 0, image_statistics(x).mean(dim=0))
         return normalised(x, mean, std)
 
 
 def image_statistics(x: Tensor) -> Tensor:
-    """Mean and standard deviation of each channel of each image: (N, C, H, W) -> (N, 2, C)."""
-    x = x.flatten(2).to(torch.get_default_dtype())
+    """Mean and standard deviation of each channel of each image: (N, C, H, W) -> (N, 2, C); of vectors, of each
+    feature over all: (N, D) -> (1, 2, D)."""
+    x = x.T[None] if x.ndim == 2 else x.flatten(2)
+    x = x.to(torch.get_default_dtype())
     return torch.stack([x.mean(dim=2), x.std(dim=2, correction=0)], dim=1)
 
 
@@ -111,10 +122,12 @@ def own_pair(client: LocalClient) -> Tensor:
     """The mean over the client's images, as they are without augmentation, of their statistics: (2, C). Kept."""
     if "pair" not in client.memory:
         batches = client.data.passes(client.config.evaluation_batch)
-        client.memory["pair"] = torch.cat([image_statistics(batch.x) for batch in batches]).mean(dim=0)
+        found = torch.cat([batch.x if batch.x.ndim == 2 else image_statistics(batch.x) for batch in batches])
+        client.memory["pair"] = (image_statistics(found) if found.ndim == 2 else found).mean(dim=0)
     return client.memory["pair"]
 
 
 def normalised(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """(x - mean) / std with one pair, (C,) or (1, C), or one for each image, (N, C)."""
-    return (x - mean[..., None, None]) / std.clamp_min(_LEAST_STD)[..., None, None]
+    each = (..., *[None] * (x.ndim - 2))
+    return (x - mean[each]) / std.clamp_min(_LEAST_STD)[each]

@@ -1,5 +1,7 @@
 """The networks of the papers, networks of timm, and `wrap` for any other. Every model returns `Output`."""
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 from fedkeel.core.types import Classifier, Output
@@ -20,6 +22,7 @@ __all__ = [
     "Projector",
     "Wrapped",
     "build",
+    "build_for",
     "build_spec",
     "load_weights",
     "names",
@@ -61,6 +64,13 @@ def build_spec(text: str, *, num_classes: int, in_channels: int = 3, image_size:
     for option in given.keys() & spec.options.keys():
         raise FedkeelError(f"'{text}' gives {option}, which follows from the data: leave it out.")
     return build(spec.name, num_classes=num_classes, in_channels=in_channels, image_size=image_size, **spec.options)
+
+
+def build_for(text: str, num_classes: int, shape: Sequence[int]) -> Classifier:
+    """The same for samples of this shape: (channels, height, width) of images, (numbers,) of vectors."""
+    if len(shape) == 3:
+        return build_spec(text, num_classes=num_classes, in_channels=shape[0], image_size=(shape[1], shape[2]))
+    return build_spec(text, num_classes=num_classes, in_channels=math.prod(shape))
 
 
 def names() -> list[str]:

@@ -40,6 +40,7 @@ class Encoder(nn.Module):
     # A member of the encoder and not a module around it: the names of the network's own parameters stay the same
     # with and without a projector, so a checkpoint fits both.
     projector: nn.Module | None
+    only_images = True
 
     def __init__(self, feature_dim: int) -> None:
         super().__init__()
@@ -52,6 +53,11 @@ class Encoder(nn.Module):
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.only_images and x.ndim != 4:
+            raise FedkeelError(
+                f"This network takes images, and a sample of these data has the shape {tuple(x.shape[1:])}: choose the "
+                "model 'mlp', or a network of your own."
+            )
         if self.image_size is not None and x.shape[-2:] != self.image_size:
             (high, wide), (height, width) = self.image_size, x.shape[-2:]
             raise FedkeelError(

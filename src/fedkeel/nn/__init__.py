@@ -10,7 +10,7 @@ from fedkeel.nn.hybrid_batch_norm import (
     hybrid_norms,
     to_hybrid,
 )
-from fedkeel.nn.scaled_ws_conv import ScaledWSConv1d, ScaledWSConv2d, ScaledWSConv3d, fold, to_scaled_ws
+from fedkeel.nn.scaled_ws_conv import ScaledWSConv1d, ScaledWSConv2d, ScaledWSConv3d, ScaledWSLinear, fold, to_scaled_ws
 from fedkeel.nn.surgery import (
     batch_statistics,
     frozen_statistics,
@@ -31,6 +31,7 @@ __all__ = [
     "ScaledWSConv1d",
     "ScaledWSConv2d",
     "ScaledWSConv3d",
+    "ScaledWSLinear",
     "agc_",
     "batch_norms",
     "batch_statistics",

@@ -1,6 +1,8 @@
 """Convolutions with scaled weight standardisation (Zhuang and Lyu, "FedWon", ICLR 2024, Eq. 3 and Listing 1).
 
 Where normalisation layers are gone, standardised weights keep activations in range, and do not depend on the batch.
+The papers have convolutions only. In a network without any, for vectors, the fully connected layers below its head are
+standardised by the same formula, row by row: an extension of ours.
 """
 
 import copy
@@ -8,9 +10,11 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
+from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError, MethodError, nearest
 from fedkeel.nn.kernels.weights import can_standardise, standardise
 from fedkeel.nn.surgery import replace_modules
@@ -37,22 +41,10 @@ class _ScaledWS(_ConvNd):
         With a fan-in of one (a 1x1 convolution of single channels) there is no variance, and a weight minus its mean is
         zero: such a weight is used as it is, times the gain.
         """
-        return self._standardised(torch.float32)
-
-    def _standardised(self, dtype: torch.dtype) -> Tensor:
-        """In `dtype` if a single kernel does it, which saves the conversion; otherwise in the type of the weight."""
-        if can_standardise(self.weight, self.gain):
-            return standardise(self.weight, self.gain, EPS, dtype)
-        fan_in = self.weight[0].numel()
-        if fan_in == 1:
-            return self.weight * self.gain
-        var, mean = torch.var_mean(self.weight, dim=list(range(1, self.weight.ndim)), correction=1, keepdim=True)
-        scale = torch.rsqrt((var * fan_in).clamp_min(EPS)) * self.gain
-        return (self.weight - mean) * scale
+        return standardised(self.weight, self.gain, torch.float32)
 
     def forward(self, x: Tensor) -> Tensor:
-        half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
-        weight = self._standardised(torch.bfloat16 if half else torch.float32)
+        weight = standardised(self.weight, self.gain, _wanted_type())
         out: Tensor
         if self.own is None:
             out = self._conv_forward(x, weight, self.bias)
@@ -81,6 +73,23 @@ class _ScaledWS(_ConvNd):
         return folded.train(self.training)
 
 
+def standardised(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
+    """In `dtype` if a single kernel does it, which saves the conversion; otherwise in the type of the weight."""
+    if can_standardise(weight, gain):
+        return standardise(weight, gain, EPS, dtype)
+    fan_in = weight[0].numel()
+    if fan_in == 1:
+        return weight * gain
+    var, mean = torch.var_mean(weight, dim=list(range(1, weight.ndim)), correction=1, keepdim=True)
+    scale = torch.rsqrt((var * fan_in).clamp_min(EPS)) * gain
+    return (weight - mean) * scale
+
+
+def _wanted_type() -> torch.dtype:
+    half = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda") == torch.bfloat16
+    return torch.bfloat16 if half else torch.float32
+
+
 class ScaledWSConv1d(_ScaledWS, nn.Conv1d):
     """`nn.Conv1d` with scaled weight standardisation."""
 
@@ -99,55 +108,106 @@ class ScaledWSConv3d(_ScaledWS, nn.Conv3d):
     plain = nn.Conv3d
 
 
+class ScaledWSLinear(nn.Linear):
+    """`nn.Linear` with scaled weight standardisation of its rows, for networks on vectors."""
+
+    gain: nn.Parameter
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        nn.init.xavier_normal_(self.weight)
+        self.gain = nn.Parameter(self.weight.new_ones(self.out_features, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, standardised(self.weight, self.gain, _wanted_type()), self.bias)
+
+    def fold(self) -> nn.Linear:
+        """A plain layer with the same outputs, for inference."""
+        folded = nn.Linear(**_sizes(self))
+        folded.weight = nn.Parameter(standardised(self.weight, self.gain, torch.float32).detach().to(self.weight.dtype))
+        folded.register_parameter("bias", None if self.bias is None else nn.Parameter(self.bias.detach().clone()))
+        return folded.train(self.training)
+
+
+KINDS: dict[type[nn.Module], Any] = {
+    nn.Conv1d: ScaledWSConv1d,
+    nn.Conv2d: ScaledWSConv2d,
+    nn.Conv3d: ScaledWSConv3d,
+    nn.Linear: ScaledWSLinear,
+}
+
+
 def to_scaled_ws(model: nn.Module, skip: Collection[str] = (), init: str = "xavier", gain: float = 1.0) -> list[str]:
     """Replace every convolution by its scaled weight-standardised kind, in place; returns the names of the layers.
 
     `skip` names convolutions that stay plain (FedWon's AlexNet: "encoder.conv3"). `init`: "xavier" draws new weights as
     Listing 1 does; "keep" keeps those of the model, e.g. pretrained ones. A subclass with a forward of its own (timm's
     convolutions with "same" padding) goes on computing its own way, with standardised weights. Transposed convolutions
-    stay plain: their weights are laid out by input channel. `gain` is where the learnable gains start.
+    stay plain: their weights are laid out by input channel. `gain` is where the learnable gains start. Of a network
+    without convolutions, the fully connected layers are replaced, but for its head.
     """
     if init not in INITS:
         raise FedkeelError(f"to_scaled_ws has no init '{init}': {nearest(str(init), INITS)}")
-    kinds = {nn.Conv1d: ScaledWSConv1d, nn.Conv2d: ScaledWSConv2d, nn.Conv3d: ScaledWSConv3d}
-    convolutions = [name for name, module in model.named_modules() if isinstance(module, tuple(kinds))]
+    layers = _standardisable(model)
     for name in skip:
-        if name not in convolutions:
-            raise FedkeelError(f"skip names '{name}', which is no convolution here: {nearest(name, convolutions)}")
+        if name not in layers:
+            raise FedkeelError(f"skip names '{name}', which is no convolution here: {nearest(name, layers)}")
 
     def build(_: str, old: nn.Module) -> nn.Module:
-        assert isinstance(old, nn.Conv1d | nn.Conv2d | nn.Conv3d)
-        new = next(kind for plain, kind in kinds.items() if isinstance(old, plain))(**_arguments(old))
-        new.like(old)
+        assert isinstance(old, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)
+        kind = next(kind for plain, kind in KINDS.items() if isinstance(old, plain))
+        new: Any = kind(**(_sizes(old) if isinstance(old, nn.Linear) else _arguments(old)))
+        if isinstance(old, _ConvNd):
+            new.like(old)
         with torch.no_grad():
             new.gain.fill_(gain)
             if init == "keep":
                 new.weight.copy_(old.weight)
             if old.bias is not None and new.bias is not None:
                 new.bias.copy_(old.bias)
-        return new
+        return new  # type: ignore[no-any-return]
 
-    def match(name: str, module: nn.Module) -> bool:
-        return isinstance(module, tuple(kinds)) and not isinstance(module, _ScaledWS) and name not in skip
-
-    names = replace_modules(model, match, build)
-    if not names and not any(isinstance(module, _ScaledWS) for module in model.modules()):
+    names = replace_modules(model, lambda name, _: name in layers and name not in skip, build)
+    if not names and not any(isinstance(module, _ScaledWS | ScaledWSLinear) for module in model.modules()):
         raise MethodError(f"{type(model).__name__} has no convolution to standardise: choose another model.")
     return names
 
 
+def _standardisable(model: nn.Module) -> list[str]:
+    """The names of the convolutions that are plain yet; without any, of the fully connected layers below the head."""
+    plain = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, tuple(KINDS)) and not isinstance(module, _ScaledWS | ScaledWSLinear)
+    }
+    convolutions = [name for name, module in plain.items() if isinstance(module, _ConvNd)]
+    if not isinstance(model, Classifier) or any(isinstance(module, _ConvNd) for module in model.modules()):
+        return convolutions
+    head = set(model.head.modules())
+    return [name for name, module in plain.items() if module not in head]
+
+
 def fold(model: nn.Module) -> nn.Module:
-    """A copy of the model with plain convolutions and the same outputs: nothing is left to standardise at inference."""
-    if isinstance(model, _ScaledWS):
+    """A copy of the model with plain layers and the same outputs: nothing is left to standardise at inference."""
+    if isinstance(model, _ScaledWS | ScaledWSLinear):
         return model.fold()
     folded = copy.deepcopy(model)
 
     def build(_: str, old: nn.Module) -> nn.Module:
-        assert isinstance(old, _ScaledWS)
+        assert isinstance(old, _ScaledWS | ScaledWSLinear)
         return old.fold()
 
-    replace_modules(folded, lambda _, module: isinstance(module, _ScaledWS), build)
+    replace_modules(folded, lambda _, module: isinstance(module, _ScaledWS | ScaledWSLinear), build)
     return folded
+
+
+def _sizes(layer: nn.Linear) -> dict[str, Any]:
+    place = {"device": layer.weight.device, "dtype": layer.weight.dtype}
+    return {
+        "in_features": layer.in_features,
+        "out_features": layer.out_features,
+        "bias": layer.bias is not None,
+    } | place
 
 
 def _arguments(convolution: _ConvNd) -> dict[str, Any]:

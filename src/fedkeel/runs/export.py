@@ -63,9 +63,11 @@ def export(
     # The layout that training liked is none of a file's business.
     deployed.requires_grad_(False).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     # Two images: with a batch of one, the size of the batch would be a constant.
-    images = federation.images[:1].expand(2, -1, -1, -1).contiguous()
+    images = federation.images[:1].expand(2, *federation.image_shape).contiguous()
     example = images if with_transform else as_tested(federation.test_transform, images)
-    card = json.dumps(describe(run, federation, format, example, client), indent=1)
+    about = describe(run, federation, format, example, client)
+    about["preprocessing"] = preprocessing(federation, done_inside=with_transform)
+    card = json.dumps(about, indent=1)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         data = WRITERS[format](deployed, example, card)
@@ -110,7 +112,7 @@ def describe(run: Run, federation: Federation, format: str, example: Tensor, cli
             "dtype": str(example.dtype).removeprefix("torch."),
             "range": [0, 255] if example.dtype == torch.uint8 else None,
         },
-        "preprocessing": preprocessing(federation, done_inside=example.dtype == torch.uint8),
+        "preprocessing": None,
         "output": {"name": OUTPUT, "shape": ["batch", federation.num_classes], "dtype": "float32"},
         **{option: getattr(run.config, option) for option in ("method", "model", "data")},
         "client": client,
@@ -120,14 +122,18 @@ def describe(run: Run, federation: Federation, format: str, example: Tensor, cli
 
 def preprocessing(federation: Federation, *, done_inside: bool) -> dict[str, Any] | None:
     """How an image becomes the input; None where it is not known here."""
-    channels, height, width = federation.image_shape
     transform = transforms_text(federation.test_transform)
     if isinstance(federation.test_transform, Unknown) or transform is None:
         return None
+    mode, resize = None, None
+    if not federation.images.is_floating_point():
+        channels, height, width = federation.image_shape
+        mode = "RGB" if channels == 3 else "L" if channels == 1 else None
+        resize = {"height": height, "width": width, "interpolation": "bilinear"}
     return {
-        "mode": "RGB" if channels == 3 else "L" if channels == 1 else None,
-        "resize": {"height": height, "width": width, "interpolation": "bilinear"},
-        "transform": transform,  # of uint8 images, see docs/data.md
+        "mode": mode,
+        "resize": resize,
+        "transform": transform,  # of uint8 images, or of floats as they are, see docs/data.md
         "transform_done_inside": done_inside,
     }
 

@@ -208,7 +208,8 @@ class Run(Files):
                 "at its sites or by a transform given in Python: use Run.model(), and prepare its input yourself."
             )
         plain = Deployed(fold(network)).eval().requires_grad_(False)
-        return Trained(plain, tuple(federation.classes), federation.image_shape, federation.test_transform)
+        shape, floats = federation.image_shape, federation.images.is_floating_point()
+        return Trained(plain, tuple(federation.classes), shape, federation.test_transform, floats)
 
     def remember(self, **objects: Any) -> Run:
         """Keep the objects that it was made with in this process: no file can."""

@@ -100,12 +100,13 @@ class Trained:
 
     network: nn.Module  # float images, (N, C, H, W), -> logits
     labels: tuple[str, ...]  # names of the classes, in the order of the logits
-    shape: tuple[int, int, int]  # channels, height and width that images are brought to before they are transformed
-    transform: Transform  # uint8 -> float, as in testing
+    shape: tuple[int, ...]  # channels, height and width that images are brought to before they are transformed
+    transform: Transform  # as stored -> float, as in testing
+    floats: bool = False  # samples are float arrays of that shape, a vector's is (D,), and are taken as they are
 
     def preprocess(self, images: Any) -> Tensor:
         """Images as the network takes them, (N, C, H, W); `images` as in `predict`."""
-        found = [self._stored(picture, name) for name, picture in pictures(images)]
+        found = [self._stored(picture, name) for name, picture in self._each(images)]
         if not found:
             raise FedkeelError("There is no image: give paths, PIL images, arrays, or a folder that has some in it.")
         return as_tested(self.transform, torch.stack(found))
@@ -116,7 +117,8 @@ class Trained:
 
         Args:
             images: a path or a folder, a PIL image, a uint8 array (H, W), (H, W, C) or (N, H, W, C), a uint8 tensor
-                (C, H, W) or (N, C, H, W), or a sequence of any of these.
+                (C, H, W) or (N, C, H, W), or a sequence of any of these. For a model of float images or vectors: an
+                array, tensor or table (N, *shape), one sample of that shape, or a file of either (.npy, .csv).
             tolerate: leave out what cannot be read, and say so in `unreadable`; else it is an error.
             batch: images at a time.
         """
@@ -124,7 +126,7 @@ class Trained:
         found: list[Tensor] = []
         unreadable: dict[str, str] = {}
         device = next(self.network.parameters()).device
-        everything = pictures(images)
+        everything = self._each(images)
         while some := list(islice(everything, batch)):
             stored = []
             for name, picture in some:
@@ -143,8 +145,17 @@ class Trained:
             raise FedkeelError(f"There is no image to look at{few}: give image files, or a folder that has some in it.")
         return Predictions(names, torch.cat(found), self.labels, unreadable)
 
+    def _each(self, images: Any) -> Iterator[tuple[str, Any]]:
+        if not self.floats:
+            return pictures(images)
+        return ((str(number), sample) for number, sample in enumerate(float_samples(images, self.shape)))
+
     def _stored(self, picture: Any, name: str) -> Tensor:
-        """As the data set stores its images: uint8, (C, H, W)."""
+        """As the data set stores its images: uint8, (C, H, W), or floats."""
+        if self.floats:
+            if not picture.isfinite().all():
+                raise FedkeelError(f"The sample {name} has a value that is not a finite number: fill it in.")
+            return picture  # type: ignore[no-any-return]
         channels, height, width = self.shape
         try:
             image = opened(picture)
@@ -170,6 +181,34 @@ def opened(given: Any) -> Image.Image:
         return given
     array = given.permute(1, 2, 0).cpu().numpy() if isinstance(given, Tensor) else given
     return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array)
+
+
+def float_samples(given: Any, shape: tuple[int, ...]) -> Tensor:
+    """Samples of this shape, (N, *shape), from an array, a table, or files."""
+    if isinstance(given, list | tuple) and given and isinstance(given[0], str | Path):
+        return torch.cat([float_samples(one, shape) for one in given])
+    try:
+        if isinstance(given, str | Path):
+            given = _numbers_in(Path(given))
+        array = given.detach().cpu() if isinstance(given, Tensor) else torch.from_numpy(np.array(given, np.float32))
+    except (OSError, TypeError, ValueError) as error:
+        what = f"'{given}' has" if isinstance(given, str | Path) else "What is given are"
+        raise FedkeelError(
+            f"{what} no numbers ({reason(error)}): this model takes arrays of shape (N, {', '.join(map(str, shape))})."
+        ) from error
+    found = array.float()[None] if array.shape == shape else array.float()
+    if found.shape[1:] != shape or found.ndim < 2:
+        raise FedkeelError(
+            f"The samples have the shape {tuple(array.shape)}: give (N, {', '.join(map(str, shape))}), as in training."
+        )
+    return found
+
+
+def _numbers_in(file: Path) -> Any:
+    if file.suffix.lower() != ".csv":
+        return np.load(file, allow_pickle=False)
+    rows = np.genfromtxt(file, np.float32, delimiter=",", ndmin=2)
+    return rows[1:] if len(rows) and np.isnan(rows[0]).all() else rows  # without the names of the columns
 
 
 def pictures(images: Any) -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,5 @@
-"""Transforms of colour: normalisation, greyscale and jitter; the last two on batches with three channels."""
+"""Transforms of colour: normalisation, greyscale and jitter; the last two on three channels with values in [0, 1]
+(`of_colours`), and not on floats that may be anything."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +46,10 @@ class Normalise:
             raise DataError(f"std in normalise is {self.std}: every standard deviation must be above 0.")
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
-        return (x - on_device(channels(self.mean), x.device)) / on_device(channels(self.std), x.device)
+        mean, std = (on_device(channels(values), x.device) for values in (self.mean, self.std))
+        # One number for each channel of an image, or for each feature of a vector.
+        each = (slice(None), slice(None), *[None] * (x.ndim - 2))
+        return (x - mean[each]) / std[each]
 
 
 def channels(values: float | Sequence[float]) -> tuple[float, ...]:
@@ -54,9 +58,9 @@ def channels(values: float | Sequence[float]) -> tuple[float, ...]:
 
 @lru_cache(maxsize=64)
 def on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Per-channel values as a (1, C, 1, 1) tensor, made once: a CUDA graph cannot capture a copy from the host."""
+    """Per-channel values as a (1, C) tensor, made once: a CUDA graph cannot capture a copy from the host."""
     with torch.inference_mode(False):
-        return torch.tensor(values, dtype=torch.float32).to(device)[None, :, None, None]
+        return torch.tensor(values, dtype=torch.float32).to(device)[None]
 
 
 @TRANSFORMS.register("grayscale")
@@ -66,6 +70,7 @@ class Grayscale:
 
     p: Share = 0.1
     draws = 1
+    of_colours = True
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         return torch.where(u[:, :, None, None] < self.p, luminance(x).expand_as(x), x)
@@ -84,6 +89,7 @@ class ColourJitter:
     saturation: Share = 0.4
     hue: Annotated[float, Range(0, 0.5)] = 0.0
     draws = 4
+    of_colours = True
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         spread = 2 * u[:, :, None, None, None] - 1

@@ -9,11 +9,11 @@ import pytest
 import safetensors.torch
 import torch
 
-from fedkeel import methods
+from fedkeel import methods, models
 from fedkeel.core.composition import Composition
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run
-from tests import tiny
+from tests import tiny, vectors
 from tests.deploy.loop import Loop, over_network, sites_of
 from tests.methods.together import VARIANTS
 from tests.trust.test_privacy import needs_opacus
@@ -127,3 +127,11 @@ def with_secret(loop: Loop, monkeypatch: pytest.MonkeyPatch, *, at_sites: bool) 
                 monkeypatch.setenv("FEDKEEL_SECRET", "" if at_sites else "known to one")
 
         site.reply = reply  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("method", ["fedavg", "hbn", "greg", "fedfa", "fedrdn", "fedwon"])
+def test_vectors_travel_as_images_do(tmp_path: Path, method: str) -> None:
+    torch.manual_seed(0)
+    given: dict[str, Any] = {"network": models.build_for("mlp(hidden=8)", 3, (6,)), "on": vectors.federation()}
+    wanted = tiny.run(tmp_path / "serial", method, **given)
+    assert_same(over_network(tmp_path / "flower", method, **given), wanted)

@@ -43,7 +43,7 @@ class Description:
     name: str
     domain: str
     classes: tuple[str, ...]
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     train: int
     validation: int
     test: int
@@ -67,7 +67,7 @@ class Description:
             raise BadMessage(f"its classes are {shown(classes)}, and not a list of 1 to {MOST_CLASSES:,} names")
         if not all(_is_name(label) for label in classes) or len(set(classes)) < len(classes):
             raise BadMessage("its classes are not all names, or are named twice")
-        if not isinstance(shape, list) or len(shape) != 3 or not all(is_whole(n) and n > 0 for n in shape):
+        if not isinstance(shape, list) or len(shape) not in (1, 3) or not all(is_whole(n) and n > 0 for n in shape):
             raise BadMessage(f"its image shape is {shown(shape)}")
         if math.prod(shape) > LARGEST_IMAGE:
             raise BadMessage(f"its image shape is {shown(shape)}, more than {LARGEST_IMAGE:,} numbers")
@@ -221,7 +221,7 @@ def agree(
     described: Sequence[Description],
     *,
     classes: Sequence[str] | None = None,
-    shape: tuple[int, int, int] | None = None,
+    shape: tuple[int, ...] | None = None,
     unseen: Collection[str] = (),
 ) -> Roster:
     """The sites that fit together, and for each of the others why it sits out.
