@@ -4,7 +4,7 @@ import importlib
 import inspect
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -23,12 +23,13 @@ class Entry(Generic[T]):
     build: Callable[..., T]
     summary: str
     paper: str
+    given: Collection[str] = ()  # what `build` takes from the engine, and nobody types
 
     def options(self) -> dict[str, inspect.Parameter]:
         """The options that `build` takes, by name."""
         signature = inspect.signature(self.build)
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        return {name: p for name, p in signature.parameters.items() if p.kind in kinds}
+        return {name: p for name, p in signature.parameters.items() if p.kind in kinds and name not in self.given}
 
     def takes_any_option(self) -> bool:
         parameters = inspect.signature(self.build).parameters.values()
@@ -70,10 +71,10 @@ def discover(package: str) -> None:
 
 
 class Registry(Generic[T]):
-    """A table of named builders. `kind` is the word used in messages, e.g. "method"."""
+    """A table of named builders. `kind` is the word used in messages, e.g. "method"; `given`: see `Entry`."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
+    def __init__(self, kind: str, *, given: Collection[str] = ()) -> None:
+        self.kind, self.given = kind, given
         self._entries: dict[str, Entry[T]] = {}
 
     def register(self, name: str, *, summary: str = "", paper: str = "") -> Callable[[F], F]:
@@ -81,7 +82,8 @@ class Registry(Generic[T]):
 
         def remember(build: F) -> F:
             cited = paper or getattr(build, "paper", "")
-            self._entries[name] = Entry(name, build, summary or first_sentence(inspect.getdoc(build) or ""), cited)
+            shown = summary or first_sentence(inspect.getdoc(build) or "")
+            self._entries[name] = Entry(name, build, shown, cited, self.given)
             return build
 
         return remember

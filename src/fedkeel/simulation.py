@@ -22,6 +22,7 @@ from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, shortages_explained
 from fedkeel.observer import Observer, Observers
 from fedkeel.options import as_path, described
+from fedkeel.runs.extension import refuse_whole, reopen
 from fedkeel.runs.intact import how_to_continue
 from fedkeel.runs.origin import Origin, records, refuse_other_data
 from fedkeel.runs.run import PYTHON_OBJECT, Run
@@ -86,39 +87,92 @@ def resume(
     are told of.
     """
     leave_if_imported_again()
+    run, settings = _stopped(directory, machine, federation=federation, model=model, method=method, observer=observer)
+    if run.finished:
+        run.check()
+        (observer or Observer()).note(f"'{directory}' is finished: nothing is left to do.")
+        return run
+    objects = {"federation": federation, "model": model, "method": method}
+    setup = _prepare_again(run, settings, machine, observer, objects)
+    return finish(Store.open(directory), setup, observer).remember(model=model, method=method)
+
+
+@shortages_explained()
+def extend(
+    directory: str | Path,
+    *,
+    rounds: int,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    method: Method | None = None,
+    observer: Observer | None = None,
+    **machine: Any,
+) -> Run:
+    """Go on with a finished run until it has had `rounds` in all; the result is that of a run of so many.
+
+    A schedule or a method that goes by the number of rounds is refused: its first rounds would have been others. A run
+    that was stopped early gets new patience. `machine` and the objects are those of `resume`.
+    """
+    leave_if_imported_again()
+    run, settings = _stopped(directory, machine, federation=federation, model=model, method=method, observer=observer)
+    if not run.finished:
+        raise FedkeelError(
+            f"'{directory}' is not finished: continue it with '{how_to_continue(directory)}', then extend it."
+        )
+    run.check()
+    settings, done = settings.replace(rounds=rounds), run.rounds_done
+    if rounds <= done:
+        raise FedkeelError(f"'{directory}' has had {done} rounds, and 'rounds' is {rounds}: give more than {done}.")
+    objects = {"federation": federation, "model": model, "method": method}
+    setup = _prepare_again(run, settings, machine, observer, objects)
+    refuse_whole(run.config, settings, done, setup.worker.method)
+    store = Store.open(directory)
+    try:
+        reopen(store, setup.worker.method, done, rounds)
+    except BaseException:
+        store.close()
+        raise
+    return finish(store, setup, observer).remember(model=model, method=method)
+
+
+def _stopped(directory: str | Path, machine: dict[str, Any], **objects: Any) -> tuple[Run, Config]:
+    """A run that is to go on, and its options with those of this machine."""
     for name in machine:
         if name not in MACHINE_OPTIONS:
             raise FedkeelError(
                 f"'{name}' cannot change when a run is resumed: give only {', '.join(MACHINE_OPTIONS)}, "
                 "or start a new run."
             )
-    check_objects(federation=federation, model=model, method=method, observer=observer)
+    check_objects(**objects)
     run = Run(directory)
-    settings = run.config.replace(**machine)
-    if run.finished:
-        run.check()
-        (observer or Observer()).note(f"'{directory}' is finished: nothing is left to do.")
-        return run
-    for name, thing in (("data", federation), ("model", model), ("method", method)):
-        if getattr(run.config, name) == PYTHON_OBJECT and thing is None:
+    return run, run.config.replace(**machine)
+
+
+def _prepare_again(
+    run: Run, settings: Config, machine: dict[str, Any], observer: Observer | None, objects: dict[str, Any]
+) -> Setup:
+    """All that the run began with, which must be what it was."""
+    directory = run.directory
+    for name, thing in objects.items():
+        if getattr(run.config, "data" if name == "federation" else name) == PYTHON_OBJECT and thing is None:
             raise FedkeelError(
-                f"The {name} of '{directory}' was given in Python, not by name: "
-                f"resume it with fedkeel.resume(..., {'federation' if name == 'data' else name}=...)."
+                f"The {'data' if name == 'federation' else name} of '{directory}' was given in Python, not by name: "
+                f"resume it with fedkeel.resume(..., {name}=...)."
             )
-    if federation is None and (run.directory / SITES).exists():
+    if objects["federation"] is None and (directory / SITES).exists():
         raise FedkeelError(
             f"'{directory}' is a run over a network, whose images are at the sites: continue it with "
             f"'{how_to_continue(directory)}'."
         )
-    before = Origin.load(run.directory)
+    before = Origin.load(directory)
     if before and not settings.threads and not names_single_threaded(settings) and "workers" not in machine:
         # As many as it began with, whatever this machine would take: their number decides the last bits.
         settings = settings.replace(threads=before.threads or 0)
-    setup = prepare_run(settings, federation=federation, model=model, method=method)
-    refuse_other_data(run.directory, setup)
-    for note in Origin.of(setup).notes(before, run.directory) if before else ():
+    setup = prepare_run(settings, **objects)
+    refuse_other_data(directory, setup)
+    for note in Origin.of(setup).notes(before, directory) if before else ():
         (observer or Observer()).note(note)
-    return finish(Store.open(directory), setup, observer).remember(model=model, method=method)
+    return setup
 
 
 def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
@@ -141,6 +195,7 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
             "executor": setup.executor_name,
             "device": str(setup.worker.device),
             "seconds": time.perf_counter() - began,
+            **({"extended": [*store.extended]} if store.extended else {}),
         }
         model = federated.best_model or {**server.weights, **server.statistics}
         # What every client has of its own was never trained here, and must not pass for a part of a model.

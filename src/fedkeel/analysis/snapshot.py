@@ -258,12 +258,11 @@ def of_run(run: Run, objects: Objects) -> list[Snapshot]:
     which need not be of the last round."""
     objects.refuse_missing(run)
     models = {round: (tensors, local) for round, tensors, local in _checkpoints(run)}
-    if (run.directory / MODEL).exists():
+    if summary := run.summary:  # of a run that is being extended, the model is an earlier one
         # Personal models are of the round that the result is of, which need not be that of the last checkpoint.
         is_remembered = models and not (run.directory / "personal").exists()
         local = models[max(models)][1] if is_remembered else _personal(run)
-        summary = run.summary
-        round = int(summary["round"]) if summary else run.config.rounds - 1
+        round = int(summary["round"])
         models.pop(round, None)
         models[round] = run.tensors(MODEL), local
     if not models:

@@ -43,6 +43,7 @@ ORDER = (
         "run",
         "compare",
         "resume",
+        "extend",
         "demo",
         "reproduce",
         "results",

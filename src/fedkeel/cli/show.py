@@ -106,9 +106,15 @@ def accuracy_lines(run: fedkeel.Run, summary: dict[str, Any]) -> Iterator[str]:
 
 def cost_lines(run: fedkeel.Run, summary: dict[str, Any]) -> Iterator[str]:
     up, down, config = summary["bytes_up"], summary["bytes_down"], run.config
+    rounds = summary.get("rounds", config.rounds)
+    if "planned_rounds" in summary:
+        waited = f"the validation was not better in {config.patience} evaluations"
+        yield f"stopped after round {rounds} of {summary['planned_rounds']}: {waited}"
+    if "extended" in summary:
+        yield f"extended after round {' and '.join(map(str, summary['extended']))}"
     asked = f", {summary['questions']} exchanges beside the training" if summary.get("questions") else ""
     yield f"took    {duration(summary['seconds'])} ({summary['executor']})"
-    yield f"sent    {size(up)} up, {size(down)} down{asked}, {size((up + down) / config.rounds)} a round"
+    yield f"sent    {size(up)} up, {size(down)} down{asked}, {size((up + down) / rounds)} a round"
     if "epsilon" in summary:
         source = SOURCES[summary.get("randomness", "seed")]
         yield f"privacy epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}, {config.dp}; {source}"

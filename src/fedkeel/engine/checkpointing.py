@@ -1,7 +1,7 @@
 """What a checkpoint holds, what the loop needs of a run directory, and when a checkpoint is written."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,13 +18,14 @@ class Checkpoint:
 
     round: int
     groups: dict[str, Tensors]  # of the server
-    best: dict[str, float] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)  # and what there is to say of `Patience`
 
 
 class Storage(Protocol):
     """Where a run is written; `runs.store.Store` is the one on disk."""
 
     directory: Path
+    extended: Collection[int]  # after how many rounds it was finished, and then extended
 
     def append(self, record: dict[str, Any]) -> None:
         """A line of the metrics."""

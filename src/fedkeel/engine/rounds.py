@@ -23,6 +23,8 @@ from fedkeel.engine.checkpointing import Checkpoint, CheckpointSchedule, Storage
 from fedkeel.engine.evaluation import FederatedEvaluation
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
+from fedkeel.engine.patience import Patience
+from fedkeel.engine.schedules import learning_rate_at
 from fedkeel.engine.setup import Setup
 from fedkeel.engine.stopwatch import phase
 from fedkeel.errors import StoreError, TrainingError
@@ -30,6 +32,7 @@ from fedkeel.observer import Aggregated, Observer
 from fedkeel.stopping import UPDATE, reached
 
 SERVER_GROUPS = ("weights", "statistics", "extras", "memory")
+TRAINED = "trained"  # where the last checkpoint holds the first three as they were before the evaluation
 EVALUATION_FIELDS = ("client", "domain", "split", "statistics", "accuracy", "loss", "samples")
 
 
@@ -64,6 +67,7 @@ class Federated:
             network=worker.model,
         )
         self.schedule = CheckpointSchedule(config.checkpoint_every)
+        self.patience = Patience(config.patience, config.min_delta)
         self.evaluation = FederatedEvaluation(self.setup, self.executor, self.observer.note)
 
     @property
@@ -82,7 +86,15 @@ class Federated:
             with self.clock.round(round):
                 result = self.round(round)
             self.clock.save(self.store.directory, now=False)
+            if self._is_last(round):
+                break
         return result
+
+    def _is_last(self, round: int) -> bool:
+        """Whether the run ends with it: as planned, or early. One that was extended has new patience then."""
+        if self.patience.is_over and from_one(round) in self.store.extended:
+            self.patience.waited = 0
+        return self.patience.is_over or from_one(round) == self.config.rounds
 
     def round(self, round: int) -> Server:
         server, config = self.server, self.config
@@ -97,6 +109,7 @@ class Federated:
         if config.evaluates(round):
             tested = self._before_evaluation()
             scores = self._evaluate(tested)
+            self.patience.see(self.best)
         loss = _mean_loss(updates)
         self._record(
             "round",
@@ -104,7 +117,7 @@ class Federated:
                 "clients": len(updates),
                 "dropped": len(dropped),
                 "loss": loss,
-                "learning_rate": config.learning_rate_at(round),
+                "learning_rate": learning_rate_at(config, round),
                 **self.traffic,
                 **self.setup.account(round + 1),
             },
@@ -112,9 +125,12 @@ class Federated:
         times = {"train": collected - began, "aggregate": aggregated - collected}
         self.store.append_timing({"round": round, **times, "evaluate": time.perf_counter() - aggregated})
         self._show(broadcast, updates, tested)
-        last = round == config.rounds - 1
+        last = self._is_last(round)
         if last or self.schedule.is_due(round):
             self.schedule.write(lambda: self._checkpoint(tested if last else server, round))
+        if last and from_one(round) < config.rounds:
+            waited = f"the validation was not better in {config.patience} evaluations"
+            self.observer.note(f"Stopped after round {from_one(round)} of {config.rounds}: {waited}.")
         self.observer.round_done(round, config.rounds, scores, loss)
         return tested
 
@@ -278,8 +294,12 @@ class Federated:
         groups = {name: getattr(server, name) for name in SERVER_GROUPS}
         local = {f"{client}/{entry}": t for client, kept in self.best_local.items() for entry, t in kept.items()}
         groups |= {"best": self.best_model, "best_local": local}
+        if server is not self.server and self.method.overrides("before_evaluation"):
+            # The model as it was tested is the result; a run that is extended goes on from the one that was trained.
+            trained = {name: prefixed(getattr(self.server, name), name) for name in SERVER_GROUPS[:3]}
+            groups[TRAINED] = {name: tensor for group in trained.values() for name, tensor in group.items()}
         self.executor.memory.write_files()
-        self.store.checkpoint(Checkpoint(round, groups, self.best))
+        self.store.checkpoint(Checkpoint(round, groups, self.best | self.patience.kept()))
 
     def _restore(self) -> int:
         """Load the last good checkpoint; returns the round to begin with."""
@@ -298,13 +318,17 @@ class Federated:
                     f"The checkpoints of '{self.store.directory}' are of another model than the one given: "
                     "resume with the model and the method that the run began with."
                 )
+        self.best_model, self.best = groups.get("best", {}), checkpoint.best
+        self.patience.restore(checkpoint.best)
+        is_over = self._is_last(checkpoint.round)
+        if TRAINED in groups and not is_over:
+            groups |= {name: select(groups[TRAINED], name) for name in SERVER_GROUPS[:3]}
         for name in SERVER_GROUPS:
             setattr(self.server, name, state.to_device(groups.get(name, {}), device))
-        self.best_model, self.best = groups.get("best", {}), checkpoint.best
         for name, tensor in groups.get("best_local", {}).items():
             client, _, entry = name.rpartition("/")
             self.best_local.setdefault(client, {})[entry] = tensor
-        return checkpoint.round + 1
+        return self.config.rounds if is_over else checkpoint.round + 1
 
     def local_tensors(self) -> Iterable[tuple[str, Tensors]]:
         """What each client keeps of the model that is the result, one client at a time, for saving personal models."""

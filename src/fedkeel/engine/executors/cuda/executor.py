@@ -60,6 +60,7 @@ class CudaExecutor(SerialExecutor):
         self._said = False
         uncapturable = worker.method.uncapturable
         self._one_by_one = f"'{uncapturable[0]}' does not declare its steps capturable" if uncapturable else ""
+        self._one_by_one = self._one_by_one or worker.uncapturable
 
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
         if not self._one_by_one:

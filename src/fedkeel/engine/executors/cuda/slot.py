@@ -18,6 +18,7 @@ from fedkeel.engine import optimizers
 from fedkeel.engine.batches import BatchPlan, middle
 from fedkeel.engine.executors.cuda.replay import Replays, capture
 from fedkeel.engine.local import Worker
+from fedkeel.engine.schedules import learning_rate_at
 
 STEPS = 2  # of one graph: of longer ones, those of large networks, the GPU runs fewer side by side
 BUFFER_BYTES = 64 * 2**20  # of gathered batches per slot
@@ -81,7 +82,7 @@ class Slot:
     # -- one client ------------------------------------------------------------------------------------------
     def start(self, client: SlotClient, broadcast: Broadcast, memory: Tensors) -> None:
         worker = self.worker
-        self.rate.fill_(worker.config.learning_rate_at(broadcast.round))
+        self.rate.fill_(learning_rate_at(worker.config, broadcast.round))
         optimizers.reset(self.optimizer)
         begun = worker.begin(client.name, broadcast, memory, self.optimizer)
         self.loss.zero_()
