@@ -108,9 +108,7 @@ class Config:
     )
     evaluation_batch: Count = option(256, "samples in an evaluation step")
     result: Literal["last", "mean-last-10", "best-validation"] = option("last", "round whose accuracy is the result")
-    patience: Number = option(
-        0, "stop after so many evaluations in a row without a better validation; 0 does not stop"
-    )
+    patience: Number = option(0, "stop after so many evaluations in a row without a better validation; 0 does not stop")
     min_delta: NotNegative = option(0.0, "by how much the validation must be better, for 'patience'")
     metrics: str = option(
         "", "measures beside accuracy and loss, separated by commas: 'brier,top(k=3)', see 'list metrics'"

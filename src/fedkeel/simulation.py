@@ -27,7 +27,7 @@ from fedkeel.runs.intact import how_to_continue
 from fedkeel.runs.origin import Origin, records, refuse_other_data
 from fedkeel.runs.run import PYTHON_OBJECT, Run
 from fedkeel.runs.store import Store, numbered
-from fedkeel.runs.summary import summarise_run
+from fedkeel.runs.summary import stopped_early, summarise_run
 
 
 @shortages_explained()
@@ -202,6 +202,8 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
         personal = federated.local_tensors() if federated.method.is_personal else ()
         initial = {} if federated.method.is_personal else setup.worker.initial_local
         store.finish(summary, {**initial, **model}, personal)
+        if stopped := stopped_early(summary, setup.config.patience):
+            observer.note(stopped)
     except FedkeelError:
         refused = store.is_blank
         raise

@@ -18,7 +18,7 @@ from fedkeel.cli.terminal.output import Line, Table, duration, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser
 from fedkeel.config import Config
 from fedkeel.core.naming import visible
-from fedkeel.runs.summary import RULES, SOURCES
+from fedkeel.runs.summary import RULES, SOURCES, stopped_early
 
 if TYPE_CHECKING:
     from fedkeel.experiments.comparison import Comparison
@@ -107,11 +107,10 @@ def accuracy_lines(run: fedkeel.Run, summary: dict[str, Any]) -> Iterator[str]:
 def cost_lines(run: fedkeel.Run, summary: dict[str, Any]) -> Iterator[str]:
     up, down, config = summary["bytes_up"], summary["bytes_down"], run.config
     rounds = summary.get("rounds", config.rounds)
-    if "planned_rounds" in summary:
-        waited = f"the validation was not better in {config.patience} evaluations"
-        yield f"stopped after round {rounds} of {summary['planned_rounds']}: {waited}"
+    if stopped := stopped_early(summary, config.patience):
+        yield stopped
     if "extended" in summary:
-        yield f"extended after round {' and '.join(map(str, summary['extended']))}"
+        yield f"Extended after round {' and '.join(map(str, summary['extended']))}."
     asked = f", {summary['questions']} exchanges beside the training" if summary.get("questions") else ""
     yield f"took    {duration(summary['seconds'])} ({summary['executor']})"
     yield f"sent    {size(up)} up, {size(down)} down{asked}, {size((up + down) / rounds)} a round"

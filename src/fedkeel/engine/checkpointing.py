@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from fedkeel.core.state import Tensors
 
 SHARE = 0.05  # of the time that may go into checkpoints
+TRAINED = "trained-"  # before the names of a last checkpoint's groups as they were before the evaluation
 QUICK = 0.25  # seconds: what takes less is written every round
 
 
@@ -20,12 +21,28 @@ class Checkpoint:
     groups: dict[str, Tensors]  # of the server
     best: dict[str, float] = field(default_factory=dict)  # and what there is to say of `Patience`
 
+    def tested(self, name: str) -> Tensors:
+        """A group of the server, which after the last round is as it was tested: the result."""
+        return self.groups.get(name, {})  # one without tensors is not stored
+
+    def trained(self, name: str) -> Tensors:
+        """The same as the next round begins with it, where a method changes it for the test."""
+        return self.groups.get(f"{TRAINED}{name}", {}) if self.keeps_trained else self.tested(name)
+
+    @property
+    def keeps_trained(self) -> bool:
+        return any(name.startswith(TRAINED) for name in self.groups)
+
 
 class Storage(Protocol):
     """Where a run is written; `runs.store.Store` is the one on disk."""
 
     directory: Path
-    extended: Collection[int]  # after how many rounds it was finished, and then extended
+
+    @property
+    def extended(self) -> Collection[int]:
+        """After how many rounds it was finished before, and then extended."""
+        ...
 
     def append(self, record: dict[str, Any]) -> None:
         """A line of the metrics."""

@@ -98,10 +98,8 @@ def check_options(config: Config, method: Composition, defence: Defence, executo
 
 
 def check_training(config: Config) -> None:
-    """The loss, the optimizer and the schedule are there and take their options; also for a site that is asked for them.
-
-    Of the loss, whether it fits the classes is seen when it is made for them.
-    """
+    """The loss, the optimizer and the schedule are known here and take their options. Whether a loss fits the classes
+    is seen when it is made for them."""
     given = spec.parse(config.loss)
     LOSSES.make(given.name, **given.options)
     optimizers.check(config)

@@ -81,10 +81,14 @@ def chosen(config: Config) -> tuple[Callable[..., torch.optim.Optimizer], dict[s
     entry = OPTIMIZERS.entry(given.name)
     for name in given.options.keys() & OF_THE_RUN:
         option = OF_THE_RUN[name]
-        raise FedkeelError(f"'{name}' is an option of the run: give '--{option.replace('_', '-')}', in Python {option}=.")
+        raise FedkeelError(
+            f"'{name}' is an option of the run: give '--{option.replace('_', '-')}', in Python {option}=."
+        )
     options = entry.check_options(OPTIMIZERS.kind, given.options)
     takes = inspect.signature(entry.build).parameters
-    return entry.build, options | {name: getattr(config, name) for name in ("momentum", "weight_decay") if name in takes}
+    return entry.build, options | {
+        name: getattr(config, name) for name in ("momentum", "weight_decay") if name in takes
+    }
 
 
 def check(config: Config) -> None:

@@ -19,7 +19,7 @@ from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, prefixed, select
 from fedkeel.data.federation import Federation
 from fedkeel.engine import stopwatch
-from fedkeel.engine.checkpointing import Checkpoint, CheckpointSchedule, Storage
+from fedkeel.engine.checkpointing import TRAINED, Checkpoint, CheckpointSchedule, Storage
 from fedkeel.engine.evaluation import FederatedEvaluation
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
@@ -32,7 +32,6 @@ from fedkeel.observer import Aggregated, Observer
 from fedkeel.stopping import UPDATE, reached
 
 SERVER_GROUPS = ("weights", "statistics", "extras", "memory")
-TRAINED = "trained"  # where the last checkpoint holds the first three as they were before the evaluation
 EVALUATION_FIELDS = ("client", "domain", "split", "statistics", "accuracy", "loss", "samples")
 
 
@@ -128,9 +127,6 @@ class Federated:
         last = self._is_last(round)
         if last or self.schedule.is_due(round):
             self.schedule.write(lambda: self._checkpoint(tested if last else server, round))
-        if last and from_one(round) < config.rounds:
-            waited = f"the validation was not better in {config.patience} evaluations"
-            self.observer.note(f"Stopped after round {from_one(round)} of {config.rounds}: {waited}.")
         self.observer.round_done(round, config.rounds, scores, loss)
         return tested
 
@@ -292,12 +288,10 @@ class Federated:
     @phase(stopwatch.CHECKPOINT)
     def _checkpoint(self, server: Server, round: int) -> None:
         groups = {name: getattr(server, name) for name in SERVER_GROUPS}
+        if server is not self.server and self.method.overrides("before_evaluation"):
+            groups |= {f"{TRAINED}{name}": getattr(self.server, name) for name in SERVER_GROUPS}
         local = {f"{client}/{entry}": t for client, kept in self.best_local.items() for entry, t in kept.items()}
         groups |= {"best": self.best_model, "best_local": local}
-        if server is not self.server and self.method.overrides("before_evaluation"):
-            # The model as it was tested is the result; a run that is extended goes on from the one that was trained.
-            trained = {name: prefixed(getattr(self.server, name), name) for name in SERVER_GROUPS[:3]}
-            groups[TRAINED] = {name: tensor for group in trained.values() for name, tensor in group.items()}
         self.executor.memory.write_files()
         self.store.checkpoint(Checkpoint(round, groups, self.best | self.patience.kept()))
 
@@ -321,10 +315,9 @@ class Federated:
         self.best_model, self.best = groups.get("best", {}), checkpoint.best
         self.patience.restore(checkpoint.best)
         is_over = self._is_last(checkpoint.round)
-        if TRAINED in groups and not is_over:
-            groups |= {name: select(groups[TRAINED], name) for name in SERVER_GROUPS[:3]}
         for name in SERVER_GROUPS:
-            setattr(self.server, name, state.to_device(groups.get(name, {}), device))
+            group = checkpoint.tested(name) if is_over else checkpoint.trained(name)
+            setattr(self.server, name, state.to_device(group, device))
         for name, tensor in groups.get("best_local", {}).items():
             client, _, entry = name.rpartition("/")
             self.best_local.setdefault(client, {})[entry] = tensor

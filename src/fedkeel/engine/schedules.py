@@ -21,13 +21,13 @@ SCHEDULES: Registry[Schedule] = Registry("schedule")
 @SCHEDULES.register("constant")
 def constant() -> Schedule:
     """The same in every round."""
-    return lambda round, rounds: 1.0
+    return lambda _round, _rounds: 1.0
 
 
 @SCHEDULES.register("exponential")
 def exponential(decay: PositiveShare = 0.998) -> Schedule:
     """Times `decay` in every round; without brackets it is the run's option of that name."""
-    return lambda round, rounds: decay**round
+    return lambda round, _: decay**round
 
 
 @SCHEDULES.register("cosine")
@@ -39,7 +39,7 @@ def cosine() -> Schedule:
 @SCHEDULES.register("step")
 def step(every: Count = 30, factor: Positive = 0.1) -> Schedule:
     """Times `factor` after every so many rounds."""
-    return lambda round, rounds: factor ** (round // every)
+    return lambda round, _: factor ** (round // every)
 
 
 @SCHEDULES.register("warmup")

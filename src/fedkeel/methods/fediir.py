@@ -8,8 +8,8 @@ cross-entropy with respect to the classifier's parameters phi at the global mode
     G <- ema G + (1 - ema) * mean over all batches of the round's clients of grad_phi CE        G = 0 at first
     L = CE + gamma ||grad_phi CE - G||^2
 
-CE stands for the loss that the run trains on. The penalty is differentiated through grad_phi CE, so it reaches the encoder too (a second-order term). The extra pass
-normalises as training does and draws the training's augmentation.
+The penalty is differentiated through grad_phi CE, so it reaches the encoder too (a second-order term). The extra pass
+normalises as training does and draws the training's augmentation. CE stands for the loss that the run trains on.
 """
 
 from collections.abc import Mapping

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.core.method import Method
-from fedkeel.engine.rounds import TRAINED
 from fedkeel.engine.schedules import learning_rate_at
 from fedkeel.errors import FedkeelError
 from fedkeel.files import explained, read_sealed, seal, write_atomically
@@ -60,10 +59,10 @@ def _plain(value: Any) -> Any:
 
 def reopen(store: Store, method: Composition, done: int, rounds: int) -> None:
     """Be a run of `rounds` that was stopped after `done`. What is killed in between can be asked for again."""
-    checkpoint = store.latest(lambda note: None)
+    checkpoint = store.latest(lambda _: None)
     if checkpoint is None:
         raise FedkeelError(f"'{store.directory}' has no checkpoint that is whole: there is nothing to go on from.")
-    if method.overrides("before_evaluation") and checkpoint.round + 1 == done and TRAINED not in checkpoint.groups:
+    if method.overrides("before_evaluation") and checkpoint.round + 1 == done and not checkpoint.keeps_trained:
         raise FedkeelError(
             f"The model of '{store.directory}' as it was before its last test was not kept by the version of Fedkeel "
             "that trained it: train anew."

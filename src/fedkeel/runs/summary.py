@@ -74,6 +74,14 @@ def weakest(private: Iterable[Mapping[str, Any]]) -> str | None:
     return next((source for source in SOURCES if source in found), "seed") if found else None
 
 
+def stopped_early(summary: Mapping[str, Any], patience: int) -> str:
+    """One sentence of a run that has had fewer rounds than planned, of any other nothing."""
+    if "planned_rounds" not in summary:
+        return ""
+    where = f"Stopped after round {summary['rounds']} of {summary['planned_rounds']}"
+    return f"{where}: the validation was not better in {patience} evaluations."
+
+
 def summarise_run(
     run: Run, held_out: list[str], statistics: str | None = None, rule: str | None = None
 ) -> dict[str, Any]:

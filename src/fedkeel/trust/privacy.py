@@ -135,7 +135,7 @@ def refuse_contradictions(config: Config, method: Composition, captured: bool = 
 def refuse_what_tells_more(config: Config, method: Composition) -> None:
     if config.dp == "local" and "balanced" in parse(config.loss).options.values():
         raise FedkeelError(
-            "'dp=local' hides a sample in its own gradient, and with weights 'balanced' it changes those of all others: "
+            "'dp=local' hides a sample's own gradient, and weights that are 'balanced' by it change those of the others: "
             "give the weights as numbers."
         )
     for part in method.parts:

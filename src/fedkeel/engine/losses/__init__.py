@@ -1,4 +1,4 @@
-"""What a network is trained on: `--loss 'focal(gamma=2)'`. A file in this folder adds one; methods add their terms to it.
+"""What a network is trained on: `--loss 'focal(gamma=2)'`. A file in this folder adds one; methods add terms to it.
 
 A loss gives every sample a number, whose mean over a batch is differentiated. It asks the host nothing, because steps
 are replayed on a GPU. The tests' `loss` is the cross-entropy whatever a network was trained on.
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedkeel import spec
-from fedkeel.core.client import cross_entropy
+from fedkeel.core.client import cross_entropy as usual
 from fedkeel.errors import FedkeelError
 from fedkeel.options import checked, described
 from fedkeel.registry import Registry, discover
@@ -57,7 +57,7 @@ class TrainingLoss:
     def __call__(self, logits: Tensor, labels: Tensor, *, total: bool = False) -> Tensor:
         """The mean over the batch, or the `total`."""
         if self._plain:
-            return cross_entropy(logits, labels, total=total)
+            return usual(logits, labels, total=total)
         losses = self._loss(logits, labels)
         if losses.ndim == 0:
             return losses * len(labels) if total else losses
