@@ -86,15 +86,7 @@ def resume(
     than those the run began with. Data that have changed since then are refused; other code and another kind of machine
     are told of.
     """
-    leave_if_imported_again()
-    run, settings = _stopped(directory, machine, federation=federation, model=model, method=method, observer=observer)
-    if run.finished:
-        run.check()
-        (observer or Observer()).note(f"'{directory}' is finished: nothing is left to do.")
-        return run
-    objects = {"federation": federation, "model": model, "method": method}
-    setup = _prepare_again(run, settings, machine, observer, objects)
-    return finish(Store.open(directory), setup, observer).remember(model=model, method=method)
+    return _go_on(directory, None, observer, machine, federation=federation, model=model, method=method)
 
 
 @shortages_explained()
@@ -111,68 +103,63 @@ def extend(
     """Go on with a finished run until it has had `rounds` in all; the result is that of a run of so many.
 
     A schedule or a method that goes by the number of rounds is refused: its first rounds would have been others. A run
-    that was stopped early gets new patience. `machine` and the objects are those of `resume`.
+    that was stopped early gets new patience. The other arguments are those of `resume`.
     """
+    return _go_on(directory, rounds, observer, machine, federation=federation, model=model, method=method)
+
+
+def _go_on(
+    directory: str | Path, rounds: int | None, observer: Observer | None, machine: dict[str, Any], **objects: Any
+) -> Run:
     leave_if_imported_again()
-    run, settings = _stopped(directory, machine, federation=federation, model=model, method=method, observer=observer)
-    if not run.finished:
-        raise FedkeelError(
-            f"'{directory}' is not finished: continue it with '{how_to_continue(directory)}', then extend it."
-        )
-    run.check()
-    settings, done = settings.replace(rounds=rounds), run.rounds_done
-    if rounds <= done:
-        raise FedkeelError(f"'{directory}' has had {done} rounds, and 'rounds' is {rounds}: give more than {done}.")
-    objects = {"federation": federation, "model": model, "method": method}
-    setup = _prepare_again(run, settings, machine, observer, objects)
-    refuse_whole(run.config, settings, done, setup.worker.method)
-    store = Store.open(directory)
-    try:
-        reopen(store, setup.worker.method, done, rounds)
-    except BaseException:
-        store.close()
-        raise
-    return finish(store, setup, observer).remember(model=model, method=method)
-
-
-def _stopped(directory: str | Path, machine: dict[str, Any], **objects: Any) -> tuple[Run, Config]:
-    """A run that is to go on, and its options with those of this machine."""
     for name in machine:
         if name not in MACHINE_OPTIONS:
             raise FedkeelError(
                 f"'{name}' cannot change when a run is resumed: give only {', '.join(MACHINE_OPTIONS)}, "
                 "or start a new run."
             )
-    check_objects(**objects)
+    check_objects(**objects, observer=observer)
     run = Run(directory)
-    return run, run.config.replace(**machine)
-
-
-def _prepare_again(
-    run: Run, settings: Config, machine: dict[str, Any], observer: Observer | None, objects: dict[str, Any]
-) -> Setup:
-    """All that the run began with, which must be what it was."""
-    directory = run.directory
-    for name, thing in objects.items():
-        if getattr(run.config, "data" if name == "federation" else name) == PYTHON_OBJECT and thing is None:
+    settings, done = run.config.replace(**machine), run.rounds_done
+    if run.finished:
+        run.check()
+        if rounds is None:
+            (observer or Observer()).note(f"'{directory}' is finished: nothing is left to do.")
+            return run
+    if rounds is not None:
+        settings = settings.replace(rounds=rounds)
+        if not run.finished:
+            raise FedkeelError(f"'{directory}' is not finished: first '{how_to_continue(directory)}', then extend it.")
+        if rounds <= done:
+            raise FedkeelError(f"'{directory}' has had {done} rounds, and 'rounds' is {rounds}: give more.")
+    for name, thing in zip(("data", "model", "method"), objects.values(), strict=True):
+        if getattr(run.config, name) == PYTHON_OBJECT and thing is None:
             raise FedkeelError(
-                f"The {'data' if name == 'federation' else name} of '{directory}' was given in Python, not by name: "
-                f"resume it with fedkeel.resume(..., {name}=...)."
+                f"The {name} of '{directory}' was given in Python, not by name: "
+                f"resume it with fedkeel.resume(..., {'federation' if name == 'data' else name}=...)."
             )
-    if objects["federation"] is None and (directory / SITES).exists():
+    if objects["federation"] is None and (run.directory / SITES).exists():
         raise FedkeelError(
             f"'{directory}' is a run over a network, whose images are at the sites: continue it with "
             f"'{how_to_continue(directory)}'."
         )
-    before = Origin.load(directory)
+    before = Origin.load(run.directory)
     if before and not settings.threads and not names_single_threaded(settings) and "workers" not in machine:
         # As many as it began with, whatever this machine would take: their number decides the last bits.
         settings = settings.replace(threads=before.threads or 0)
     setup = prepare_run(settings, **objects)
-    refuse_other_data(directory, setup)
-    for note in Origin.of(setup).notes(before, directory) if before else ():
+    refuse_other_data(run.directory, setup)
+    for note in Origin.of(setup).notes(before, run.directory) if before else ():
         (observer or Observer()).note(note)
-    return setup
+    store = Store.open(directory)
+    if rounds is not None:
+        try:
+            refuse_whole(run.config, settings, done, setup.worker.method)
+            reopen(store, setup.worker.method, done, rounds)
+        except BaseException:
+            store.close()
+            raise
+    return finish(store, setup, observer).remember(model=objects["model"], method=objects["method"])
 
 
 def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:

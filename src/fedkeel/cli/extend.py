@@ -8,28 +8,20 @@ examples:
 import shlex
 
 import fedkeel
-from fedkeel.cli.show import show_run
-from fedkeel.cli.terminal.interrupts import interruptible
-from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options, whole
-from fedkeel.config import MACHINE_OPTIONS
-from fedkeel.runs.trackers import tracked
+from fedkeel.cli import resume
+from fedkeel.cli.terminal.parsing import Arguments, Parser, whole
 
 HELP = "go on with a finished run for more rounds"
 USAGE = "DIR --rounds N [options]"
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("directory", metavar="DIR", help="the run directory")
-    parser.add_argument("--rounds", metavar="N", type=whole("rounds", 1), required=True, help="in all, not beside")
-    parser.add_shared("--json", "--quiet", "--track")
-    parser.add_options({*MACHINE_OPTIONS} - {"round_timeout"}, default="as before")
+    parser.add_argument(
+        "--rounds", metavar="N", type=whole("rounds", 1), required=True, help="in all, with those it had"
+    )
+    resume.add_arguments(parser)
 
 
 def run(arguments: Arguments) -> int:
-    from fedkeel.cli.terminal.progress import RunProgress
-
     arguments.continue_with = f"fedkeel resume {shlex.quote(arguments.directory)}"
-    progress = RunProgress(quiet=arguments.quiet)
-    with interruptible(), progress, tracked(arguments.track, arguments.directory, progress) as observer:
-        result = fedkeel.extend(arguments.directory, observer=observer, **given_options(arguments))
-    return show_run(result, as_json=arguments.json)
+    return resume.go_on(arguments, fedkeel.extend)

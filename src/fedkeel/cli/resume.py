@@ -6,6 +6,10 @@ examples:
   fedkeel resume runs/digits-shift-fedavg-seed0 --device cpu     on another machine than it began on
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 import fedkeel
 from fedkeel.cli.show import show_run
 from fedkeel.cli.terminal.interrupts import interruptible
@@ -24,9 +28,13 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: Arguments) -> int:
+    return go_on(arguments, fedkeel.resume)
+
+
+def go_on(arguments: Arguments, how: Callable[..., fedkeel.Run]) -> int:
     from fedkeel.cli.terminal.progress import RunProgress
 
     progress = RunProgress(quiet=arguments.quiet)
     with interruptible(), progress, tracked(arguments.track, arguments.directory, progress) as observer:
-        result = fedkeel.resume(arguments.directory, observer=observer, **given_options(arguments))
+        result = how(arguments.directory, observer=observer, **given_options(arguments))
     return show_run(result, as_json=arguments.json)

@@ -21,16 +21,10 @@ class Checkpoint:
     groups: dict[str, Tensors]  # of the server
     best: dict[str, float] = field(default_factory=dict)  # and what there is to say of `Patience`
 
-    def tested(self, name: str) -> Tensors:
-        """A group of the server, which after the last round is as it was tested: the result."""
-        return self.groups.get(name, {})  # one without tensors is not stored
-
-    def trained(self, name: str) -> Tensors:
-        """The same as the next round begins with it, where a method changes it for the test."""
-        return self.groups.get(f"{TRAINED}{name}", {}) if self.keeps_trained else self.tested(name)
-
     @property
     def keeps_trained(self) -> bool:
+        """The last one of a method that changes the model for the test: the result is that which was tested, and more
+        rounds go on from that which was trained."""
         return any(name.startswith(TRAINED) for name in self.groups)
 
 

@@ -24,11 +24,10 @@ from fedkeel.core.method import Method
 from fedkeel.core.state import batch_norms
 from fedkeel.core.types import Classifier, Output
 from fedkeel.data.federation import Federation
-from fedkeel.engine import metrics, optimizers, schedules
+from fedkeel.engine import losses, metrics, optimizers, schedules
 from fedkeel.engine.batches import probe
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import Worker
-from fedkeel.engine.losses import LOSSES
 from fedkeel.errors import DataError, FedkeelError, MethodError, shortage
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 from fedkeel.observer import Observer
@@ -100,8 +99,7 @@ def check_options(config: Config, method: Composition, defence: Defence, executo
 def check_training(config: Config) -> None:
     """The loss, the optimizer and the schedule are known here and take their options. Whether a loss fits the classes
     is seen when it is made for them."""
-    given = spec.parse(config.loss)
-    LOSSES.make(given.name, **given.options)
+    losses.requested(config.loss)
     optimizers.check(config)
     schedules.check(config)
 

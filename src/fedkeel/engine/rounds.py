@@ -92,7 +92,7 @@ class Federated:
     def _is_last(self, round: int) -> bool:
         """Whether the run ends with it: as planned, or early. One that was extended has new patience then."""
         if self.patience.is_over and from_one(round) in self.store.extended:
-            self.patience.waited = 0
+            self.patience.kept["waited"] = 0
         return self.patience.is_over or from_one(round) == self.config.rounds
 
     def round(self, round: int) -> Server:
@@ -293,7 +293,7 @@ class Federated:
         local = {f"{client}/{entry}": t for client, kept in self.best_local.items() for entry, t in kept.items()}
         groups |= {"best": self.best_model, "best_local": local}
         self.executor.memory.write_files()
-        self.store.checkpoint(Checkpoint(round, groups, self.best | self.patience.kept()))
+        self.store.checkpoint(Checkpoint(round, groups, self.best | self.patience.kept))
 
     def _restore(self) -> int:
         """Load the last good checkpoint; returns the round to begin with."""
@@ -315,9 +315,9 @@ class Federated:
         self.best_model, self.best = groups.get("best", {}), checkpoint.best
         self.patience.restore(checkpoint.best)
         is_over = self._is_last(checkpoint.round)
+        prefix = TRAINED if checkpoint.keeps_trained and not is_over else ""
         for name in SERVER_GROUPS:
-            group = checkpoint.tested(name) if is_over else checkpoint.trained(name)
-            setattr(self.server, name, state.to_device(group, device))
+            setattr(self.server, name, state.to_device(groups.get(prefix + name, {}), device))
         for name, tensor in groups.get("best_local", {}).items():
             client, _, entry = name.rpartition("/")
             self.best_local.setdefault(client, {})[entry] = tensor

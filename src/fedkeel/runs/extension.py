@@ -1,13 +1,10 @@
-"""A finished run that goes on for more rounds, as if it had been planned so from the start.
-
-`extended.json` says after how many rounds it was finished before, and how many it was to have then.
-"""
+"""A finished run that goes on for more rounds, as if it had been planned so from the start."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import CodeType, FunctionType
-from typing import TYPE_CHECKING, Any
+from types import FunctionType
+from typing import TYPE_CHECKING
 
 from fedkeel.config import Config
 from fedkeel.core.composition import Composition
@@ -23,38 +20,28 @@ FILE = "extended.json"
 
 
 def extensions(directory: Path) -> dict[int, int]:
-    """The rounds it was to have, by those after which it was finished."""
+    """After how many rounds it was finished before, and how many it was to have then."""
     stored = read_sealed(directory / FILE)
     return {int(done): int(planned) for done, planned in stored["extended"].items()} if stored else {}
 
 
 def refuse_whole(before: Config, after: Config, done: int, method: Composition) -> None:
     """Refuse what would have done otherwise in the rounds that are over, had it known how many there would be."""
-    if before.rounds == after.rounds:
-        return
-    anew = f"train anew with 'fedkeel run --config DIR/config.toml --rounds {after.rounds}'."
+    at_fault = [f"the method '{part.name}'" for part in method.parts if _goes_by_rounds(part)]
     if any(learning_rate_at(before, round) != learning_rate_at(after, round) for round in range(done)):
-        raise FedkeelError(f"The schedule '{before.schedule}' goes by the number of rounds, {before.rounds}: {anew}")
-    for part in method.parts:
-        if "rounds" in _names(type(part)):
-            raise FedkeelError(f"'{part.name}' goes by the number of rounds, which was {before.rounds}: {anew}")
+        at_fault = [f"the schedule '{before.schedule}'"]
+    if at_fault and before.rounds != after.rounds:
+        raise FedkeelError(
+            f"What {at_fault[0]} does depends on the number of rounds, which was {before.rounds}: train anew with "
+            f"'fedkeel run --config DIR/config.toml --rounds {after.rounds}'."
+        )
 
 
-def _names(kind: type) -> set[str]:
-    """All that the functions of a method's class refer to."""
-    classes = kind.__mro__[: kind.__mro__.index(Method)]
-    values: list[Any] = [value for cls in classes for value in vars(cls).values()]
-    codes = [function.__code__ for value in values if isinstance(function := _plain(value), FunctionType)]
-    found: set[str] = set()
-    while codes:
-        code = codes.pop()
-        found |= {*code.co_names}
-        codes += [inner for inner in code.co_consts if isinstance(inner, CodeType)]
-    return found
-
-
-def _plain(value: Any) -> Any:
-    return getattr(value, "__func__", getattr(value, "fget", value))
+def _goes_by_rounds(method: Method) -> bool:
+    """Whether its code has the word in it."""
+    classes = type(method).__mro__[: type(method).__mro__.index(Method)]
+    functions = [value for cls in classes for value in vars(cls).values() if isinstance(value, FunctionType)]
+    return any("rounds" in function.__code__.co_names for function in functions)
 
 
 def reopen(store: Store, method: Composition, done: int, rounds: int) -> None:
@@ -64,8 +51,8 @@ def reopen(store: Store, method: Composition, done: int, rounds: int) -> None:
         raise FedkeelError(f"'{store.directory}' has no checkpoint that is whole: there is nothing to go on from.")
     if method.overrides("before_evaluation") and checkpoint.round + 1 == done and not checkpoint.keeps_trained:
         raise FedkeelError(
-            f"The model of '{store.directory}' as it was before its last test was not kept by the version of Fedkeel "
-            "that trained it: train anew."
+            f"'{store.directory}' was trained by an earlier version, which kept '{method.name}' only as it was tested: "
+            "train anew."
         )
     planned = {done: store.config.rounds} | store.extended
     with explained(store.directory):

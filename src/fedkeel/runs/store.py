@@ -135,9 +135,7 @@ class Store:
             raise StoreError(f"Another process is running '{self.directory}': wait for it or stop it.") from None
         _locks.add(self._lock)
 
-    @property
-    def extended(self) -> dict[int, int]:
-        return extensions(self.directory)
+    extended = property(lambda self: extensions(self.directory))
 
     @property
     def is_blank(self) -> bool:

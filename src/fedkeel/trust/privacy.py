@@ -135,8 +135,8 @@ def refuse_contradictions(config: Config, method: Composition, captured: bool = 
 def refuse_what_tells_more(config: Config, method: Composition) -> None:
     if config.dp == "local" and "balanced" in parse(config.loss).options.values():
         raise FedkeelError(
-            "'dp=local' hides a sample's own gradient, and weights that are 'balanced' by it change those of the others: "
-            "give the weights as numbers."
+            "'dp=local' hides a sample's own gradient, and weights 'balanced' by it change the others' too: give the "
+            "weights as numbers."
         )
     for part in method.parts:
         if config.dp == "local" and not part.traits.private:
