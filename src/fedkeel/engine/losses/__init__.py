@@ -4,6 +4,7 @@ A loss gives every sample a number, whose mean over a batch is differentiated. I
 are replayed on a GPU. The tests' `loss` is the cross-entropy whatever a network was trained on.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from fedkeel import spec
 from fedkeel.core.client import cross_entropy as usual
 from fedkeel.errors import FedkeelError
-from fedkeel.options import checked, described
+from fedkeel.options import described
 from fedkeel.registry import Registry, discover
 
 Loss = Callable[[Tensor, Tensor], Tensor]  # logits (N, C) and labels (N,) -> (N,), or their mean, ()
@@ -72,10 +73,10 @@ class ClassWeights:
         listed = given if isinstance(given, list | tuple) else str(given).split(",")
         try:
             for text in listed if given not in ("balanced", "", None) else ():
-                self._numbers.append(checked(float(text), float, f"A number of '{option}'"))
+                self._numbers.append(float(text))
         except (TypeError, ValueError):
             self._numbers = [-1.0]
-        if min(self._numbers, default=0.0) < 0:
+        if not all(0 <= number < math.inf for number in self._numbers):
             wanted = "give 'balanced', or a number for each class like '1,2,5', none below 0"
             raise FedkeelError(f"'{option}' is {described(given)}: {wanted}.")
 
