@@ -6,6 +6,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from fedkeel.errors import FedkeelError, nearest, unknown
@@ -13,6 +14,10 @@ from fedkeel.options import checked, described, hints_of
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+# Reading one takes longer than a small step.
+signature_of = lru_cache(maxsize=1024)(inspect.signature)
 
 
 @dataclass(frozen=True)
@@ -27,12 +32,12 @@ class Entry(Generic[T]):
 
     def options(self) -> dict[str, inspect.Parameter]:
         """The options that `build` takes, by name."""
-        signature = inspect.signature(self.build)
+        signature = signature_of(self.build)
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         return {name: p for name, p in signature.parameters.items() if p.kind in kinds and name not in self.given}
 
     def takes_any_option(self) -> bool:
-        parameters = inspect.signature(self.build).parameters.values()
+        parameters = signature_of(self.build).parameters.values()
         return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
     def check_options(self, kind: str, options: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, shortages_explained
 from fedkeel.observer import Observer, Observers
 from fedkeel.options import as_path, described
-from fedkeel.runs.extension import refuse_whole, reopen
+from fedkeel.runs.extension import reopen
 from fedkeel.runs.intact import how_to_continue
 from fedkeel.runs.origin import Origin, records, refuse_other_data
 from fedkeel.runs.run import PYTHON_OBJECT, Run
@@ -120,18 +120,15 @@ def _go_on(
             )
     check_objects(**objects, observer=observer)
     run = Run(directory)
-    settings, done = run.config.replace(**machine), run.rounds_done
+    settings = run.config.replace(**machine)
     if run.finished:
         run.check()
-        if rounds is None:
-            (observer or Observer()).note(f"'{directory}' is finished: nothing is left to do.")
-            return run
     if rounds is not None:
         settings = settings.replace(rounds=rounds)
-        if not run.finished:
-            raise FedkeelError(f"'{directory}' is not finished: first '{how_to_continue(directory)}', then extend it.")
-        if rounds <= done:
-            raise FedkeelError(f"'{directory}' has had {done} rounds, and 'rounds' is {rounds}: give more.")
+        _refuse_to_extend(run, rounds)
+    elif run.finished:
+        (observer or Observer()).note(f"'{directory}' is finished: nothing is left to do.")
+        return run
     for name, thing in zip(("data", "model", "method"), objects.values(), strict=True):
         if getattr(run.config, name) == PYTHON_OBJECT and thing is None:
             raise FedkeelError(
@@ -154,12 +151,21 @@ def _go_on(
     store = Store.open(directory)
     if rounds is not None:
         try:
-            refuse_whole(run.config, settings, done, setup.worker.method)
-            reopen(store, setup.worker.method, done, rounds)
+            reopen(run, store, setup.worker.method, rounds)
         except BaseException:
             store.close()
             raise
     return finish(store, setup, observer).remember(model=objects["model"], method=objects["method"])
+
+
+def _refuse_to_extend(run: Run, rounds: int) -> None:
+    directory, done = run.directory, run.rounds_done
+    if not run.finished:
+        raise FedkeelError(f"'{directory}' is not finished: first '{how_to_continue(directory)}', then extend it.")
+    if (directory / SITES).exists():
+        raise FedkeelError(f"'{directory}' is a run over a network: start another one with '--weights' of its model.")
+    if rounds <= done:
+        raise FedkeelError(f"'{directory}' has had {done} rounds, and 'rounds' is {rounds}: give more.")
 
 
 def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedkeel import spec
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
-from fedkeel.registry import Registry
+from fedkeel.registry import Registry, signature_of
 
 OF_THE_RUN = {"lr": "learning_rate", "momentum": "momentum", "weight_decay": "weight_decay"}
 OF_THE_ENGINE = ("params", "foreach", "fused", "capturable", "differentiable", "maximize")
@@ -85,7 +85,7 @@ def chosen(config: Config) -> tuple[Callable[..., torch.optim.Optimizer], dict[s
             f"'{name}' is an option of the run: give '--{option.replace('_', '-')}', in Python {option}=."
         )
     options = entry.check_options(OPTIMIZERS.kind, given.options)
-    takes = inspect.signature(entry.build).parameters
+    takes = signature_of(entry.build).parameters
     return entry.build, options | {
         name: getattr(config, name) for name in ("momentum", "weight_decay") if name in takes
     }
@@ -108,7 +108,7 @@ def uncapturable(config: Config) -> str:
     build, options = chosen(config)
     if build is torch.optim.SGD and not options.get("dampening"):  # which the first step is without
         return ""
-    is_made_for_it = "capturable" in inspect.signature(build).parameters and hasattr(build, "_init_group")
+    is_made_for_it = "capturable" in signature_of(build).parameters and hasattr(build, "_init_group")
     return "" if is_made_for_it else f"the optimizer '{config.optimizer}' asks the host in every step"
 
 

@@ -14,6 +14,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.files import explained, read_sealed, seal, write_atomically
 
 if TYPE_CHECKING:
+    from fedkeel.runs.run import Run
     from fedkeel.runs.store import Store
 
 FILE = "extended.json"
@@ -25,7 +26,7 @@ def extensions(directory: Path) -> dict[int, int]:
     return {int(done): int(planned) for done, planned in stored["extended"].items()} if stored else {}
 
 
-def refuse_whole(before: Config, after: Config, done: int, method: Composition) -> None:
+def _refuse_whole(before: Config, after: Config, done: int, method: Composition) -> None:
     """Refuse what would have done otherwise in the rounds that are over, had it known how many there would be."""
     at_fault = [f"the method '{part.name}'" for part in method.parts if _goes_by_rounds(part)]
     if any(learning_rate_at(before, round) != learning_rate_at(after, round) for round in range(done)):
@@ -44,8 +45,10 @@ def _goes_by_rounds(method: Method) -> bool:
     return any("rounds" in function.__code__.co_names for function in functions)
 
 
-def reopen(store: Store, method: Composition, done: int, rounds: int) -> None:
-    """Be a run of `rounds` that was stopped after `done`. What is killed in between can be asked for again."""
+def reopen(run: Run, store: Store, method: Composition, rounds: int) -> None:
+    """Be a run of `rounds` that was stopped before them. What is killed in between can be asked for again."""
+    done = run.rounds_done
+    _refuse_whole(run.config, run.config.replace(rounds=rounds), done, method)
     checkpoint = store.latest(lambda _: None)
     if checkpoint is None:
         raise FedkeelError(f"'{store.directory}' has no checkpoint that is whole: there is nothing to go on from.")

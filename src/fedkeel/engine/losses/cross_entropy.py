@@ -24,6 +24,5 @@ class CrossEntropy:
 
     def __call__(self, logits: Tensor, labels: Tensor) -> Tensor:
         # Divided is by the number of samples, not by their weights: a sample counts the same in every batch, alone too.
-        values = self.weights.values
-        weights = None if values is None else values.to(logits.dtype)
-        return F.cross_entropy(logits, labels, weights, label_smoothing=self.label_smoothing, reduction="none")
+        smoothing = self.label_smoothing
+        return F.cross_entropy(logits, labels, self.weights.values, label_smoothing=smoothing, reduction="none")

@@ -26,4 +26,4 @@ class Focal:
         entropy = F.cross_entropy(logits, labels, reduction="none")
         # 1 - p, exact where p is nearly 1; a power below 1 has no derivative at 0.
         losses = (-entropy.neg().expm1()).clamp_min(1e-12) ** self.gamma * entropy
-        return losses if self.weights.values is None else losses * self.weights.values.to(losses.dtype)[labels]
+        return losses if self.weights.values is None else losses * self.weights.values[labels]
