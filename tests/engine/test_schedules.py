@@ -54,6 +54,9 @@ def test_one_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
     SCHEDULES.register("wrong")(lambda: lambda round, _: -1.0 if round == 3 else 1.0)
     with pytest.raises(FedkeelError, match=r"The schedule 'wrong' gives -1.0 for round 4: it must give a factor"):
         rates("wrong")
+    SCHEDULES.register("failing")(lambda: lambda round, rounds: 1 / (rounds - round - 9))
+    with pytest.raises(FedkeelError, match="gives 'ZeroDivisionError: division by zero' for round 2"):
+        rates("failing")
     SCHEDULES.register("text")(lambda: lambda _round, _rounds: "much")
     with pytest.raises(FedkeelError, match="gives 'much' for round 1"):
         rates("text")
@@ -68,6 +71,7 @@ def test_one_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
         ("warmup(then=cosin)", "did you mean 'cosine'?"),
         ("warmup(then=5)", "is 5, which is not text"),
         ("exponential(decay=2)", "at most 1"),
+        ("step(every=1, factor=1e99)", "OverflowError"),
     ],
 )
 def test_one_sentence_says_what_to_give(text: str, sentence: str) -> None:

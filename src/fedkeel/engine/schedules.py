@@ -60,9 +60,12 @@ def learning_rate_at(config: Config, round: int) -> float:
 
 def check(config: Config) -> None:
     """Refuse a schedule that is none, or that has no learning rate for some round."""
-    schedule = _of(config)
+    schedule: Callable[[int, int], object] = _of(config)
     for round in range(config.rounds):
-        factor = schedule(round, config.rounds)
+        try:
+            factor = schedule(round, config.rounds)
+        except Exception as error:  # somebody's own, or a number beyond all measure
+            factor = f"{type(error).__name__}: {error}"
         if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
             raise FedkeelError(
                 f"The schedule '{config.schedule}' gives {described(factor)} for round {from_one(round)}: it must give "

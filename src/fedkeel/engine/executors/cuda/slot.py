@@ -66,7 +66,7 @@ class Slot:
         self.pool = torch.cuda.graph_pool_handle()
         worker.replays = Replays(self.pool, self.stream)
         self.rate = torch.zeros((), device=worker.device)
-        self.optimizer = worker.optimizer(self.rate)
+        self.optimizer: torch.optim.Optimizer | None = None  # not every slot trains
         self.recorded: dict[Hashable, Recorded] = {}
         self.counter = torch.zeros((), dtype=torch.int64, device=worker.device)
         self.loss = torch.zeros((), device=worker.device)
@@ -83,7 +83,10 @@ class Slot:
     def start(self, client: SlotClient, broadcast: Broadcast, memory: Tensors) -> None:
         worker = self.worker
         self.rate.fill_(learning_rate_at(worker.config, broadcast.round))
-        optimizers.reset(self.optimizer)
+        if self.optimizer is None:
+            self.optimizer = worker.optimizer(self.rate)
+        else:
+            optimizers.reset(self.optimizer)
         begun = worker.begin(client.name, broadcast, memory, self.optimizer)
         self.loss.zero_()
         self.client, self.local = client, self._adopt(begun)
