@@ -27,6 +27,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.observer import Aggregated
 from fedkeel.runs.run import Run, given_in_python
+from fedkeel.runs.extension import extensions
 from fedkeel.runs.store import MODEL, checkpoints, read_checkpoint
 
 MOST_CLIENTS = 100  # that are looked at one by one after a run
@@ -258,11 +259,13 @@ def of_run(run: Run, objects: Objects) -> list[Snapshot]:
     which need not be of the last round."""
     objects.refuse_missing(run)
     models = {round: (tensors, local) for round, tensors, local in _checkpoints(run)}
-    if summary := run.summary:  # of a run that is being extended, the model is an earlier one
+    # Of a run that is being extended, the model is an earlier one.
+    if (run.directory / MODEL).exists() and (run.finished or not extensions(run.directory)):
         # Personal models are of the round that the result is of, which need not be that of the last checkpoint.
         is_remembered = models and not (run.directory / "personal").exists()
         local = models[max(models)][1] if is_remembered else _personal(run)
-        round = int(summary["round"])
+        summary = run.summary
+        round = int(summary["round"]) if summary else run.config.rounds - 1
         models.pop(round, None)
         models[round] = run.tensors(MODEL), local
     if not models:

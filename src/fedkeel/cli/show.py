@@ -110,7 +110,8 @@ def cost_lines(run: fedkeel.Run, summary: dict[str, Any]) -> Iterator[str]:
     if stopped := stopped_early(summary, config.patience):
         yield stopped
     if "extended" in summary:
-        yield f"Extended after round {' and '.join(map(str, summary['extended']))}."
+        number = " and ".join(map(str, summary["extended"]))
+        yield f"Extended after round {number}."
     asked = f", {summary['questions']} exchanges beside the training" if summary.get("questions") else ""
     yield f"took    {duration(summary['seconds'])} ({summary['executor']})"
     yield f"sent    {size(up)} up, {size(down)} down{asked}, {size((up + down) / rounds)} a round"

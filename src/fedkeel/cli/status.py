@@ -36,7 +36,7 @@ def run(arguments: Arguments) -> int:
     document = {"method": config.method, "rounds": config.rounds, "done": done, "finished": run.finished}
     document |= {"accuracy": accuracy, "sites": sites}
     known = f", accuracy {percent(accuracy)} %" if accuracy is not None else ""
-    state = f"finished with round {done}" if run.finished else f"round {from_one(done)}"
+    state = "finished" if run.finished else f"round {from_one(done)}"
     rows = [[name, "yes" if s["connected"] else "no", s["state"], s["at"]] for name, s in sorted(sites.items())]
     lines: list[str | Table] = [
         f"{config.method}: {state} of {config.rounds}{known}",

@@ -78,8 +78,8 @@ def stopped_early(summary: Mapping[str, Any], patience: int) -> str:
     """One sentence of a run that has had fewer rounds than planned, of any other nothing."""
     if "planned_rounds" not in summary:
         return ""
-    where = f"Stopped after round {summary['rounds']} of {summary['planned_rounds']}"
-    return f"{where}: the validation was not better in {patience} evaluations."
+    number, planned = summary["rounds"], summary["planned_rounds"]
+    return f"Stopped after round {number} of {planned}: the validation was not better in {patience} evaluations."
 
 
 def summarise_run(
