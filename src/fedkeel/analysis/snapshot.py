@@ -26,8 +26,8 @@ from fedkeel.engine.setup import prepare
 from fedkeel.errors import FedkeelError
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.observer import Aggregated
-from fedkeel.runs.run import Run, given_in_python
 from fedkeel.runs.extension import extensions
+from fedkeel.runs.run import Run, given_in_python
 from fedkeel.runs.store import MODEL, checkpoints, read_checkpoint
 
 MOST_CLIENTS = 100  # that are looked at one by one after a run

@@ -253,3 +253,31 @@ def test_a_worker_and_its_twin_have_weights_of_their_own() -> None:
     worker.begin("clinic", tiny.broadcast(worker), {})
     assert values[0].data_ptr() == address  # where a captured step looks for it
     assert not torch.equal(*values)
+
+
+TWICE = "cross-entropy(class_weights='2,2,2,2')"
+
+
+@pytest.mark.parametrize(("method", "question"), [("fediir", "gradient"), ("fedtan", "derivatives 0")])
+def test_what_a_method_asks_of_the_loss_is_asked_of_the_run_s(method: str, question: str) -> None:
+    """Of a loss that is twice another, all gradients are twice as long."""
+    moments = {"question/mean 0": torch.full((4,), 0.1), "question/var 0": torch.full((4,), 0.5)}
+    answers = []
+    for text in ("cross-entropy", TWICE):
+        worker = tiny.setup(method, loss=text).worker
+        message = tiny.broadcast(worker, extras=moments if method == "fedtan" else None)
+        answers.append(worker.answer("ward", message, {}, f"{method}/{question}")[0].tensors)
+    plain, twice = answers
+    for name in plain.keys() - {"batches"}:
+        assert plain[name].abs().max() > 0
+        torch.testing.assert_close(twice[name], 2 * plain[name])
+
+
+def test_fediir_s_penalty_is_of_the_gradient_of_the_run_s_loss() -> None:
+    penalties = []
+    for text in ("cross-entropy", TWICE):
+        worker = tiny.setup("fediir(gamma=0.5)", loss=text).worker
+        client = worker.begin("ward", tiny.broadcast(worker), {})
+        batch = client.data.first_batch()
+        penalties.append(worker.method.loss(client, batch, client.model(batch.x)))  # the mean gradient is still zero
+    torch.testing.assert_close(penalties[1], 4 * penalties[0])
