@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 import fedkeel
 from fedkeel.core.client import LocalClient
 from fedkeel.engine.losses import LOSSES, Loss, TrainingLoss, requested
+from fedkeel.engine.schedules import SCHEDULES
 from fedkeel.engine.setup import prepare
 from fedkeel.errors import FedkeelError
 from fedkeel.methods.scaffold import full_gradient
@@ -281,3 +283,23 @@ def test_fediir_s_penalty_is_of_the_gradient_of_the_run_s_loss() -> None:
         batch = client.data.first_batch()
         penalties.append(worker.method.loss(client, batch, client.model(batch.x)))  # the mean gradient is still zero
     torch.testing.assert_close(penalties[1], 4 * penalties[0])
+
+
+def test_the_examples_of_the_page_on_training_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "training.md").read_text()
+    for registry in (LOSSES, SCHEDULES):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    asked: list[dict[str, Any]] = []
+    monkeypatch.setattr(fedkeel, "simulate", lambda **options: asked.append(options))
+    monkeypatch.setattr(fedkeel, "extend", lambda *_, **__: None)
+    names: dict[str, Any] = {"fedkeel": fedkeel}
+    for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
+        exec(block, names)
+    assert [options["loss"] for options in asked] == ["focal(gamma=2)", "squares(scale=2)"]
+    monkeypatch.undo()
+    for registry in (LOSSES, SCHEDULES):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    LOSSES.register("squares")(names["squares"])
+    SCHEDULES.register("halves")(names["halves"])
+    run = tiny.run(tmp_path / "run", loss="squares(scale=2)", schedule="halves(at=0.4)", rounds=2)
+    assert [record["learning_rate"] for record in run.records("round")] == [0.05, 0.025]
