@@ -94,6 +94,8 @@ def chosen(config: Config) -> tuple[Callable[..., torch.optim.Optimizer], dict[s
 def check(config: Config) -> None:
     """Refuse what is none, or cannot take a step with these options, before anything is read."""
     build, options = chosen(config)
+    if build.__module__.startswith("torch.") and "(" not in config.optimizer:
+        return  # as PyTorch made it: a trial would import all of its compiler
     parameter = nn.Parameter(torch.zeros(2, 2))
     parameter.grad = torch.ones_like(parameter)
     try:
