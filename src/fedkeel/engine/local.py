@@ -111,7 +111,6 @@ class Worker:
         self.task_loss = TrainingLoss(config.loss, self.federation.num_classes, device)
         self.watch = self.watching(self.model) if self.watching else None
         self._compiled = self._compile()
-        self.uncapturable = optimizers.uncapturable(config)
 
     def _compile(self) -> Callable[[Tensor], Output] | None:
         if not self.config.compile:
@@ -319,7 +318,8 @@ class Worker:
 
     @phase(stopwatch.LOADING, calls=0)
     def optimizer(self, learning_rate: float | Tensor) -> torch.optim.Optimizer:
-        if self.device.type == "cuda" and not isinstance(learning_rate, Tensor) and not self.uncapturable:
+        resident = self.device.type == "cuda" and not optimizers.uncapturable(self.config)
+        if resident and not isinstance(learning_rate, Tensor):
             learning_rate = torch.tensor(learning_rate, device=self.device)
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         return optimizers.local_optimizer(trained, self.config, learning_rate)

@@ -14,7 +14,7 @@ from fedkeel.config import from_one
 from fedkeel.core import state
 from fedkeel.core.checking import check, check_samples
 from fedkeel.core.evaluation import Scores, summarise
-from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, reading
+from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, mean_loss, reading
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, prefixed, select
 from fedkeel.data.federation import Federation
@@ -109,7 +109,7 @@ class Federated:
             tested = self._before_evaluation()
             scores = self._evaluate(tested)
             self.patience.see(self.best)
-        loss = _mean_loss(updates)
+        loss = mean_loss(updates)
         self._record(
             "round",
             {
@@ -335,9 +335,3 @@ class Federated:
 
 def make_broadcast(server: Server, weights: Tensors) -> Broadcast:
     return Broadcast(server.round, server.rounds, weights, server.statistics, server.extras)
-
-
-def _mean_loss(updates: Sequence[Update]) -> float:
-    known = [update for update in updates if "loss" in update.metrics]
-    total = sum(update.samples for update in known)
-    return sum(update.metrics["loss"] * update.samples for update in known) / total if known else float("nan")

@@ -20,7 +20,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
 import weakref
@@ -44,6 +43,7 @@ from fedkeel.files import (
     digest,
     explained,
     make_folder,
+    plain,
     rename,
     seal,
     unseal,
@@ -285,15 +285,6 @@ def are_metrics(found: bytes, header: Mapping[str, Any]) -> bool:
     """Whether these are the metrics that a checkpoint was made after; one of an earlier version does not say."""
     expected = header.get("metrics_sha256")
     return expected is None or digest(found[: header["metrics_bytes"]]) == expected
-
-
-def plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are stored as null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: plain(entry) for key, entry in value.items()}
-    return [plain(entry) for entry in value] if isinstance(value, list) else value
 
 
 def read_config(directory: str | Path) -> Config:
