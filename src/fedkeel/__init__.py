@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "simulate": "fedkeel.simulation",
     "resume": "fedkeel.simulation",
+    "extend": "fedkeel.simulation",
     "Run": "fedkeel.runs.run",
     "load": "fedkeel.runs.run",
     "compare": "fedkeel.experiments.comparison",
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from fedkeel.methods import register
     from fedkeel.observer import Observer
     from fedkeel.runs.run import Run, load
-    from fedkeel.simulation import resume, simulate
+    from fedkeel.simulation import extend, resume, simulate
 
 __all__ = [
     "Config",
@@ -62,6 +63,7 @@ __all__ = [
     "compare",
     "data",
     "engine",
+    "extend",
     "load",
     "losses",
     "messages",

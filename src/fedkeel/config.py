@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -28,6 +27,8 @@ MACHINE_OPTIONS = (
     *("executor", "workers", "threads", "device", "memory_limit", "checkpoint_every"),
     *("profile", "metrics", "record", "record_every", "round_timeout"),
 )
+# What runs of earlier versions did not have: at its default it leaves their fingerprints as they were.
+LATER_OPTIONS = ("loss", "patience", "min_delta")
 
 # What other tools call them, for those who type it here.
 ELSEWHERE = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "epochs": "local_epochs"}
@@ -79,12 +80,19 @@ class Config:
     local_epochs: Count = option(1, "passes over the local data in a round", "local training")
     batch_size: Count = option(32, "samples in a local step")
     drop_last: bool = option(False, "drop the last incomplete batch of an epoch (kept by default)")
-    optimizer: Literal["sgd", "adamw"] = option("sgd", "local optimiser, new in every round")
-    learning_rate: Positive = option(0.01, "of the first round")
-    momentum: Share = option(0.9, "of SGD")
-    weight_decay: NotNegative = option(0.0, "weight decay")
-    schedule: Literal["constant", "exponential", "cosine"] = option(
-        "constant", "how the learning rate changes from round to round"
+    loss: str = option(
+        "cross-entropy",
+        "what is trained on: 'cross-entropy(label_smoothing=0.1, class_weights=balanced)', 'focal(gamma=2)'",
+    )
+    optimizer: str = option(
+        "sgd", "local optimiser, new in every round: sgd, adamw or any other of torch.optim, 'adam(betas=(0.9, 0.99))'"
+    )
+    learning_rate: Positive = option(0.01, "before the schedule")
+    momentum: Share = option(0.9, "of sgd and rmsprop")
+    weight_decay: NotNegative = option(0.0, "of optimisers that have one")
+    schedule: str = option(
+        "constant",
+        "the learning rate from round to round: exponential, cosine, 'step(every=30)', 'warmup(rounds=5, then=cosine)'",
     )
     decay: PositiveShare = option(0.998, "factor per round of the exponential schedule")
     clip_norm: NotNegative = option(0.0, "clip the norm of all gradients together; 0 does not")
@@ -100,6 +108,8 @@ class Config:
     )
     evaluation_batch: Count = option(256, "samples in an evaluation step")
     result: Literal["last", "mean-last-10", "best-validation"] = option("last", "round whose accuracy is the result")
+    patience: Number = option(0, "stop after so many evaluations in a row without a better validation; 0 does not stop")
+    min_delta: NotNegative = option(0.0, "by how much the validation must be better, for 'patience'")
     metrics: str = option(
         "", "measures beside accuracy and loss, separated by commas: 'brier,top(k=3)', see 'list metrics'"
     )
@@ -135,18 +145,15 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    def decisive(self) -> dict[str, Any]:
+        """The options that decide the result."""
+        unused = {name for name in LATER_OPTIONS if getattr(self, name) == getattr(Config, name)}
+        return {name: value for name, value in self.to_dict().items() if name not in {*MACHINE_OPTIONS, *unused}}
+
     def evaluates(self, round: int) -> bool:
         """Whether an evaluation follows this round: every few, the last, and all that the result is a mean of."""
         counted = 10 if self.result == "mean-last-10" else 1
         return round >= self.rounds - counted or (round + 1) % self.evaluate_every == 0
-
-    def learning_rate_at(self, round: int) -> float:
-        """The local learning rate in `round`, by the schedule."""
-        if self.schedule == "exponential":
-            return self.learning_rate * self.decay**round
-        if self.schedule == "cosine":
-            return self.learning_rate * (1 + math.cos(math.pi * round / self.rounds)) / 2
-        return self.learning_rate
 
     def to_toml(self) -> str:
         """The complete configuration, with every option's meaning beside it."""

@@ -4,6 +4,7 @@ and errors of the system as one sentence."""
 import errno
 import hashlib
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -93,6 +94,15 @@ def state_folder() -> Path:
 # -- what was written ------------------------------------------------------------------------------------------------
 class Unsealed(ValueError):
     """These bytes are not the table that was sealed; the text says why."""
+
+
+def plain(value: Any) -> Any:
+    """JSON has no NaN and no infinity: they are stored as null."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, dict):
+        return {key: plain(entry) for key, entry in value.items()}
+    return [plain(entry) for entry in value] if isinstance(value, list) else value
 
 
 def digest(data: bytes) -> str:

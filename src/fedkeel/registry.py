@@ -5,8 +5,9 @@ import inspect
 import logging
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from types import FrameType
 from typing import Any, Generic, TypeVar
 
@@ -18,6 +19,10 @@ T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+# Reading one takes longer than a small step.
+signature_of = lru_cache(maxsize=1024)(inspect.signature)
+
+
 @dataclass(frozen=True)
 class Entry(Generic[T]):
     """A registered builder with the sentence that `fedkeel list` shows for it."""
@@ -27,6 +32,7 @@ class Entry(Generic[T]):
     summary: str
     paper: str
     module: str = "fedkeel"  # that registered it
+    given: Collection[str] = ()  # what `build` takes from the engine, and nobody types
 
     @property
     def is_own(self) -> bool:
@@ -35,12 +41,12 @@ class Entry(Generic[T]):
 
     def options(self) -> dict[str, inspect.Parameter]:
         """The options that `build` takes, by name."""
-        signature = inspect.signature(self.build)
+        signature = signature_of(self.build)
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        return {name: p for name, p in signature.parameters.items() if p.kind in kinds}
+        return {name: p for name, p in signature.parameters.items() if p.kind in kinds and name not in self.given}
 
     def takes_any_option(self) -> bool:
-        parameters = inspect.signature(self.build).parameters.values()
+        parameters = signature_of(self.build).parameters.values()
         return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
 
     def check_options(self, kind: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -90,14 +96,14 @@ def _registrant(frame: FrameType | None) -> str:
 
 
 class Registry(Generic[T]):
-    """A table of named builders. `kind` is the word used in messages, e.g. "method".
+    """A table of named builders. `kind` is the word used in messages, e.g. "method"; `given`: see `Entry`.
 
     Installed packages add to it by an entry point in the group `fedkeel.methods`: a module that registers something
     when it is imported. They are looked for once, when a name is not found or all of them are asked for.
     """
 
-    def __init__(self, kind: str, group: str = "") -> None:
-        self.kind = kind
+    def __init__(self, kind: str, group: str = "", *, given: Collection[str] = ()) -> None:
+        self.kind, self.given = kind, given
         self.group = group or kind + ("es" if kind.endswith("s") else "s")
         self._entries: dict[str, Entry[T]] = {}
         self._is_complete = False
@@ -109,7 +115,7 @@ class Registry(Generic[T]):
         def remember(build: F) -> F:
             cited = paper or getattr(build, "paper", "")
             text = summary or first_sentence(inspect.getdoc(build) or "")
-            entry = Entry(name, build, text, cited, _registrant(sys._getframe(1)))
+            entry = Entry(name, build, text, cited, _registrant(sys._getframe(1)), self.given)
             if entry.is_own and name in self._entries and not self._entries[name].is_own:
                 raise FedkeelError(f"There is a {self.kind} '{name}' of Fedkeel's own: give yours another name.")
             self._entries[name] = entry

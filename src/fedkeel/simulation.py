@@ -24,17 +24,23 @@ from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, shortages_explained
 from fedkeel.observer import Observer, Observers
 from fedkeel.options import as_path, described
+from fedkeel.runs.extension import reopen
 from fedkeel.runs.intact import how_to_continue
 from fedkeel.runs.origin import Origin, records, refuse_other_code, refuse_other_data
 from fedkeel.runs.progress import watched
 from fedkeel.runs.run import PYTHON_OBJECT, Run
 from fedkeel.runs.store import Store, numbered
-from fedkeel.runs.summary import summarise_run
+from fedkeel.runs.summary import stopped_early, summarise_run
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from fedkeel.runs.keywords import MachineOptions, RunOptions
+
+    class Others(MachineOptions, total=False):
+        federation: Federation | None
+        model: nn.Module | None
+        method: Method | None
 
 
 @shortages_explained()
@@ -99,6 +105,40 @@ def resume(
     than those the run began with. Data that have changed since then are refused, and so is other code of the method or
     the model, unless `changed_code` says to go on; another kind of machine is told of. `verbose` as in `simulate`.
     """
+    objects = {"federation": federation, "model": model, "method": method}
+    return _go_on(directory, objects, {**machine}, (observer, verbose), changed_code=changed_code)
+
+
+@shortages_explained()
+def extend(
+    directory: str | Path,
+    *,
+    rounds: int,
+    observer: Observer | None = None,
+    verbose: bool | None = None,
+    changed_code: bool = False,
+    **others: Unpack[Others],
+) -> Run:
+    """Go on with a finished run until it has had `rounds` in all; the result is that of a run of so many.
+
+    A schedule or a method that goes by the number of rounds is refused: its first rounds would have been others. A run
+    that was stopped early gets new patience. The other arguments are those of `resume`.
+    """
+    machine: dict[str, Any] = {**others}
+    objects = {name: machine.pop(name, None) for name in ("federation", "model", "method")}
+    return _go_on(directory, objects, machine, (observer, verbose), changed_code=changed_code, rounds=rounds)
+
+
+def _go_on(
+    directory: str | Path,
+    objects: Mapping[str, Any],
+    machine: Mapping[str, Any],
+    watching: tuple[Observer | None, bool | None],
+    *,
+    changed_code: bool,
+    rounds: int | None = None,
+) -> Run:
+    observer, verbose = watching
     leave_if_imported_again()
     for name in machine:
         if name not in MACHINE_OPTIONS:
@@ -106,20 +146,24 @@ def resume(
                 f"'{name}' cannot change when a run is resumed: give only {', '.join(MACHINE_OPTIONS)}, "
                 "or start a new run."
             )
-    check_objects(federation=federation, model=model, method=method, observer=observer)
+    check_objects(**objects, observer=observer)
     run = Run(directory)
     settings = run.config.replace(**machine)
     if run.finished:
         run.check()
+    if rounds is not None:
+        settings = settings.replace(rounds=rounds)
+        _refuse_to_extend(run, rounds)
+    elif run.finished:
         (observer or Observer()).note(f"'{directory}' is finished: nothing is left to do.")
         return run
-    for name, thing in (("data", federation), ("model", model), ("method", method)):
+    for name, thing in zip(("data", "model", "method"), objects.values(), strict=True):
         if getattr(run.config, name) == PYTHON_OBJECT and thing is None:
             raise FedkeelError(
                 f"The {name} of '{directory}' was given in Python, not by name: "
                 f"resume it with fedkeel.resume(..., {'federation' if name == 'data' else name}=...)."
             )
-    if federation is None and (run.directory / SITES).exists():
+    if objects["federation"] is None and (run.directory / SITES).exists():
         raise FedkeelError(
             f"'{directory}' is a run over a network, whose images are at the sites: continue it with "
             f"'{how_to_continue(directory)}'."
@@ -129,7 +173,7 @@ def resume(
     if before and not settings.threads and not names_single_threaded(settings) and "workers" not in machine:
         # As many as it began with, whatever this machine would take: their number decides the last bits.
         settings = settings.replace(threads=before.threads or 0)
-    setup = prepare_run(settings, federation=federation, model=model, method=method)
+    setup = prepare_run(settings, **objects)
     refuse_other_data(run.directory, setup)
     now = Origin.of(setup)
     if before and not changed_code:
@@ -137,7 +181,24 @@ def resume(
     with watched(observer, verbose) as observer:
         for note in now.notes(before, run.directory) if before else ():
             observer.note(note)
-        return finish(Store.open(directory), setup, observer).remember(model=model, method=method)
+        store = Store.open(directory)
+        if rounds is not None:
+            try:
+                reopen(run, store, setup.worker.method, rounds)
+            except BaseException:
+                store.close()
+                raise
+        return finish(store, setup, observer).remember(model=objects["model"], method=objects["method"])
+
+
+def _refuse_to_extend(run: Run, rounds: int) -> None:
+    directory, done = run.directory, run.rounds_done
+    if not run.finished:
+        raise FedkeelError(f"'{directory}' is not finished: first '{how_to_continue(directory)}', then extend it.")
+    if (directory / SITES).exists():
+        raise FedkeelError(f"'{directory}' is a run over a network: start another one with '--weights' of its model.")
+    if rounds <= done:
+        raise FedkeelError(f"'{directory}' has had {done} rounds, and 'rounds' is {rounds}: give more.")
 
 
 def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
@@ -160,12 +221,15 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
             "executor": setup.executor_name,
             "device": str(setup.worker.device),
             "seconds": time.perf_counter() - began,
+            **({"extended": [*store.extended]} if store.extended else {}),
         }
         model = federated.best_model or {**server.weights, **server.statistics}
         # What every client has of its own was never trained here, and must not pass for a part of a model.
         personal = federated.local_tensors() if federated.method.is_personal else ()
         initial = {} if federated.method.is_personal else setup.worker.initial_local
         store.finish(summary, {**initial, **model}, personal)
+        if stopped := stopped_early(summary, setup.config.patience):
+            observer.note(stopped)
     except FedkeelError:
         refused = store.is_blank
         raise

@@ -12,7 +12,9 @@ from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.deploy import request_checks
 from fedkeel.deploy.policy import Policy, Refused, options
-from fedkeel.errors import FedkeelError
+from fedkeel.engine.losses import LOSSES
+from fedkeel.errors import FedkeelError, TrainingError
+from fedkeel.registry import Entry
 from tests import tiny
 from tests.deploy.loop import Loop, over_network, sites_of
 from tests.trust.test_privacy import needs_opacus
@@ -220,3 +222,60 @@ def test_a_site_does_not_believe_that_a_method_is_private(tmp_path: Path, method
     session = {"run": "r", "version": fedkeel.__version__, "config": config.to_dict(), "classes": list(tiny.CLASSES)}
     request = {"do": "train", "session": session, "start": 1, "step": [0, 0], "after": None}
     assert "'dp=local'" in site.reply(request, b"")[0]["failure"]
+
+
+OWN_TRAINING = {
+    "loss": "cross-entropy(label_smoothing=0.1, class_weights='1,2.5,1,1')",
+    "optimizer": "adam(betas=(0.8, 0.9))",
+    "schedule": "warmup(rounds=1, then=step)",
+}
+
+
+def test_a_site_trains_on_the_loss_the_optimiser_and_the_schedule_that_the_server_names(tmp_path: Path) -> None:
+    run = over_network(tmp_path, **OWN_TRAINING)
+    alone = tiny.run(tmp_path / "alone", **OWN_TRAINING)
+    model = "model.safetensors"
+    assert (run.directory / model).read_bytes() == (alone.directory / model).read_bytes()
+    plain = over_network(tmp_path / "plain")
+    assert (run.directory / model).read_bytes() != (plain.directory / model).read_bytes()
+
+
+def test_patience_is_the_server_s(tmp_path: Path) -> None:
+    run = over_network(tmp_path, rounds=9, patience=2, min_delta=1.0)
+    assert (run.finished, run.rounds_done) == (True, 3)
+
+
+@pytest.mark.parametrize(
+    ("config", "sentence"),
+    [
+        ({"loss": "theirs"}, "There is no loss named 'theirs'"),
+        ({"loss": "focal(alpha='../secret')"}, "give a word of at most 40 letters"),
+        ({"loss": "focal(gamma=1e99)"}, "give a number of at most"),
+        ({"optimizer": "theirs"}, "There is no optimizer named 'theirs'"),
+        ({"optimizer": "adam(betas=(2, 3))"}, "cannot take a step"),
+        ({"schedule": "theirs"}, "There is no schedule named 'theirs'"),
+        ({"schedule": "warmup(then='step(every=2)')"}, "give a word of at most 40 letters"),
+    ],
+)
+def test_what_a_site_has_not_is_refused_in_a_sentence(config: dict[str, Any], sentence: str) -> None:
+    request_checks.check(Config(**OWN_TRAINING), Policy())
+    with pytest.raises(FedkeelError) as refused:
+        request_checks.check(Config(**config), Policy())
+    assert sentence in str(refused.value)
+
+
+def test_sites_that_lack_a_loss_sit_out_and_say_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def theirs() -> Any:
+        return lambda logits, labels: logits.logsumexp(1) - logits.gather(1, labels[:, None])[:, 0]
+
+    monkeypatch.setattr(LOSSES, "_entries", {**LOSSES._entries, "theirs": Entry("theirs", theirs, "", "")})
+    known = request_checks.check_training
+
+    def lacking(config: Config) -> None:
+        with monkeypatch.context() as there:
+            there.delitem(LOSSES._entries, "theirs")
+            known(config)
+
+    monkeypatch.setattr(request_checks, "check_training", lacking)
+    with pytest.raises(TrainingError, match=r"it refuses what it is asked for: There is no loss named 'theirs'"):
+        over_network(tmp_path, loss="theirs")

@@ -1,13 +1,25 @@
-"""The optimiser called directly takes PyTorch's steps, to the last bit."""
+"""The optimiser called directly takes PyTorch's steps, to the last bit; all others are PyTorch's own."""
 
 from __future__ import annotations
+
+import inspect
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from fedkeel.config import Config
-from fedkeel.engine.optimizers import DirectSGD, lay_out_gradients, local_optimizer, reset
+from fedkeel.engine.optimizers import (
+    OPTIMIZERS,
+    DirectSGD,
+    check,
+    lay_out_gradients,
+    local_optimizer,
+    reset,
+    uncapturable,
+)
+from fedkeel.errors import FedkeelError
 
 
 def parameters() -> list[nn.Parameter]:
@@ -84,3 +96,140 @@ def test_adamw_is_torchs_own() -> None:
     assert type(made) is torch.optim.AdamW
     assert made.param_groups[0]["lr"] == 0.002
     assert made.param_groups[0]["weight_decay"] == 0.05
+
+
+# -- any of torch's, by name -----------------------------------------------------------------------------------------
+NAMES = sorted(OPTIMIZERS.names())
+
+
+def config(optimizer: str, **options: Any) -> Config:
+    return Config(**{"optimizer": optimizer, "learning_rate": 0.01, "weight_decay": 0.1, "momentum": 0.8, **options})
+
+
+def test_all_of_torchs_are_there_but_for_those_that_need_more_than_a_step_has() -> None:
+    classes = {name.lower() for name, kind in vars(torch.optim).items() if isinstance(kind, type)}
+    assert {*NAMES} == classes - {"optimizer", "lbfgs", "sparseadam", "muon"}
+    assert {"sgd", "adam", "adamw", "adagrad", "rmsprop", "radam", "nadam"} <= {*NAMES}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_takes_torchs_own_steps_with_the_options_of_the_run(name: str) -> None:
+    kind = next(kind for known, kind in vars(torch.optim).items() if known.lower() == name)
+    takes = inspect.signature(kind).parameters
+    options = {option: value for option, value in {"weight_decay": 0.1, "momentum": 0.8}.items() if option in takes}
+    ours, theirs = parameters()[:2], parameters()[:2]
+    made, plain = local_optimizer(ours, config(name), 0.01), kind(theirs, lr=0.01, **options)
+    for step in (3, 4, 5):
+        for of, optimizer in ((ours, made), (theirs, plain)):
+            gradients(step + 10, of)
+            optimizer.step()
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)
+    assert not torch.equal(ours[0], parameters()[0])
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("adam(betas=(0.5, 0.9), amsgrad=true)", {"betas": (0.5, 0.9), "amsgrad": True}),
+        ("rmsprop(alpha=0.95, centered=true)", {"alpha": 0.95, "centered": True, "momentum": 0.8}),
+        ("sgd(nesterov=true)", {"nesterov": True, "momentum": 0.8, "weight_decay": 0.1}),
+        ("adagrad(initial_accumulator_value=1)", {"initial_accumulator_value": 1.0}),
+        ("adamw(eps=1e-3)", {"eps": 1e-3, "weight_decay": 0.1}),
+    ],
+)
+def test_options_in_brackets_are_the_optimisers_own(text: str, options: dict[str, Any]) -> None:
+    check(config(text))
+    group = local_optimizer(parameters(), config(text), 0.01).param_groups[0]
+    assert {name: group[name] for name in options} == options
+    assert group["lr"] == 0.01
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("sdg", "did you mean 'sgd'?"),
+        ("lbfgs", "The optimizer 'lbfgs' evaluates the loss several times in a step: choose another"),
+        ("LBFGS", "evaluates the loss several times"),
+        ("sparseadam", "wants sparse gradients"),
+        ("muon", "takes matrices alone"),
+        ("adam(beta=0.9)", "The optimizer 'adam' has no option 'beta': did you mean 'betas'?"),
+        ("adam(lr=0.1)", "'lr' is an option of the run: give '--learning-rate', in Python learning_rate=."),
+        ("sgd(momentum=0.5)", "give '--momentum'"),
+        ("adam(weight_decay=1)", "give '--weight-decay'"),
+        ("adam(foreach=true)", "has no option 'foreach'"),
+        ("adam(betas=(2, 3))", "cannot take a step: Invalid beta parameter"),
+        ("adam(betas=0.9)", "The optimizer 'adam(betas=0.9)' cannot take a step"),
+        ("adam(amsgrad=often)", "The 'amsgrad' of adam is 'often', which is not true or false."),
+        ("rmsprop(alpha=x)", "The 'alpha' of rmsprop is 'x', which is not a number."),
+        ("sgd(nesterov=true, dampening=0.5)", "cannot take a step: Nesterov momentum requires"),
+    ],
+)
+def test_one_sentence_says_what_to_give(text: str, sentence: str) -> None:
+    with pytest.raises(FedkeelError) as refused:
+        check(config(text))
+    assert sentence in str(refused.value)
+
+
+def test_one_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OPTIMIZERS, "_entries", dict(OPTIMIZERS._entries))
+
+    @OPTIMIZERS.register("signs")
+    class Signs(torch.optim.Optimizer):
+        """Steps of one length."""
+
+        def __init__(self, params: Any, lr: float = 0.1, scale: float = 1.0) -> None:
+            super().__init__(params, {"lr": lr, "scale": scale})
+
+        @torch.no_grad()
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.sub_(group["lr"] * group["scale"] * parameter.grad.sign())
+
+    check(config("signs(scale=2)"))
+    made = local_optimizer([parameter := nn.Parameter(torch.zeros(3))], config("signs(scale=2)"), 0.5)
+    parameter.grad = torch.tensor([3.0, -1.0, 0.0])
+    made.step()
+    assert parameter.tolist() == [-1.0, 1.0, 0.0]
+    assert "asks the host" in uncapturable(config("signs"))
+
+
+# -- where steps are captured ----------------------------------------------------------------------------------------
+def test_which_can_be_captured() -> None:
+    eager = {name for name in NAMES if uncapturable(config(name))}
+    assert eager == {"adagrad", "adafactor"}
+    assert not uncapturable(config("sgd(nesterov=true)"))
+    assert uncapturable(config("sgd(dampening=0.5)"))  # the first step is without it
+
+
+CAPTURABLE = [name for name in NAMES if not uncapturable(config(name)) and name != "sgd"]
+
+
+@pytest.mark.parametrize("name", [*CAPTURABLE, "adam(amsgrad=true)", "rmsprop(centered=true)"])
+def test_a_reset_brings_all_state_back_to_its_beginning_and_keeps_its_place(name: str) -> None:
+    rate = torch.tensor(0.0)
+    ours = parameters()
+    made = local_optimizer(ours, config(name), rate)
+    assert made.param_groups[0]["capturable"]
+    held = {p: dict(entries) for p, entries in made.state.items()}
+    assert len(held) == len(ours)
+    for entries in held.values():
+        for value in entries.values():
+            value.add_(7)  # as steps would have changed it
+    rate.fill_(0.3)  # of another round
+    reset(made)
+    fresh = local_optimizer(parameters(), config(name), torch.tensor(0.3))
+    for (p, entries), new in zip(held.items(), fresh.state.values(), strict=True):
+        assert made.state[p].keys() == new.keys() == entries.keys()
+        for entry, value in entries.items():
+            assert made.state[p][entry] is value
+            assert torch.equal(value, new[entry]), entry
+    assert all(p.grad is None for p in ours)
+
+
+def test_some_state_does_not_begin_at_zero() -> None:
+    """Otherwise the test above would be one of zeros."""
+    for name, entry, value in (("nadam", "mu_product", 1.0), ("rprop", "step_size", 0.3), ("asgd", "eta", 0.3)):
+        made = local_optimizer(parameters(), config(name), torch.tensor(0.3))
+        assert float(made.state[made.param_groups[0]["params"][0]][entry].flatten()[0]) == pytest.approx(value)

@@ -16,6 +16,7 @@ from fedkeel.core.state import Tensors
 from fedkeel.engine import optimizers
 from fedkeel.engine.executors.cuda.slot import Slot
 from fedkeel.engine.local import Worker
+from fedkeel.engine.schedules import learning_rate_at
 from tests import tiny
 
 # Methods whose options change what is kept, sent or averaged: under every executor they are tried beside the defaults.
@@ -40,7 +41,7 @@ def through_one_slot(
     """Train clients as a slot of the executor `cuda` does, without the graphs: one client object, into whose tensors
     those of the next are copied. All must fit the step that was recorded for the first."""
     assert worker.method.uncapturable == []
-    optimizer = worker.optimizer(worker.config.learning_rate_at(broadcast.round))
+    optimizer = worker.optimizer(learning_rate_at(worker.config, broadcast.round))
     slot: Any = SimpleNamespace(worker=worker, recorded={})
     results, first = [], None
     for name, memory in memories.items():

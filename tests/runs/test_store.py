@@ -16,8 +16,9 @@ from fedkeel.config import Config
 from fedkeel.core import naming
 from fedkeel.engine.checkpointing import Checkpoint
 from fedkeel.errors import StoreError
+from fedkeel.files import plain
 from fedkeel.runs.run import Run
-from fedkeel.runs.store import Store, fingerprint, plain, read_checkpoint, read_config
+from fedkeel.runs.store import Store, fingerprint, read_checkpoint, read_config
 from tests import tiny
 
 

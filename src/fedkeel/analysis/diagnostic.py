@@ -15,10 +15,9 @@ from fedkeel.config import from_one
 from fedkeel.core.state import batch_norms
 from fedkeel.engine.local import StepWatch, Worker
 from fedkeel.errors import FedkeelError
-from fedkeel.files import explained, write_atomically
+from fedkeel.files import explained, plain, write_atomically
 from fedkeel.registry import Registry
 from fedkeel.runs.run import Run
-from fedkeel.runs.store import plain
 
 FOLDER = "diagnostics"
 LAYERS: dict[str, Callable[[nn.Module], Mapping[str, nn.Module]]] = {

@@ -26,6 +26,7 @@ from fedkeel.engine.setup import prepare
 from fedkeel.errors import FedkeelError
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.observer import Aggregated
+from fedkeel.runs.extension import extensions
 from fedkeel.runs.run import Run, given_in_python
 from fedkeel.runs.store import MODEL, checkpoints, read_checkpoint
 
@@ -258,7 +259,8 @@ def of_run(run: Run, objects: Objects) -> list[Snapshot]:
     which need not be of the last round."""
     objects.refuse_missing(run)
     models = {round: (tensors, local) for round, tensors, local in _checkpoints(run)}
-    if (run.directory / MODEL).exists():
+    # Of a run that is being extended, the model is an earlier one.
+    if (run.directory / MODEL).exists() and (run.finished or not extensions(run.directory)):
         # Personal models are of the round that the result is of, which need not be that of the last checkpoint.
         is_remembered = models and not (run.directory / "personal").exists()
         local = models[max(models)][1] if is_remembered else _personal(run)

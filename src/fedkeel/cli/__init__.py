@@ -45,6 +45,7 @@ ORDER = (
         "run",
         "compare",
         "resume",
+        "extend",
         "demo",
         "reproduce",
         "results",

@@ -7,6 +7,10 @@ examples:
   fedkeel resume runs/digits-shift-mine-seed0 --import my_methods.py
 """
 
+from __future__ import annotations
+
+from collections.abc import Callable
+
 import fedkeel
 from fedkeel.cli.show import show_run
 from fedkeel.cli.terminal.interrupts import interruptible
@@ -27,10 +31,14 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: Arguments) -> int:
+    return go_on(arguments, fedkeel.resume)
+
+
+def go_on(arguments: Arguments, how: Callable[..., fedkeel.Run]) -> int:
     from fedkeel.runs.progress import RunProgress
 
     progress = RunProgress(quiet=arguments.quiet)
     with interruptible(), progress, tracked(arguments.track, arguments.directory, progress) as observer:
         own = {"observer": observer, "verbose": False, "changed_code": arguments.changed_code}
-        result = fedkeel.resume(arguments.directory, **own, **given_options(arguments))
+        result = how(arguments.directory, **own, **given_options(arguments))
     return show_run(result, as_json=arguments.json)

@@ -18,7 +18,7 @@ from fedkeel.cli.terminal.output import Line, Table, duration, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser
 from fedkeel.config import Config
 from fedkeel.core.naming import visible
-from fedkeel.runs.summary import RULES, SOURCES
+from fedkeel.runs.summary import RULES, SOURCES, stopped_early
 
 if TYPE_CHECKING:
     from fedkeel.experiments.comparison import Comparison
@@ -106,9 +106,15 @@ def accuracy_lines(run: fedkeel.Run, summary: dict[str, Any]) -> Iterator[str]:
 
 def cost_lines(run: fedkeel.Run, summary: dict[str, Any]) -> Iterator[str]:
     up, down, config = summary["bytes_up"], summary["bytes_down"], run.config
+    rounds = summary.get("rounds", config.rounds)
+    if stopped := stopped_early(summary, config.patience):
+        yield stopped
+    if "extended" in summary:
+        number = " and ".join(map(str, summary["extended"]))
+        yield f"Extended after round {number}."
     asked = f", {summary['questions']} exchanges beside the training" if summary.get("questions") else ""
     yield f"took    {duration(summary['seconds'])} ({summary['executor']})"
-    yield f"sent    {size(up)} up, {size(down)} down{asked}, {size((up + down) / config.rounds)} a round"
+    yield f"sent    {size(up)} up, {size(down)} down{asked}, {size((up + down) / rounds)} a round"
     if "epsilon" in summary:
         source = SOURCES[summary.get("randomness", "seed")]
         yield f"privacy epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}, {config.dp}; {source}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel import seeds
@@ -21,6 +22,18 @@ class Batch(NamedTuple):
 
     x: Tensor
     y: Tensor
+
+
+class TaskLoss(Protocol):
+    """The loss that the run trains on, the cross-entropy by default; see `fedkeel.engine.losses`."""
+
+    def __call__(self, logits: Tensor, labels: Tensor, *, total: bool = False) -> Tensor:
+        """The mean over a batch, or the sum."""
+        ...
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, *, total: bool = False) -> Tensor:
+    return F.cross_entropy(logits, labels, reduction="sum" if total else "mean")
 
 
 class LocalData(Protocol):
@@ -77,6 +90,7 @@ class LocalClient:
         repeat: `repeat(key, do, batches)` does something with every batch of a pass, in the precision of training. On
             a GPU it may be captured once and replayed: `do` asks the host nothing and leaves its results in tensors
             that stay where they are; `key` says what else it depends on.
+        task_loss: `task_loss(logits, labels)` is what the run trains on, before any method's terms.
         views: of a composition, this client as each of its parts sees it, by the part's name.
     """
 
@@ -95,6 +109,7 @@ class LocalClient:
     scratch: dict[str, Any] = field(default_factory=dict)
     optimizer: torch.optim.Optimizer | None = None
     repeat: Repeat = one_by_one
+    task_loss: TaskLoss = cross_entropy
     views: dict[str, LocalClient] = field(default_factory=dict)
 
     @property

@@ -206,3 +206,10 @@ def shown(value: object) -> str:
 def scoped_updates(updates: Sequence[Update], part: str) -> list[Update]:
     """The updates with only this part's extras."""
     return [replace(update, extras=select(update.extras, part)) for update in updates]
+
+
+def mean_loss(updates: Sequence[Update]) -> float:
+    """Over the samples of those that tell one."""
+    known = [update for update in updates if "loss" in update.metrics]
+    total = sum(update.samples for update in known)
+    return sum(update.metrics["loss"] * update.samples for update in known) / total if known else float("nan")

@@ -34,7 +34,7 @@ class Traits:
         capturable: the hooks of a step (`inputs`, `forward`, `loss`, `gradients`) ask the host nothing and read their
             tensors from the model, the broadcast, `extras` or `scratch`: a CUDA graph of them can be replayed. If they
             also depend on the round, `step_variant` says how.
-        private: nothing that a client sends depends on its samples but through the gradients of the cross-entropy, so
+        private: nothing that a client sends depends on its samples but through the gradients of the task loss, so
             that noise on these hides a sample ("dp=local").
         only_mean: its rule for the weights looks at their mean and not at the updates themselves ("dp=central").
     """
@@ -111,7 +111,7 @@ class Method:
         return output
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
-        """A term to add to the cross-entropy."""
+        """A term to add to the loss that the run trains on, the cross-entropy by default."""
         return 0.0
 
     def gradients(self, client: LocalClient, recompute: Callable[[], Tensor]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from fedkeel import models, spec
-from fedkeel.config import MACHINE_OPTIONS, Config, from_dict, from_one
+from fedkeel.config import Config, from_dict, from_one
 from fedkeel.core import state
 from fedkeel.core.checking import check_broadcast
 from fedkeel.core.composition import Composition
@@ -26,6 +26,7 @@ from fedkeel.data.site import CUTTING, OPTIONS
 from fedkeel.data.transforms import TRANSFORMS
 from fedkeel.deploy.policy import Policy, Refused
 from fedkeel.engine.batches import probe
+from fedkeel.engine.checks import check_training
 from fedkeel.engine.executors.flower.channel import largest_reply
 from fedkeel.engine.executors.flower.roster import LONGEST_NAME
 from fedkeel.engine.local import Worker
@@ -43,8 +44,18 @@ TAKEN = (
     *("method", "data", "partition", "unseen", "subsample", "model"),
     *("rounds", "participation", "weighting", "stateless"),
     *("dp", "dp_clip", "dp_noise", "dp_delta"),
-    *("local_epochs", "batch_size", "drop_last", "optimizer", "learning_rate", "momentum", "weight_decay"),
-    *("schedule", "decay", "clip_norm", "evaluate_with", "evaluation_batch", "seed", "precision", "checkpoint_every"),
+    *("local_epochs", "batch_size", "drop_last", "loss", "optimizer", "learning_rate", "momentum"),
+    *(
+        "weight_decay",
+        "schedule",
+        "decay",
+        "clip_norm",
+        "evaluate_with",
+        "evaluation_batch",
+        "seed",
+        "precision",
+        "checkpoint_every",
+    ),
 )
 LONGEST_TEXT = 4000  # of an option
 MOST_PARTS = 16  # of a composition, or of transforms
@@ -88,8 +99,7 @@ class Session:
     @property
     def fingerprint(self) -> bytes:
         """Of the options; those of the machine may change when a server is started again."""
-        options = {name: value for name, value in self.config.to_dict().items() if name not in MACHINE_OPTIONS}
-        return hashlib.blake2b(json.dumps(options, sort_keys=True).encode(), digest_size=32).digest()
+        return hashlib.blake2b(json.dumps(self.config.decisive(), sort_keys=True).encode(), digest_size=32).digest()
 
     @property
     def context(self) -> bytes:
@@ -109,6 +119,7 @@ def check(config: Config, policy: Policy) -> None:
     policy.at_most("batch_size", config.evaluation_batch, "images in a step of evaluation")
     policy.at_most("kept_rounds", config.checkpoint_every, "rounds between checkpoints")
     policy.strong_enough(config.dp)
+    _check_training(config)
     _check_method(config.method, policy)
     _check_model(config.model, policy)
     _check_data(config.data, policy)
@@ -121,6 +132,22 @@ def _check_method(text: str, policy: Policy) -> None:
                 policy.at_most("batch_size", value, f"as the '{name}' of '{part.name}'")
             if name.endswith("_samples"):  # the images of such a pass
                 policy.at_least("samples", value, f"images as the '{name}' of '{part.name}'")
+
+
+def _check_training(config: Config) -> None:
+    """What this site has registered, with options that are plain, or a row of numbers."""
+    for text in (config.loss, config.optimizer, config.schedule):
+        given = spec.parse(text)
+        refuse_strange(given.name, {name: _row(value) for name, value in given.options.items()})
+    check_training(config)
+
+
+def _row(value: object) -> object:
+    """The numbers of '1,2.5,5'; anything else as it is."""
+    try:
+        return [float(number) for number in value.split(",")] if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _check_model(text: str, policy: Policy) -> None:

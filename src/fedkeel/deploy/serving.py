@@ -12,6 +12,7 @@ from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.data.federation import Federation
 from fedkeel.data.site import image_shape
+from fedkeel.engine.checks import check_training
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.executors.flower.channel import Table
 from fedkeel.engine.executors.flower.executor import FlowerExecutor, Status
@@ -57,6 +58,7 @@ def check(config: Config) -> None:
         raise MethodError(f"'{method.name}' pools the data of all clients, which over a network stay where they are.")
     Defence.of(config.robust).refuse_what_it_cannot_protect(method)
     privacy.refuse_contradictions(config, method)
+    check_training(config)
     if config.record:
         raise FedkeelError(
             f"'record' is '{config.record}', but diagnostics look at images, which stay at the sites: leave it out."

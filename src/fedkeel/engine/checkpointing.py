@@ -1,7 +1,7 @@
 """What a checkpoint holds, what the loop needs of a run directory, and when a checkpoint is written."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from fedkeel.core.state import Tensors
 
 SHARE = 0.05  # of the time that may go into checkpoints
+TRAINED = "trained-"  # before the names of a last checkpoint's groups as they were before the evaluation
 QUICK = 0.25  # seconds: what takes less is written every round
 
 
@@ -18,13 +19,24 @@ class Checkpoint:
 
     round: int
     groups: dict[str, Tensors]  # of the server
-    best: dict[str, float] = field(default_factory=dict)
+    best: dict[str, float] = field(default_factory=dict)  # and what there is to say of `Patience`
+
+    @property
+    def keeps_trained(self) -> bool:
+        """The last one of a method that changes the model for the test: the result is that which was tested, and more
+        rounds go on from that which was trained."""
+        return any(name.startswith(TRAINED) for name in self.groups)
 
 
 class Storage(Protocol):
     """Where a run is written; `runs.store.Store` is the one on disk."""
 
     directory: Path
+
+    @property
+    def extended(self) -> Collection[int]:
+        """After how many rounds it was finished before, and then extended."""
+        ...
 
     def append(self, record: dict[str, Any]) -> None:
         """A line of the metrics."""

@@ -24,7 +24,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.state import batch_norms
 from fedkeel.core.types import Classifier, Output
 from fedkeel.data.federation import Federation
-from fedkeel.engine import metrics
+from fedkeel.engine import losses, metrics, optimizers, schedules
 from fedkeel.engine.batches import probe
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import Worker
@@ -85,6 +85,7 @@ def refuse_name(config: str | Path) -> None:
 # -- options ---------------------------------------------------------------------------------------------------------
 def check_options(config: Config, method: Composition, defence: Defence, executor: type[Executor]) -> None:
     metrics.requested(config.metrics)
+    check_training(config)
     defence.refuse_what_it_cannot_protect(method)
     defence.warn_of_the_rest(method)
     privacy.refuse_contradictions(config, method, executor.captures_steps)
@@ -93,6 +94,14 @@ def check_options(config: Config, method: Composition, defence: Defence, executo
             f"'{method.stateful_parts[0]}' needs clients that remember their last round, and this federation is "
             "stateless: choose another method or leave 'stateless' out."
         )
+
+
+def check_training(config: Config) -> None:
+    """The loss, the optimizer and the schedule are known here and take their options. Whether a loss fits the classes
+    is seen when it is made for them."""
+    losses.requested(config.loss)
+    optimizers.check(config)
+    schedules.check(config)
 
 
 # -- data ------------------------------------------------------------------------------------------------------------
@@ -121,10 +130,13 @@ def check_clients(config: Config, federation: Federation) -> None:
             f"No client of '{federation.name}' has test samples: hold a domain out with 'unseen', or take a split that "
             f"has a test set."
         )
-    if config.result == "best-validation" and not any(len(client.validation) for client in training):
+    judged = "'result' is 'best-validation'" if config.result == "best-validation" else ""
+    judged = judged or (f"'patience' is {config.patience}" if config.patience else "")
+    if judged and not any(len(client.validation) for client in training):
+        remedy = "choose 'last'" if config.result == "best-validation" else "leave it out"
         raise DataError(
-            f"'result' is 'best-validation', but no client of '{federation.name}' has validation samples: "
-            "choose 'last' or give a validation split."
+            f"{judged}, but no client of '{federation.name}' has validation samples: {remedy} or give a validation "
+            "split."
         )
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel import seeds
@@ -28,9 +27,10 @@ from fedkeel.core.messages import Answer, BadMessage, Broadcast, Update
 from fedkeel.core.state import Layout, Tensors, prefixed, select
 from fedkeel.core.types import Classifier, Output
 from fedkeel.data.federation import Federation
-from fedkeel.engine import optimizers, stopwatch
+from fedkeel.engine import optimizers, schedules, stopwatch
 from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, try_channels_last
 from fedkeel.engine.evaluation import Evaluator
+from fedkeel.engine.losses import TrainingLoss
 from fedkeel.engine.stopwatch import Stopwatch, phase
 from fedkeel.nn.dropout import draw_dropout
 from fedkeel.nn.kernels.pooling import pool_on_rows
@@ -108,6 +108,7 @@ class Worker:
         buffers = [buffer for name, buffer in self.model.named_buffers() if name not in self.entries]
         self._transient = [(buffer, buffer.clone()) for buffer in buffers]
         self._evaluator = Evaluator(self.model, self.store, config)
+        self.task_loss = TrainingLoss(config.loss, self.federation.num_classes, device)
         self.watch = self.watching(self.model) if self.watching else None
         self._compiled = self._compile()
 
@@ -186,11 +187,11 @@ class Worker:
             # A single sample has no batch statistics: batch norm then uses the global ones and leaves them alone.
             with frozen_statistics(self.model) if len(batch.y) == 1 else nullcontext(), self._precision():
                 output = self._forward(client, batch.x)
-                loss = F.cross_entropy(output.logits, batch.y) + self.method.loss(client, batch, output)
+                loss = self.task_loss(output.logits, batch.y) + self.method.loss(client, batch, output)
             loss.backward()  # type: ignore[no-untyped-call]
             return loss.detach()
 
-        loss = self.gradients.backward(backward, self.model, batch)
+        loss = self.gradients.backward(backward, self.model, batch, self.task_loss)
         if self.watch:
             self.watch.computed()
         self.method.gradients(client, backward)
@@ -287,6 +288,7 @@ class Worker:
         broadcast = broadcast.to(self.device)
         memory = state.to_device(memory, self.device)
         self._load(broadcast, select(memory, LOCAL))
+        self.task_loss.begin(lambda: self.federation.labels[site.train])
         if self._dropout is not None:
             self._dropout.begin(seeds.generator(config.seed, "dropout", round, name, question))
         return LocalClient(
@@ -301,7 +303,8 @@ class Worker:
             ),
             config=config,
             num_classes=self.federation.num_classes,
-            learning_rate=config.learning_rate_at(round),
+            learning_rate=schedules.learning_rate_at(config, round),
+            task_loss=self.task_loss,
             memory={key: tensor for key, tensor in memory.items() if not key.startswith(f"{LOCAL}/")},
             repeat=self._repeat,
         )
@@ -315,7 +318,8 @@ class Worker:
 
     @phase(stopwatch.LOADING, calls=0)
     def optimizer(self, learning_rate: float | Tensor) -> torch.optim.Optimizer:
-        if self.device.type == "cuda" and not isinstance(learning_rate, Tensor):
+        resident = self.device.type == "cuda" and not optimizers.uncapturable(self.config)
+        if resident and not isinstance(learning_rate, Tensor):
             learning_rate = torch.tensor(learning_rate, device=self.device)
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         return optimizers.local_optimizer(trained, self.config, learning_rate)

@@ -1,12 +1,30 @@
-"""Local optimizers: PyTorch's own, made so that a step costs little."""
+"""Local optimizers: PyTorch's own by name, `--optimizer 'adam(betas=(0.9, 0.99))'`; the usual ones made so that a step
+costs little. `OPTIMIZERS.register("name")` above a class derived from `torch.optim.Optimizer` adds one.
+"""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from fedkeel import spec
 from fedkeel.config import Config
+from fedkeel.errors import FedkeelError
+from fedkeel.registry import Registry, signature_of
+
+OF_THE_RUN = {"lr": "learning_rate", "momentum": "momentum", "weight_decay": "weight_decay"}
+OF_THE_ENGINE = ("params", "foreach", "fused", "capturable", "differentiable", "maximize")
+UNFIT = {
+    "lbfgs": "evaluates the loss several times in a step",
+    "sparseadam": "wants sparse gradients",
+    "muon": "takes matrices alone",
+}
+OPTIMIZERS: Registry[torch.optim.Optimizer] = Registry("optimizer", given=(*OF_THE_RUN, *OF_THE_ENGINE))
+for _name, _class in sorted(vars(torch.optim).items()):
+    if inspect.isclass(_class) and _name != "Optimizer" and _name.lower() not in UNFIT:
+        OPTIMIZERS.register(_name.lower())(_class)
 
 
 class DirectSGD(torch.optim.SGD):
@@ -55,27 +73,95 @@ class DirectSGD(torch.optim.SGD):
 DirectSGD.step.hooked = True  # type: ignore[attr-defined]  # PyTorch would wrap every step in a label for its profiler
 
 
+def chosen(config: Config) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:
+    """The optimizer that the configuration names, and its options but for the learning rate."""
+    given = spec.parse(config.optimizer)
+    if reason := UNFIT.get(given.name.lower()):
+        raise FedkeelError(f"The optimizer '{given.name}' {reason}: choose another, see 'fedkeel list optimizers'.")
+    entry = OPTIMIZERS.entry(given.name)
+    for name in given.options.keys() & OF_THE_RUN:
+        option = OF_THE_RUN[name]
+        raise FedkeelError(
+            f"'{name}' is an option of the run: give '--{option.replace('_', '-')}', in Python {option}=."
+        )
+    options = entry.check_options(OPTIMIZERS.kind, given.options)
+    takes = signature_of(entry.build).parameters
+    return entry.build, options | {
+        name: getattr(config, name) for name in ("momentum", "weight_decay") if name in takes
+    }
+
+
+def check(config: Config) -> None:
+    """Refuse what is none, or cannot take a step with these options, before anything is read."""
+    build, options = chosen(config)
+    if build.__module__.startswith("torch.") and "(" not in config.optimizer:
+        return  # as PyTorch made it: a trial would import all of its compiler
+    parameter = nn.Parameter(torch.zeros(2, 2))
+    parameter.grad = torch.ones_like(parameter)
+    try:
+        build([parameter], lr=config.learning_rate, **options).step()
+    except Exception as error:
+        reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+        raise FedkeelError(f"The optimizer '{config.optimizer}' cannot take a step: {reason}.") from error
+
+
+def uncapturable(config: Config) -> str:
+    """Why steps of this optimizer cannot be replayed on a GPU, or nothing."""
+    build, options = chosen(config)
+    if build is torch.optim.SGD and not options.get("dampening"):  # which the first step is without
+        return ""
+    is_made_for_it = "capturable" in signature_of(build).parameters and hasattr(build, "_init_group")
+    return "" if is_made_for_it else f"the optimizer '{config.optimizer}' asks the host in every step"
+
+
 def local_optimizer(
     parameters: list[nn.Parameter], config: Config, learning_rate: float | Tensor
 ) -> torch.optim.Optimizer:
     """A new one. With a learning rate in a tensor a CUDA graph can hold it: its state is made beforehand."""
-    resident, decay = isinstance(learning_rate, Tensor), config.weight_decay
-    if config.optimizer == "adamw":
-        return torch.optim.AdamW(parameters, lr=learning_rate, weight_decay=decay, fused=True, capturable=resident)
-    if not isinstance(learning_rate, Tensor):
-        return DirectSGD(parameters, learning_rate, config.momentum, decay)
-    sgd = torch.optim.SGD(parameters, lr=learning_rate, momentum=config.momentum, weight_decay=decay, fused=True)
-    for parameter in parameters if config.momentum else ():
-        sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return sgd
+    resident = isinstance(learning_rate, Tensor)
+    if config.optimizer == "sgd" and not isinstance(learning_rate, Tensor):
+        return DirectSGD(parameters, learning_rate, config.momentum, config.weight_decay)
+    build, options = chosen(config)
+    is_sgd = build is torch.optim.SGD
+    if config.optimizer == "adamw" or (resident and is_sgd):
+        options["fused"] = True
+    if resident and not is_sgd:
+        options["capturable"] = True
+    made = build(parameters, lr=learning_rate, **options)
+    if resident and not is_sgd:
+        _begin(made)
+    for parameter in parameters if resident and is_sgd and config.momentum else ():
+        made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return made
+
+
+def _begin(optimizer: torch.optim.Optimizer) -> None:
+    """Make the state that PyTorch would make in the first step."""
+    for group in optimizer.param_groups:
+        gradients = [parameter.grad for parameter in group["params"]]
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+        init: Callable[..., Any] = optimizer._init_group  # type: ignore[attr-defined]
+        init(group, *([] for _ in list(inspect.signature(init).parameters)[1:]))
+        for parameter, gradient in zip(group["params"], gradients, strict=True):
+            parameter.grad = gradient
 
 
 def reset(optimizer: torch.optim.Optimizer) -> None:
     """As new, but at the same addresses. A momentum of zeros gives the same first step as none."""
-    values = [value for entries in optimizer.state.values() for value in entries.values()]
-    tensors = [value for value in values if isinstance(value, Tensor)]
-    if tensors:
-        torch._foreach_zero_(tensors)
+    if isinstance(optimizer, torch.optim.SGD | torch.optim.AdamW):
+        values = [value for entries in optimizer.state.values() for value in entries.values()]
+        if tensors := [value for value in values if isinstance(value, Tensor)]:
+            torch._foreach_zero_(tensors)
+        return
+    # The state of others begins with other numbers too, some of them that of the learning rate.
+    held = dict(optimizer.state)
+    optimizer.state.clear()
+    _begin(optimizer)
+    for parameter, entries in held.items():
+        for name, value in optimizer.state[parameter].items():
+            entries[name].copy_(value)
+        optimizer.state[parameter] = entries
 
 
 def lay_out_gradients(optimizer: torch.optim.Optimizer) -> None:

@@ -14,15 +14,17 @@ from fedkeel.config import from_one
 from fedkeel.core import state
 from fedkeel.core.checking import check, check_samples
 from fedkeel.core.evaluation import Scores, summarise
-from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, reading
+from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update, mean_loss, reading
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, prefixed, select
 from fedkeel.data.federation import Federation
 from fedkeel.engine import stopwatch
-from fedkeel.engine.checkpointing import Checkpoint, CheckpointSchedule, Storage
+from fedkeel.engine.checkpointing import TRAINED, Checkpoint, CheckpointSchedule, Storage
 from fedkeel.engine.evaluation import FederatedEvaluation
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
+from fedkeel.engine.patience import Patience
+from fedkeel.engine.schedules import learning_rate_at
 from fedkeel.engine.setup import Setup
 from fedkeel.engine.stopwatch import phase
 from fedkeel.errors import StoreError, TrainingError
@@ -64,6 +66,7 @@ class Federated:
             network=worker.model,
         )
         self.schedule = CheckpointSchedule(config.checkpoint_every)
+        self.patience = Patience(config.patience, config.min_delta)
         self.evaluation = FederatedEvaluation(self.setup, self.executor, self.observer.note)
 
     @property
@@ -82,7 +85,15 @@ class Federated:
             with self.clock.round(round):
                 result = self.round(round)
             self.clock.save(self.store.directory, now=False)
+            if self._is_last(round):
+                break
         return result
+
+    def _is_last(self, round: int) -> bool:
+        """Whether the run ends with it: as planned, or early. One that was extended has new patience then."""
+        if self.patience.is_over and from_one(round) in self.store.extended:
+            self.patience.kept["waited"] = 0
+        return self.patience.is_over or from_one(round) == self.config.rounds
 
     def round(self, round: int) -> Server:
         server, config = self.server, self.config
@@ -97,14 +108,15 @@ class Federated:
         if config.evaluates(round):
             tested = self._before_evaluation()
             scores = self._evaluate(tested)
-        loss = _mean_loss(updates)
+            self.patience.see(self.best)
+        loss = mean_loss(updates)
         self._record(
             "round",
             {
                 "clients": len(updates),
                 "dropped": len(dropped),
                 "loss": loss,
-                "learning_rate": config.learning_rate_at(round),
+                "learning_rate": learning_rate_at(config, round),
                 **self.traffic,
                 **self.setup.account(round + 1),
             },
@@ -112,7 +124,7 @@ class Federated:
         times = {"train": collected - began, "aggregate": aggregated - collected}
         self.store.append_timing({"round": round, **times, "evaluate": time.perf_counter() - aggregated})
         self._show(broadcast, updates, tested)
-        last = round == config.rounds - 1
+        last = self._is_last(round)
         if last or self.schedule.is_due(round):
             self.schedule.write(lambda: self._checkpoint(tested if last else server, round))
         self.observer.round_done(round, config.rounds, scores, loss)
@@ -276,10 +288,12 @@ class Federated:
     @phase(stopwatch.CHECKPOINT)
     def _checkpoint(self, server: Server, round: int) -> None:
         groups = {name: getattr(server, name) for name in SERVER_GROUPS}
+        if server is not self.server and self.method.overrides("before_evaluation"):
+            groups |= {f"{TRAINED}{name}": getattr(self.server, name) for name in SERVER_GROUPS}
         local = {f"{client}/{entry}": t for client, kept in self.best_local.items() for entry, t in kept.items()}
         groups |= {"best": self.best_model, "best_local": local}
         self.executor.memory.write_files()
-        self.store.checkpoint(Checkpoint(round, groups, self.best))
+        self.store.checkpoint(Checkpoint(round, groups, self.best | self.patience.kept))
 
     def _restore(self) -> int:
         """Load the last good checkpoint; returns the round to begin with."""
@@ -298,13 +312,16 @@ class Federated:
                     f"The checkpoints of '{self.store.directory}' are of another model than the one given: "
                     "resume with the model and the method that the run began with."
                 )
-        for name in SERVER_GROUPS:
-            setattr(self.server, name, state.to_device(groups.get(name, {}), device))
         self.best_model, self.best = groups.get("best", {}), checkpoint.best
+        self.patience.restore(checkpoint.best)
+        is_over = self._is_last(checkpoint.round)
+        prefix = TRAINED if checkpoint.keeps_trained and not is_over else ""
+        for name in SERVER_GROUPS:
+            setattr(self.server, name, state.to_device(groups.get(prefix + name, {}), device))
         for name, tensor in groups.get("best_local", {}).items():
             client, _, entry = name.rpartition("/")
             self.best_local.setdefault(client, {})[entry] = tensor
-        return checkpoint.round + 1
+        return self.config.rounds if is_over else checkpoint.round + 1
 
     def local_tensors(self) -> Iterable[tuple[str, Tensors]]:
         """What each client keeps of the model that is the result, one client at a time, for saving personal models."""
@@ -318,9 +335,3 @@ class Federated:
 
 def make_broadcast(server: Server, weights: Tensors) -> Broadcast:
     return Broadcast(server.round, server.rounds, weights, server.statistics, server.extras)
-
-
-def _mean_loss(updates: Sequence[Update]) -> float:
-    known = [update for update in updates if "loss" in update.metrics]
-    total = sum(update.samples for update in known)
-    return sum(update.metrics["loss"] * update.samples for update in known) / total if known else float("nan")

@@ -139,7 +139,7 @@ def line_of(recipe: Recipe, row: RecipeRow, column: RecipeColumn, run: Run, numb
         row=row.label,
         column=column.name,
         seed=run.config.seed,
-        rounds=run.config.rounds,
+        rounds=summary["rounds"],
         of=config.rounds,
         rule=kind if kind in results else rule,
         results=results,

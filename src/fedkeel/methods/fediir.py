@@ -9,14 +9,13 @@ cross-entropy with respect to the classifier's parameters phi at the global mode
     L = CE + gamma ||grad_phi CE - G||^2
 
 The penalty is differentiated through grad_phi CE, so it reaches the encoder too (a second-order term). The extra pass
-normalises as training does and draws the training's augmentation.
+normalises as training does and draws the training's augmentation. CE stands for the loss that the run trains on.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.errors import MethodError
@@ -66,7 +65,7 @@ class FedIIR(Method):
             return super().answer(client, question, tensors)
         model, parameters = client.model.train(), trained(client.model)
         batches = client.data.passes(client.config.batch_size, augment=True, shuffle=True)
-        total, count = summed_gradients(model, list(parameters.values()), batches, F.cross_entropy)
+        total, count = summed_gradients(model, list(parameters.values()), batches, client.task_loss)
         number = torch.tensor(count, dtype=torch.float64, device=client.device)
         return dict(zip(parameters, total, strict=True)) | {"batches": number}
 
@@ -76,9 +75,9 @@ class FedIIR(Method):
         client.scratch["mean"] = [client.extras.get(name, torch.zeros_like(p)) for name, p in parameters.items()]
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor:
-        entropy = F.cross_entropy(output.logits, batch.y)
+        task_loss = client.task_loss(output.logits, batch.y)
         parameters, means = client.scratch["parameters"], client.scratch["mean"]
-        gradients = torch.autograd.grad(entropy, parameters, create_graph=True, materialize_grads=True)
+        gradients = torch.autograd.grad(task_loss, parameters, create_graph=True, materialize_grads=True)
         differences = zip(gradients, means, strict=True)
         return self.gamma * torch.stack([(own - mean).square().sum() for own, mean in differences]).sum()
 

@@ -23,7 +23,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -105,7 +104,7 @@ class FedTAN(Method):
         leaves = [tensors[f"{moment} {layer}"].clone().requires_grad_() for moment in ("mean", "var")]
         moments = tensors | {f"mean {layer}": leaves[0], f"var {layer}": leaves[1]}
         with torch.enable_grad(), layerwise(client.model, moments) as inputs:
-            loss = F.cross_entropy(client.model(batch.x).logits, batch.y)
+            loss = client.task_loss(client.model(batch.x).logits, batch.y)
             loss = loss + through_moments(inputs, tensors, first=layer + 1)
             by_mean, by_var = torch.autograd.grad(loss, leaves)
         return {f"dmean {layer}": by_mean, f"dvar {layer}": by_var}

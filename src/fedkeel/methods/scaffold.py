@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel.core import state
@@ -112,7 +111,7 @@ def mean_of_all(server: Server) -> Tensors:
 
 
 def full_gradient(client: LocalClient, weights: Sequence[Tensor]) -> list[Tensor]:
-    """The gradient of the mean cross-entropy over all local samples at the present weights; running statistics are put
+    """The gradient of the mean loss over all local samples at the present weights; running statistics are put
     back."""
     buffers = list(client.model.buffers())
     before = [buffer.clone() for buffer in buffers]
@@ -120,7 +119,7 @@ def full_gradient(client: LocalClient, weights: Sequence[Tensor]) -> list[Tensor
         client.model,
         weights,
         client.data.passes(shuffle=True),
-        lambda logits, y: F.cross_entropy(logits, y, reduction="sum") / client.samples,
+        lambda logits, y: client.task_loss(logits, y, total=True) / client.samples,
     )
     for buffer, value in zip(buffers, before, strict=True):
         buffer.copy_(value)

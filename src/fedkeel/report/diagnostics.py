@@ -13,7 +13,7 @@ from typing import Any
 from fedkeel.analysis.figures import Figure, bars, table
 from fedkeel.engine.profile import FILE as PROFILE
 from fedkeel.engine.profile import client_caption, client_rows, phase_rows
-from fedkeel.runs.store import plain
+from fedkeel.files import plain
 
 MOST_POINTS = 2000  # of a scatter plot; more is neither seen nor drawn quickly
 MOST_BYTES = 2_500_000  # of all diagnostics of a group

@@ -178,6 +178,8 @@ def runs_section(group: Group) -> str:
 def run_row(member: Member) -> str:
     summary = member.summary or {}
     done = "finished" if summary else f"{member.rounds_done} of {member.config.rounds} rounds"
+    if "planned_rounds" in summary:
+        done = f"stopped early, {summary['rounds']} of {summary['planned_rounds']} rounds"
     percents = percent(summary["accuracy"]) if summary else ""
     seconds = f"{summary['seconds']:.1f}" if "seconds" in summary else ""
     where = ", ".join(str(summary[key]) for key in ("executor", "device") if key in summary)

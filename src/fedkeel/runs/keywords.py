@@ -49,11 +49,12 @@ class Options(MachineOptions, total=False):
     local_epochs: int
     batch_size: int
     drop_last: bool
-    optimizer: Literal["sgd", "adamw"]
+    loss: str
+    optimizer: str
     learning_rate: float
     momentum: float
     weight_decay: float
-    schedule: Literal["constant", "exponential", "cosine"]
+    schedule: str
     decay: float
     clip_norm: float
     evaluate_every: int
@@ -61,6 +62,8 @@ class Options(MachineOptions, total=False):
     evaluate_clients: int
     evaluation_batch: int
     result: Literal["last", "mean-last-10", "best-validation"]
+    patience: int
+    min_delta: float
     precision: Literal["float32", "tf32", "bf16"]
     compile: bool
 

@@ -147,6 +147,11 @@ class Run(Files):
                 unreadable += 1
         return records, unreadable
 
+    @property
+    def rounds_done(self) -> int:
+        """How many are recorded: of a run that stopped early, fewer than its configuration names."""
+        return from_one(max((record["round"] for record in self.records("round")), default=-1))
+
     def scores(self, split: str = "test", statistics: str | None = None) -> list[dict[str, Any]]:
         """One entry per evaluated round."""
         scores = [record for record in self.records("scores") if record["split"] == split]

@@ -11,6 +11,7 @@ diagnostics/     what was recorded while training, or made of the run afterwards
 profile.json     with `--profile`: more of them, and what the clients did in them
 checkpoints/     the last good two, written aside and renamed, each with checksums
 memory/          what clients remember; a checkpoint says which of it it means
+extended.json    after how many rounds it was finished before, if it was extended
 summary.json     the result, once the run is finished
 model.safetensors  the global model that the result speaks of
 checksums.json   of the files that a finished run is read from
@@ -21,7 +22,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
 import weakref
@@ -33,7 +33,7 @@ from typing import IO, Any
 import safetensors.torch
 
 from fedkeel import config as configuration
-from fedkeel.config import MACHINE_OPTIONS, Config
+from fedkeel.config import Config
 from fedkeel.core import imports
 from fedkeel.core.messages import BadMessage, pack, unpack
 from fedkeel.core.naming import file_name
@@ -46,12 +46,14 @@ from fedkeel.files import (
     digest,
     explained,
     make_folder,
+    plain,
     rename,
     seal,
     unseal,
     write_atomically,
     write_durably,
 )
+from fedkeel.runs.extension import extensions
 from fedkeel.stopping import WRITING, reached
 
 KEPT_CHECKPOINTS = 2
@@ -61,8 +63,7 @@ SUMMARY, CHECKSUMS = "summary.json", "checksums.json"
 
 def fingerprint(config: Config) -> str:
     """The same for two configurations that give the same run."""
-    options = {name: value for name, value in config.to_dict().items() if name not in MACHINE_OPTIONS}
-    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps(config.decisive(), sort_keys=True).encode()).hexdigest()[:16]
 
 
 def has_finished(directory: Path) -> bool:
@@ -138,6 +139,8 @@ class Store:
             self._lock.close()
             raise StoreError(f"Another process is running '{self.directory}': wait for it or stop it.") from None
         _locks.add(self._lock)
+
+    extended = property(lambda self: extensions(self.directory))
 
     @property
     def is_blank(self) -> bool:
@@ -231,7 +234,8 @@ class Store:
             except Damaged as damage:
                 note(f"The checkpoint '{folder}' is damaged ({damage}): going back to the one before it.")
                 continue
-            if header["fingerprint"] != fingerprint(self.config):
+            lengths = (self.config.rounds, *self.extended.values())
+            if header["fingerprint"] not in {fingerprint(self.config.replace(rounds=n)) for n in lengths}:
                 raise StoreError(
                     f"The checkpoint '{folder}' is of another configuration than '{self.directory / 'config.toml'}': "
                     "put back the configuration it was made with, or start anew in another directory."
@@ -286,15 +290,6 @@ def are_metrics(found: bytes, header: Mapping[str, Any]) -> bool:
     """Whether these are the metrics that a checkpoint was made after; one of an earlier version does not say."""
     expected = header.get("metrics_sha256")
     return expected is None or digest(found[: header["metrics_bytes"]]) == expected
-
-
-def plain(value: Any) -> Any:
-    """JSON has no NaN and no infinity: they are stored as null."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, dict):
-        return {key: plain(entry) for key, entry in value.items()}
-    return [plain(entry) for entry in value] if isinstance(value, list) else value
 
 
 def read_config(directory: str | Path) -> Config:

@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fedkeel.config import from_one
+
 if TYPE_CHECKING:
     from fedkeel.runs.run import Run
 
@@ -48,8 +50,9 @@ SUMMARY: dict[str, Callable[[Any], bool]] = {
     "executor": lambda value: isinstance(value, str),
 }
 IF_THERE: dict[str, Callable[[Any], bool]] = {
-    **dict.fromkeys(("rounds", "questions", "epsilon", "delta"), _is_number),
+    **dict.fromkeys(("rounds", "planned_rounds", "questions", "epsilon", "delta"), _is_number),
     **dict.fromkeys(("untested_domains", "diverged_domains"), _are_names),
+    "extended": lambda value: isinstance(value, list) and all(map(_is_number, value)),
     "randomness": lambda value: isinstance(value, str) and value in SOURCES,
 }
 
@@ -69,6 +72,14 @@ def weakest(private: Iterable[Mapping[str, Any]]) -> str | None:
     """What the noise of these rounds or runs rests on: the run's seed, if it does in one of them."""
     found = {str(given.get("randomness", "seed")) for given in private}
     return next((source for source in SOURCES if source in found), "seed") if found else None
+
+
+def stopped_early(summary: Mapping[str, Any], patience: int) -> str:
+    """One sentence of a run that has had fewer rounds than planned, of any other nothing."""
+    if "planned_rounds" not in summary:
+        return ""
+    number, planned = summary["rounds"], summary["planned_rounds"]
+    return f"Stopped after round {number} of {planned}: the validation was not better in {patience} evaluations."
 
 
 def summarise_run(
@@ -105,7 +116,8 @@ def summarise_run(
         "method": run.config.method,
         "result": rule,
         "round": counted[-1]["round"],
-        "rounds": run.config.rounds,
+        "rounds": from_one(rounds[-1]["round"]),
+        **({"planned_rounds": run.config.rounds} if from_one(rounds[-1]["round"]) < run.config.rounds else {}),
         "accuracy": mean(entry["average"] for entry in counted),
         "samples_accuracy": mean(entry["samples"] for entry in counted),
         "unseen": mean(entry["unseen"] for entry in counted),

@@ -32,12 +32,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from fedkeel.config import Config
-from fedkeel.core.client import Batch
+from fedkeel.core.client import Batch, TaskLoss, cross_entropy
 from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Broadcast, Update
 from fedkeel.core.server import Server
@@ -46,6 +45,7 @@ from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.nn.draws import HOLDER, Draws
 from fedkeel.seeds import Stream
+from fedkeel.spec import parse
 from fedkeel.trust.rules import Mean, MeanAggregator, PlainGradients, Rules, UniformSampler
 from fedkeel.trust.secrets import Randomness, fingerprint
 
@@ -133,10 +133,15 @@ def refuse_contradictions(config: Config, method: Composition, captured: bool = 
 
 
 def refuse_what_tells_more(config: Config, method: Composition) -> None:
+    if config.dp == "local" and "balanced" in parse(config.loss).options.values():
+        raise FedkeelError(
+            "'dp=local' hides a sample's own gradient, and weights 'balanced' by it change the others' too: give the "
+            "weights as numbers."
+        )
     for part in method.parts:
         if config.dp == "local" and not part.traits.private:
             raise MethodError(
-                f"'dp=local' covers gradients of the cross-entropy and the weights they lead to, and '{part.name}' "
+                f"'dp=local' covers gradients of the loss and the weights they lead to, and '{part.name}' "
                 "computes or sends something else from the samples: choose 'gn', 'ln', 'fedwon' or 'fedfn', alone "
                 "or with 'fedavgm' or 'fedadam'."
             )
@@ -248,15 +253,17 @@ class NoisyGradients(PlainGradients):
         """It depends on all that the training depends on."""
         return self.randomness.stream(self.config.seed, purpose, round, client, seen=self._seen)
 
-    def backward(self, plain: Callable[[], Tensor], model: nn.Module, batch: Batch) -> Tensor:
-        return noisy_backward(self.config, self._noise, model, batch)
+    def backward(self, plain: Callable[[], Tensor], model: nn.Module, batch: Batch, task_loss: TaskLoss) -> Tensor:
+        return noisy_backward(self.config, self._noise, model, batch, task_loss)
 
 
-def noisy_backward(config: Config, stream: Stream, model: nn.Module, batch: Batch) -> Tensor:
+def noisy_backward(
+    config: Config, stream: Stream, model: nn.Module, batch: Batch, task_loss: TaskLoss = cross_entropy
+) -> Tensor:
     """Puts the noisy gradient where the optimizer looks for it; returns the mean loss, which is not private."""
     parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if len(batch.y):
-        gradients, losses = sample_gradients(model, *batch)
+        gradients, losses = sample_gradients(model, *batch, task_loss)
         # A server may send weights under which the gradient of some samples overflows: that must not show either.
         gradients = {name: g.nan_to_num(0.0, 0.0, 0.0) for name, g in gradients.items()}
         squares = torch.stack([g.flatten(1).square().sum(dim=1) for g in gradients.values()]).sum(dim=0)
@@ -272,14 +279,16 @@ def noisy_backward(config: Config, stream: Stream, model: nn.Module, batch: Batc
     return loss
 
 
-def sample_gradients(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensors, Tensor]:
-    """The gradient of the cross-entropy of each sample by each trained parameter, (N, ...), and the losses, (N,)."""
+def sample_gradients(
+    model: nn.Module, x: Tensor, y: Tensor, task_loss: TaskLoss = cross_entropy
+) -> tuple[Tensors, Tensor]:
+    """The gradient of the loss of each sample by each trained parameter, (N, ...), and the losses, (N,)."""
     parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
     draws: Draws | None = getattr(model, HOLDER, None)
 
     def loss_of(parameters: Tensors, masks: Tensors, one_x: Tensor, one_y: Tensor) -> Tensor:
         logits: Tensor = functional_call(model, {**parameters, **masks}, (one_x[None],)).logits
-        return F.cross_entropy(logits, one_y[None])
+        return task_loss(logits, one_y[None])
 
     each: Callable[..., tuple[Tensors, Tensor]] = vmap(
         grad_and_value(loss_of), in_dims=(None, 0, 0, 0), randomness="different"

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from fedkeel import seeds
 from fedkeel.config import Config
-from fedkeel.core.client import Batch
+from fedkeel.core.client import Batch, TaskLoss
 from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Broadcast, Update
 from fedkeel.core.server import Server
@@ -65,9 +65,9 @@ class PlainGradients:
         augmentation = seeds.generator(config.seed, "augmentation", round, client)
         return order, epoch * config.local_epochs, torch.rand(len(order), draws, generator=augmentation)
 
-    def backward(self, plain: Callable[[], Tensor], model: nn.Module, batch: Batch) -> Tensor:
+    def backward(self, plain: Callable[[], Tensor], model: nn.Module, batch: Batch, task_loss: TaskLoss) -> Tensor:
         """Put a step's gradients where the optimizer looks for them; `plain` does so with those of the batch's loss,
-        the method's terms included. Returns the loss."""
+        the method's terms included, `task_loss` is that without them. Returns the loss."""
         return plain()
 
 

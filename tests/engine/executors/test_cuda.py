@@ -97,7 +97,10 @@ def test_two_rounds_under_cuda_equal_two_rounds_under_serial(method: str, tmp_pa
 
 @needs_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(
+    "optimizer",
+    ["sgd", "adamw", "sgd(nesterov=true)", "adam(betas=(0.8, 0.9))", "rmsprop", "nadam", "asgd", "adagrad"],
+)
 def test_schedules_and_optimisers_act_in_captured_steps(optimizer: str, tmp_path: Path) -> None:
     models = {}
     for executor in ("serial", "cuda"):
@@ -109,6 +112,7 @@ def test_schedules_and_optimisers_act_in_captured_steps(optimizer: str, tmp_path
             decay=0.5,
             weight_decay=0.01,
             clip_norm=1.0,
+            loss="cross-entropy(label_smoothing=0.1, class_weights=balanced)",
             optimizer=optimizer,
             local_epochs=2,
             model="simple_cnn(width=4)",

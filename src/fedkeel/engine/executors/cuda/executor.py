@@ -20,7 +20,7 @@ from fedkeel.core.checking import size
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, Broadcast, Missing, Update
 from fedkeel.core.state import Tensors
-from fedkeel.engine import local
+from fedkeel.engine import local, optimizers
 from fedkeel.engine.executors.cuda.slot import Changed, DrawsByItself, Slot, SlotClient, copy_into
 from fedkeel.engine.executors.executor import EXECUTORS
 from fedkeel.engine.executors.serial import SerialExecutor
@@ -60,6 +60,7 @@ class CudaExecutor(SerialExecutor):
         self._said = False
         uncapturable = worker.method.uncapturable
         self._one_by_one = f"'{uncapturable[0]}' does not declare its steps capturable" if uncapturable else ""
+        self._one_by_one = self._one_by_one or optimizers.uncapturable(worker.config)
 
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
         if not self._one_by_one:

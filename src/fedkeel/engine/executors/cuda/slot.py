@@ -18,6 +18,7 @@ from fedkeel.engine import optimizers
 from fedkeel.engine.batches import BatchPlan, middle
 from fedkeel.engine.executors.cuda.replay import Replays, capture
 from fedkeel.engine.local import Worker
+from fedkeel.engine.schedules import learning_rate_at
 
 STEPS = 2  # of one graph: of longer ones, those of large networks, the GPU runs fewer side by side
 BUFFER_BYTES = 64 * 2**20  # of gathered batches per slot
@@ -65,7 +66,7 @@ class Slot:
         self.pool = torch.cuda.graph_pool_handle()
         worker.replays = Replays(self.pool, self.stream)
         self.rate = torch.zeros((), device=worker.device)
-        self.optimizer = worker.optimizer(self.rate)
+        self.optimizer: torch.optim.Optimizer | None = None  # not every slot trains
         self.recorded: dict[Hashable, Recorded] = {}
         self.counter = torch.zeros((), dtype=torch.int64, device=worker.device)
         self.loss = torch.zeros((), device=worker.device)
@@ -81,8 +82,11 @@ class Slot:
     # -- one client ------------------------------------------------------------------------------------------
     def start(self, client: SlotClient, broadcast: Broadcast, memory: Tensors) -> None:
         worker = self.worker
-        self.rate.fill_(worker.config.learning_rate_at(broadcast.round))
-        optimizers.reset(self.optimizer)
+        self.rate.fill_(learning_rate_at(worker.config, broadcast.round))
+        if self.optimizer is None:
+            self.optimizer = worker.optimizer(self.rate)
+        else:
+            optimizers.reset(self.optimizer)
         begun = worker.begin(client.name, broadcast, memory, self.optimizer)
         self.loss.zero_()
         self.client, self.local = client, self._adopt(begun)

@@ -1,0 +1,99 @@
+"""What a network is trained on: `--loss 'focal(gamma=2)'`. A file in this folder adds one; methods add terms to it.
+
+A loss gives every sample a number, whose mean over a batch is differentiated. It asks the host nothing, because steps
+are replayed on a GPU. The tests' `loss` is the cross-entropy whatever a network was trained on.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedkeel import spec
+from fedkeel.core.client import cross_entropy as usual
+from fedkeel.errors import FedkeelError
+from fedkeel.options import described
+from fedkeel.registry import Registry, discover
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # logits (N, C) and labels (N,) -> (N,), or their mean, ()
+LOSSES: Registry[Loss] = Registry("loss")
+
+
+def requested(text: str) -> Loss:
+    given = spec.parse(text)
+    return LOSSES.make(given.name, **given.options)
+
+
+class TrainingLoss:
+    """The loss of a run on one worker: of one client after another."""
+
+    def __init__(self, text: str, num_classes: int, device: torch.device) -> None:
+        self._loss, self._plain = requested(text), text == "cross-entropy"
+        self._weights: ClassWeights | None = getattr(self._loss, "weights", None)
+        if self._weights:
+            self._weights.make(num_classes, device)
+        if not self._plain:
+            self._try(text, torch.zeros(2, num_classes, device=device, requires_grad=True))
+
+    def _try(self, text: str, logits: Tensor) -> None:
+        """Somebody's own may be anything."""
+        try:
+            losses = self._loss(logits, torch.tensor([0, logits.shape[1] - 1], device=logits.device))
+            if losses.shape in ((), (2,)) and losses.requires_grad:
+                return
+            problem = f"they are of shape {tuple(losses.shape)}"
+        except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
+            problem = str(error).partition("\n")[0].rstrip(".")
+        wanted = "return (N,), a number for each sample that depends on its logits"
+        raise FedkeelError(f"The loss '{text}' cannot be used for logits (N, C), {problem}: {wanted}.")
+
+    def begin(self, labels: Callable[[], Tensor]) -> None:
+        """A client begins, whose training labels these are."""
+        if self._weights:
+            self._weights.begin(labels)
+
+    def __call__(self, logits: Tensor, labels: Tensor, *, total: bool = False) -> Tensor:
+        if self._plain:
+            return usual(logits, labels, total=total)
+        losses = self._loss(logits, labels)
+        if losses.ndim == 0:
+            return losses * len(labels) if total else losses
+        return losses.sum() if total else losses.mean()
+
+
+class ClassWeights:
+    """A factor for the loss of each class: numbers in the order of the classes, or "balanced" for n / (K n_c), with
+    which the K classes that a client has count the same on it; n_c of its n training samples are of class c."""
+
+    def __init__(self, option: str, given: Any) -> None:
+        self.values: Tensor | None = None  # stays where it is: captured steps refer to it
+        self._option, self._balanced, self._numbers = option, given == "balanced", list[float]()
+        listed = given if isinstance(given, list | tuple) else str(given).split(",")
+        try:
+            for text in listed if given not in ("balanced", "", None) else ():
+                self._numbers.append(float(text))
+        except (TypeError, ValueError):
+            self._numbers = [-1.0]
+        if not all(0 <= number < math.inf for number in self._numbers):
+            wanted = "give 'balanced', or a number for each class like '1,2,5', none below 0"
+            raise FedkeelError(f"'{option}' is {described(given)}: {wanted}.")
+
+    def make(self, num_classes: int, device: torch.device) -> None:
+        numbers = [1.0] * num_classes if self._balanced else self._numbers
+        if numbers and len(numbers) != num_classes:
+            raise FedkeelError(
+                f"'{self._option}' has {len(numbers)} numbers, but there are {num_classes} classes: give one for each, "
+                "or 'balanced'."
+            )
+        self.values = torch.tensor(numbers, device=device) if numbers else None
+
+    def begin(self, labels: Callable[[], Tensor]) -> None:
+        if self._balanced and self.values is not None:
+            counts = torch.bincount(labels(), minlength=len(self.values)).double()
+            present = counts > 0
+            self.values.copy_(torch.where(present, counts.sum() / (present.sum() * counts.clamp_min(1)), 0.0))
+
+
+discover(__name__)

@@ -1,0 +1,89 @@
+"""The learning rate from round to round: `--schedule 'step(every=30, factor=0.1)'`.
+
+A schedule is a function of the round, counted from 0, and of their number; `learning_rate` is multiplied by what it
+returns. One of your own: `@SCHEDULES.register("name")` above a function that takes its options and returns it.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from fedkeel import spec
+from fedkeel.config import Config, from_one
+from fedkeel.errors import FedkeelError
+from fedkeel.options import Count, Positive, PositiveShare, described
+from fedkeel.registry import Registry
+
+Schedule = Callable[[int, int], float]
+SCHEDULES: Registry[Schedule] = Registry("schedule")
+
+
+@SCHEDULES.register("constant")
+def constant() -> Schedule:
+    """The same in every round."""
+    return lambda _round, _rounds: 1.0
+
+
+@SCHEDULES.register("exponential")
+def exponential(decay: PositiveShare = 0.998) -> Schedule:
+    """Times `decay` in every round; without brackets it is the run's option of that name."""
+    return lambda round, _: decay**round
+
+
+@SCHEDULES.register("cosine")
+def cosine() -> Schedule:
+    """Down to nothing along half a cosine over all rounds."""
+    return lambda round, rounds: (1 + math.cos(math.pi * round / rounds)) / 2
+
+
+@SCHEDULES.register("step")
+def step(every: Count = 30, factor: Positive = 0.1) -> Schedule:
+    """Times `factor` after every so many rounds."""
+    return lambda round, _: factor ** (round // every)
+
+
+@SCHEDULES.register("warmup")
+def warmup(rounds: Count = 5, then: str = "constant") -> Schedule:
+    """Up in equal steps over the first rounds; then another schedule over those that are left."""
+    following, first = _build(spec.parse(then)), rounds
+
+    def factor(round: int, rounds: int) -> float:
+        return (round + 1) / first if round < first else following(round - first, rounds - first)
+
+    return factor
+
+
+def learning_rate_at(config: Config, round: int) -> float:
+    """The local learning rate in `round`."""
+    return config.learning_rate * _of(config)(round, config.rounds)
+
+
+def check(config: Config) -> None:
+    """Refuse a schedule that is none, or that has no learning rate for some round."""
+    schedule: Callable[[int, int], object] = _of(config)
+    for round in range(config.rounds):
+        try:
+            factor = schedule(round, config.rounds)
+        except Exception as error:  # somebody's own, or a number beyond all measure
+            factor = f"{type(error).__name__}: {error}"
+        if not isinstance(factor, int | float) or not 0 <= factor < math.inf:
+            raise FedkeelError(
+                f"The schedule '{config.schedule}' gives {described(factor)} for round {from_one(round)}: it must give "
+                "a factor of the learning rate, from 0."
+            )
+
+
+def _of(config: Config) -> Schedule:
+    return _build(_filled(spec.parse(config.schedule), config.decay))
+
+
+def _build(given: spec.Spec) -> Schedule:
+    return SCHEDULES.make(given.name, **given.options)
+
+
+def _filled(given: spec.Spec, decay: float) -> spec.Spec:
+    """With the run's `decay` in it, also in the schedule that follows a warm-up."""
+    options = ({"decay": decay} if given.name == "exponential" else {}) | given.options
+    if given.name == "warmup" and isinstance(options.get("then"), str):
+        options["then"] = str(_filled(spec.parse(options["then"]), decay))
+    return replace(given, options=options)
