@@ -26,8 +26,10 @@ else:
 # What does not change the result, and so may change when a run is resumed.
 MACHINE_OPTIONS = (
     *("executor", "workers", "threads", "device", "memory_limit", "checkpoint_every"),
-    *("profile", "metrics", "record", "record_every", "round_timeout"),
+    *("profile", "metrics", "predictions", "record", "record_every", "round_timeout"),
 )
+# What runs of earlier versions did not have: at its default it leaves their fingerprints as they were.
+LATER_OPTIONS = ("select_by",)
 
 # What other tools call them, for those who type it here.
 ELSEWHERE = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "epochs": "local_epochs"}
@@ -100,9 +102,13 @@ class Config:
     )
     evaluation_batch: Count = option(256, "samples in an evaluation step")
     result: Literal["last", "mean-last-10", "best-validation"] = option("last", "round whose accuracy is the result")
-    metrics: str = option(
-        "", "measures beside accuracy and loss, separated by commas: 'brier,top(k=3)', see 'list metrics'"
+    select_by: str = option(
+        "accuracy", "what the best round is best by in the validation: accuracy, loss or a metric, such as auc"
     )
+    metrics: str = option(
+        "", "measures beside accuracy and loss, separated by commas: 'auc,top(k=3)', see 'list metrics'"
+    )
+    predictions: bool = option(False, "keep what the resulting model says of every test image, in predictions/")
     record: str = option(
         "", "diagnostics to record while training, separated by commas: 'statistics-divergence,loss-gap'"
     )

@@ -57,6 +57,8 @@ def check(config: Config) -> None:
         raise MethodError(f"'{method.name}' pools the data of all clients, which over a network stay where they are.")
     Defence.of(config.robust).refuse_what_it_cannot_protect(method)
     privacy.refuse_contradictions(config, method)
+    if config.predictions:
+        raise FedkeelError("'predictions' is set, but what a model says of images stays at the sites: leave it out.")
     if config.record:
         raise FedkeelError(
             f"'record' is '{config.record}', but diagnostics look at images, which stay at the sites: leave it out."

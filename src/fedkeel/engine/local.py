@@ -259,18 +259,26 @@ class Worker:
 
     @phase(stopwatch.EVALUATING)
     def evaluate(
-        self, name: str, broadcast: Broadcast, memory: Tensors, splits: list[str], part: slice | None = None
+        self,
+        name: str,
+        broadcast: Broadcast,
+        memory: Tensors,
+        splits: list[str],
+        part: slice | None = None,
+        *,
+        detailed: bool = False,
     ) -> list[Evaluation]:
-        """Accuracy and loss on one client's test and validation data, or on a part of each."""
+        """Accuracy and loss on one client's test and validation data, or on a part of each; in detail, with what the
+        model says of every image."""
         local = select(memory, LOCAL) if self.method.is_personal else {}
         self._load(broadcast, local)
         statistics = {"both": ["global", "batch"]}.get(self.config.evaluate_with, [self.config.evaluate_with])
         site = self.federation[name]
         if self.method.is_personal and not local and self.method.unseen_statistics == "batch":
             # It has no layers of its own: its column is filled by the method's rule for such clients.
-            results = self._evaluator.evaluate(site, splits, ["batch"], part, self.replays)
+            results = self._evaluator.evaluate(site, splits, ["batch"], part, self.replays, detailed=detailed)
             return [replace(result, statistics=kind) for kind in statistics for result in results]
-        return self._evaluator.evaluate(site, splits, statistics, part, self.replays)
+        return self._evaluator.evaluate(site, splits, statistics, part, self.replays, detailed=detailed)
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around what only waits for the GPU."""

@@ -27,7 +27,8 @@ from fedkeel.engine.setup import build_model, load_federation
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.nn.scaled_ws_conv import fold
 from fedkeel.options import as_path
-from fedkeel.runs.intact import Files, how_to_continue
+from fedkeel.runs.intact import how_to_continue
+from fedkeel.runs.measures import Measured
 from fedkeel.runs.origin import Origin, read_outline
 from fedkeel.runs.store import MODEL, SUMMARY, read_config
 from fedkeel.runs.summary import unsound
@@ -47,7 +48,7 @@ def given_in_python(config: Config) -> list[str]:
     return [name for name in ("data", "model", "method") if getattr(config, name) == PYTHON_OBJECT]
 
 
-class Run(Files):
+class Run(Measured):
     """A run directory, read. Also of a run that is not finished yet."""
 
     def __init__(self, directory: str | Path) -> None:
@@ -161,13 +162,18 @@ class Run(Files):
     def frame(self, kind: str = "scores") -> pandas.DataFrame:
         """The records of one kind as a pandas table, a row each; of "scores" and "evaluation" those of every split.
 
-        The accuracy of each domain in "scores" is a column of its own, `domains.NAME`.
+        The accuracy of each domain in "scores" is a column of its own, `domains.NAME`; of a metric that was asked for
+        there is the average, and `METRIC.domains.NAME`. "measures" are those of the resulting model, with intervals.
         """
         pandas = _notebook_package("pandas", "A table")
+        if kind == "measures":
+            return pandas.DataFrame(list(self.measures.rows()))
         rows = []
         for record in self.records(kind):
-            row = {name: value for name, value in record.items() if name not in ("kind", "domains")}
+            row = {name: value for name, value in record.items() if name not in ("kind", "domains", "metrics")}
             row |= {f"domains.{name}": value for name, value in record.get("domains", {}).items()}
+            for metric, found in record.get("metrics", {}).items():
+                row |= {metric: found["average"]} | {f"{metric}.domains.{n}": v for n, v in found["domains"].items()}
             # As pandas has no number, also where a column has none at all, e.g. the loss of a model that diverged.
             rows.append({name: math.nan if value is None else value for name, value in row.items()})
         return pandas.DataFrame(rows)

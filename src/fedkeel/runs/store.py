@@ -10,6 +10,7 @@ profile.json     with `--profile`: more of them, and what the clients did in the
 checkpoints/     the last good two, written aside and renamed, each with checksums
 memory/          what clients remember; a checkpoint says which of it it means
 summary.json     the result, once the run is finished
+measures.json    what its model does on every test set; with `--predictions`, of every image in predictions/
 model.safetensors  the global model that the result speaks of
 checksums.json   of the files that a finished run is read from
 """
@@ -25,13 +26,14 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 import safetensors.torch
 
 from fedkeel import config as configuration
-from fedkeel.config import MACHINE_OPTIONS, Config
+from fedkeel.config import LATER_OPTIONS, MACHINE_OPTIONS, Config
 from fedkeel.core.messages import BadMessage, pack, unpack
 from fedkeel.core.naming import file_name
 from fedkeel.core.state import Tensors
@@ -54,11 +56,13 @@ from fedkeel.stopping import WRITING, reached
 KEPT_CHECKPOINTS = 2
 METRICS, TIMING, MODEL = "metrics.jsonl", "timing.jsonl", "model.safetensors"
 SUMMARY, CHECKSUMS = "summary.json", "checksums.json"
+Named = Iterable[tuple[str, bytes]]  # files
 
 
 def fingerprint(config: Config) -> str:
     """The same for two configurations that give the same run."""
-    options = {name: value for name, value in config.to_dict().items() if name not in MACHINE_OPTIONS}
+    unset = {name for name in LATER_OPTIONS if getattr(config, name) == getattr(Config(), name)}
+    options = {name: value for name, value in config.to_dict().items() if name not in {*MACHINE_OPTIONS, *unset}}
     return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -263,14 +267,18 @@ class Store:
                 os.fsync(self._metrics.fileno())
 
     # -- the end ---------------------------------------------------------------------------------------------
-    def finish(self, summary: dict[str, Any], model: Tensors, personal: Iterable[tuple[str, Tensors]]) -> None:
+    def finish(
+        self, summary: dict[str, Any], model: Tensors, personal: Iterable[tuple[str, Tensors]], tables: Named = ()
+    ) -> None:
         with explained(self.directory):
             self.flush()
-            sums = {METRICS: self._written.hexdigest(), MODEL: save_tensors(self.directory / MODEL, model)}
-            for client, tensors in personal:
-                file = f"personal/{file_name(client)}.safetensors"
+            sums = {METRICS: self._written.hexdigest()}
+            named = ((f"personal/{file_name(client)}.safetensors", tensors) for client, tensors in personal)
+            packed = ((file, _file_of(tensors)) for file, tensors in chain([(MODEL, model)], named))
+            for file, data in chain(packed, tables):
                 make_folder((self.directory / file).parent)
-                sums[file] = save_tensors(self.directory / file, tensors)
+                write_atomically(self.directory / file, data)
+                sums[file] = digest(data)
             result = json.dumps(plain(summary), indent=1).encode() + b"\n"
             sums[SUMMARY] = digest(result)
             write_atomically(self.directory / CHECKSUMS, seal({"sha256": sums}))
@@ -338,8 +346,5 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
         raise Damaged(str(error)) from error
 
 
-def save_tensors(path: Path, tensors: Tensors) -> str:
-    """Returns the checksum of the file."""
-    data = safetensors.torch.save({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()})
-    write_atomically(path, data)
-    return digest(data)
+def _file_of(tensors: Tensors) -> bytes:
+    return safetensors.torch.save({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()})

@@ -3,6 +3,7 @@ one that a run wrote: somebody may have been at it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -78,11 +79,12 @@ def summarise_run(
     were evaluated."""
     scores, rule = run.scores(statistics=statistics), rule or run.config.result
     tested = {entry["round"] for entry in scores}
-    validation = [entry for entry in run.scores("validation") if entry["round"] in tested]
+    good = run.how_good
+    validation = [e for e in run.scores("validation") if e["round"] in tested and math.isfinite(good(e))]
     if rule == "best-validation" and not validation:
         rule = "last"  # those who have validation images never replied: the model is that of the last round too
     if rule == "best-validation":
-        best = max(validation, key=lambda entry: (entry["average"], -entry["round"]))["round"]
+        best = max(validation, key=lambda entry: (good(entry), -entry["round"]))["round"]
         counted = [entry for entry in scores if entry["round"] == best]
     elif rule == BEST_ROUND:
         what = "unseen" if held_out else "average"
