@@ -169,7 +169,7 @@ class Measures:
             raise FedkeelError(f"There is no site '{site}': {nearest(site, list(self.domains))}")
         trained = [name for name in self.domains if name not in self.unseen] or list(self.domains)
         found = [entry.confusion for name in (trained if site is None else [site]) for entry in self.domains[name]]
-        return np.stack(found).sum(0)
+        return np.asarray(sum(found))
 
     def by_class(self) -> dict[str, tuple[Measure, ...]]:
         """Of each class: what follows from the confusion matrix of all trained sites together, else the mean over

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -34,6 +35,7 @@ from fedkeel.formulas.measures import Measure
 STATUS = "status.json"
 SPLITS, STATISTICS = ("test", "validation"), ("global", "batch")
 COUNTED = "step"
+NONE: Mapping[str, Metric] = MappingProxyType({})
 LARGEST_LOSS = 1e15  # of a sample; a sum of such is still a number
 NEWCOMERS = 30.0  # seconds, for a site that comes in the midst of a run to say who it is
 ReadReply = Callable[[str, Table, bytes], Any]  # of which client
@@ -236,7 +238,7 @@ class FlowerExecutor(Executor):
 
 
 def evaluations_of(
-    client: str, domain: str, given: object, metrics: Mapping[str, Metric], classes: int
+    client: str, domain: str, given: object, metrics: Mapping[str, Metric] = NONE, classes: int = 0
 ) -> list[Evaluation]:
     """As a site sent them: at most one of each split and kind of statistics."""
     if not isinstance(given, list) or len(given) > len(SPLITS) * len(STATISTICS):
@@ -266,8 +268,8 @@ def evaluation_of(client: str, domain: str, given: object, metrics: Mapping[str,
     elif isinstance(loss, bool) or not isinstance(loss, (int, float)) or not 0 <= loss <= most:
         raise BadMessage(f"an evaluation of it has the loss {shown(loss)}")
     sums = numbers_of(given.get("metric_sums", {}), {n for n, metric in metrics.items() if metric.per_sample}, most)
-    values = numbers_of(given.get("values", {}), {n for n, metric in metrics.items() if not metric.per_sample}, most)
-    found = Evaluation(client, domain, str(split), str(kind), correct, samples, float(loss), sums, values)
+    whole = numbers_of(given.get("values", {}), {n for n, metric in metrics.items() if not metric.per_sample}, most)
+    found = Evaluation(client, domain, str(split), str(kind), correct, samples, float(loss), sums, whole)
     return replace(found, details=details_of(given.get("details"), found, {*ALWAYS, *metrics}, classes))
 
 
@@ -306,4 +308,4 @@ def _is_cell(given: object, classes: int) -> bool:
     """A true class, the class it is taken for, and how many images are."""
     if not isinstance(given, list) or len(given) != 3 or not all(map(is_whole, given)):
         return False
-    return 0 <= given[0] < classes and 0 <= given[1] < classes and given[2] > 0
+    return bool(0 <= given[0] < classes and 0 <= given[1] < classes and given[2] > 0)
