@@ -14,9 +14,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedkeel import seeds
+from fedkeel.config import Config
 from fedkeel.core.evaluation import Evaluation, Outputs, known_mean
-from fedkeel.engine.metrics import Metric, requested
-from fedkeel.errors import FedkeelError
+from fedkeel.engine.metrics import METRICS, Metric, asked, requested
+from fedkeel.errors import FedkeelError, nearest
 from fedkeel.formulas.measures import Array, Measure, confusion, mean_of_samples, of_confusion, resampled
 from fedkeel.options import described
 
@@ -27,6 +28,16 @@ def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 ALWAYS = {**requested("auc, ece"), "loss": Metric(_cross_entropy, per_sample=True, lower=True)}
 OF_CONFUSION = tuple(of_confusion(np.ones((1, 1), int)))  # the names of what need not be asked for
+
+
+def refuse_unmeasured(metric: str, config: Config) -> None:
+    """Before a run, what a table of it is asked for and it would not have."""
+    names = [*OF_CONFUSION, *ALWAYS, *asked(config)]
+    if metric in names:
+        return
+    if metric in METRICS:
+        raise FedkeelError(f"'{metric}' is not measured unless it is asked for: add --metrics {metric}.")
+    raise FedkeelError(f"There is no '{metric}' to show: {nearest(metric, names)}")
 
 
 def probabilities(outputs: Outputs) -> Array:

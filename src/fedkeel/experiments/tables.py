@@ -11,10 +11,13 @@ import statistics
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fedkeel.core.naming import csv_text, markdown_text, visible
-from fedkeel.runs.summary import RULES, SOURCES, weakest
+from fedkeel.runs.summary import RULES, SHARES, SOURCES, by_metric, weakest
+
+if TYPE_CHECKING:
+    from fedkeel.runs.run import Run
 
 DASH = "–"  # where there is no number
 
@@ -109,9 +112,13 @@ class Results:
     unseen: frozenset[str]  # domains that were never trained on and do not count in the average
     rule: tuple[str, ...]  # which round the numbers are from, `Config.result`; several, when the runs differ
     untested: frozenset[str] = frozenset()  # domains in which a run has no number
+    metric: str = "accuracy"
+    lower: bool = False  # is better
 
     @staticmethod
-    def of(summaries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> Results:
+    def of(
+        summaries: Iterable[tuple[str, int, Mapping[str, Any]]], metric: str = "accuracy", *, lower: bool = False
+    ) -> Results:
         """From (label, seed, summary) of finished runs; runs with one label make one row."""
         by_label: dict[str, dict[int, Mapping[str, Any]]] = {}
         for label, seed, summary in summaries:
@@ -125,7 +132,17 @@ class Results:
             unseen=unseen,
             rule=tuple(dict.fromkeys(str(summary["result"]) for summary in every)),
             untested=frozenset(untested),
+            metric=metric,
+            lower=lower,
         )
+
+    @staticmethod
+    def by(metric: str, runs: Sequence[tuple[str, Run]]) -> Results:
+        """From finished runs with their labels, by a measure that all of them have."""
+        found = [(label, run, run.sound_summary(whole=False)) for label, run in runs]
+        table = [(label, run.config.seed, by_metric(run, summary, metric)) for label, run, summary in found if summary]
+        lower = metric != "accuracy" and any(metric in run.measures.lower_is_better for _, run in runs)
+        return Results.of(table, metric, lower=lower)
 
     @property
     def headings(self) -> list[str]:
@@ -166,7 +183,8 @@ class Results:
         cells, rivals = self.cells(row), [self.cells(rival) for rival in self.rows if competes(rival)]
         if not competes(row) or len(rivals) < 2:
             return [(cell, False) for cell in cells]
-        best = [max((rounded(cell) for cell in column if cell), default=None) for column in zip(*rivals, strict=True)]
+        pick = min if self.lower else max
+        best = [pick((rounded(cell) for cell in column if cell), default=None) for column in zip(*rivals, strict=True)]
         return [(cell, cell is not None and rounded(cell) == top) for cell, top in zip(cells, best, strict=True)]
 
     @property
@@ -181,7 +199,9 @@ class Results:
         own = [row.method.replace("@", " with ") for row in self.rows if self.name(row) != row.method]
         diverged = [f"{self.name(row)} on {', '.join(row.diverged)}" for row in self.rows if row.diverged]
         sources = {row.randomness for row in self.rows}
-        sentences = [f"Test accuracy in %, {rule}; {seeds}{extra}."]
+        unit = f"{self.metric.replace('-', ' ')} in %" if self.metric in SHARES else f"{self.metric} times 100"
+        unit += ", lower is better" if self.lower else ""
+        sentences = [f"Test {unit}, {rule}; {seeds}{extra}."]
         if own:
             sentences.append(f"{'; '.join(own)}.")
         if self.untested:
@@ -243,6 +263,7 @@ class Results:
     def to_dict(self) -> dict[str, Any]:
         return {
             "result": list(self.rule),
+            **({} if self.metric == "accuracy" else {"metric": self.metric}),
             "domains": self.domains,
             "unseen_domains": sorted(self.unseen),
             "untested_domains": sorted(self.untested),

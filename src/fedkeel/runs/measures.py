@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     import pandas
 
 FILE = "measures.json"
-SHARES = ("accuracy", "balanced-accuracy", "recall", "precision", "f1", "auc", "ece")  # shown in percent
 TOO_WIDE = 0.3  # an interval of accuracy that tells nothing
 
 
@@ -190,6 +189,11 @@ class Measures:
                     known = {"client": site.client, "domain": site.domain, "class": label, "measure": name}
                     yield known | dict(zip(("value", "low", "high"), one, strict=False))
 
+    def to_dict(self) -> dict[str, Any]:
+        """For a script: each measure with its interval, of every site and on average over those trained on."""
+        averages = {name: {"average": self.average(name), "sites": self.of(name)} for name in self.names}
+        return {"notes": self.notes(), **{name: _plain(found) for name, found in averages.items()}}
+
     def notes(self) -> list[str]:
         """What a person should know before believing the numbers."""
         if not self.sites:
@@ -212,6 +216,10 @@ class Measures:
                 f"{interval(known[small[0]])} %)."
             )
         return notes
+
+
+def _plain(found: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: given.to_list()[:3] if isinstance(given, Measure) else _plain(given) for name, given in found.items()}
 
 
 def interval(measure: Measure, scale: float = 100.0) -> str:

@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fedkeel.errors import FedkeelError
+
 if TYPE_CHECKING:
     from fedkeel.runs.run import Run
 
@@ -15,6 +17,7 @@ RULES = {
     "mean-last-10": "the mean of the last ten rounds",
     "best-validation": "the round that was best on the validation data",
 }
+SHARES = ("accuracy", "balanced-accuracy", "recall", "precision", "f1", "auc", "ece")  # told in percent
 BEST_ROUND = "best-round"  # by the test itself, as some papers count: no run may choose it, but it can be looked at
 SOURCES = {  # of the noise of private runs, the weakest first
     "seed": "noise from the run's seed, void against whoever knows it",
@@ -70,6 +73,26 @@ def weakest(private: Iterable[Mapping[str, Any]]) -> str | None:
     """What the noise of these rounds or runs rests on: the run's seed, if it does in one of them."""
     found = {str(given.get("randomness", "seed")) for given in private}
     return next((source for source in SOURCES if source in found), "seed") if found else None
+
+
+def by_metric(run: Run, summary: Mapping[str, Any], metric: str) -> dict[str, Any]:
+    """The summary with another measure of the resulting model in the place of accuracy; refused where a run has not
+    measured it."""
+    if metric == "accuracy":
+        return dict(summary)
+    found = {site: measure.value for site, measure in run.measure(metric).items()}
+    known = {site: value for site, value in found.items() if math.isfinite(value)}
+    if not known:
+        raise FedkeelError(f"No site of '{run.directory}' has a number for '{metric}': choose another metric.")
+    average, unseen = (run.measures.average(metric, unseen=unseen).value for unseen in (False, True))
+    return {
+        **summary,
+        "accuracy": average,
+        "unseen": unseen if math.isfinite(unseen) else None,
+        "domains": known,
+        "untested_domains": [*(summary.get("untested_domains") or ()), *(site for site in found if site not in known)],
+        "result": "last" if summary["result"] == "mean-last-10" else summary["result"],  # one model is measured
+    }
 
 
 def summarise_run(
