@@ -10,7 +10,7 @@ import io
 import statistics
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.core.naming import csv_text, markdown_text, visible
@@ -116,9 +116,7 @@ class Results:
     lower: bool = False  # is better
 
     @staticmethod
-    def of(
-        summaries: Iterable[tuple[str, int, Mapping[str, Any]]], metric: str = "accuracy", *, lower: bool = False
-    ) -> Results:
+    def of(summaries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> Results:
         """From (label, seed, summary) of finished runs; runs with one label make one row."""
         by_label: dict[str, dict[int, Mapping[str, Any]]] = {}
         for label, seed, summary in summaries:
@@ -132,17 +130,14 @@ class Results:
             unseen=unseen,
             rule=tuple(dict.fromkeys(str(summary["result"]) for summary in every)),
             untested=frozenset(untested),
-            metric=metric,
-            lower=lower,
         )
 
     @staticmethod
     def by(metric: str, runs: Sequence[tuple[str, Run]]) -> Results:
         """From finished runs with their labels, by a measure that all of them have."""
-        found = [(label, run, run.sound_summary(whole=False)) for label, run in runs]
-        table = [(label, run.config.seed, by_metric(run, summary, metric)) for label, run, summary in found if summary]
         lower = metric != "accuracy" and any(metric in run.measures.lower_is_better for _, run in runs)
-        return Results.of(table, metric, lower=lower)
+        found = ((label, run.config.seed, by_metric(run, metric)) for label, run in runs)
+        return replace(Results.of(found), metric=metric, lower=lower)
 
     @property
     def headings(self) -> list[str]:
@@ -199,9 +194,8 @@ class Results:
         own = [row.method.replace("@", " with ") for row in self.rows if self.name(row) != row.method]
         diverged = [f"{self.name(row)} on {', '.join(row.diverged)}" for row in self.rows if row.diverged]
         sources = {row.randomness for row in self.rows}
-        unit = f"{self.metric.replace('-', ' ')} in %" if self.metric in SHARES else f"{self.metric} times 100"
-        unit += ", lower is better" if self.lower else ""
-        sentences = [f"Test {unit}, {rule}; {seeds}{extra}."]
+        unit = ("in %" if self.metric in SHARES else "times 100") + (", lower is better" if self.lower else "")
+        sentences = [f"Test {self.metric.replace('-', ' ')} {unit}, {rule}; {seeds}{extra}."]
         if own:
             sentences.append(f"{'; '.join(own)}.")
         if self.untested:

@@ -191,8 +191,11 @@ class Measures:
 
     def to_dict(self) -> dict[str, Any]:
         """For a script: each measure with its interval, of every site and on average over those trained on."""
-        averages = {name: {"average": self.average(name), "sites": self.of(name)} for name in self.names}
-        return {"notes": self.notes(), **{name: _plain(found) for name, found in averages.items()}}
+        found: dict[str, Any] = {"notes": self.notes()}
+        for name in self.names:
+            sites = {site: measure.to_list()[:3] for site, measure in self.of(name).items()}
+            found[name] = {"average": self.average(name).to_list(), "sites": sites}
+        return found
 
     def notes(self) -> list[str]:
         """What a person should know before believing the numbers."""
@@ -216,10 +219,6 @@ class Measures:
                 f"{interval(known[small[0]])} %)."
             )
         return notes
-
-
-def _plain(found: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: given.to_list()[:3] if isinstance(given, Measure) else _plain(given) for name, given in found.items()}
 
 
 def interval(measure: Measure, scale: float = 100.0) -> str:

@@ -98,16 +98,16 @@ class Run(Measured):
     @property
     def accuracy(self) -> float:
         """The result: mean accuracy over the training domains, by the rule that the configuration names."""
-        return float(self._result()["accuracy"])
+        return float(self.result()["accuracy"])
 
     @property
     def domains(self) -> dict[str, float]:
         """The result for each domain."""
-        return dict(self._result()["domains"])
+        return dict(self.result()["domains"])
 
     def accuracy_of(self, client: str) -> float | None:
         """The result on one client's own test images, by the same rule; None where it was not tested."""
-        result = self._result()
+        result = self.result()
         last = {entry["round"] for entry in self.scores(statistics=result.get("statistics"))[-10:]}
         rounds = last if result["result"] == "mean-last-10" else {result["round"]}
         found = [
@@ -118,7 +118,8 @@ class Run(Measured):
         ]
         return sum(found) / len(found) if found else None
 
-    def _result(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
+        """The summary of a finished run."""
         summary = self.sound_summary(whole=False)
         if summary is None:
             raise FedkeelError(
@@ -229,7 +230,7 @@ class Run(Measured):
         that the run was made with, where they were not named; of a run of this process they are known. Neither the
         data nor the weights that the run started from need to be there.
         """
-        self._result()
+        self.result()
         federation, given = self._outline(), {**self._objects, **_present(model=model, method=method)}
         for name in (name for name in given_in_python(self.config) if name != "data" and name not in given):
             raise FedkeelError(

@@ -75,11 +75,11 @@ def weakest(private: Iterable[Mapping[str, Any]]) -> str | None:
     return next((source for source in SOURCES if source in found), "seed") if found else None
 
 
-def by_metric(run: Run, summary: Mapping[str, Any], metric: str) -> dict[str, Any]:
-    """The summary with another measure of the resulting model in the place of accuracy; refused where a run has not
-    measured it."""
+def by_metric(run: Run, metric: str) -> dict[str, Any]:
+    """The summary of a finished run with another measure in the place of accuracy; refused where it has none such."""
+    summary = run.result()
     if metric == "accuracy":
-        return dict(summary)
+        return summary
     found = {site: measure.value for site, measure in run.measure(metric).items()}
     known = {site: value for site, value in found.items() if math.isfinite(value)}
     if not known:

@@ -68,20 +68,25 @@ def requested(text: str) -> dict[str, Metric]:
     return found
 
 
+def chosen(config: Config) -> dict[str, Metric]:
+    """What the best round is chosen by, unless that is recorded anyway."""
+    found = requested(config.select_by) if config.select_by not in RECORDED else {}
+    if len(found) != 1 and config.select_by not in RECORDED:
+        raise FedkeelError(f"'select_by' is '{config.select_by}': give accuracy, loss or one metric.")
+    return found
+
+
 def asked(config: Config) -> dict[str, Metric]:
     """What is measured in every test: what `metrics` names, and what the best round is chosen by."""
-    chosen = config.select_by.strip()
-    own = requested(chosen) if chosen not in RECORDED else {}
-    if chosen not in RECORDED and len(own) != 1:
-        raise FedkeelError(f"'select_by' is '{config.select_by}': give accuracy, loss or one metric.")
-    return requested(config.metrics) | own
+    return requested(config.metrics) | chosen(config)
 
 
 def selection(config: Config) -> Callable[[Mapping[str, Any]], float]:
     """How good the scores of a round are by `select_by`: the higher the better, whatever is measured; where there is
     no number, worse than any."""
-    (name,) = requested(config.select_by) if config.select_by.strip() not in RECORDED else (config.select_by.strip(),)
-    lower = name == "loss" or (name != "accuracy" and asked(config)[name].lower)
+    found = chosen(config)
+    name = next(iter(found), config.select_by)
+    lower = found[name].lower if found else name == "loss"
 
     def good(scores: Mapping[str, Any]) -> float:
         known = {"accuracy": scores["average"], "loss": scores["loss"]}

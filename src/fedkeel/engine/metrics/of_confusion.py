@@ -1,32 +1,26 @@
 """What follows from the confusion matrix: means over the classes that a test set has, each class counting the same."""
 
-from fedkeel.engine.metrics import register_metric
+from collections.abc import Callable
+from functools import partial
+
+from fedkeel.engine.metrics import METRICS, Metric
 from fedkeel.formulas.measures import Array, Measure, confusion, of_confusion
 
-
-def _all(probabilities: Array, labels: Array) -> dict[str, Measure]:
-    return of_confusion(confusion(labels, probabilities.argmax(1), probabilities.shape[1]))
-
-
-@register_metric("balanced-accuracy")
-def balanced_accuracy(probabilities: Array, labels: Array) -> Measure:
-    """Mean over classes of the share of a class's images that are recognised."""
-    return _all(probabilities, labels)["balanced-accuracy"]
+SUMMARIES = {
+    "balanced-accuracy": "Mean over classes of the share of a class's images that are recognised.",
+    "recall": "Share of a class's images that are recognised; the mean over classes is the balanced accuracy.",
+    "precision": "Share of the images taken for a class that are of it, mean over classes.",
+    "f1": "Harmonic mean of precision and recall, mean over classes.",
+}
 
 
-@register_metric("recall")
-def recall(probabilities: Array, labels: Array) -> Measure:
-    """Share of a class's images that are recognised; the mean over classes is the balanced accuracy."""
-    return _all(probabilities, labels)["recall"]
+def _read(name: str, probabilities: Array, labels: Array) -> Measure:
+    return of_confusion(confusion(labels, probabilities.argmax(1), probabilities.shape[1]))[name]
 
 
-@register_metric("precision")
-def precision(probabilities: Array, labels: Array) -> Measure:
-    """Share of the images taken for a class that are of it, mean over classes."""
-    return _all(probabilities, labels)["precision"]
+def _builder(name: str) -> Callable[[], Metric]:
+    return lambda: Metric(partial(_read, name))
 
 
-@register_metric("f1")
-def f1(probabilities: Array, labels: Array) -> Measure:
-    """Harmonic mean of precision and recall, mean over classes."""
-    return _all(probabilities, labels)["f1"]
+for name, summary in SUMMARIES.items():
+    METRICS.register(name, summary=summary)(_builder(name))
