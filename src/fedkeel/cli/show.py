@@ -41,12 +41,15 @@ def run(arguments: Arguments) -> int:
     comparison = collect_runs(arguments.directories)
     if len(comparison.trials) == 1:
         run = fedkeel.Run(comparison.trials[0].directory)
-        return show_run(run, as_json=arguments.json, metric=arguments.metric, details=arguments.details)
+        return show_run(run, arguments.metric, as_json=arguments.json, details=arguments.details, notes=True)
     show_comparison(comparison, as_json=arguments.json, metric=arguments.metric)
     return 0
 
 
-def show_run(run: fedkeel.Run, *, as_json: bool, metric: str = "accuracy", details: bool = False) -> int:
+def show_run(
+    run: fedkeel.Run, metric: str = "accuracy", *, as_json: bool, details: bool = False, notes: bool = False
+) -> int:
+    """`notes`: what is remarkable about the result; who has just run it has been told."""
     document = {
         "directory": str(run.directory),
         "finished": run.finished,
@@ -58,7 +61,9 @@ def show_run(run: fedkeel.Run, *, as_json: bool, metric: str = "accuracy", detai
     }
     if metric != "accuracy":
         run.measure(metric)  # refused before anything is printed
-    show([*run_lines(run), *measure_lines(run, metric, details=details)], document, as_json=as_json)
+    lines = [*run_lines(run), *measure_lines(run, metric, details=details)]
+    lines += [f"note    {sentence}" for sentence in (run.measures.notes() if notes and run.has_measures else ())]
+    show(lines, document, as_json=as_json)
     return 0
 
 
@@ -74,7 +79,6 @@ def measure_lines(run: fedkeel.Run, metric: str, *, details: bool) -> Iterator[L
     if details:
         yield Table(*class_table(run.measures))
         yield Table(*confusion_table(run.measures))
-    yield from (f"note    {sentence}" for sentence in run.measures.notes())
 
 
 def run_lines(run: fedkeel.Run) -> Iterator[Line]:
