@@ -95,7 +95,8 @@ def of_confusion(counts: Array) -> dict[str, Measure]:
 def auc(probabilities: Array, labels: Array) -> Measure:
     """Area under the ROC curve, each class against the rest: how often an image of the class is given a higher
     probability of it than one of another class, with ties as halves; and the mean over classes."""
-    rows, changes, fewest = np.full((probabilities.shape[1], 3), np.nan), [], []
+    rows, fewest = np.full((probabilities.shape[1], 3), np.nan), []
+    together = np.zeros(len(labels))
     for c, score in enumerate(probabilities.T if np.isfinite(probabilities).all() else ()):
         is_own = labels == c
         own, rest = score[is_own], score[~is_own]
@@ -104,12 +105,12 @@ def auc(probabilities: Array, labels: Array) -> Measure:
         below, above = _share_below(own, rest), 1 - _share_below(rest, own)
         value, change = below.mean(), np.empty(len(labels))
         change[is_own], change[~is_own] = (below - value) / len(own), (above - value) / len(rest)
-        changes.append(change)  # of the value with each image's weight
+        together += change  # how each image's weight changes the value
         fewest.append(min(len(own), len(rest)))
         rows[c] = _by_variance(value, change, fewest[-1])
-    if not changes:
+    if not fewest:
         return Measure(np.nan, np.nan, np.nan, each(rows))
-    whole = _by_variance(np.nanmean(rows[:, 0]), np.mean(changes, axis=0), min(fewest))
+    whole = _by_variance(np.nanmean(rows[:, 0]), together / len(fewest), min(fewest))
     return Measure.of(whole)._replace(classes=each(rows))
 
 
