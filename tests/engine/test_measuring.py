@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,9 +14,11 @@ import pytest
 import torch
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
+from fedkeel.config import LATER_OPTIONS, MACHINE_OPTIONS, Config
 from fedkeel.engine.metrics import METRICS, register_metric, selection
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run
+from fedkeel.runs.store import fingerprint
 from tests import tiny
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -146,10 +149,20 @@ def test_the_best_round_is_best_by_what_was_chosen(tmp_path: Path, select_by: st
     assert {site: measure.value for site, measure in run.measure("accuracy").items()} == run.domains
 
 
+def test_layers_of_ones_own_are_those_of_the_best_round(tmp_path: Path) -> None:
+    run = tiny.run(tmp_path / "r", "fedbn", rounds=4, result="best-validation", learning_rate=2.0)
+    assert run.summary is not None
+    best = run.summary["round"]
+    assert best < 3
+    for record in run.records("evaluation"):
+        if (record["round"], record["split"]) == (best, "test"):
+            assert run.measure("loss")[record["domain"]].value == pytest.approx(record["loss"], rel=1e-5)
+
+
 def test_where_there_is_no_number_no_round_is_best() -> None:
-    good = selection(tiny.Config(select_by="auc"))
+    good = selection(Config(select_by="auc"))
     assert good({"average": 1.0, "loss": 0.0, "metrics": {"auc": {"average": None}}}) == -np.inf
-    assert selection(tiny.Config(select_by="brier"))(
+    assert selection(Config(select_by="brier"))(
         {"average": 0.0, "loss": 0.0, "metrics": {"brier": {"average": 0.5}}}
     ) == pytest.approx(-0.5)
 
@@ -170,22 +183,13 @@ def test_a_run_that_was_stopped_has_the_same_measures(tmp_path: Path, method: st
         assert (resumed.directory / file).read_bytes() == (whole.directory / file).read_bytes()
 
 
-def test_an_option_that_an_earlier_version_did_not_have_leaves_its_checkpoints_usable(tmp_path: Path) -> None:
-    whole = tiny.run(tmp_path / "whole")
-
-    def stop(round: int) -> None:
-        if round == 1:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        tiny.run(tmp_path / "old", observer=tiny.Notes(stop))
-    file = tmp_path / "old/config.toml"
-    text = file.read_text().splitlines()
-    file.write_text("\n".join(line for line in text if not line.startswith(("select_by", "predictions"))))
-    notes = tiny.Notes()
-    tiny.resume(tmp_path / "old", observer=notes)
-    assert notes.first in (1, 2)
-    assert (tmp_path / "old/metrics.jsonl").read_bytes() == (whole.directory / "metrics.jsonl").read_bytes()
+def test_an_option_that_an_earlier_version_did_not_have_leaves_its_checkpoints_usable() -> None:
+    options = Config().to_dict()
+    known = {name: value for name, value in options.items() if name not in (*MACHINE_OPTIONS, *LATER_OPTIONS)}
+    before = hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()[:16]  # as it was then
+    assert fingerprint(Config()) == before
+    assert fingerprint(Config(select_by="auc")) != before
+    assert fingerprint(Config(predictions=True)) == before
 
 
 def test_nothing_of_it_is_in_the_records_unless_it_is_asked_for(tmp_path: Path) -> None:
