@@ -111,7 +111,7 @@ def test_a_run_of_an_earlier_version_has_none_and_says_so(tmp_path: Path) -> Non
     (run.directory / "measures.json").unlink()
     old = Run(run.directory)
     assert not old.has_measures
-    with pytest.raises(FedkeelError, match=r"has no measures\.json: a run writes it at its end"):
+    with pytest.raises(FedkeelError, match=r"has no measures\.json, with measures beyond accuracy: it is not finished"):
         _ = old.measures
 
 
