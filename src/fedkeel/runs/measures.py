@@ -49,8 +49,8 @@ class Measured(Files):
         """What the resulting model does on every test set, by site and class, with intervals."""
         if not (self.directory / FILE).exists():
             raise FedkeelError(
-                f"'{self.directory}' has no {FILE}, with measures beyond accuracy: it is not finished, is of an earlier "
-                "version, or its sites do not tell by class; finish it, or train it anew."
+                f"'{self.directory}' has no {FILE}, with measures beyond accuracy: it is not finished, is of an "
+                "earlier version, or its sites do not tell by class; finish it, or train it anew."
             )
         data = self.intact(FILE)
         try:
