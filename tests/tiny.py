@@ -153,11 +153,16 @@ def result(run: Run) -> dict[str, bytes]:
     return {name: (run.directory / name).read_bytes() for name in files} | {p.name: p.read_bytes() for p in personal}
 
 
+REMARKS = ("The model is at chance level", "Never predicted", "Too few test images")
+
+
 class Notes(fedkeel.Observer):
-    """Remembers what it is told, and can do something at the end of a round."""
+    """Remembers what it is told, and can do something at the end of a round. What is remarked at the end of a run of
+    so few images and rounds is kept apart."""
 
     def __init__(self, after_round: Callable[[int], None] = lambda _: None) -> None:
         self.notes: list[str] = []
+        self.remarks: list[str] = []
         self.rounds: list[int] = []
         self.first: int | None = None
         self._after = after_round
@@ -170,7 +175,7 @@ class Notes(fedkeel.Observer):
         self._after(round)
 
     def note(self, text: str) -> None:
-        self.notes.append(text)
+        (self.remarks if text.startswith(REMARKS) else self.notes).append(text)
 
 
 def broadcast(worker: Worker, round: int = 0, rounds: int = 3, extras: dict[str, Tensor] | None = None) -> Broadcast:

@@ -29,6 +29,7 @@ _HOMES = {
     "register": "fedkeel.methods",
     "Observer": "fedkeel.observer",
     "FedkeelError": "fedkeel.errors",
+    "register_metric": "fedkeel.engine.metrics",
 }
 # Modules that users import from here, wherever they lie.
 _ALIASES = {
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from fedkeel.config import Config
     from fedkeel.core import messages, state
     from fedkeel.core.method import Method, Traits
+    from fedkeel.engine.metrics import register_metric
     from fedkeel.errors import FedkeelError
     from fedkeel.experiments.comparison import compare
     from fedkeel.formulas import aggregation, losses
@@ -71,6 +73,7 @@ __all__ = [
     "models",
     "nn",
     "register",
+    "register_metric",
     "resume",
     "simulate",
     "state",

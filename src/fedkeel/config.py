@@ -25,10 +25,10 @@ else:
 # What does not change the result, and so may change when a run is resumed.
 MACHINE_OPTIONS = (
     *("executor", "workers", "threads", "device", "memory_limit", "checkpoint_every"),
-    *("profile", "metrics", "record", "record_every", "round_timeout"),
+    *("profile", "metrics", "predictions", "record", "record_every", "round_timeout"),
 )
 # What runs of earlier versions did not have: at its default it leaves their fingerprints as they were.
-LATER_OPTIONS = ("loss", "patience", "min_delta")
+LATER_OPTIONS = ("loss", "patience", "min_delta", "select_by")
 
 # What other tools call them, for those who type it here.
 ELSEWHERE = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "epochs": "local_epochs"}
@@ -108,11 +108,15 @@ class Config:
     )
     evaluation_batch: Count = option(256, "samples in an evaluation step")
     result: Literal["last", "mean-last-10", "best-validation"] = option("last", "round whose accuracy is the result")
+    select_by: str = option(
+        "accuracy", "what the best round is best by in the validation: accuracy, loss or a metric, such as auc"
+    )
     patience: Number = option(0, "stop after so many evaluations in a row without a better validation; 0 does not stop")
     min_delta: NotNegative = option(0.0, "by how much the validation must be better, for 'patience'")
     metrics: str = option(
-        "", "measures beside accuracy and loss, separated by commas: 'brier,top(k=3)', see 'list metrics'"
+        "", "measures beside accuracy and loss, separated by commas: 'auc,top(k=3)', see 'list metrics'"
     )
+    predictions: bool = option(False, "keep what the resulting model says of every test image, in predictions/")
     record: str = option(
         "", "diagnostics to record while training, separated by commas: 'statistics-divergence,loss-gap'"
     )

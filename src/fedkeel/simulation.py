@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,12 +14,15 @@ from fedkeel import analysis
 from fedkeel import config as configuration
 from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.core import imports, naming
+from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.method import Method
 from fedkeel.data.federation import Federation
 from fedkeel.engine.checks import check_objects, refuse_name
 from fedkeel.engine.children import leave_if_imported_again
+from fedkeel.engine.examination import examine
 from fedkeel.engine.executors.executor import names_single_threaded
 from fedkeel.engine.executors.flower.roster import FILE as SITES
+from fedkeel.engine.metrics import asked
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, shortages_explained
@@ -26,6 +30,8 @@ from fedkeel.observer import Observer, Observers
 from fedkeel.options import as_path, described
 from fedkeel.runs.extension import reopen
 from fedkeel.runs.intact import how_to_continue
+from fedkeel.runs.measures import FILE as MEASURES
+from fedkeel.runs.measures import Measures, document, predictions, reported
 from fedkeel.runs.origin import Origin, records, refuse_other_code, refuse_other_data
 from fedkeel.runs.progress import watched
 from fedkeel.runs.run import PYTHON_OBJECT, Run
@@ -227,7 +233,8 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
         # What every client has of its own was never trained here, and must not pass for a part of a model.
         personal = federated.local_tensors() if federated.method.is_personal else ()
         initial = {} if federated.method.is_personal else setup.worker.initial_local
-        store.finish(summary, {**initial, **model}, personal)
+        examined = reported(examine(federated, server))
+        store.finish(summary, {**initial, **model}, personal, tables(setup, examined, observer.note))
         if stopped := stopped_early(summary, setup.config.patience):
             observer.note(stopped)
     except FedkeelError:
@@ -242,6 +249,19 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
             store.close()
             setup.profile.save(store.directory)
     return Run(store.directory)
+
+
+def tables(setup: Setup, examined: Sequence[Evaluation], note: Callable[[str], None]) -> Iterator[tuple[str, bytes]]:
+    """The files with what the resulting model does on the test sets; what is remarkable about it is told."""
+    if not examined:
+        return
+    config, classes = setup.config, setup.given.classes
+    text = json.dumps(document(examined, classes, setup.held_out, asked(config)), separators=(",", ":")).encode()
+    for sentence in Measures.read(text).notes():
+        note(sentence)
+    yield MEASURES, text + b"\n"
+    if config.predictions:
+        yield from predictions(examined, classes)
 
 
 def prepare_run(

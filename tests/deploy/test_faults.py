@@ -106,7 +106,7 @@ def test_a_site_that_hangs_is_waited_for_once_in_a_round(tmp_path: Path) -> None
         (0, "ask"),
         (0, "evaluate"),
         (1, "train"),
-        *[(2, d) for d in ("train", "ask", "evaluate")],
+        *[(2, d) for d in ("train", "ask", "evaluate", "evaluate")],  # the last: in detail
     ]
     assert "Round 2: 'clinic' did not evaluate, it did not reply to an earlier request of this round." in notes.notes
     assert [record["round"] for record in run.records("client") if record["client"] == "clinic"] == [0, 2]
@@ -380,7 +380,7 @@ def test_a_model_is_evaluated_in_one_exchange(tmp_path: Path) -> None:
     loop = loop_of(tmp_path)
     over_network(tmp_path, loop=loop, rounds=2)
     done = [request["do"] for node, request in loop.requests if node == CLINIC]
-    assert done == ["describe", "train", "evaluate", "train", "evaluate"]
+    assert done == ["describe", "train", "evaluate", "train", "evaluate", "evaluate"]  # the last: in detail
 
 
 def test_an_unseen_site_is_evaluated_and_never_trains(tmp_path: Path) -> None:

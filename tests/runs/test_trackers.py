@@ -370,3 +370,11 @@ class TestMissing:
             "sys.exit(any(name in sys.modules for name in ('mlflow', 'tensorboard', 'matplotlib')))"
         )
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_metrics_that_are_asked_for_are_tracked_where_they_are_known() -> None:
+    known, unknown = {"average": 0.9, "domains": {}, "unseen": None}, {"average": float("nan")}
+    scores = Scores({"a": 0.5}, 0.5, 0.5, None, 1.0, {"auc": known, "ece": unknown})
+    found = values(scores, 2.0)
+    assert found["test/auc"] == 0.9
+    assert "test/ece" not in found

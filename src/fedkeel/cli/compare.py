@@ -7,6 +7,7 @@ examples:
   fedkeel compare fedavg gn@learning_rate=0.05,batch_size=16 --seeds 0,7
   fedkeel compare fedavg fedbn --json > table.json
   fedkeel compare fedavg mine --import my_methods.py
+  fedkeel compare fedavg fedbn --metric balanced-accuracy
 """
 
 import fedkeel
@@ -24,7 +25,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("methods", nargs="+", metavar="METHOD", help="a method; its own options after an @")
     parser.add_shared("--seeds", "--jobs")
     parser.add_argument("--out", metavar="DIR", help="where the run directories go (default: runs/compare-DATA)")
-    parser.add_shared("--json", "--quiet", "--track", "--config", "--root", "--tolerate", "--no-cache", "--import")
+    parser.add_shared("--metric", "--json", "--quiet", "--track", "--config", "--root", "--tolerate", "--no-cache")
+    parser.add_shared("--import")
     parser.add_options({*option_names()}.difference(SET_BY_COMPARISON))
 
 
@@ -32,11 +34,16 @@ def run(arguments: Arguments) -> int:
     options = given_options(arguments)
     for name in SET_BY_COMPARISON:  # a run's config.toml, given with --config, names both
         options.pop(name, None)
-    read_methods(arguments.methods, options)
+    configs = read_methods(arguments.methods, options)
+
+    from fedkeel.engine.measuring import refuse_unmeasured
+
+    for config in configs.values():
+        refuse_unmeasured(arguments.metric, config)
 
     from fedkeel.experiments.progress import ComparisonProgress
 
     with interruptible(), ComparisonProgress(quiet=arguments.quiet) as progress:
         own = {name: getattr(arguments, name) for name in ("methods", "seeds", "jobs", "track")}
         comparison = fedkeel.compare(**own, directory=arguments.out, observer=progress, verbose=False, **options)
-    return show_comparison(comparison, as_json=arguments.json)
+    return show_comparison(comparison, as_json=arguments.json, metric=arguments.metric)

@@ -5,6 +5,7 @@ examples:
   fedkeel report runs/demo
   fedkeel report runs/digits-shift-fedavg-seed0 runs/digits-shift-fedbn-seed0 -o both.html
   fedkeel report runs/demo --figures paper/figures --format pdf --tables paper/tables
+  fedkeel report runs/demo --metric balanced-accuracy
 """
 
 import json
@@ -23,6 +24,7 @@ def add_arguments(parser: Parser) -> None:
     add("--figures", metavar="DIR", help="write the figures there too, for a paper")
     add("--format", choices=FORMATS, default="svg", metavar="|".join(FORMATS), help="of the figures (default: svg)")
     add("--tables", metavar="DIR", help="write the table there too, as Markdown, LaTeX and CSV")
+    parser.add_shared("--metric")
     add("--json", action="store_true", help="print one JSON document: what was written, and what to know")
 
 
@@ -32,10 +34,10 @@ def run(arguments: Arguments) -> int:
 
     if arguments.figures:
         figures.require_matplotlib()  # before anything is written
-    page = report.write(arguments.directories, arguments.output)
+    page = report.write(arguments.directories, arguments.output, metric=arguments.metric)
     written = [page]
     if arguments.figures or arguments.tables:
-        collected = report.collect(arguments.directories)
+        collected = report.collect(arguments.directories, metric=arguments.metric)
         if arguments.figures:
             written += figures.write(collected, arguments.figures, arguments.format)
         if arguments.tables:

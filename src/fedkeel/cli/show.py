@@ -3,7 +3,8 @@
 examples:
   fedkeel show runs/digits-shift-fedavg-seed0
   fedkeel show runs/demo
-  fedkeel show runs/*
+  fedkeel show runs/* --metric balanced-accuracy
+  fedkeel show runs/digits-shift-fedavg-seed0 --details
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ USAGE = "DIR... [options]"
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("directories", nargs="+", metavar="DIR", help="a run directory, or a folder of run directories")
+    parser.add_shared("--metric")
+    parser.add_argument("--details", action="store_true", help="of one run: every class, and the confusion matrix")
     parser.add_shared("--json")
 
 
@@ -37,12 +40,16 @@ def run(arguments: Arguments) -> int:
 
     comparison = collect_runs(arguments.directories)
     if len(comparison.trials) == 1:
-        return show_run(fedkeel.Run(comparison.trials[0].directory), as_json=arguments.json)
-    show_comparison(comparison, as_json=arguments.json)
+        run = fedkeel.Run(comparison.trials[0].directory)
+        return show_run(run, arguments.metric, as_json=arguments.json, details=arguments.details, notes=True)
+    show_comparison(comparison, as_json=arguments.json, metric=arguments.metric)
     return 0
 
 
-def show_run(run: fedkeel.Run, *, as_json: bool) -> int:
+def show_run(
+    run: fedkeel.Run, metric: str = "accuracy", *, as_json: bool, details: bool = False, notes: bool = False
+) -> int:
+    """`notes`: what is remarkable about the result; who has just run it has been told."""
     document = {
         "directory": str(run.directory),
         "finished": run.finished,
@@ -50,9 +57,28 @@ def show_run(run: fedkeel.Run, *, as_json: bool) -> int:
         "summary": run.sound_summary(),
         "curve": [{"round": entry["round"], "accuracy": entry["average"]} for entry in run.scores()],
         **({"profile": run.profile} if run.profile else {}),
+        **({"measures": run.measures.to_dict()} if run.has_measures else {}),
     }
-    show(run_lines(run), document, as_json=as_json)
+    if metric != "accuracy":
+        run.measure(metric)  # refused before anything is printed
+    lines = [*run_lines(run), *measure_lines(run, metric, details=details)]
+    lines += [f"note    {sentence}" for sentence in (run.measures.notes() if notes and run.has_measures else ())]
+    show(lines, document, as_json=as_json)
     return 0
+
+
+def measure_lines(run: fedkeel.Run, metric: str, *, details: bool) -> Iterator[Line]:
+    """What the model does on every test set, beyond its accuracy."""
+    from fedkeel.report.measures import class_table, confusion_table, site_table
+
+    if not run.has_measures:
+        if details:
+            yield f"no measures by class: {run.directory} is not finished, or of an earlier version"
+        return
+    yield Table(*site_table(run.measures, metric))
+    if details:
+        yield Table(*class_table(run.measures))
+        yield Table(*confusion_table(run.measures))
 
 
 def run_lines(run: fedkeel.Run) -> Iterator[Line]:
@@ -142,17 +168,23 @@ def size(count: float) -> str:
 
 
 def show_comparison(
-    comparison: Comparison, *, as_json: bool, findings: Sequence[str] | None = None, page: Path | None = None
+    comparison: Comparison,
+    *,
+    as_json: bool,
+    findings: Sequence[str] | None = None,
+    page: Path | None = None,
+    metric: str = "accuracy",
 ) -> int:
     """Returns the exit code of a command that was to fill the table: 1 where a run is missing."""
     extra = {} if findings is None else {"findings": findings}
     extra |= {"report": str(page)} if page else {}
-    lines: list[Line] = [comparison.results] if comparison.results.rows else []
+    results = comparison.results_by(metric)
+    lines: list[Line] = [results] if results.rows else []
     lines += [*(f"- {sentence}" for sentence in findings), ""] if findings else []
     lines += [f"Missing, not finished: {', '.join(comparison.missing)}."] if comparison.missing else []
     lines += [f"The run directories are in {comparison.directory}/"]
     lines += [f"The report, with curves: {page}"] if page else []
-    show(lines, {**comparison.to_dict(), **extra}, as_json=as_json)
+    show(lines, {**comparison.to_dict(metric), **extra}, as_json=as_json)
     for name, problem in comparison.failures.items():
         print(f"fedkeel: {visible(f'{name} is missing from the table: {problem}')}", file=sys.stderr)
     return 1 if comparison.missing else 0

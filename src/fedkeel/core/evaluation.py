@@ -1,13 +1,29 @@
 """What an evaluation on one client says, and the averages over clients, domains and samples."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Outputs(NamedTuple):
+    """What a model says of a whole test set, on the CPU; it never leaves a site."""
+
+    logits: Tensor  # (N, C)
+    labels: Tensor  # (N,)
+    images: Tensor  # (N,), their positions among the federation's
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Counts on one client's split; sums, so that they can be pooled exactly."""
+    """Counts on one client's split; sums, so that they can be pooled exactly.
+
+    What cannot be pooled is made of the `outputs` on the whole split: `values` of metrics and, of a detailed
+    evaluation, `details`, see `fedkeel.engine.measuring`.
+    """
 
     client: str
     domain: str
@@ -17,6 +33,9 @@ class Evaluation:
     samples: int
     loss_sum: float
     metric_sums: dict[str, float] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
+    details: dict[str, Any] | None = None
+    outputs: Outputs | None = field(default=None, compare=False, repr=False)
 
     @property
     def accuracy(self) -> float:
@@ -28,22 +47,24 @@ class Evaluation:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """Of those that the run asks for, the mean over the samples."""
-        return {name: total / self.samples for name, total in self.metric_sums.items()}
+        """Those that the run asks for: means over the samples, and numbers of the whole set."""
+        return {name: total / self.samples for name, total in self.metric_sums.items()} | self.values
 
 
 def merged(parts: Iterable[Evaluation]) -> list[Evaluation]:
     """One evaluation for each split and kind of statistics, from those of a client's parts."""
-    whole: dict[tuple[str, str], Evaluation] = {}
+    by_set: dict[tuple[str, str], list[Evaluation]] = {}
     for part in parts:
-        key = (part.split, part.statistics)
-        if key in whole:
-            so_far = whole[key]
-            sums = {name: getattr(so_far, name) + getattr(part, name) for name in ("correct", "samples", "loss_sum")}
-            sums["metric_sums"] = {name: total + part.metric_sums[name] for name, total in so_far.metric_sums.items()}
-            part = replace(so_far, **sums)
-        whole[key] = part
-    return list(whole.values())
+        by_set.setdefault((part.split, part.statistics), []).append(part)
+    return [_put_together(group) for group in by_set.values()]
+
+
+def _put_together(parts: Sequence[Evaluation]) -> Evaluation:
+    sums: dict[str, Any] = {name: sum(getattr(p, name) for p in parts) for name in ("correct", "samples", "loss_sum")}
+    sums["metric_sums"] = {name: sum(part.metric_sums[name] for part in parts) for name in parts[0].metric_sums}
+    if parts[0].outputs is not None:
+        sums["outputs"] = Outputs(*map(torch.cat, zip(*(part.outputs for part in parts if part.outputs), strict=True)))
+    return replace(parts[0], **sums)
 
 
 @dataclass(frozen=True)
@@ -56,6 +77,7 @@ class Scores:
         samples: accuracy over all samples of the training domains.
         unseen: mean over the unseen domains, if there are any.
         loss: over all samples of the training domains whose loss is finite; None where none is.
+        metrics: of each metric that is asked for, `domains`, `average` and `unseen`, over those that have a number.
     """
 
     domains: dict[str, float]
@@ -63,6 +85,11 @@ class Scores:
     samples: float
     unseen: float | None
     loss: float | None
+    metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def record(self) -> dict[str, Any]:
+        """As it is recorded: without metrics, where none are asked for."""
+        return {name: value for name, value in vars(self).items() if name != "metrics" or value}
 
 
 def summarise(evaluations: Iterable[Evaluation], unseen: Iterable[str] = ()) -> Scores:
@@ -82,7 +109,24 @@ def summarise(evaluations: Iterable[Evaluation], unseen: Iterable[str] = ()) -> 
         samples=sum(evaluation.correct for evaluation in counted) / total,
         unseen=sum(held) / len(held) if held else None,
         loss=_mean_loss(counted),
+        metrics={name: _averages(name, by_domain, seen) for name in counted[0].metrics},
     )
+
+
+def _averages(name: str, by_domain: Mapping[str, Sequence[Evaluation]], seen: Sequence[str]) -> dict[str, Any]:
+    domains = {domain: known_mean([e.metrics[name] for e in group]) for domain, group in by_domain.items()}
+    held = [domains[domain] for domain in domains if domain not in seen]
+    return {
+        "domains": domains,
+        "average": known_mean([domains[domain] for domain in seen]),
+        "unseen": known_mean(held) if held else None,
+    }
+
+
+def known_mean(values: Sequence[float]) -> float:
+    """Over those that are a number: a site without a class has no AUC for it, and may have none at all."""
+    known = [value for value in values if math.isfinite(value)]
+    return sum(known) / len(known) if known else math.nan
 
 
 def _mean_loss(evaluations: Iterable[Evaluation]) -> float | None:

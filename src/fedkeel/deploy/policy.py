@@ -62,6 +62,7 @@ class Policy:
     batch_size: Count = line(4096, "most images in a step of training or evaluation")
     questions: bool = line(True, "answer what methods ask beside the training: statistics, gradients, class means")
     evaluation: bool = line(True, "tell accuracy and loss on the test and validation images")
+    by_class: bool = line(True, "tell the same by class: how many test images of each are taken for each other")
     message_mb: Count = line(2048, "most megabytes of a message from the server")
     kept_rounds: Count = line(100, "most rounds whose memory is kept, between two checkpoints of the server")
     dp: Literal["none", "central", "local"] = line(

@@ -30,6 +30,7 @@ from fedkeel.engine.checks import check_training
 from fedkeel.engine.executors.flower.channel import largest_reply
 from fedkeel.engine.executors.flower.roster import LONGEST_NAME
 from fedkeel.engine.local import Worker
+from fedkeel.engine.metrics import asked
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import METHODS
 from fedkeel.methods import build as build_method
@@ -44,18 +45,9 @@ TAKEN = (
     *("method", "data", "partition", "unseen", "subsample", "model"),
     *("rounds", "participation", "weighting", "stateless"),
     *("dp", "dp_clip", "dp_noise", "dp_delta"),
-    *("local_epochs", "batch_size", "drop_last", "loss", "optimizer", "learning_rate", "momentum"),
-    *(
-        "weight_decay",
-        "schedule",
-        "decay",
-        "clip_norm",
-        "evaluate_with",
-        "evaluation_batch",
-        "seed",
-        "precision",
-        "checkpoint_every",
-    ),
+    *("local_epochs", "batch_size", "drop_last", "loss", "optimizer", "learning_rate", "momentum", "weight_decay"),
+    *("schedule", "decay", "clip_norm", "evaluate_with", "evaluation_batch", "seed", "precision", "checkpoint_every"),
+    *("metrics", "select_by"),
 )
 LONGEST_TEXT = 4000  # of an option
 MOST_PARTS = 16  # of a composition, or of transforms
@@ -123,6 +115,8 @@ def check(config: Config, policy: Policy) -> None:
     _check_method(config.method, policy)
     _check_model(config.model, policy)
     _check_data(config.data, policy)
+    for metric in map(spec.parse, asked(config)):
+        refuse_strange(metric.name, metric.options)
 
 
 def _check_method(text: str, policy: Policy) -> None:

@@ -59,6 +59,8 @@ def check(config: Config) -> None:
     Defence.of(config.robust).refuse_what_it_cannot_protect(method)
     privacy.refuse_contradictions(config, method)
     check_training(config)
+    if config.predictions:
+        raise FedkeelError("'predictions' is set, but what a model says of images stays at the sites: leave it out.")
     if config.record:
         raise FedkeelError(
             f"'record' is '{config.record}', but diagnostics look at images, which stay at the sites: leave it out."

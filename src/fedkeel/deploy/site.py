@@ -31,9 +31,12 @@ from fedkeel.deploy.policy import Policy, Refused
 from fedkeel.deploy.request_checks import Session, check_message, check_network, check_privacy
 from fedkeel.engine import footprint
 from fedkeel.engine.batches import probe
+from fedkeel.engine.evaluation import SPLITS
 from fedkeel.engine.executors.flower.channel import Reply, Table, plain
 from fedkeel.engine.executors.flower.roster import Description
 from fedkeel.engine.local import ClientFailure, Worker
+from fedkeel.engine.measuring import completed
+from fedkeel.engine.metrics import asked
 from fedkeel.engine.setup import build_model, choose_device, load_federation
 from fedkeel.errors import FedkeelError, shortage
 from fedkeel.methods import build as build_method
@@ -162,9 +165,16 @@ class Site:
             memory.keep(step, kept)
             return {"samples": answer.samples}, pack({}, tensors=answer.tensors)
         if do == "evaluate":
-            splits = [split for split in ("test", "validation") if split in request["splits"]]
-            return {"evaluations": [asdict(e) for e in worker.evaluate(site.name, broadcast, remembered, splits)]}, b""
+            splits, detailed = [split for split in SPLITS if split in request["splits"]], self._tells(request)
+            found = worker.evaluate(site.name, broadcast, remembered, splits, detailed=detailed)
+            metrics, seed = asked(worker.config), worker.config.seed
+            told = (completed(one, metrics, seed, detailed=detailed) for one in found)
+            return {"evaluations": [asdict(replace(one, outputs=None)) for one in told]}, b""
         raise BadMessage(f"there is no request '{do}'")
+
+    def _tells(self, request: Table) -> bool:
+        """Whether to tell of its test set in detail."""
+        return request.get("detailed") is True and (self.policy is None or self.policy.by_class)
 
     def _agree(self, session: Session) -> Session:
         """The options of a run are those of its first message: under others, the same data would tell more."""

@@ -84,7 +84,7 @@ def refuse_name(config: str | Path) -> None:
 
 # -- options ---------------------------------------------------------------------------------------------------------
 def check_options(config: Config, method: Composition, defence: Defence, executor: type[Executor]) -> None:
-    metrics.requested(config.metrics)
+    metrics.asked(config)
     check_training(config)
     defence.refuse_what_it_cannot_protect(method)
     defence.warn_of_the_rest(method)

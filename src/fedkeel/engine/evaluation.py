@@ -20,12 +20,13 @@ from torch import Tensor
 from fedkeel import seeds
 from fedkeel.config import Config, from_one
 from fedkeel.core.client import Batch, Repeat, one_by_one
-from fedkeel.core.evaluation import Evaluation, diverged_domains
+from fedkeel.core.evaluation import Evaluation, Outputs, diverged_domains
 from fedkeel.core.messages import Broadcast
 from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Client
 from fedkeel.engine.batches import ImageStore
-from fedkeel.engine.metrics import requested
+from fedkeel.engine.measuring import completed
+from fedkeel.engine.metrics import asked
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.stopping import EVALUATION, reached
 
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from fedkeel.engine.setup import Setup
 
 SPLITS = ("test", "validation")
+Test = Callable[[Sequence[str], Sequence[str]], Iterator[list[Evaluation]]]  # of clients, on these splits
 
 
 def split_indices(client: Client, split: str) -> Tensor:
@@ -44,14 +46,19 @@ def split_indices(client: Client, split: str) -> Tensor:
 class Evaluator:
     """Accuracy, loss and what else is asked for of one model, under global or batch statistics.
 
-    The sums over batches lie in a tensor that stays where it is, so that an evaluation can be replayed.
+    The sums over batches lie in a tensor that stays where it is, so that an evaluation can be replayed; and so do the
+    logits of a whole test set, where they are wanted.
     """
 
     def __init__(self, model: Classifier, store: ImageStore, config: Config) -> None:
         self.model, self.store, self.config = model, store, config
-        self._metrics = requested(config.metrics)
+        metrics = asked(config)
+        self._metrics = {name: metric for name, metric in metrics.items() if metric.per_sample}
+        self._needs_outputs = len(self._metrics) < len(metrics)
         # Samples that are classified rightly, their loss, and the metrics.
         self._sums = torch.zeros(2 + len(self._metrics), dtype=torch.float64, device=store.device)
+        self._logits = torch.empty(0, store.federation.num_classes, device=store.device)
+        self._place = torch.zeros(1, dtype=torch.int64, device=store.device)  # of the next batch in it
 
     @torch.no_grad()
     def evaluate(
@@ -61,9 +68,13 @@ class Evaluator:
         statistics: Sequence[str],
         part: slice | None = None,
         repeat: Repeat = one_by_one,
+        *,
+        detailed: bool = False,
     ) -> list[Evaluation]:
-        """`part`: of each split's samples those that count, if not all."""
+        """`part`: of each split's samples those that count, if not all. `detailed`: with the outputs, which are there
+        without being asked for where a metric needs them."""
         self.model.eval()
+        collect = detailed or self._needs_outputs
         results = []
         for split, kind in itertools.product(splits, statistics):
             indices = self._order(client, split, kind)[part or slice(None)]
@@ -72,13 +83,24 @@ class Evaluator:
             self._sums.zero_()
             reached(EVALUATION)
             batches = self.store.in_order(indices, self.config.evaluation_batch, self.store.federation.test_transform)
-            repeat(("evaluation", kind), partial(self._add, kind), batches)
+            # A buffer that had to grow lies elsewhere: what was captured with the one before is not replayed.
+            room = self._make_room(len(indices)) if collect else 0
+            repeat(("evaluation", kind, room), partial(self._add, kind, collect), batches)
             correct, loss, *sums = self._sums.tolist()
             metrics = dict(zip(self._metrics, sums, strict=True))
-            results.append(
-                Evaluation(client.name, client.domain, split, kind, int(correct), len(indices), loss, metrics)
-            )
+            whole = Evaluation(client.name, client.domain, split, kind, int(correct), len(indices), loss, metrics)
+            results.append(replace(whole, outputs=self._outputs(indices)) if collect else whole)
         return results
+
+    def _make_room(self, samples: int) -> int:
+        if samples > len(self._logits):
+            self._logits = self._logits.new_empty(1 << (samples - 1).bit_length(), self._logits.shape[1])
+        self._place.zero_()
+        return len(self._logits)
+
+    def _outputs(self, indices: Tensor) -> Outputs:
+        logits, images = self._logits[: len(indices)].to("cpu", copy=True), indices.cpu()
+        return Outputs(logits, self.store.federation.labels[images].cpu(), images)
 
     def _order(self, client: Client, split: str, statistics: str) -> Tensor:
         """Under batch statistics the samples come in an order that is random but always the same: images often lie
@@ -89,7 +111,7 @@ class Evaluator:
         generator = seeds.generator(self.config.seed, "evaluation", client.domain, split)
         return indices[torch.randperm(len(indices), generator=generator)]
 
-    def _add(self, kind: str, batch: Batch) -> None:
+    def _add(self, kind: str, collect: bool, batch: Batch) -> None:
         # As in training, a single sample has no batch statistics and is normalised with the global ones.
         with batch_statistics(self.model) if kind == "batch" and len(batch.y) > 1 else nullcontext():
             logits = self.model(batch.x).logits.float()
@@ -97,6 +119,10 @@ class Evaluator:
         self._sums[1].add_(F.cross_entropy(logits, batch.y, reduction="sum"))
         for place, metric in enumerate(self._metrics.values(), start=2):
             self._sums[place].add_(metric(logits, batch.y).double().sum())
+        if collect:
+            rows = self._place + torch.arange(len(logits), device=logits.device)
+            self._logits.index_copy_(0, rows, logits)
+            self._place.add_(len(logits))
 
 
 # -- the federation --------------------------------------------------------------------------------------------------
@@ -113,7 +139,7 @@ class FederatedEvaluation:
     _told: set[tuple[str, str]] = field(default_factory=set)
 
     def evaluate(self, broadcast: Broadcast) -> list[Evaluation]:
-        evaluations = list((self._personal if self.setup.worker.method.is_personal else self._common)(broadcast))
+        evaluations = list(self._evaluate(broadcast, SPLITS))
         if new := self._new("loss", diverged_domains(evaluations)):
             self.note(
                 f"Round {from_one(broadcast.round)}: the evaluated loss on {quoted(new)} is not finite, the model has "
@@ -121,24 +147,37 @@ class FederatedEvaluation:
             )
         return evaluations
 
-    def _common(self, broadcast: Broadcast) -> Iterator[Evaluation]:
+    def examine(self, broadcast: Broadcast) -> list[Evaluation]:
+        """The test sets in detail."""
+        return list(self._evaluate(broadcast, ("test",), detailed=True))
+
+    def _evaluate(self, broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False) -> Iterator[Evaluation]:
+        metrics, seed = asked(self.setup.config), self.setup.config.seed
+
+        def test(clients: Sequence[str], splits: Sequence[str]) -> Iterator[list[Evaluation]]:
+            for group in self.executor.evaluate(clients, broadcast, splits, detailed=detailed):
+                yield [completed(evaluation, metrics, seed, detailed=detailed) for evaluation in group]
+
+        return (self._personal if self.setup.worker.method.is_personal else self._common)(test, splits)
+
+    def _common(self, test: Test, splits: Sequence[str]) -> Iterator[Evaluation]:
         """Under one global model, every set of a domain once."""
-        for split in SPLITS:
+        for split in splits:
             first_with: dict[tuple[str, int], str] = {}
             for site in self.setup.federation.one_of_each():
                 indices = split_indices(site, split)
                 if len(indices):
                     first_with.setdefault((site.domain, id(indices)), site.name)
-            for group in self.executor.evaluate(list(first_with.values()), broadcast, (split,)):
+            for group in test(list(first_with.values()), (split,)):
                 yield from group
 
-    def _personal(self, broadcast: Broadcast) -> Iterator[Evaluation]:
+    def _personal(self, test: Test, splits: Sequence[str]) -> Iterator[Evaluation]:
         """Of every client, with the layers that it has of its own."""
         # Of a sample's clients that never trained, all that share their sets get the same numbers: the first one's.
         first_like: dict[Hashable, str] = {}
         like = {name: first_like.setdefault(self._alike(name), name) for name in self._names}
-        asked = list(dict.fromkeys(like.values()))
-        results = dict(zip(asked, self.executor.evaluate(asked, broadcast, SPLITS), strict=True))
+        tested = list(dict.fromkeys(like.values()))
+        results = dict(zip(tested, test(tested, splits), strict=True))
         for name in self._names:
             yield from (replace(result, client=name) for result in results[like[name]])
 

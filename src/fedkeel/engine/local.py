@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -260,18 +261,25 @@ class Worker:
 
     @phase(stopwatch.EVALUATING)
     def evaluate(
-        self, name: str, broadcast: Broadcast, memory: Tensors, splits: list[str], part: slice | None = None
+        self,
+        name: str,
+        broadcast: Broadcast,
+        memory: Tensors,
+        splits: list[str],
+        part: slice | None = None,
+        *,
+        detailed: bool = False,
     ) -> list[Evaluation]:
-        """Accuracy and loss on one client's test and validation data, or on a part of each."""
+        """Accuracy and loss on one client's test and validation data, or on a part; in detail, of every image."""
         local = select(memory, LOCAL) if self.method.is_personal else {}
         self._load(broadcast, local)
         statistics = {"both": ["global", "batch"]}.get(self.config.evaluate_with, [self.config.evaluate_with])
-        site = self.federation[name]
+        site, test = self.federation[name], partial(self._evaluator.evaluate, detailed=detailed)
         if self.method.is_personal and not local and self.method.unseen_statistics == "batch":
             # It has no layers of its own: its column is filled by the method's rule for such clients.
-            results = self._evaluator.evaluate(site, splits, ["batch"], part, self.replays)
+            results = test(site, splits, ["batch"], part, self.replays)
             return [replace(result, statistics=kind) for kind in statistics for result in results]
-        return self._evaluator.evaluate(site, splits, statistics, part, self.replays)
+        return test(site, splits, statistics, part, self.replays)
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around what only waits for the GPU."""

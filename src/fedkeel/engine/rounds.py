@@ -4,6 +4,7 @@ sample clients -> broadcast -> train -> check -> weights, statistics, extras -> 
 -> evaluate -> record -> checkpoint
 """
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from fedkeel.engine.checkpointing import TRAINED, Checkpoint, CheckpointSchedule
 from fedkeel.engine.evaluation import FederatedEvaluation
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
+from fedkeel.engine.metrics import selection
 from fedkeel.engine.patience import Patience
 from fedkeel.engine.schedules import learning_rate_at
 from fedkeel.engine.setup import Setup
@@ -46,7 +48,8 @@ class Federated:
     server: Server = field(init=False)
     # Bytes between server and clients in this round, and how many exchanges beside the training itself.
     traffic: Counter[str] = field(default_factory=Counter)
-    best: dict[str, float] = field(default_factory=lambda: {"accuracy": -1.0, "round": -1})  # in the validation
+    # In the validation; "accuracy" is what `select_by` names, the higher the better: a loss is turned round.
+    best: dict[str, float] = field(default_factory=lambda: {"accuracy": -1.0, "round": -1})
     best_model: Tensors = field(default_factory=dict)
     best_local: dict[str, Tensors] = field(default_factory=dict)  # what clients kept of the model then
 
@@ -68,6 +71,7 @@ class Federated:
         self.schedule = CheckpointSchedule(config.checkpoint_every)
         self.patience = Patience(config.patience, config.min_delta)
         self.evaluation = FederatedEvaluation(self.setup, self.executor, self.observer.note)
+        self.how_good = selection(config)
 
     @property
     def federation(self) -> Federation:
@@ -263,16 +267,22 @@ class Federated:
             scores = summarise(group, self.setup.held_out)
             for e in group:
                 self._record("evaluation", e.metrics | {name: getattr(e, name) for name in EVALUATION_FIELDS})
-            self._record("scores", {"split": split, "statistics": statistics} | vars(scores))
+            self._record("scores", {"split": split, "statistics": statistics} | scores.record())
             if split == "test" and statistics == reported:
                 shown = scores
-            if split == "validation" and statistics == reported and scores.average > self.best["accuracy"]:
-                self.best = {"accuracy": scores.average, "round": server.round}
-                if self.config.result == "best-validation":
-                    self.best_model = {**server.weights, **server.statistics}
-                    kept = self._local_layers() if self.method.is_personal else ()
-                    self.best_local = {client: state.clone(local) for client, local in kept}
+            if split == "validation" and statistics == reported:
+                self._compare_with_best(server, self.how_good(vars(scores)))
         return shown
+
+    def _compare_with_best(self, server: Server, good: float) -> None:
+        first = self.best["round"] < 0 and math.isfinite(good)
+        if not first and not good > self.best["accuracy"]:
+            return
+        self.best = {"accuracy": good, "round": server.round}
+        if self.config.result == "best-validation":
+            self.best_model = {**server.weights, **server.statistics}
+            kept = self._local_layers() if self.method.is_personal else ()
+            self.best_local = {client: state.clone(local) for client, local in kept}
 
     @phase(stopwatch.RECORDING)
     def _record(self, kind: str, record: dict[str, Any]) -> None:

@@ -73,8 +73,11 @@ class Comparison:
 
     @property
     def results(self) -> Results:
-        found = ((trial, run.sound_summary(whole=False)) for trial, run in self._finished())
-        return Results.of((trial.label, trial.seed, summary) for trial, summary in found if summary is not None)
+        return self.results_by("accuracy")
+
+    def results_by(self, metric: str) -> Results:
+        """The table of another measure of the runs' models, such as "balanced-accuracy"."""
+        return Results.by(metric, [(trial.label, run) for trial, run in self._finished()])
 
     def rows(self) -> list[dict[str, Any]]:
         """A table for each method: `method`, `seeds`, and mean and std of `domains` and `average`, as fractions."""
@@ -99,19 +102,19 @@ class Comparison:
     def _unfinished(self) -> str:
         return f"\nMissing, not finished: {', '.join(self.missing)}." if self.missing else ""
 
-    def table(self) -> str:
-        return self.results.text()
+    def table(self, metric: str = "accuracy") -> str:
+        return self.results_by(metric).text()
 
-    def markdown(self) -> str:
-        return self.results.markdown()
+    def markdown(self, metric: str = "accuracy") -> str:
+        return self.results_by(metric).markdown()
 
-    def csv(self) -> str:
-        return self.results.csv()
+    def csv(self, metric: str = "accuracy") -> str:
+        return self.results_by(metric).csv()
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, metric: str = "accuracy") -> dict[str, Any]:
         return {
             "directory": str(self.directory),
-            **self.results.to_dict(),
+            **self.results_by(metric).to_dict(),
             "runs": [
                 {"method": trial.label, "seed": trial.seed, "directory": str(trial.directory), "summary": run.summary}
                 for trial, run in self._finished()

@@ -10,13 +10,16 @@ import io
 import statistics
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
-from typing import Any
+from dataclasses import asdict, dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
 
 from fedkeel.core.naming import csv_text, markdown_text, visible
 from fedkeel.core.readable import DASH as DASH
 from fedkeel.core.readable import percent as percent
-from fedkeel.runs.summary import RULES, SOURCES, weakest
+from fedkeel.runs.summary import RULES, SHARES, SOURCES, by_metric, weakest
+
+if TYPE_CHECKING:
+    from fedkeel.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,8 @@ class Results:
     unseen: frozenset[str]  # domains that were never trained on and do not count in the average
     rule: tuple[str, ...]  # which round the numbers are from, `Config.result`; several, when the runs differ
     untested: frozenset[str] = frozenset()  # domains in which a run has no number
+    metric: str = "accuracy"
+    lower: bool = False  # is better
 
     @staticmethod
     def of(summaries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> Results:
@@ -126,6 +131,13 @@ class Results:
             rule=tuple(dict.fromkeys(str(summary["result"]) for summary in every)),
             untested=frozenset(untested),
         )
+
+    @staticmethod
+    def by(metric: str, runs: Sequence[tuple[str, Run]]) -> Results:
+        """From finished runs with their labels, by a measure that all of them have."""
+        lower = metric != "accuracy" and any(metric in run.measures.lower_is_better for _, run in runs)
+        found = ((label, run.config.seed, by_metric(run, metric)) for label, run in runs)
+        return replace(Results.of(found), metric=metric, lower=lower)
 
     @property
     def headings(self) -> list[str]:
@@ -166,7 +178,8 @@ class Results:
         cells, rivals = self.cells(row), [self.cells(rival) for rival in self.rows if competes(rival)]
         if not competes(row) or len(rivals) < 2:
             return [(cell, False) for cell in cells]
-        best = [max((rounded(cell) for cell in column if cell), default=None) for column in zip(*rivals, strict=True)]
+        pick = min if self.lower else max
+        best = [pick((rounded(cell) for cell in column if cell), default=None) for column in zip(*rivals, strict=True)]
         return [(cell, cell is not None and rounded(cell) == top) for cell, top in zip(cells, best, strict=True)]
 
     @property
@@ -181,7 +194,8 @@ class Results:
         own = [row.method.replace("@", " with ") for row in self.rows if self.name(row) != row.method]
         diverged = [f"{self.name(row)} on {', '.join(row.diverged)}" for row in self.rows if row.diverged]
         sources = {row.randomness for row in self.rows}
-        sentences = [f"Test accuracy in %, {rule}; {seeds}{extra}."]
+        unit = ("in %" if self.metric in SHARES else "times 100") + (", lower is better" if self.lower else "")
+        sentences = [f"Test {self.metric.replace('-', ' ')} {unit}, {rule}; {seeds}{extra}."]
         if own:
             sentences.append(f"{'; '.join(own)}.")
         if self.untested:
@@ -247,6 +261,7 @@ class Results:
     def to_dict(self) -> dict[str, Any]:
         return {
             "result": list(self.rule),
+            **({} if self.metric == "accuracy" else {"metric": self.metric}),
             "domains": self.domains,
             "unseen_domains": sorted(self.unseen),
             "untested_domains": sorted(self.untested),

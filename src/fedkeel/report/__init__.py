@@ -24,8 +24,9 @@ __all__ = ["Collected", "collect", "write", "write_tables"]
 NAME = "report.html"
 
 
-def write(directories: Sequence[str | Path], output: str | Path | None = None) -> Path:
-    """Write the page and return where it is: in the directory, or `report.html` here for several of them."""
+def write(directories: Sequence[str | Path], output: str | Path | None = None, *, metric: str = "accuracy") -> Path:
+    """Write the page and return where it is: in the directory, or `report.html` here for several of them. `metric` is
+    what its table of results is of; curves and bars are of accuracy."""
     if isinstance(directories, str | Path) or not isinstance(directories, Sequence):
         raise FedkeelError(f"What to report is {described(directories)}: give a list of directories.")
     places = [as_path(directory) for directory in directories]
@@ -36,7 +37,8 @@ def write(directories: Sequence[str | Path], output: str | Path | None = None) -
     if path.exists() and GENERATOR.encode() not in path.read_bytes()[:4000]:  # a report may be written over
         raise FedkeelError(f"'{path}' exists and is not a report: choose another file with -o.")
     words = ["fedkeel", "report", *map(str, places), *(["-o", str(output)] if output is not None else [])]
-    page = render(collect(places), datetime.now(), shlex.join(words))
+    words += ["--metric", metric] if metric != "accuracy" else []
+    page = render(collect(places, metric=metric), datetime.now(), shlex.join(words))
     with writing(path, "-o"):
         path.parent.mkdir(parents=True, exist_ok=True)
         # A folder's name that is not Unicode must not cost the page.
@@ -49,7 +51,7 @@ def write_tables(collected: Collected, directory: str | Path) -> list[Path]:
     place = Path(directory)
     written = []
     for number, group in enumerate(collected.groups, start=1):
-        results = group.results
+        results = group.table
         if not results.rows:
             continue
         stem = "table" if len(collected.groups) == 1 else f"table-{number}"

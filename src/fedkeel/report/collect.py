@@ -87,6 +87,7 @@ class Group:
     members: list[Member]
     diagnostics: list[DiagnosticFigures]
     anchor: str = "g0"  # its place on the page
+    metric: str = "accuracy"  # of its table
 
     @cached_property
     def labels(self) -> list[str]:
@@ -96,6 +97,18 @@ class Group:
     def results(self) -> Results:
         """Of the finished runs."""
         return Results.of((m.label, m.seed, m.summary) for m in self.members if m.summary is not None)
+
+    @cached_property
+    def table(self) -> Results:
+        """By another metric, where one was chosen."""
+        finished = [(member.label, member.run) for member in self.members if member.summary is not None]
+        return self.results if self.metric == "accuracy" else Results.by(self.metric, finished)
+
+    @cached_property
+    def measured(self) -> list[Member]:
+        """Of every method, the first run that has measures by site and class."""
+        having = (next((m for m in self.of(label) if m.summary and m.run.has_measures), None) for label in self.labels)
+        return [member for member in having if member is not None]
 
     @cached_property
     def metrics(self) -> list[Metric]:
@@ -126,7 +139,7 @@ class Collected:
         return [member for group in self.groups for member in group.members]
 
 
-def collect(directories: Sequence[str | Path]) -> Collected:
+def collect(directories: Sequence[str | Path], *, metric: str = "accuracy") -> Collected:
     """From run directories, directories of `fedkeel compare`, and folders that hold run directories."""
     if not directories:
         raise FedkeelError("There is nothing to report: give a run directory or one that 'fedkeel compare' made.")
@@ -140,7 +153,8 @@ def collect(directories: Sequence[str | Path]) -> Collected:
     groups: list[Group] = []
     for runs in by_federation(members):
         named = unique(name_apart(runs), notices)
-        groups.append(Group(named, diagnostics_of(named, notices), f"g{len(groups)}"))
+        groups.append(Group(named, diagnostics_of(named, notices), f"g{len(groups)}", metric))
+        notices += remarks(groups[-1])
     notices += unfinished([member for group in groups for member in group.members if member.summary is None])
     if len(groups) > 1:
         differ = ", ".join(name for name in FEDERATION if len({getattr(m.config, name) for m in members}) > 1)
@@ -279,6 +293,18 @@ def diagnostics_of(members: Sequence[Member], notices: list[str]) -> list[Diagno
     found = read_diagnostics({str(member): member.run.directory for member in first_seeds_first}, notices)
     order = [ALL_RUNS, *map(str, members)]
     return [replace(d, runs=dict(sorted(d.runs.items(), key=lambda item: order.index(item[0])))) for d in found]
+
+
+def remarks(group: Group) -> list[str]:
+    """What is remarkable about the resulting models, or why that is not known."""
+    found = []
+    for member in group.measured:
+        try:
+            found += [f"{member}: {sentence}" for sentence in member.run.measures.notes()]
+        except FedkeelError as error:
+            found.append(str(error))
+            group.measured.remove(member)
+    return found
 
 
 def unfinished(members: Sequence[Member]) -> list[str]:

@@ -14,6 +14,7 @@ from fedkeel.experiments.tables import apart, competes, percent
 from fedkeel.report.collect import FEDERATION, Group, Member
 from fedkeel.report.commands import compare_command, run_command
 from fedkeel.report.html import DASH, accuracy, code, folded, listed, named, number, table, table_row
+from fedkeel.report.measures import class_table, confusion_table, site_table
 from fedkeel.report.numbers import SHOWN_AT_FIRST
 from fedkeel.report.why import explanations, why_section
 from fedkeel.runs.run import given_in_python
@@ -101,7 +102,7 @@ def findings_section(group: Group) -> str:
 
 def results_section(group: Group) -> str:
     """As `fedkeel compare` prints it, with the seconds a run took."""
-    results = group.results
+    results = group.table
     timed = any("seconds" in (member.summary or {}) for member in group.members)
     rows = []
     for row in results.rows:
@@ -140,6 +141,20 @@ def domains_section(group: Group) -> str:
     bars = "Bars are means over seeds, whiskers the standard deviation, dots the seeds. " if has_seeds(group) else ""
     figure = f'<p class="what">{bars}Accuracy in %.</p><div class="panels" data-panels="{group.anchor}"></div>'
     return figure if group.results.rows else ""
+
+
+def measures_section(group: Group) -> str:
+    """By site and class, of the first seed of every method."""
+    parts = []
+    for member in group.measured:
+        tables = [site_table(member.run.measures), class_table(member.run.measures)]
+        tables.append(confusion_table(member.run.measures))
+        body = "".join(
+            table(headings, (table_row(named(first), map(number, cells)) for first, *cells in rows), caption)
+            for headings, rows, caption in tables
+        )
+        parts.append(folded(escape(str(member)), body, " open" if len(group.measured) == 1 else ""))
+    return "".join(parts)
 
 
 def has_seeds(group: Group) -> bool:
@@ -223,6 +238,7 @@ SECTIONS = (
     Section("table", "Results", "Results", results_section),
     Section("curves", "Curves", "Curves", curves_section),
     Section("domains", "Domains", "Accuracy by domain", domains_section),
+    Section("measures", "By class", "By class and site", measures_section),
     Section("diagnostics", "Why", "Why: what the diagnostics say", why_section),
     Section("config", "Configuration", "Configuration", config_section),
     Section("runs", "Runs", "Runs", runs_section),

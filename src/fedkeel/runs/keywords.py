@@ -17,6 +17,7 @@ class MachineOptions(TypedDict, total=False):
 
     round_timeout: float
     metrics: str
+    predictions: bool
     record: str
     record_every: int
     executor: str
@@ -62,6 +63,7 @@ class Options(MachineOptions, total=False):
     evaluate_clients: int
     evaluation_batch: int
     result: Literal["last", "mean-last-10", "best-validation"]
+    select_by: str
     patience: int
     min_delta: float
     precision: Literal["float32", "tf32", "bf16"]

@@ -27,7 +27,8 @@ from fedkeel.engine.setup import build_model, load_federation
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.nn.scaled_ws_conv import fold
 from fedkeel.options import as_path
-from fedkeel.runs.intact import Files, how_to_continue
+from fedkeel.runs.intact import how_to_continue
+from fedkeel.runs.measures import Measured
 from fedkeel.runs.origin import Origin, read_outline
 from fedkeel.runs.store import MODEL, SUMMARY, read_config
 from fedkeel.runs.summary import unsound
@@ -48,7 +49,7 @@ def given_in_python(config: Config) -> list[str]:
     return [name for name in ("data", "model", "method") if getattr(config, name) == PYTHON_OBJECT]
 
 
-class Run(Files):
+class Run(Measured):
     """A run directory, read. Also of a run that is not finished yet."""
 
     def __init__(self, directory: str | Path) -> None:
@@ -100,16 +101,16 @@ class Run(Files):
     @property
     def accuracy(self) -> float:
         """The result: mean accuracy over the training domains, by the rule that the configuration names."""
-        return float(self._result()["accuracy"])
+        return float(self.result()["accuracy"])
 
     @property
     def domains(self) -> dict[str, float]:
         """The result for each domain."""
-        return dict(self._result()["domains"])
+        return dict(self.result()["domains"])
 
     def accuracy_of(self, client: str) -> float | None:
         """The result on one client's own test images, by the same rule; None where it was not tested."""
-        result = self._result()
+        result = self.result()
         last = {entry["round"] for entry in self.scores(statistics=result.get("statistics"))[-10:]}
         rounds = last if result["result"] == "mean-last-10" else {result["round"]}
         found = [
@@ -120,7 +121,8 @@ class Run(Files):
         ]
         return sum(found) / len(found) if found else None
 
-    def _result(self) -> dict[str, Any]:
+    def result(self) -> dict[str, Any]:
+        """The summary of a finished run."""
         summary = self.sound_summary(whole=False)
         if summary is None:
             raise FedkeelError(
@@ -169,12 +171,17 @@ class Run(Files):
     def frame(self, kind: str = "scores") -> pandas.DataFrame:
         """The records of one kind as a pandas table, a row each; of "scores" and "evaluation" those of every split.
 
-        The accuracy of each domain in "scores" is a column of its own, `domains.NAME`.
+        The accuracy of each domain in "scores" is a column of its own, `domains.NAME`; of a metric that was asked for
+        there is the average, and `METRIC.domains.NAME`. "measures" are those of the resulting model, with intervals.
         """
+        if kind == "measures":
+            return as_frame(list(self.measures.rows()))
         rows = []
         for record in self.records(kind):
-            row = {name: value for name, value in record.items() if name not in ("kind", "domains")}
+            row = {name: value for name, value in record.items() if name not in ("kind", "domains", "metrics")}
             row |= {f"domains.{name}": value for name, value in record.get("domains", {}).items()}
+            for metric, found in record.get("metrics", {}).items():
+                row |= {metric: found["average"]} | {f"{metric}.domains.{n}": v for n, v in found["domains"].items()}
             rows.append(row)
         return as_frame(rows)
 
@@ -230,7 +237,7 @@ class Run(Files):
         that the run was made with, where they were not named; of a run of this process they are known. Neither the
         data nor the weights that the run started from need to be there.
         """
-        self._result()
+        self.result()
         federation, given = self._outline(), {**self._objects, **_present(model=model, method=method)}
         for name in (name for name in given_in_python(self.config) if name != "data" and name not in given):
             raise FedkeelError(

@@ -13,6 +13,7 @@ checkpoints/     the last good two, written aside and renamed, each with checksu
 memory/          what clients remember; a checkpoint says which of it it means
 extended.json    after how many rounds it was finished before, if it was extended
 summary.json     the result, once the run is finished
+measures.json    what its model does on every test set; with `--predictions`, of every image in predictions/
 model.safetensors  the global model that the result speaks of
 checksums.json   of the files that a finished run is read from
 """
@@ -27,6 +28,7 @@ import shutil
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
@@ -59,6 +61,7 @@ from fedkeel.stopping import WRITING, reached
 KEPT_CHECKPOINTS = 2
 METRICS, TIMING, MODEL = "metrics.jsonl", "timing.jsonl", "model.safetensors"
 SUMMARY, CHECKSUMS = "summary.json", "checksums.json"
+Named = Iterable[tuple[str, bytes]]  # files
 
 
 def fingerprint(config: Config) -> str:
@@ -272,14 +275,18 @@ class Store:
                 os.fsync(self._metrics.fileno())
 
     # -- the end ---------------------------------------------------------------------------------------------
-    def finish(self, summary: dict[str, Any], model: Tensors, personal: Iterable[tuple[str, Tensors]]) -> None:
+    def finish(
+        self, summary: dict[str, Any], model: Tensors, personal: Iterable[tuple[str, Tensors]], tables: Named = ()
+    ) -> None:
         with explained(self.directory):
             self.flush()
-            sums = {METRICS: self._written.hexdigest(), MODEL: save_tensors(self.directory / MODEL, model)}
-            for client, tensors in personal:
-                file = f"personal/{file_name(client)}.safetensors"
+            sums = {METRICS: self._written.hexdigest()}
+            named = ((f"personal/{file_name(client)}.safetensors", tensors) for client, tensors in personal)
+            packed = ((file, _file_of(tensors)) for file, tensors in chain([(MODEL, model)], named))
+            for file, data in chain(packed, tables):
                 make_folder((self.directory / file).parent)
-                sums[file] = save_tensors(self.directory / file, tensors)
+                write_atomically(self.directory / file, data)
+                sums[file] = digest(data)
             result = json.dumps(plain(summary), indent=1).encode() + b"\n"
             sums[SUMMARY] = digest(result)
             write_atomically(self.directory / CHECKSUMS, seal({"sha256": sums}))
@@ -338,8 +345,5 @@ def read_checkpoint(folder: Path) -> tuple[dict[str, Any], Checkpoint]:
         raise Damaged(str(error)) from error
 
 
-def save_tensors(path: Path, tensors: Tensors) -> str:
-    """Returns the checksum of the file."""
-    data = safetensors.torch.save({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()})
-    write_atomically(path, data)
-    return digest(data)
+def _file_of(tensors: Tensors) -> bytes:
+    return safetensors.torch.save({name: value.detach().cpu().contiguous().clone() for name, value in tensors.items()})

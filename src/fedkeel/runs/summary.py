@@ -3,10 +3,12 @@ one that a run wrote: somebody may have been at it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.config import from_one
+from fedkeel.errors import FedkeelError
 
 if TYPE_CHECKING:
     from fedkeel.runs.run import Run
@@ -16,6 +18,7 @@ RULES = {
     "mean-last-10": "the mean of the last ten rounds",
     "best-validation": "the round that was best on the validation data",
 }
+SHARES = ("accuracy", "balanced-accuracy", "recall", "precision", "f1", "auc", "ece")  # told in percent
 BEST_ROUND = "best-round"  # by the test itself, as some papers count: no run may choose it, but it can be looked at
 SOURCES = {  # of the noise of private runs, the weakest first
     "seed": "noise from the run's seed, void against whoever knows it",
@@ -82,6 +85,26 @@ def stopped_early(summary: Mapping[str, Any], patience: int) -> str:
     return f"Stopped after round {number} of {planned}: the validation was not better in {patience} evaluations."
 
 
+def by_metric(run: Run, metric: str) -> dict[str, Any]:
+    """The summary of a finished run with another measure in the place of accuracy; refused where it has none such."""
+    summary = run.result()
+    if metric == "accuracy":
+        return summary
+    found = {site: measure.value for site, measure in run.measure(metric).items()}
+    known = {site: value for site, value in found.items() if math.isfinite(value)}
+    if not known:
+        raise FedkeelError(f"No site of '{run.directory}' has a number for '{metric}': choose another metric.")
+    average, unseen = (run.measures.average(metric, unseen=unseen).value for unseen in (False, True))
+    return {
+        **summary,
+        "accuracy": average,
+        "unseen": unseen if math.isfinite(unseen) else None,
+        "domains": known,
+        "untested_domains": [*(summary.get("untested_domains") or ()), *(site for site in found if site not in known)],
+        "result": "last" if summary["result"] == "mean-last-10" else summary["result"],  # one model is measured
+    }
+
+
 def summarise_run(
     run: Run, held_out: list[str], statistics: str | None = None, rule: str | None = None
 ) -> dict[str, Any]:
@@ -89,11 +112,12 @@ def summarise_run(
     were evaluated."""
     scores, rule = run.scores(statistics=statistics), rule or run.config.result
     tested = {entry["round"] for entry in scores}
-    validation = [entry for entry in run.scores("validation") if entry["round"] in tested]
+    good = run.how_good
+    validation = [e for e in run.scores("validation") if e["round"] in tested and math.isfinite(good(e))]
     if rule == "best-validation" and not validation:
         rule = "last"  # those who have validation images never replied: the model is that of the last round too
     if rule == "best-validation":
-        best = max(validation, key=lambda entry: (entry["average"], -entry["round"]))["round"]
+        best = max(validation, key=lambda entry: (good(entry), -entry["round"]))["round"]
         counted = [entry for entry in scores if entry["round"] == best]
     elif rule == BEST_ROUND:
         what = "unseen" if held_out else "average"

@@ -89,6 +89,7 @@ def values(scores: Scores | None, loss: float) -> dict[str, float]:
             "test/loss": scores.loss,
             "test/accuracy_unseen": scores.unseen,
             **{f"test/domain/{name}": value for name, value in scores.domains.items()},
+            **{f"test/{name}": found["average"] for name, found in scores.metrics.items()},
         }
     return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 

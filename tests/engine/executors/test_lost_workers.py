@@ -70,11 +70,11 @@ def test_the_run_stops_when_every_worker_dies(tmp_path: Path) -> None:
 def test_a_worker_that_dies_in_an_evaluation_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, flag, parent = Worker.evaluate, tmp_path / "died", os.getpid()
 
-    def dies_once(self: Worker, name: str, *rest: Any) -> list[Evaluation]:
+    def dies_once(self: Worker, name: str, *rest: Any, **named: Any) -> list[Evaluation]:
         if name == "clinic" and not flag.exists() and os.getpid() != parent:
             flag.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return plain(self, name, *rest)
+        return plain(self, name, *rest, **named)
 
     options: dict[str, Any] = {"executor": "processes", "workers": 2, "rounds": 2}
     whole = tiny.run(tmp_path / "whole", **options)
@@ -133,10 +133,10 @@ def test_a_worker_that_hangs_in_an_evaluation_is_replaced(tmp_path: Path, monkey
     options: dict[str, Any] = {"executor": "processes", "workers": 1, "rounds": 2}
     whole = tiny.run(tmp_path / "whole", **options)
 
-    def hangs_once(self: Worker, name: str, *rest: Any) -> list[Evaluation]:
+    def hangs_once(self: Worker, name: str, *rest: Any, **named: Any) -> list[Evaluation]:
         if name == "clinic":
             hang(flag)
-        return plain(self, name, *rest)
+        return plain(self, name, *rest, **named)
 
     monkeypatch.setattr(Worker, "evaluate", hangs_once)
     assert tiny.result(tiny.run(tmp_path / "r", **options)) == tiny.result(whole)

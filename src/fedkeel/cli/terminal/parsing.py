@@ -42,7 +42,9 @@ def share(text: str) -> float:
 
 
 # Flags that several commands have.
+METRIC = "what the table is of: accuracy, balanced-accuracy, f1, auc, ece, ... (default: accuracy)"
 SHARED: dict[str, dict[str, Any]] = {
+    "--metric": {"metavar": "NAME", "default": "accuracy", "help": METRIC},
     "--json": {"action": "store_true", "help": "print one JSON document"},
     "--quiet": {"action": "store_true", "help": "no progress, only warnings and the result"},
     "--track": {"metavar": "|".join(TRACKERS), "type": require, "help": TRACK},

@@ -54,8 +54,10 @@ class Executor(ABC):
 
     @abstractmethod
     def evaluate(
-        self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
-    ) -> Iterator[list[Evaluation]]: ...
+        self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False
+    ) -> Iterator[list[Evaluation]]:
+        """`detailed`: with outputs or, where test sets are elsewhere, with what is told of them."""
+        ...
 
     @abstractmethod
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]: ...

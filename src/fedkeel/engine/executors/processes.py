@@ -12,7 +12,7 @@ import signal
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice
 from multiprocessing.connection import Connection
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from fedkeel.config import Config
-from fedkeel.core.evaluation import Evaluation, merged
+from fedkeel.core.evaluation import Evaluation, Outputs, merged
 from fedkeel.core.messages import Answer, Broadcast, Message, Missing, Update
 from fedkeel.core.state import Tensors
 from fedkeel.engine.children import Child, end, heard
@@ -105,10 +105,12 @@ class ProcessesExecutor(Executor):
         return kind.of(header, groups)
 
     def evaluate(
-        self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
+        self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False
     ) -> Iterator[list[Evaluation]]:
-        def read(_: str, header: Header, __: Groups) -> list[Evaluation]:
-            return [Evaluation(**fields) for fields in header["evaluations"]]
+        def read(_: str, header: Header, groups: Groups) -> list[Evaluation]:
+            found = [Evaluation(**fields) for fields in header["evaluations"]]
+            outputs = [Outputs(**groups[f"{n}"]) if f"{n}" in groups else None for n in range(len(found))]
+            return [replace(one, outputs=given) for one, given in zip(found, outputs, strict=True)]
 
         def lost(client: str, reason: str) -> list[Evaluation]:
             raise TrainingError(f"The evaluation of '{client}' failed twice, the second time because {reason}.")
@@ -121,7 +123,7 @@ class ProcessesExecutor(Executor):
         for client in clients:
             site = self.worker.federation[client]
             starts = range(0, max([len(split_indices(site, split)) for split in splits] + [1]), at_once)
-            task = {"do": "evaluate", "splits": list(splits)}
+            task = {"do": "evaluate", "splits": list(splits), "detailed": detailed}
             tasks += [(client, task | {"part": [start, start + at_once]}) for start in starts]
             parts.append(len(starts))
         results = self._in_order(tasks, broadcast, read, lost, attempts=2)
@@ -242,8 +244,10 @@ def _reply(worker: Worker, task: Header, broadcast: Broadcast, memory: Tensors) 
     client = task["client"]
     try:
         if task["do"] == "evaluate":
-            evaluations = worker.evaluate(client, broadcast, memory, task["splits"], slice(*task["part"]))
-            return {"evaluations": [asdict(evaluation) for evaluation in evaluations]}, {}
+            part, detailed = slice(*task["part"]), task["detailed"]
+            found = worker.evaluate(client, broadcast, memory, task["splits"], part, detailed=detailed)
+            outputs = {f"{n}": one.outputs._asdict() for n, one in enumerate(found) if one.outputs is not None}
+            return {"evaluations": [asdict(replace(one, outputs=None)) for one in found]}, outputs
         result: Message
         if task["do"] == "train":
             result, memory = worker.train(client, broadcast, memory)

@@ -49,10 +49,10 @@ class SerialExecutor(Executor):
                 yield result
 
     def evaluate(
-        self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
+        self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False
     ) -> Iterator[list[Evaluation]]:
         for client in clients:
-            yield self.worker.evaluate(client, broadcast, self.memory.of(client), list(splits))
+            yield self.worker.evaluate(client, broadcast, self.memory.of(client), list(splits), detailed=detailed)
 
     def close(self) -> None:
         torch.set_num_threads(self._threads)

@@ -1,19 +1,57 @@
-"""What is measured in a test beside accuracy and loss: `--metrics 'brier,top(k=3)'`. A file in this folder adds one.
+"""What is measured in a test beside accuracy and loss: `--metrics 'auc,top(k=3)'`. A file in this folder adds one.
 
-A metric gives every sample a number; over a test set its mean is shown. So it can be pooled over parts of a test set,
-over clients and over sites exactly, and it is replayed on a GPU with the rest of an evaluation.
+A metric is of a whole test set: its function gets the probabilities (N, C) and the labels (N,) as NumPy arrays and
+gives a number, or one for each class. Or it gives every sample a number: then it gets the logits (N, C) and the labels
+(N,) as tensors, gives a tensor (N,), is replayed on a GPU with the rest of an evaluation and so asks the host nothing.
 """
 
-from collections.abc import Callable
+from __future__ import annotations
 
-from torch import Tensor
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from fedkeel import spec
+from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
 from fedkeel.registry import Registry, discover
 
-Metric = Callable[[Tensor, Tensor], Tensor]  # logits (N, C) and labels (N,) -> (N,); asks the host nothing
+F = TypeVar("F", bound=Callable[..., Any])
+RECORDED = ("accuracy", "loss")  # in every test, without being asked for
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A function of outputs and labels; `lower`: the lower the better."""
+
+    measure: Callable[..., Any]
+    per_sample: bool = False
+    lower: bool = False
+
+    def __call__(self, outputs: Any, labels: Any) -> Any:
+        return self.measure(outputs, labels)
+
+
 METRICS: Registry[Metric] = Registry("metric")
+
+
+def register_metric(name: str, *, per_sample: bool = False, lower: bool = False, paper: str = "") -> Callable[[F], F]:
+    """Decorator: make a function of outputs and labels a metric; its keyword-only parameters are options of it."""
+
+    def remember(measure: F) -> F:
+        @functools.wraps(measure)
+        def build(**options: Any) -> Metric:
+            return Metric(functools.partial(measure, **options), per_sample, lower)
+
+        parameters = inspect.signature(measure).parameters.values()
+        options = [parameter for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+        build.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        METRICS.register(name, paper=paper)(build)
+        return measure
+
+    return remember
 
 
 def requested(text: str) -> dict[str, Metric]:
@@ -23,8 +61,39 @@ def requested(text: str) -> dict[str, Metric]:
         given = spec.parse(part)
         if str(given) in found:
             raise FedkeelError(f"'metrics' names '{given}' twice: keep one.")
-        found[str(given)] = METRICS.make(given.name, **given.options)
+        if given.name in RECORDED:
+            raise FedkeelError(f"'metrics' names '{given}', which every test has: leave it out.")
+        made: Any = METRICS.make(given.name, **given.options)
+        found[str(given)] = made if isinstance(made, Metric) else Metric(made, per_sample=True)
     return found
+
+
+def chosen(config: Config) -> dict[str, Metric]:
+    """What the best round is chosen by, unless that is recorded anyway."""
+    found = requested(config.select_by) if config.select_by not in RECORDED else {}
+    if len(found) != 1 and config.select_by not in RECORDED:
+        raise FedkeelError(f"'select_by' is '{config.select_by}': give accuracy, loss or one metric.")
+    return found
+
+
+def asked(config: Config) -> dict[str, Metric]:
+    """What is measured in every test: what `metrics` names, and what the best round is chosen by."""
+    return requested(config.metrics) | chosen(config)
+
+
+def selection(config: Config) -> Callable[[Mapping[str, Any]], float]:
+    """How good the scores of a round are by `select_by`: the higher the better, whatever is measured; where there is
+    no number, worse than any."""
+    found = chosen(config)
+    name = next(iter(found), config.select_by)
+    lower = found[name].lower if found else name == "loss"
+
+    def good(scores: Mapping[str, Any]) -> float:
+        known = {"accuracy": scores["average"], "loss": scores["loss"]}
+        value = known[name] if name in known else scores.get("metrics", {}).get(name, {}).get("average")
+        return -float("inf") if value is None or value != value else -value if lower else value
+
+    return good
 
 
 discover(__name__)

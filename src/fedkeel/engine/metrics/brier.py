@@ -3,14 +3,10 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedkeel.engine.metrics import METRICS, Metric
+from fedkeel.engine.metrics import register_metric
 
 
-@METRICS.register("brier", paper="Brier 1950")
-def brier() -> Metric:
+@register_metric("brier", per_sample=True, lower=True, paper="Brier 1950")
+def brier(logits: Tensor, labels: Tensor) -> Tensor:
     """Squared distance of the probabilities from the true class: 0 is certain and right, 2 certain and wrong."""
-
-    def measure(logits: Tensor, labels: Tensor) -> Tensor:
-        return (logits.softmax(1) - F.one_hot(labels, logits.shape[1])).square().sum(1)
-
-    return measure
+    return (logits.softmax(1) - F.one_hot(labels, logits.shape[1])).square().sum(1)

@@ -2,15 +2,11 @@
 
 from torch import Tensor
 
-from fedkeel.engine.metrics import METRICS, Metric
+from fedkeel.engine.metrics import register_metric
 from fedkeel.options import Count
 
 
-@METRICS.register("top")
-def top(k: Count = 5) -> Metric:
+@register_metric("top", per_sample=True)
+def top(logits: Tensor, labels: Tensor, *, k: Count = 5) -> Tensor:
     """Share of samples whose class is among the k that the model finds most probable."""
-
-    def measure(logits: Tensor, labels: Tensor) -> Tensor:
-        return (logits.topk(min(k, logits.shape[1]), dim=1).indices == labels[:, None]).any(1)
-
-    return measure
+    return (logits.topk(min(k, logits.shape[1]), dim=1).indices == labels[:, None]).any(1)

@@ -177,7 +177,7 @@ class CudaExecutor(SerialExecutor):
         yield from self._in_memory(attempt)
 
     def evaluate(
-        self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
+        self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False
     ) -> Iterator[list[Evaluation]]:
         """In a slot of its own, since only there can a pass be captured."""
         if self._evaluation is None:
@@ -187,7 +187,7 @@ class CudaExecutor(SerialExecutor):
         def attempt() -> list[list[Evaluation]]:
             stream.wait_stream(torch.cuda.current_stream(self.worker.device))
             with torch.cuda.stream(stream):
-                results = list(plain(clients, broadcast, splits))
+                results = list(plain(clients, broadcast, splits, detailed=detailed))
             torch.cuda.current_stream(self.worker.device).wait_stream(stream)
             return results
 

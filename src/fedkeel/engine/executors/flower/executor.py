@@ -9,9 +9,10 @@ import functools
 import json
 import math
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -24,14 +25,17 @@ from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update
 from fedkeel.engine.executors.executor import EXECUTORS, Executor
 from fedkeel.engine.executors.flower.channel import AWAY, POLL, Table, largest_reply, pause, read_reply
 from fedkeel.engine.executors.flower.roster import MOST_SAMPLES, Description, Enrolment, Roster
+from fedkeel.engine.measuring import ALWAYS
 from fedkeel.engine.memory import ClientMemory
-from fedkeel.engine.metrics import requested
+from fedkeel.engine.metrics import Metric, asked
 from fedkeel.errors import TrainingError
 from fedkeel.files import write_atomically
+from fedkeel.formulas.measures import Measure
 
 STATUS = "status.json"
 SPLITS, STATISTICS = ("test", "validation"), ("global", "batch")
 COUNTED = "step"
+NONE: Mapping[str, Metric] = MappingProxyType({})
 LARGEST_LOSS = 1e15  # of a sample; a sum of such is still a number
 NEWCOMERS = 30.0  # seconds, for a site that comes in the midst of a run to say who it is
 ReadReply = Callable[[str, Table, bytes], Any]  # of which client
@@ -97,18 +101,21 @@ class FlowerExecutor(Executor):
         return self._exchange(clients, broadcast, {"do": "train"}, read, self.config.min_clients)
 
     def evaluate(
-        self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str]
+        self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False
     ) -> Iterator[list[Evaluation]]:
         def read(client: str, table: Table, _: bytes) -> list[Evaluation]:
-            return evaluations_of(client, self.roster[client].domain, table.get("evaluations"), metrics)
+            found = evaluations_of(
+                client, self.roster[client].domain, table.get("evaluations"), metrics, len(self.roster.classes)
+            )
+            return found if detailed else [replace(evaluation, details=None) for evaluation in found]
 
-        metrics = requested(self.config.metrics)
+        metrics = asked(self.config)
         known, results = self._evaluated
         if known is not broadcast:
             known, results = self._evaluated = (broadcast, {})
         unknown = [client for client in clients if client not in results]
         if unknown:
-            request = {"do": "evaluate", "splits": list(SPLITS)}
+            request = {"do": "evaluate", "splits": list(splits if detailed else SPLITS), "detailed": detailed}
             for client, result in zip(unknown, self._exchange(unknown, broadcast, request, read, least=1), strict=True):
                 if isinstance(result, Missing):
                     self.note(f"Round {from_one(broadcast.round)}: '{client}' did not evaluate, {result.reason}.")
@@ -230,17 +237,19 @@ class FlowerExecutor(Executor):
             pause(POLL)
 
 
-def evaluations_of(client: str, domain: str, given: object, metrics: Collection[str] = ()) -> list[Evaluation]:
+def evaluations_of(
+    client: str, domain: str, given: object, metrics: Mapping[str, Metric] = NONE, classes: int = 0
+) -> list[Evaluation]:
     """As a site sent them: at most one of each split and kind of statistics."""
     if not isinstance(given, list) or len(given) > len(SPLITS) * len(STATISTICS):
         raise BadMessage("its evaluations are not a list, or too many")
-    found = [evaluation_of(client, domain, entry, metrics) for entry in given]
+    found = [evaluation_of(client, domain, entry, metrics, classes) for entry in given]
     if len({(evaluation.split, evaluation.statistics) for evaluation in found}) < len(found):
         raise BadMessage("it evaluated the same images twice")
     return found
 
 
-def evaluation_of(client: str, domain: str, given: object, metrics: Collection[str]) -> Evaluation:
+def evaluation_of(client: str, domain: str, given: object, metrics: Mapping[str, Metric], classes: int) -> Evaluation:
     """An evaluation as a site sent it; whose it is, the server knows better.
 
     A model that diverged has no loss there, and still so many images that it takes for the right class.
@@ -258,11 +267,45 @@ def evaluation_of(client: str, domain: str, given: object, metrics: Collection[s
         loss = math.nan
     elif isinstance(loss, bool) or not isinstance(loss, (int, float)) or not 0 <= loss <= most:
         raise BadMessage(f"an evaluation of it has the loss {shown(loss)}")
-    sums = given.get("metric_sums", {})
-    if not isinstance(sums, dict) or sums.keys() != set(metrics):
-        raise BadMessage(f"an evaluation of it has the metrics {shown(sums)}")
-    for name, total in sums.items():
-        if isinstance(total, bool) or not isinstance(total, int | float | None):
-            raise BadMessage(f"an evaluation of it has {shown(total)} as the sum of '{name}'")
-    sums = {name: total if total is not None and abs(total) <= most else math.nan for name, total in sums.items()}
-    return Evaluation(client, domain, str(split), str(kind), correct, samples, float(loss), sums)
+    sums = numbers_of(given.get("metric_sums", {}), {n for n, metric in metrics.items() if metric.per_sample}, most)
+    whole = numbers_of(given.get("values", {}), {n for n, metric in metrics.items() if not metric.per_sample}, most)
+    found = Evaluation(client, domain, str(split), str(kind), correct, samples, float(loss), sums, whole)
+    return replace(found, details=details_of(given.get("details"), found, {*ALWAYS, *metrics}, classes))
+
+
+def numbers_of(given: object, names: Collection[str], most: float) -> dict[str, float]:
+    """Numbers by these names; what is not finite, or too large to be one, is not known."""
+    if not isinstance(given, dict) or given.keys() != set(names):
+        raise BadMessage(f"an evaluation of it has the metrics {shown(given)}")
+    for name, value in given.items():
+        if isinstance(value, bool) or not isinstance(value, int | float | None):
+            raise BadMessage(f"an evaluation of it has {shown(value)} as '{name}'")
+    return {name: value if value is not None and abs(value) <= most else math.nan for name, value in given.items()}
+
+
+def details_of(given: object, of: Evaluation, names: Collection[str], classes: int) -> dict[str, Any] | None:
+    """What a site tells of its test set, if it does: the cells of a confusion matrix, and measures."""
+    if given is None:
+        return None
+    if not isinstance(given, dict) or given.keys() != {"confusion", "measures"}:
+        raise BadMessage(f"an evaluation of it has the details {shown(given)}")
+    cells, told = given["confusion"], given["measures"]
+    if not isinstance(cells, list) or len(cells) > of.samples or not all(_is_cell(cell, classes) for cell in cells):
+        raise BadMessage(f"an evaluation of it has the confusion matrix {shown(cells)}")
+    right = sum(images for true, said, images in cells if true == said)
+    if (sum(images for *_, images in cells), right) != (of.samples, of.correct):
+        raise BadMessage("its confusion matrix is of other images than it counts")
+    if not isinstance(told, dict) or not told.keys() <= set(names):
+        raise BadMessage(f"an evaluation of it has the measures {shown(told)}")
+    measures = {name: Measure.of(one) for name, one in told.items()}
+    for name, one in measures.items():
+        if len(one.classes) not in (0, classes) or any(part.classes for part in one.classes):
+            raise BadMessage(f"its measure '{name}' is of {len(one.classes)} classes")
+    return {"confusion": cells, "measures": {name: one.to_list() for name, one in measures.items()}}
+
+
+def _is_cell(given: object, classes: int) -> bool:
+    """A true class, the class it is taken for, and how many images are."""
+    if not isinstance(given, list) or len(given) != 3 or not all(map(is_whole, given)):
+        return False
+    return bool(0 <= given[0] < classes and 0 <= given[1] < classes and given[2] > 0)

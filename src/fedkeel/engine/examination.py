@@ -1,0 +1,32 @@
+"""The test after the last round: every test set in detail, under the model that is the result."""
+
+from dataclasses import replace
+
+from fedkeel.core.evaluation import Evaluation
+from fedkeel.core.server import Server
+from fedkeel.core.state import prefixed
+from fedkeel.engine.local import LOCAL
+from fedkeel.engine.rounds import Federated, make_broadcast
+from fedkeel.errors import TrainingError
+
+
+def examine(federated: Federated, server: Server) -> list[Evaluation]:
+    """Under the model of `server`, or that of the best round. Nothing where it cannot be tested any more, with a note.
+
+    It is not a part of the last round, which may not be the best one: so a run that is stopped meanwhile has nothing to
+    keep of it, and no round is slower for it.
+    """
+    best, memory, note = federated.best_model, federated.executor.memory, federated.observer.note
+    if best:
+        if federated.method.is_personal and not federated.best_local and federated.best["round"] != server.round:
+            note("There are no measures by site and class: the layers of the best round were not kept at the sites.")
+            return []
+        weights, statistics = ({name: best[name] for name in group} for group in (server.weights, server.statistics))
+        server = replace(server, weights=weights, statistics=statistics)
+        for client, local in federated.best_local.items():
+            memory.keep(client, memory.of(client) | prefixed(local, LOCAL))
+    try:
+        return federated.evaluation.examine(make_broadcast(server, server.weights))
+    except TrainingError as error:  # the sites have gone: what is trained is trained
+        note(f"There are no measures by site and class: {error}")
+        return []

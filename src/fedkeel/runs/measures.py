@@ -1,0 +1,232 @@
+"""What the model that a run ends with does on every test set: `measures.json`, read and written.
+
+The file has, of each site, the confusion matrix as its cells (class, class it is taken for, images) and the measures
+that do not follow from it, each as value, low, high and, where it has them, the same of each class. A site is a domain:
+where several clients share one, its numbers are the means over them, as those of accuracy are.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from fedkeel.config import Config
+from fedkeel.core.evaluation import Evaluation
+from fedkeel.core.naming import csv_text, file_name
+from fedkeel.engine.evaluation import quoted
+from fedkeel.engine.measuring import ALWAYS, probabilities
+from fedkeel.engine.metrics import Metric, selection
+from fedkeel.errors import FedkeelError, nearest
+from fedkeel.formulas.measures import Array, Measure, mean_of, of_confusion
+from fedkeel.runs.intact import Files
+
+if TYPE_CHECKING:
+    import pandas
+
+FILE = "measures.json"
+TOO_WIDE = 0.3  # an interval of accuracy that tells nothing
+
+
+class Measured(Files):
+    """A run directory that has measures."""
+
+    config: Config
+
+    @property
+    def how_good(self) -> Callable[[Mapping[str, Any]], float]:
+        """Of one entry of `scores`, by what `select_by` names: the higher the better."""
+        return selection(self.config)
+
+    @cached_property
+    def measures(self) -> Measures:
+        """What the resulting model does on every test set, by site and class, with intervals."""
+        if not (self.directory / FILE).exists():
+            raise FedkeelError(
+                f"'{self.directory}' has no {FILE}, with measures beyond accuracy: it is not finished, is of an "
+                "earlier version, or its sites do not tell by class; finish it, or train it anew."
+            )
+        data = self.intact(FILE)
+        try:
+            return Measures.read(data)
+        except (ValueError, KeyError, TypeError, IndexError) as error:
+            raise self.changed(FILE, f"tables cannot be read ({type(error).__name__})") from error
+
+    @property
+    def has_measures(self) -> bool:
+        return (self.directory / FILE).exists()
+
+    def measure(self, name: str) -> dict[str, Measure]:
+        """A measure such as "auc" of each site: its `value`, `low` and `high`, and those of its `classes`."""
+        return self.measures.of(name)
+
+    def confusion(self, site: str | None = None) -> pandas.DataFrame:
+        """How many test images of each class (rows) are taken for each (columns): of a site, or of all trained ones."""
+        import pandas
+
+        measures = self.measures
+        return pandas.DataFrame(measures.confusion(site), index=measures.classes, columns=measures.classes)
+
+
+def reported(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
+    """Those under the statistics that results are told of."""
+    kinds = {evaluation.statistics for evaluation in evaluations}
+    return [e for e in evaluations if e.statistics == ("global" if "global" in kinds else "batch") and e.details]
+
+
+def document(
+    evaluations: Sequence[Evaluation], classes: Sequence[str], unseen: Sequence[str], metrics: Mapping[str, Metric]
+) -> dict[str, Any]:
+    return {
+        "classes": list(classes),
+        "unseen": list(unseen),
+        "lower_is_better": [name for name, metric in {**ALWAYS, **metrics}.items() if metric.lower],
+        "sites": [{"client": e.client, "domain": e.domain, **(e.details or {})} for e in evaluations],
+    }
+
+
+def predictions(evaluations: Sequence[Evaluation], classes: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    """A table for each client: the image's position in the data, its class, the predicted one, all probabilities."""
+    for evaluation in evaluations:
+        if evaluation.outputs is None:
+            continue
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(["image", "label", "predicted", *(csv_text(f"probability {name}") for name in classes)])
+        _, labels, images = evaluation.outputs
+        said, names = evaluation.outputs.logits.argmax(1).tolist(), [csv_text(name) for name in classes]
+        rows = zip(images.tolist(), labels.tolist(), said, probabilities(evaluation.outputs).tolist(), strict=True)
+        for image, label, predicted, row in sorted(rows, key=lambda entry: entry[0]):
+            writer.writerow([image, names[label], names[predicted], *row])
+        yield f"predictions/{file_name(evaluation.client)}.csv", buffer.getvalue().encode()
+
+
+class Site(NamedTuple):
+    """One client's test set."""
+
+    client: str
+    domain: str
+    confusion: Array  # (C, C)
+    measures: dict[str, Measure]
+
+    @property
+    def samples(self) -> int:
+        return int(self.confusion.sum())
+
+
+@dataclass(frozen=True)
+class Measures:
+    """The numbers of a run beyond its accuracy, each with its 95 % interval."""
+
+    classes: tuple[str, ...]
+    unseen: frozenset[str]
+    lower_is_better: frozenset[str]
+    sites: tuple[Site, ...]
+
+    @staticmethod
+    def read(text: bytes) -> Measures:
+        """An error of any kind where the file is not one that a run wrote."""
+        given = json.loads(text)
+        count, sites = len(given["classes"]), []
+        for site in given["sites"]:
+            confusion = np.zeros((count, count), dtype=np.int64)
+            for true, said, images in site["confusion"]:
+                confusion[true, said] += images
+            told = {name: Measure.of(measure) for name, measure in site["measures"].items()}
+            sites.append(Site(site["client"], site["domain"], confusion, of_confusion(confusion) | told))
+        unseen, lower = (frozenset(given[name]) for name in ("unseen", "lower_is_better"))
+        return Measures(tuple(given["classes"]), unseen, lower, tuple(sites))
+
+    @property
+    def names(self) -> list[str]:
+        return list(dict.fromkeys(name for site in self.sites for name in site.measures))
+
+    @cached_property
+    def domains(self) -> dict[str, list[Site]]:
+        found: dict[str, list[Site]] = {}
+        for site in self.sites:
+            found.setdefault(site.domain, []).append(site)
+        return found
+
+    def of(self, name: str) -> dict[str, Measure]:
+        """A measure of each site; what was not measured is refused."""
+        if name not in self.names:
+            raise FedkeelError(f"'{name}' was not measured: {nearest(name, self.names)}")
+        groups = {domain: [site.measures[name] for site in sites] for domain, sites in self.domains.items()}
+        return {domain: group[0] if len(group) == 1 else mean_of(group) for domain, group in groups.items()}
+
+    def average(self, name: str, *, unseen: bool = False) -> Measure:
+        """Over the sites that were trained on, each counting the same; or over the unseen ones."""
+        return mean_of([measure for site, measure in self.of(name).items() if (site in self.unseen) == unseen])
+
+    def confusion(self, site: str | None = None) -> Array:
+        """Of one site, or of all that were trained on together; rows are the true classes."""
+        if site is not None and site not in self.domains:
+            raise FedkeelError(f"There is no site '{site}': {nearest(site, list(self.domains))}")
+        trained = [name for name in self.domains if name not in self.unseen] or list(self.domains)
+        found = [entry.confusion for name in (trained if site is None else [site]) for entry in self.domains[name]]
+        return np.asarray(sum(found))
+
+    def by_class(self) -> dict[str, tuple[Measure, ...]]:
+        """Of each class: what follows from the confusion matrix of all trained sites together, else the mean over
+        them."""
+        found = {name: measure.classes for name, measure in of_confusion(self.confusion()).items() if measure.classes}
+        trained = [site for site in self.sites if site.domain not in self.unseen] or self.sites
+        for name in self.names:
+            parts = [site.measures[name].classes for site in trained if site.measures[name].classes]
+            if parts and name not in found:
+                found[name] = tuple(mean_of(one) for one in zip(*parts, strict=True))
+        return found
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """A row for each number of each client, and of each of its classes, which is empty for all together."""
+        for site in self.sites:
+            for name, measure in site.measures.items():
+                for label, one in (("", measure), *zip(self.classes, measure.classes, strict=False)):
+                    known = {"client": site.client, "domain": site.domain, "class": label, "measure": name}
+                    yield known | dict(zip(("value", "low", "high"), one, strict=False))
+
+    def to_dict(self) -> dict[str, Any]:
+        """For a script: each measure with its interval, of every site and on average over those trained on."""
+        found: dict[str, Any] = {"notes": self.notes()}
+        for name in self.names:
+            sites = {site: measure.to_list()[:3] for site, measure in self.of(name).items()}
+            found[name] = {"average": self.average(name).to_list(), "sites": sites}
+        return found
+
+    def notes(self) -> list[str]:
+        """What a person should know before believing the numbers."""
+        if not self.sites:
+            return []
+        whole, notes = self.confusion(), []
+        present, said = whole.sum(1) > 0, whole.sum(0) > 0
+        balanced, chance = of_confusion(whole)["balanced-accuracy"], 1 / max(1, int(present.sum()))
+        if present.sum() > 1 and balanced.low <= chance:
+            notes.append(
+                f"The model is at chance level: its balanced accuracy over all sites is {interval(balanced)} %, and "
+                f"guessing among {int(present.sum())} classes gives {100 * chance:.1f} %."
+            )
+        if never := [name for name, is_lost in zip(self.classes, present & ~said, strict=True) if is_lost]:
+            notes.append(f"Never predicted at any site: {quoted(never)} of {int(present.sum())} classes.")
+        known = self.of("accuracy")
+        if small := [name for name, share in known.items() if share.high - share.low > TOO_WIDE]:
+            first = f"'{small[0]}' has {sum(site.samples for site in self.domains[small[0]])}"
+            notes.append(
+                f"Too few test images to tell much: {quoted(small)} ({first}, and its accuracy is "
+                f"{interval(known[small[0]])} %)."
+            )
+        return notes
+
+
+def interval(measure: Measure, scale: float = 100.0) -> str:
+    """A number and its interval for a table: '81.2 (75.0 to 86.1)', '-' for what is not known."""
+    if not np.isfinite(measure.value):
+        return "–"
+    value, low, high = (f"{scale * number:.1f}" if scale == 100 else f"{number:.3g}" for number in measure[:3])
+    return f"{value} ({low} to {high})" if np.isfinite(measure.low) else value
