@@ -55,7 +55,7 @@ def test_of_a_method_with_several_options_the_best_counts_and_is_named_with_them
     places = []
     for label, value in (("central", 0.9), ("fedavg@learning_rate=0.1", 0.6), ("fedavg", 0.4), ("gn", 0.5)):
         for seed in range(2):
-            finish(tmp_path / label / str(seed), Config(), {"scan": value})
+            finish(tmp_path / label / str(seed), Config(seed=seed), {"scan": value})
             places.append(Trial(label, seed, tmp_path / label / str(seed)))
     sentences = findings(Comparison(tmp_path, places).results)
     assert sentences[0] == "Best on average, by more than the spread: fedavg@learning_rate=0.1 (60.0)."

@@ -57,7 +57,7 @@ class Evaluator:
         self._needs_outputs = len(self._metrics) < len(metrics)
         # Samples that are classified rightly, their loss, and the metrics.
         self._sums = torch.zeros(2 + len(self._metrics), dtype=torch.float64, device=store.device)
-        self._logits = torch.empty(0, store.federation.num_classes, device=store.device)
+        self._logits = torch.empty(0, store.federation.num_classes, dtype=torch.float32, device=store.device)
         self._place = torch.zeros(1, dtype=torch.int64, device=store.device)  # of the next batch in it
 
     @torch.no_grad()

@@ -307,7 +307,7 @@ class Worker:
             model=self.model,
             broadcast=broadcast,
             data=TrainingPasses(
-                self.store, site, lambda: self.plan(name, round), config.seed, round, config.batch_size
+                self.store, site, partial(self.plan, name, round), config.seed, round, config.batch_size
             ),
             config=config,
             num_classes=self.federation.num_classes,
