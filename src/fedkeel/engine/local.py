@@ -299,6 +299,7 @@ class Worker:
         self.task_loss.begin(lambda: self.federation.labels[site.train])
         if self._dropout is not None:
             self._dropout.begin(seeds.generator(config.seed, "dropout", round, name, question))
+        plan = partial(self.plan, name, round)
         return LocalClient(
             name=name,
             samples=site.samples,
@@ -306,9 +307,7 @@ class Worker:
             rounds=broadcast.rounds,
             model=self.model,
             broadcast=broadcast,
-            data=TrainingPasses(
-                self.store, site, partial(self.plan, name, round), config.seed, round, config.batch_size
-            ),
+            data=TrainingPasses(self.store, site, plan, config.seed, round, config.batch_size),
             config=config,
             num_classes=self.federation.num_classes,
             learning_rate=schedules.learning_rate_at(config, round),
