@@ -21,19 +21,25 @@ from fedkeel.nn.surgery import replace_modules
 
 EPS = 1e-4
 INITS = ("xavier", "keep")
+SAME = (  # arguments of a layer, or of a convolution, that its standardised kind takes over
+    *("in_features", "out_features", "in_channels", "out_channels"),
+    *("kernel_size", "stride", "padding", "dilation", "groups", "padding_mode"),
+)
 
 
-class _ScaledWS(_ConvNd):
-    """What the 1d, 2d and 3d convolutions share; used beside torch's own class."""
+class _ScaledWS(nn.Module):
+    """What all kinds share; used before torch's own class."""
 
+    weight: Tensor
+    bias: Any  # a tensor or None
     gain: nn.Parameter
-    plain: type[_ConvNd]
-    own: _ConvNd | None = None  # a convolution with a forward of its own, bare of its parameters
+    plain: type[nn.Module]
+    own: nn.Module | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         nn.init.xavier_normal_(self.weight)
-        self.gain = nn.Parameter(self.weight.new_ones(self.out_channels, *[1] * (self.weight.ndim - 1)))
+        self.gain = nn.Parameter(self.weight.new_ones(len(self.weight), *[1] * (self.weight.ndim - 1)))
 
     def standardised_weight(self) -> Tensor:
         """gain (W - mean) rsqrt(max(var N, 1e-4)) with unbiased variance over the fan-in N of an output channel.
@@ -42,6 +48,20 @@ class _ScaledWS(_ConvNd):
         zero: such a weight is used as it is, times the gain.
         """
         return standardised(self.weight, self.gain, torch.float32)
+
+    def fold(self) -> nn.Module:
+        """A plain layer (or one of the class that this one replaced) with the same outputs, for inference."""
+        folded = self.plain(**_arguments(self)) if self.own is None else copy.deepcopy(self.own)
+        folded.register_parameter("weight", nn.Parameter(self.standardised_weight().detach().to(self.weight.dtype)))
+        folded.register_parameter("bias", None if self.bias is None else nn.Parameter(self.bias.detach().clone()))
+        return folded.train(self.training)
+
+
+class _ScaledWSConv(_ScaledWS, _ConvNd):
+    """The 1d, 2d and 3d convolutions."""
+
+    plain: type[_ConvNd]
+    own: _ConvNd | None = None  # a convolution with a forward of its own, bare of its parameters
 
     def forward(self, x: Tensor) -> Tensor:
         weight = standardised(self.weight, self.gain, _wanted_type())
@@ -65,13 +85,6 @@ class _ScaledWS(_ConvNd):
         self.__dict__["own"] = own = copy.copy(old)
         own._parameters = {}
 
-    def fold(self) -> _ConvNd:
-        """A plain convolution (or one of the class that this one replaced) with the same outputs, for inference."""
-        folded = self.plain(**_arguments(self)) if self.own is None else copy.deepcopy(self.own)
-        folded.register_parameter("weight", nn.Parameter(self.standardised_weight().detach().to(self.weight.dtype)))
-        folded.register_parameter("bias", None if self.bias is None else nn.Parameter(self.bias.detach().clone()))
-        return folded.train(self.training)
-
 
 def standardised(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
     """In `dtype` if a single kernel does it, which saves the conversion; otherwise in the type of the weight."""
@@ -90,43 +103,31 @@ def _wanted_type() -> torch.dtype:
     return torch.bfloat16 if half else torch.float32
 
 
-class ScaledWSConv1d(_ScaledWS, nn.Conv1d):
+class ScaledWSConv1d(_ScaledWSConv, nn.Conv1d):
     """`nn.Conv1d` with scaled weight standardisation."""
 
     plain = nn.Conv1d
 
 
-class ScaledWSConv2d(_ScaledWS, nn.Conv2d):
+class ScaledWSConv2d(_ScaledWSConv, nn.Conv2d):
     """`nn.Conv2d` with scaled weight standardisation: FedWon Eq. 3 and Listing 1."""
 
     plain = nn.Conv2d
 
 
-class ScaledWSConv3d(_ScaledWS, nn.Conv3d):
+class ScaledWSConv3d(_ScaledWSConv, nn.Conv3d):
     """`nn.Conv3d` with scaled weight standardisation."""
 
     plain = nn.Conv3d
 
 
-class ScaledWSLinear(nn.Linear):
+class ScaledWSLinear(_ScaledWS, nn.Linear):
     """`nn.Linear` with scaled weight standardisation of its rows, for networks on vectors."""
 
-    gain: nn.Parameter
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        nn.init.xavier_normal_(self.weight)
-        self.gain = nn.Parameter(self.weight.new_ones(self.out_features, 1))
+    plain = nn.Linear
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(x, standardised(self.weight, self.gain, _wanted_type()), self.bias)
-
-    def fold(self) -> nn.Linear:
-        """A plain layer with the same outputs, for inference."""
-        folded = nn.Linear(**_sizes(self))
-        folded.weight = nn.Parameter(standardised(self.weight, self.gain, torch.float32).detach().to(self.weight.dtype))
-        folded.register_parameter("bias", None if self.bias is None else nn.Parameter(self.bias.detach().clone()))
-        return folded.train(self.training)
 
 
 KINDS: dict[type[nn.Module], Any] = {
@@ -156,7 +157,7 @@ def to_scaled_ws(model: nn.Module, skip: Collection[str] = (), init: str = "xavi
     def build(_: str, old: nn.Module) -> nn.Module:
         assert isinstance(old, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)
         kind = next(kind for plain, kind in KINDS.items() if isinstance(old, plain))
-        new: Any = kind(**(_sizes(old) if isinstance(old, nn.Linear) else _arguments(old)))
+        new: Any = kind(**_arguments(old))
         if isinstance(old, _ConvNd):
             new.like(old)
         with torch.no_grad():
@@ -168,7 +169,7 @@ def to_scaled_ws(model: nn.Module, skip: Collection[str] = (), init: str = "xavi
         return new  # type: ignore[no-any-return]
 
     names = replace_modules(model, lambda name, _: name in layers and name not in skip, build)
-    if not names and not any(isinstance(module, _ScaledWS | ScaledWSLinear) for module in model.modules()):
+    if not names and not any(isinstance(module, _ScaledWS) for module in model.modules()):
         raise MethodError(f"{type(model).__name__} has no convolution to standardise: choose another model.")
     return names
 
@@ -178,7 +179,7 @@ def _standardisable(model: nn.Module) -> list[str]:
     plain = {
         name: module
         for name, module in model.named_modules()
-        if isinstance(module, tuple(KINDS)) and not isinstance(module, _ScaledWS | ScaledWSLinear)
+        if isinstance(module, tuple(KINDS)) and not isinstance(module, _ScaledWS)
     }
     convolutions = [name for name, module in plain.items() if isinstance(module, _ConvNd)]
     if not isinstance(model, Classifier) or any(isinstance(module, _ConvNd) for module in model.modules()):
@@ -189,31 +190,21 @@ def _standardisable(model: nn.Module) -> list[str]:
 
 def fold(model: nn.Module) -> nn.Module:
     """A copy of the model with plain layers and the same outputs: nothing is left to standardise at inference."""
-    if isinstance(model, _ScaledWS | ScaledWSLinear):
+    if isinstance(model, _ScaledWS):
         return model.fold()
     folded = copy.deepcopy(model)
 
     def build(_: str, old: nn.Module) -> nn.Module:
-        assert isinstance(old, _ScaledWS | ScaledWSLinear)
+        assert isinstance(old, _ScaledWS)
         return old.fold()
 
-    replace_modules(folded, lambda _, module: isinstance(module, _ScaledWS | ScaledWSLinear), build)
+    replace_modules(folded, lambda _, module: isinstance(module, _ScaledWS), build)
     return folded
 
 
-def _sizes(layer: nn.Linear) -> dict[str, Any]:
-    place = {"device": layer.weight.device, "dtype": layer.weight.dtype}
-    return {
-        "in_features": layer.in_features,
-        "out_features": layer.out_features,
+def _arguments(layer: Any) -> dict[str, Any]:
+    return {name: getattr(layer, name) for name in SAME if hasattr(layer, name)} | {
         "bias": layer.bias is not None,
-    } | place
-
-
-def _arguments(convolution: _ConvNd) -> dict[str, Any]:
-    same = ("in_channels", "out_channels", "kernel_size", "stride", "padding", "dilation", "groups", "padding_mode")
-    return {name: getattr(convolution, name) for name in same} | {
-        "bias": convolution.bias is not None,
-        "device": convolution.weight.device,
-        "dtype": convolution.weight.dtype,
+        "device": layer.weight.device,
+        "dtype": layer.weight.dtype,
     }
