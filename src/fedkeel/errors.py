@@ -62,12 +62,12 @@ def unknown(kind: str, given: str, choices: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What somebody else's error says, for a sentence of ours.
+    """What somebody else's error says, for a sentence of ours, which ends it.
 
-    >>> first_line(ValueError("no such layer\\nTraceback ...")), first_line(KeyError())
+    >>> first_line(ValueError("no such layer.\\nTraceback ...")), first_line(KeyError())
     ('no such layer', 'KeyError')
     """
-    return str(error).strip().partition("\n")[0] or type(error).__name__
+    return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 
 # -- too little memory: what ran out, and what needs less of it --------------------------------------------------

@@ -60,12 +60,12 @@ class Observer:
         log.warning(text)
 
 
-class Observers(Observer):
-    """Several who want to know. Notes go to the first."""
+class Several:
+    """Beside a class of those who are told: passes everything on to several, in their order. Notes go to the first."""
 
-    def __init__(self, observers: Sequence[Observer]) -> None:
+    def __init__(self, observers: Sequence[Any]) -> None:
         self.observers = list(observers)
-        for event in vars(Observer):
+        for event in dir(type(self)):
             if not event.startswith("_") and event != "note":
                 setattr(self, event, partial(self._tell, event))
 
@@ -75,3 +75,7 @@ class Observers(Observer):
 
     def note(self, text: str) -> None:
         self.observers[0].note(text)
+
+
+class Observers(Several, Observer):
+    """Several who want to know."""

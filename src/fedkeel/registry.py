@@ -143,7 +143,7 @@ class Registry(Generic[T]):
             raise
         except (TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError) as error:
             given = ", ".join(f"{option}={described(value)}" for option, value in options.items())
-            reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
+            reason = first_line(error)
             raise FedkeelError(f"The {self.kind} '{name}' cannot be built with {given}: {reason}.") from error
 
     def names(self) -> list[str]:
@@ -166,7 +166,7 @@ class Registry(Generic[T]):
                 package = f"The package '{point.dist.name}'" if point.dist else "A package"
                 log.warning(
                     f"{package} cannot add to the {self.group}, since its '{point.value}' fails with "
-                    f"{type(error).__name__} ({first_line(error).rstrip('.')}): update or remove it."
+                    f"{type(error).__name__} ({first_line(error)}): update or remove it."
                 )
 
     def __iter__(self) -> Iterator[Entry[T]]:

@@ -338,7 +338,7 @@ def test_several_observers_are_all_told_everything() -> None:
     assert two[1].heard == ["started", "client_done", "round_done"]
     assert two[0].heard == [*two[1].heard, "a note"]  # once is enough
     hooks = {name for name in vars(Observer) if not name.startswith("_")}
-    assert hooks <= {*vars(several), *vars(Observers)}, "a hook added to Observer is passed on too"
+    assert hooks - {"note"} <= {*vars(several)}, "a hook added to Observer is passed on too"
 
 
 def test_names_that_mlflow_takes() -> None:

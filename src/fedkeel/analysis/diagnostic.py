@@ -14,7 +14,7 @@ from fedkeel.analysis.snapshot import Objects, Snapshot, normalised_layers, of_r
 from fedkeel.config import from_one
 from fedkeel.core.state import batch_norms
 from fedkeel.engine.local import StepWatch, Worker
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, first_line
 from fedkeel.files import explained, plain, write_atomically
 from fedkeel.registry import Registry
 from fedkeel.runs.run import Run
@@ -95,9 +95,8 @@ class Diagnostic:
         except FedkeelError:
             raise
         except (ArithmeticError, RuntimeError, ValueError) as error:
-            reason = str(error).partition("\n")[0].rstrip(".")
             raise FedkeelError(
-                f"'{self.name}' cannot be computed of round {from_one(snapshot.round)}: {reason}."
+                f"'{self.name}' cannot be computed of round {from_one(snapshot.round)}: {first_line(error)}."
             ) from error
 
     def draw(self, measured: list[Measured]) -> list[Figure]:

@@ -130,7 +130,7 @@ def _explained(what: str) -> Iterator[None]:
         if isinstance(error, SyntaxError):
             places = [(error.filename or what, error.lineno)]
         where = [f"{Path(file).name}, line {line}: " for file, line in places[-1:]]
-        said = error.msg if isinstance(error, SyntaxError) else first_line(error).rstrip(".")
+        said = error.msg if isinstance(error, SyntaxError) else first_line(error)
         raise FedkeelError(f"'{what}' cannot be imported, {''.join(where)}{type(error).__name__}: {said}.") from error
     finally:
         _under_way.pop()

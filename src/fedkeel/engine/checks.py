@@ -28,7 +28,7 @@ from fedkeel.engine import losses, metrics, optimizers, schedules
 from fedkeel.engine.batches import probe
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import Worker
-from fedkeel.errors import DataError, FedkeelError, MethodError, shortage
+from fedkeel.errors import DataError, FedkeelError, MethodError, first_line, shortage
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 from fedkeel.observer import Observer
 from fedkeel.options import described
@@ -172,7 +172,7 @@ def check_network(network: Classifier, federation: Federation) -> None:
     except Exception as error:
         if shortage(error):
             raise
-        reason = str(error).partition("\n")[0].rstrip(".")
+        reason = first_line(error)
         what = "images" if x.ndim == 4 else "samples"
         raise FedkeelError(f"The model does not take {what} of shape {tuple(x.shape[1:])}: {reason}.") from error
     if not isinstance(output, Output):

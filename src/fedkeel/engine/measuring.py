@@ -17,7 +17,7 @@ from fedkeel import seeds
 from fedkeel.config import Config
 from fedkeel.core.evaluation import Evaluation, Outputs, known_mean
 from fedkeel.engine.metrics import METRICS, Metric, asked, requested
-from fedkeel.errors import FedkeelError, nearest
+from fedkeel.errors import FedkeelError, first_line, nearest
 from fedkeel.formulas.measures import Array, Measure, confusion, mean_of_samples, of_confusion, resampled
 from fedkeel.options import described
 
@@ -79,8 +79,7 @@ def read(name: str, metric: Metric, chances: Array, labels: Array) -> Measure:
         raise
     except Exception as error:
         raise FedkeelError(
-            f"The metric '{name}' failed on {len(labels)} images with a {type(error).__name__}: "
-            f"{str(error).partition(chr(10))[0].rstrip('.')}."
+            f"The metric '{name}' failed on {len(labels)} images with a {type(error).__name__}: {first_line(error)}."
         ) from error
     if isinstance(given, Measure):
         return given

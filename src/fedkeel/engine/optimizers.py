@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fedkeel import spec
 from fedkeel.config import Config
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, first_line
 from fedkeel.registry import Registry, signature_of
 
 OF_THE_RUN = {"lr": "learning_rate", "momentum": "momentum", "weight_decay": "weight_decay"}
@@ -101,8 +101,7 @@ def check(config: Config) -> None:
     try:
         build([parameter], lr=config.learning_rate, **options).step()
     except Exception as error:
-        reason = str(error).partition("\n")[0].rstrip(".") or type(error).__name__
-        raise FedkeelError(f"The optimizer '{config.optimizer}' cannot take a step: {reason}.") from error
+        raise FedkeelError(f"The optimizer '{config.optimizer}' cannot take a step: {first_line(error)}.") from error
 
 
 def uncapturable(config: Config) -> str:

@@ -24,7 +24,7 @@ from fedkeel.core import imports
 from fedkeel.core.evaluation import Scores
 from fedkeel.engine.children import HUNG, NAME, SENTENCE, UNGUARDED, Child, end, heard
 from fedkeel.errors import FedkeelError
-from fedkeel.observer import Observer
+from fedkeel.observer import Observer, Several
 from fedkeel.runs.trackers import tracked
 from fedkeel.stopping import Stopped, stop_requested
 
@@ -75,34 +75,8 @@ class JobsObserver:
         log.warning(text)
 
 
-class JobsObservers(JobsObserver):
-    """Passes everything on to several, in their order."""
-
-    def __init__(self, observers: Sequence[JobsObserver]) -> None:
-        self._observers = observers
-
-    def planned(self, jobs: Sequence[Job], finished: Sequence[Job]) -> None:
-        for observer in self._observers:
-            observer.planned(jobs, finished)
-
-    def job_started(self, job: Job, first_round: int) -> None:
-        for observer in self._observers:
-            observer.job_started(job, first_round)
-
-    def job_progress(self, job: Job, rounds_done: float, accuracy: float | None) -> None:
-        for observer in self._observers:
-            observer.job_progress(job, rounds_done, accuracy)
-
-    def job_finished(self, job: Job, problem: str) -> None:
-        for observer in self._observers:
-            observer.job_finished(job, problem)
-
-    def tick(self) -> None:
-        for observer in self._observers:
-            observer.tick()
-
-    def note(self, text: str) -> None:
-        self._observers[0].note(text)  # one is enough to tell it
+class JobsObservers(Several, JobsObserver):
+    """Several who want to know."""
 
 
 def run_all(

@@ -90,7 +90,7 @@ def read(path: str | Path) -> Tensors:
             return safetensors.torch.load_file(path)
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        reason = first_line(error).rstrip(".")
+        reason = first_line(error)
         raise FedkeelError(
             f"The weights in '{path}' cannot be read ({reason}): give a file of tensors, saved from a state_dict()."
         ) from error

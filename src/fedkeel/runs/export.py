@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from fedkeel.data.federation import Federation
 from fedkeel.data.transforms import Unknown, transforms_text
-from fedkeel.errors import FedkeelError, nearest
+from fedkeel.errors import FedkeelError, first_line, nearest
 from fedkeel.files import write_atomically
 from fedkeel.nn.scaled_ws_conv import fold
 from fedkeel.options import as_path
@@ -181,9 +181,8 @@ def exported(model: nn.Module, example: Tensor) -> torch.export.ExportedProgram:
     try:
         return torch.export.export(model, (example,), dynamic_shapes=({0: torch.export.Dim("batch", min=1)},))
     except Exception as error:  # the exporter's own, of many kinds
-        reason = str(error).strip().partition("\n")[0].rstrip(".")
         raise FedkeelError(
-            f"torch.export cannot take this model apart ({reason}): choose the format 'torchscript'."
+            f"torch.export cannot take this model apart ({first_line(error)}): choose the format 'torchscript'."
         ) from error
 
 

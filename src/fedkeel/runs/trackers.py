@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from fedkeel.config import from_one
-from fedkeel.errors import FedkeelError, unknown
+from fedkeel.errors import FedkeelError, first_line, unknown
 from fedkeel.observer import Observer, Observers
 from fedkeel.stopping import Stopped
 
@@ -49,7 +49,7 @@ class Tracker(Observer):
         try:
             self.open(config, first_round)
         except Exception as error:  # the package's own, of whatever kind
-            raise FedkeelError(f"{self.kind} does not take this run: {first_line(error)}") from error
+            raise FedkeelError(f"{self.kind} does not take this run: {first_line(error)}.") from error
         self._open = True
 
     def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
@@ -64,7 +64,7 @@ class Tracker(Observer):
                 act(*given)
         except Exception as error:
             self._open = False
-            self._note(f"{self.kind} gets no more of this run, which goes on without it: {first_line(error)}")
+            self._note(f"{self.kind} gets no more of this run, which goes on without it: {first_line(error)}.")
 
     def open(self, config: Config, first_round: int) -> None: ...
 
@@ -72,11 +72,6 @@ class Tracker(Observer):
         """`round` counts from 1, as people who look at the curves do."""
 
     def close(self, outcome: Outcome) -> None: ...
-
-
-def first_line(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0] or type(error).__name__
-    return text.rstrip(".") + "."
 
 
 def values(scores: Scores | None, loss: float) -> dict[str, float]:
@@ -184,7 +179,7 @@ def _problem_with_database() -> str:
     try:
         mlflow.MlflowClient().search_experiments(max_results=1)
     except Exception as error:
-        return first_line(error)
+        return f"{first_line(error)}."
     return ""
 
 

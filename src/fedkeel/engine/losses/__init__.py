@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fedkeel import spec
 from fedkeel.core.client import cross_entropy as usual
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, first_line
 from fedkeel.options import described
 from fedkeel.registry import Registry, discover
 
@@ -45,7 +45,7 @@ class TrainingLoss:
                 return
             problem = f"they are of shape {tuple(losses.shape)}"
         except (TypeError, ValueError, AttributeError, IndexError, RuntimeError) as error:
-            problem = str(error).partition("\n")[0].rstrip(".")
+            problem = first_line(error)
         wanted = "return (N,), a number for each sample that depends on its logits"
         raise FedkeelError(f"The loss '{text}' cannot be used for logits (N, C), {problem}: {wanted}.")
 

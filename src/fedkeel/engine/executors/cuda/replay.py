@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fedkeel.core.client import Batch, one_by_one
+from fedkeel.errors import first_line
 
 log = logging.getLogger("fedkeel")
 MOST_GRAPHS = 16  # batches of more shapes than this run eagerly
@@ -54,7 +55,7 @@ class Replays:
         except RuntimeError as error:
             self._eager = True
             torch.cuda.synchronize()
-            log.info("A pass over the data is not captured: %s.", str(error).partition("\n")[0])
+            log.info("A pass over the data is not captured: %s.", first_line(error))
 
 
 def capture(pool: Any, work: Callable[[], None]) -> torch.cuda.CUDAGraph:

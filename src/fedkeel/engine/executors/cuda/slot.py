@@ -19,6 +19,7 @@ from fedkeel.engine.batches import BatchPlan, middle
 from fedkeel.engine.executors.cuda.replay import Replays, capture
 from fedkeel.engine.local import Worker
 from fedkeel.engine.schedules import learning_rate_at
+from fedkeel.errors import first_line
 
 STEPS = 2  # of one graph: of longer ones, those of large networks, the GPU runs fewer side by side
 BUFFER_BYTES = 64 * 2**20  # of gathered batches per slot
@@ -180,7 +181,7 @@ class Slot:
         except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__context__, torch.OutOfMemoryError):
                 raise torch.OutOfMemoryError(str(error)) from error  # not a matter of the step: fewer slots will do
-            self.eager = str(error).partition("\n")[0]
+            self.eager = first_line(error)
             torch.cuda.synchronize(self.worker.device)
 
     def _adopt(self, client: LocalClient) -> LocalClient:
