@@ -14,7 +14,7 @@ from fedkeel.data import partition as partitions
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation, Transform
 from fedkeel.data.partition import Partition, Pool, in_proportion
-from fedkeel.data.population import Client, ClientGroup, IntArray, Population, Slices, Split, each_once, no_indices
+from fedkeel.data.population import Client, ClientGroup, IntArray, Population, Slices, each_once, no_indices
 from fedkeel.data.reader import DATASETS
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError, unknown
@@ -52,19 +52,28 @@ class Cut:
             raise DataError(f"Every domain of '{dataset.name}' is unseen: leave at least one to train on.")
         # A count for a domain that is held out is no mistake: the same partition serves every domain left out in turn.
         partitions.build(self.partition).check(list(dataset.domains))
+        clients = Population([self.group(dataset, domain) for domain in seen])
+        return self.of_clients(dataset, clients, [self.unseen_client(dataset, domain) for domain in held_out])
+
+    def of_clients(self, dataset: Dataset, clients: Sequence[Client], unseen: Sequence[Client]) -> Federation:
         federation = Federation(
             name=dataset.name,
             images=dataset.images,
             labels=dataset.labels,
             classes=dataset.classes,
-            clients=Population([self.group(dataset, domain) for domain in seen]),
+            clients=clients,
             train_transform=given_or(self.train_transform, dataset.train_transform),
             test_transform=given_or(self.test_transform, dataset.test_transform),
-            unseen=tuple(unseen_client(domain, dataset.domains[domain], self.unseen_split) for domain in held_out),
+            unseen=tuple(unseen),
             on_disk=dataset.on_disk,
         )
         warn_of_untrained_classes(federation)
         return federation
+
+    def unseen_client(self, dataset: Dataset, domain: str) -> Client:
+        split = dataset.domains[domain]
+        tested = split.all() if self.unseen_split == "all" else split.test
+        return Client(domain, domain, no_indices(), no_indices(), tested)
 
     def group(self, dataset: Dataset, domain: str) -> ClientGroup:
         """The clients of one domain. They share its validation and test tensors, so that these are evaluated once."""
@@ -125,10 +134,6 @@ def load_spec(
 def given_or(text: str | None, usual: Transform | str) -> Transform:
     chosen = usual if text is None else text
     return parse_transforms(chosen) if isinstance(chosen, str) else chosen
-
-
-def unseen_client(domain: str, split: Split, which: str) -> Client:
-    return Client(domain, domain, no_indices(), no_indices(), split.all() if which == "all" else split.test)
 
 
 def subsampled(group: ClientGroup, labels: IntArray, samples: int, seed: int) -> ClientGroup:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedkeel.data.dataset import Dataset, indices
 from fedkeel.data.federation import Federation
-from fedkeel.data.load import Cut, given_or, unseen_client, warn_of_empty_classes, warn_of_untrained_classes
+from fedkeel.data.load import Cut, warn_of_empty_classes
 from fedkeel.data.population import Client, IntArray, Split
 from fedkeel.data.sources import Source
 from fedkeel.data.splits import check_shares, stratified_split
@@ -121,7 +121,7 @@ def with_clients(dataset: Dataset, cut: Cut, domain_of: Mapping[str, str]) -> Fe
     seen, unseen = [], []
     for name, split in dataset.domains.items():
         if name in held_out or domain_of[name] in held_out:
-            unseen.append(replace(unseen_client(name, split, cut.unseen_split), domain=domain_of[name]))
+            unseen.append(replace(cut.unseen_client(dataset, name), domain=domain_of[name]))
         elif not len(split.train):
             raise DataError(f"The client '{name}' has no samples to train on: leave it out or give it some.")
         else:
@@ -130,18 +130,7 @@ def with_clients(dataset: Dataset, cut: Cut, domain_of: Mapping[str, str]) -> Fe
         raise DataError(f"Every client of '{dataset.name}' is unseen: leave at least one to train on.")
     if cut.subsample is not None:
         raise DataError("'subsample' goes with a partition: give fewer samples to the clients.")
-    made = Federation(
-        name=dataset.name,
-        images=dataset.images,
-        labels=dataset.labels,
-        classes=dataset.classes,
-        clients=tuple(seen),
-        train_transform=given_or(cut.train_transform, dataset.train_transform),
-        test_transform=given_or(cut.test_transform, dataset.test_transform),
-        unseen=tuple(unseen),
-    )
-    warn_of_untrained_classes(made)
-    return made
+    return cut.of_clients(dataset, tuple(seen), unseen)
 
 
 def domains_of(members: Mapping[str, IntArray], domains: Any, count: int) -> dict[str, str]:

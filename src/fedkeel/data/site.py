@@ -16,7 +16,7 @@ from fedkeel.config import Config
 from fedkeel.data.dataset import Findings, Manifest
 from fedkeel.data.federation import Federation
 from fedkeel.data.formats.folders import images_in, visible_folders
-from fedkeel.data.load import Cut, unseen_client
+from fedkeel.data.load import Cut
 from fedkeel.data.reader import DATASETS
 from fedkeel.data.readers.folder import Folder, scan_domain
 from fedkeel.data.transforms import parse_transforms
@@ -109,10 +109,9 @@ def load_site(folder: Path, name: str, config: Config, classes: Sequence[str] | 
     cut = Cut(
         subsample=None if held_out else config.subsample or None,
         seed=options.get("seed", config.seed),
-        **{key: options[key] for key in ("train_transform", "test_transform") if key in options},
+        **{key: options[key] for key in ("unseen_split", "train_transform", "test_transform") if key in options},
     )
     federation = cut.federation(dataset)
     if held_out:
-        client = unseen_client(name, dataset.domains[name], options.get("unseen_split", "all"))
-        federation = replace(federation, clients=(), unseen=(client,))
+        federation = replace(federation, clients=(), unseen=(cut.unseen_client(dataset, name),))
     return federation
