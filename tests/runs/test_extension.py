@@ -150,6 +150,16 @@ class Late(Method):
             client.memory["late"] = torch.ones(1)
 
 
+class LateInside(Method):
+    """The same in a function inside."""
+
+    name = "late"
+
+    def start(self, client: LocalClient) -> None:
+        if any(client.round > client.rounds / part for part in (2, 3)):
+            client.memory["late"] = torch.ones(1)
+
+
 @pytest.mark.parametrize(
     ("method", "options", "sentence"),
     [
@@ -160,13 +170,14 @@ class Late(Method):
         ("ga", {}, "the method 'ga'"),
         ("fedfm", {}, "the method 'fedfm'"),
         (Late(), {}, "the method 'late'"),
+        (LateInside(), {}, "the method 'late'"),
     ],
 )
 def test_what_goes_by_the_number_of_rounds_is_refused_and_the_run_stays(
     method: str | Method, options: dict[str, Any], sentence: str, tmp_path: Path
 ) -> None:
     run = tiny.run(tmp_path / "run", method, **options)
-    objects = {} if isinstance(method, str) else {"method": Late()}
+    objects = {} if isinstance(method, str) else {"method": type(method)()}
     with pytest.raises(FedkeelError) as refused:
         extend(run.directory, 5, **objects)
     assert sentence in str(refused.value)

@@ -22,6 +22,7 @@ from fedkeel.cli import main
 from fedkeel.data.federation import Federation
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run
+from fedkeel.runs.trained import Predictions
 
 OPTIONS = {"rounds": 2, "subsample": 20, "batch_size": 10, "device": "cpu", "executor": "serial"}
 
@@ -195,6 +196,14 @@ def test_elsewhere_without_the_data(finished: Run, digits: Federation, tmp_path:
     here = finished.predict(pictures[:4])
     assert [row["class"] for row in rows] == here.classes
     assert [row["probability"] for row in rows] == pytest.approx(here.confidence, abs=1e-5)
+
+
+def test_no_name_in_a_table_is_a_formula(tmp_path: Path) -> None:
+    found = Predictions(["=1+1.png"], torch.tensor([[0.25, 0.75]]), ["a", "@b"])
+    assert found.to_csv(tmp_path / "p.csv").read_text().splitlines() == [
+        "image,class,probability,p(a),p(@b)",
+        "'=1+1.png,'@b,0.750000,0.250000,0.750000",
+    ]
 
 
 class TestCommand:

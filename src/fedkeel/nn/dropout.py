@@ -254,7 +254,7 @@ def _calls_one(function: Any, module: nn.Module, seen: set[Any]) -> bool:
     if not isinstance(function, FunctionType) or function in seen or function.__module__.startswith("torch."):
         return False
     seen.add(function)
-    for name in _names(function.__code__):
+    for name in names_in(function.__code__):
         # `self.dropout(x)` calls a layer; where `self.dropout` is a rate, it is `F.dropout(x, self.dropout)`
         if name in _NAMES and not callable(getattr(module, name, None)):
             return True
@@ -264,8 +264,9 @@ def _calls_one(function: Any, module: nn.Module, seen: set[Any]) -> bool:
     return False
 
 
-def _names(code: CodeType) -> Iterator[str]:
+def names_in(code: CodeType) -> Iterator[str]:
+    """What a function's code asks for by name, and that of the functions inside it."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from names_in(constant)

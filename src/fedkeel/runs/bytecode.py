@@ -9,12 +9,14 @@ import dis
 import functools
 import hashlib
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
+
+from fedkeel.nn.dropout import names_in
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
 FIXED = (*PLAIN, tuple, frozenset, np.generic)  # cannot change while code runs; a list grows, a table is filled
@@ -125,7 +127,7 @@ class _Reading:
 
 
 def _function(function: FunctionType) -> list[Any]:
-    names = sorted(set(_names(function.__code__)))
+    names = sorted(set(names_in(function.__code__)))
     written = {step.argval for step in dis.get_instructions(function) if step.opname == "STORE_GLOBAL"}
     within = {name: value for name, value in function.__globals__.items() if name not in written}
     cells: list[Any] = []
@@ -144,13 +146,6 @@ def _code(code: CodeType, documentation: str | None = None) -> list[Any]:
     parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
     handlers = getattr(code, "co_exceptiontable", b"")  # since Python 3.11
     return [code.co_code, handlers, code.co_names, parameters, code.co_freevars, *code.co_consts[documented:]]
-
-
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names(constant)
 
 
 def _is_code(name: str, value: Any) -> bool:

@@ -12,6 +12,7 @@ from fedkeel.core.method import Method
 from fedkeel.engine.schedules import learning_rate_at
 from fedkeel.errors import FedkeelError
 from fedkeel.files import explained, read_sealed, seal, write_atomically
+from fedkeel.nn.dropout import names_in
 
 if TYPE_CHECKING:
     from fedkeel.runs.run import Run
@@ -42,7 +43,7 @@ def _goes_by_rounds(method: Method) -> bool:
     """Whether its code has the word in it."""
     classes = type(method).__mro__[: type(method).__mro__.index(Method)]
     functions = [value for cls in classes for value in vars(cls).values() if isinstance(value, FunctionType)]
-    return any("rounds" in function.__code__.co_names for function in functions)
+    return any("rounds" in names_in(function.__code__) for function in functions)
 
 
 def reopen(run: Run, store: Store, method: Composition, rounds: int) -> None:

@@ -21,6 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from fedkeel.core.naming import csv_text
 from fedkeel.data.federation import Transform
 from fedkeel.data.formats.folders import is_litter
 from fedkeel.data.formats.images import is_image, open_image, reason, rgb
@@ -87,10 +88,10 @@ class Predictions:
     def to_csv(self, path: str | Path) -> Path:
         """Write the rows, with six digits."""
         with explained(Path(path), ""), open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, ["image", "class", "probability", *self.headings()])
-            writer.writeheader()
+            writer = csv.writer(file)
+            writer.writerow(map(csv_text, ("image", "class", "probability", *self.headings())))
             for row in self.rows():
-                writer.writerow({k: f"{v:.6f}" if isinstance(v, float) else v for k, v in row.items()})
+                writer.writerow(f"{v:.6f}" if isinstance(v, float) else csv_text(v) for v in row.values())
         return Path(path)
 
 
