@@ -7,7 +7,7 @@ was given, what was expected and what to do next; the command line prints it as 
 import errno
 import re
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import SequenceMatcher, get_close_matches
 
@@ -59,6 +59,16 @@ def nearest(given: str, choices: Iterable[str], otherwise: str | None = None) ->
 def unknown(kind: str, given: str, choices: Iterable[str]) -> str:
     """One sentence for a name that does not exist."""
     return f"There is no {kind} named '{given}': {nearest(given, choices)}"
+
+
+def quoted(names: Sequence[str], most: int = 8, more: str = "{:,} more") -> str:
+    """Names for a sentence; of very many the first, and that there are more.
+
+    >>> quoted(["scan", "paper"]), quoted(["scan", "paper"], 1)
+    ("'scan', 'paper'", "'scan' and 1 more")
+    """
+    rest = len(names) - most
+    return ", ".join(f"'{name}'" for name in names[:most]) + (f" and {more.format(rest)}" if rest > 0 else "")
 
 
 def first_line(error: BaseException) -> str:

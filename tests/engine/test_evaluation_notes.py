@@ -16,8 +16,7 @@ from fedkeel.cli import main
 from fedkeel.core.evaluation import Evaluation, summarise
 from fedkeel.core.types import Output
 from fedkeel.data.federation import Federation
-from fedkeel.engine.evaluation import quoted
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, quoted
 from fedkeel.experiments.comparison import collect_runs
 from fedkeel.models import Classifier
 from fedkeel.runs.run import Run

@@ -17,7 +17,7 @@ from fedkeel.data.partition import Partition, Pool, in_proportion
 from fedkeel.data.population import Client, ClientGroup, IntArray, Population, Slices, each_once, no_indices
 from fedkeel.data.reader import DATASETS
 from fedkeel.data.transforms import parse_transforms
-from fedkeel.errors import DataError, unknown
+from fedkeel.errors import DataError, quoted, unknown
 from fedkeel.options import Count, as_path, check_fields
 
 log = logging.getLogger("fedkeel")
@@ -160,11 +160,10 @@ def subsampled(group: ClientGroup, labels: IntArray, samples: int, seed: int) ->
 
 def warn_of_empty_classes(dataset: Dataset) -> None:
     present = set(torch.unique(dataset.labels).tolist())
-    missing = [f"'{name}'" for label, name in enumerate(dataset.classes) if label not in present]
+    missing = [name for label, name in enumerate(dataset.classes) if label not in present]
     if missing:
-        shown = ", ".join(missing[:3]) + (" and others" if len(missing) > 3 else "")
         counts = f"{len(missing)} of the {len(dataset.classes)} classes"
-        log.warning("'%s' has no image of %s: %s.", dataset.name, counts, shown)
+        log.warning("'%s' has no image of %s: %s.", dataset.name, counts, quoted(missing, 3, "others"))
 
 
 def warn_of_untrained_classes(federation: Federation) -> None:

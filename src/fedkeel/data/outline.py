@@ -25,7 +25,7 @@ from torch import Tensor
 from fedkeel.data.federation import Federation, Transform
 from fedkeel.data.population import USES, Client, Population, Split
 from fedkeel.data.transforms import Unknown, parse_transforms, transforms_text
-from fedkeel.errors import FedkeelError, StoreError
+from fedkeel.errors import FedkeelError, StoreError, quoted
 
 FILE = "federation.json"
 MOST_CLIENTS = 1000  # that are named one by one
@@ -197,7 +197,8 @@ def changed(before: Outline, now: Outline, *, divided: bool = True) -> str:
     """What of the data is not as it was, as the middle of a sentence, or nothing. Without `divided`, of the images
     alone: how they are divided among clients may follow from a seed."""
     if before.classes != now.classes:
-        return f"the classes are {listed(now.classes)} and were {listed(before.classes)} when the run began"
+        here, there = (quoted(outline.classes, 10, "others") for outline in (now, before))
+        return f"the classes are {here} and were {there} when the run began"
     if before.shape != now.shape:
         return f"images have the shape {now.shape} and had {before.shape} when the run began"
     for which in ("train_transform", "test_transform"):
@@ -225,7 +226,3 @@ def changed(before: Outline, now: Outline, *, divided: bool = True) -> str:
     if divided and (before.division, before.number) != (now.division, now.number):
         return "the images are divided among the clients in another way than when the run began"
     return ""
-
-
-def listed(names: tuple[str, ...]) -> str:
-    return ", ".join(f"'{name}'" for name in names[:10]) + (" and others" if len(names) > 10 else "")

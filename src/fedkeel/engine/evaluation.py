@@ -27,6 +27,7 @@ from fedkeel.data.federation import Client
 from fedkeel.engine.batches import ImageStore
 from fedkeel.engine.measuring import completed
 from fedkeel.engine.metrics import asked
+from fedkeel.errors import quoted
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.stopping import EVALUATION, reached
 
@@ -228,13 +229,3 @@ class FederatedEvaluation:
         new = [name for name in domains if (what, name) not in self._told]
         self._told |= {(what, name) for name in new}
         return new
-
-
-def quoted(names: Sequence[str], most: int = 8) -> str:
-    """Names for a sentence; of very many the first.
-
-    >>> quoted(["scan", "paper"])
-    "'scan', 'paper'"
-    """
-    rest = len(names) - most
-    return ", ".join(f"'{name}'" for name in names[:most]) + (f" and {rest:,} more" if rest > 0 else "")

@@ -11,7 +11,6 @@ from functools import partial
 
 import numpy as np
 import torch.nn.functional as F
-from torch import Tensor
 
 from fedkeel import seeds
 from fedkeel.config import Config
@@ -21,12 +20,8 @@ from fedkeel.errors import FedkeelError, first_line, nearest
 from fedkeel.formulas.measures import Array, Measure, confusion, mean_of_samples, of_confusion, resampled
 from fedkeel.options import described
 
-
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return F.cross_entropy(logits, labels, reduction="none")
-
-
-ALWAYS = {**requested("auc, ece"), "loss": Metric(_cross_entropy, per_sample=True, lower=True)}
+_CROSS_ENTROPY = partial(F.cross_entropy, reduction="none")
+ALWAYS = {**requested("auc, ece"), "loss": Metric(_CROSS_ENTROPY, per_sample=True, lower=True)}
 OF_CONFUSION = tuple(of_confusion(np.ones((1, 1), int)))  # the names of what need not be asked for
 
 

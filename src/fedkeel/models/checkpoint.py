@@ -20,7 +20,7 @@ from torch import Tensor
 from fedkeel.core import state
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Classifier
-from fedkeel.errors import FedkeelError, first_line
+from fedkeel.errors import FedkeelError, first_line, quoted
 
 WRAPPERS = ("state_dict", "model_state_dict", "model_state", "model", "net", "network", "weights")
 PREFIXES = ("module.", "model.", "state_dict.", "_orig_mod.", "net.", "backbone.")
@@ -41,9 +41,9 @@ class Loaded:
     def __str__(self) -> str:
         left = ["the classifier stays new"] if self.new_head else []
         if self.missing:
-            left.append(f"the file has none for {_listed(self.missing)}")
+            left.append(f"the file has none for {quoted(self.missing, 3)}")
         if self.unexpected:
-            left.append(f"the model has no place for {_listed(self.unexpected)}")
+            left.append(f"the model has no place for {quoted(self.unexpected, 3)}")
         return f"{self.tensors} tensors come from '{self.path}'" + (f"; {'; '.join(left)}." if left else ".")
 
 
@@ -181,8 +181,3 @@ def _last_layer(given: Tensors, places: Mapping[str, str], entries: Mapping[str,
     layer = matrices[0].rpartition(".")[0]
     names = {f"{layer}.{entry}": f"{head}{entry}" for entry in ("weight", "bias")}
     return {name: place for name, place in names.items() if name in given and place in entries}
-
-
-def _listed(names: tuple[str, ...]) -> str:
-    shown = ", ".join(f"'{name}'" for name in names[:3])
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,5 +1,7 @@
 """Tables of what a model does by site and by class, for a terminal and a page: headings, rows and a caption."""
 
+from collections.abc import Mapping
+
 from fedkeel.experiments.tables import DASH
 from fedkeel.formulas.measures import Measure
 from fedkeel.runs.measures import Measures, interval
@@ -17,11 +19,10 @@ def site_table(measures: Measures, metric: str = "accuracy") -> Drawn:
     rows = []
     for site, clients in measures.domains.items():
         name = f"{site} (unseen)" if site in measures.unseen else site
-        cells = [_with_interval(metric, found[metric][site]), *(_alone(one, found[one][site]) for one in beside)]
+        cells = _cells({one: of_sites[site] for one, of_sites in found.items()})
         rows.append([name, f"{sum(client.samples for client in clients)}", *cells])
     averages = {name: measures.average(name) for name in found}
-    whole = [_with_interval(metric, averages[metric]), *(_alone(one, averages[one]) for one in beside)]
-    rows.append(["average", f"{int(measures.confusion().sum())}", *whole])
+    rows.append(["average", f"{int(measures.confusion().sum())}", *_cells(averages)])
     caption = "By site, the resulting model; in brackets the 95 % interval that the number of images leaves."
     if measures.unseen:
         caption += " The average leaves the unseen out."
@@ -32,8 +33,7 @@ def class_table(measures: Measures) -> Drawn:
     by_class, counts = measures.by_class(), measures.confusion()
     rows = []
     for place, name in enumerate(measures.classes):
-        first, *others = by_class
-        cells = [_with_interval(first, by_class[first][place]), *(_alone(n, by_class[n][place]) for n in others)]
+        cells = _cells({one: of_classes[place] for one, of_classes in by_class.items()})
         rows.append([name, f"{counts[place].sum()}", f"{counts[:, place].sum()}", *cells])
     caption = f"By class, over all trained sites; {DASH} where there are no images of it."
     return ["class", "images", "predicted", *map(_heading, by_class)], rows, caption
@@ -56,9 +56,7 @@ def _heading(name: str) -> str:
     return f"{shown} %" if name in SHARES else shown
 
 
-def _with_interval(name: str, measure: Measure) -> str:
-    return interval(measure, 100 if name in SHARES else 1)
-
-
-def _alone(name: str, measure: Measure) -> str:
-    return _with_interval(name, measure).partition(" (")[0]
+def _cells(row: Mapping[str, Measure]) -> list[str]:
+    """The first with its interval, the others alone."""
+    first, *others = (interval(measure, 100 if name in SHARES else 1) for name, measure in row.items())
+    return [first, *(text.partition(" (")[0] for text in others)]

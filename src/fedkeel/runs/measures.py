@@ -20,10 +20,10 @@ import numpy as np
 from fedkeel.config import Config
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.naming import csv_text, file_name
-from fedkeel.engine.evaluation import quoted
+from fedkeel.core.readable import DASH
 from fedkeel.engine.measuring import ALWAYS, probabilities
 from fedkeel.engine.metrics import Metric, selection
-from fedkeel.errors import FedkeelError, nearest
+from fedkeel.errors import FedkeelError, nearest, quoted
 from fedkeel.formulas.measures import Array, Measure, mean_of, of_confusion
 from fedkeel.runs.intact import Files
 
@@ -47,7 +47,7 @@ class Measured(Files):
     @cached_property
     def measures(self) -> Measures:
         """What the resulting model does on every test set, by site and class, with intervals."""
-        if not (self.directory / FILE).exists():
+        if not self.has_measures:
             raise FedkeelError(
                 f"'{self.directory}' has no {FILE}, with measures beyond accuracy: it is not finished, is of an "
                 "earlier version, or its sites do not tell by class; finish it, or train it anew."
@@ -227,6 +227,6 @@ class Measures:
 def interval(measure: Measure, scale: float = 100.0) -> str:
     """A number and its interval for a table: '81.2 (75.0 to 86.1)', '-' for what is not known."""
     if not np.isfinite(measure.value):
-        return "–"
+        return DASH
     value, low, high = (f"{scale * number:.1f}" if scale == 100 else f"{number:.3g}" for number in measure[:3])
     return f"{value} ({low} to {high})" if np.isfinite(measure.low) else value

@@ -22,7 +22,7 @@ from fedkeel.core.messages import BadMessage, is_whole, shown
 from fedkeel.data.federation import Federation
 from fedkeel.data.outline import ClientOutline, Outline
 from fedkeel.engine.executors.flower.channel import AWAY, POLL, Channel, Table, largest_reply, pause, read_reply
-from fedkeel.errors import StoreError, TrainingError
+from fedkeel.errors import StoreError, TrainingError, quoted
 from fedkeel.files import write_atomically
 
 FILE = "sites.json"
@@ -264,7 +264,7 @@ def differs(site: Description, classes: Sequence[str], shape: Sequence[int]) -> 
     known = set(classes)
     strange = [label for label in site.classes if label not in known]
     if strange:
-        listed = ", ".join(f"'{label}'" for label in strange[:3]) + (" and others" if len(strange) > 3 else "")
+        listed = quoted(strange, 3, "others")
         noun = "class" if len(strange) == 1 else "classes"
         others = f" and {len(classes) - LISTED:,} others" if len(classes) > LISTED else ""
         return f"it has the {noun} {listed}, and the federation has {', '.join(classes[:LISTED])}{others}"
