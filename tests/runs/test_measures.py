@@ -45,6 +45,15 @@ def test_averages_are_over_the_trained_sites_and_unseen_ones_apart() -> None:
     assert both.high - both.low < one.high - one.low
 
 
+def test_a_site_that_does_not_tell_a_measure_has_no_number_for_it() -> None:
+    found = measured({"north": GOOD, "south": GOOD})
+    found.sites[1].measures.pop("auc")
+    assert np.isnan(found.of("auc")["south"].value)
+    assert found.average("auc").value == 0.5
+    assert found.to_dict()["auc"]["sites"]["south"] == [None, None, None]
+    assert "auc" not in found.by_class()
+
+
 def test_nothing_is_remarked_of_a_good_model_on_enough_images() -> None:
     assert measured({"north": GOOD, "south": GOOD}).notes() == []
 

@@ -119,6 +119,10 @@ class Site(NamedTuple):
     def samples(self) -> int:
         return int(self.confusion.sum())
 
+    def of(self, name: str) -> Measure:
+        """No number where the site did not tell."""
+        return self.measures.get(name, Measure(np.nan, np.nan, np.nan))
+
 
 @dataclass(frozen=True)
 class Measures:
@@ -158,7 +162,7 @@ class Measures:
         """A measure of each site; what was not measured is refused."""
         if name not in self.names:
             raise FedkeelError(f"'{name}' was not measured: {nearest(name, self.names)}")
-        groups = {domain: [site.measures[name] for site in sites] for domain, sites in self.domains.items()}
+        groups = {domain: [site.of(name) for site in sites] for domain, sites in self.domains.items()}
         return {domain: group[0] if len(group) == 1 else mean_of(group) for domain, group in groups.items()}
 
     def average(self, name: str, *, unseen: bool = False) -> Measure:
@@ -179,7 +183,7 @@ class Measures:
         found = {name: measure.classes for name, measure in of_confusion(self.confusion()).items() if measure.classes}
         trained = [site for site in self.sites if site.domain not in self.unseen] or self.sites
         for name in self.names:
-            parts = [site.measures[name].classes for site in trained if site.measures[name].classes]
+            parts = [site.of(name).classes for site in trained if site.of(name).classes]
             if parts and name not in found:
                 found[name] = tuple(mean_of(one) for one in zip(*parts, strict=True))
         return found
