@@ -1,9 +1,11 @@
-"""Numbers, times and small tables as a person reads them, in a terminal or in a notebook."""
+"""Numbers, times and small tables as a person reads them, in a terminal, a notebook or a spreadsheet."""
 
+import csv
 import html
+import io
 from collections.abc import Iterable, Sequence
 
-from fedkeel.core.naming import visible
+from fedkeel.core.naming import csv_text, visible
 
 DASH = "–"  # where there is no number
 
@@ -37,3 +39,11 @@ def html_table(caption: str, rows: Sequence[Sequence[object]]) -> str:
     head, *body = rows
     table = f"<thead>{line(head, 'th')}</thead><tbody>{''.join(line(row, 'td') for row in body)}</tbody>"
     return f"<p>{html.escape(visible(caption))}</p><table>{table}</table>"
+
+
+def csv_table(rows: Iterable[Iterable[object]]) -> str:
+    """The same for a spreadsheet, which must not take a name for a formula. What is None is left empty."""
+    buffer = io.StringIO()
+    cells = ((csv_text(cell) if isinstance(cell, str) else cell for cell in row) for row in rows)
+    csv.writer(buffer, lineterminator="\n").writerows(cells)
+    return buffer.getvalue()

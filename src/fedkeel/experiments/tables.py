@@ -5,16 +5,15 @@ Numbers only; `fedkeel.cli.terminal.output` draws them on a terminal.
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from fedkeel.core.naming import csv_text, markdown_text, visible
+from fedkeel.core.naming import markdown_text, visible
 from fedkeel.core.readable import DASH as DASH
+from fedkeel.core.readable import csv_table
 from fedkeel.core.readable import percent as percent
 from fedkeel.runs.summary import RULES, SHARES, SOURCES, by_metric, weakest
 
@@ -246,17 +245,14 @@ class Results:
         """A line for each method: mean and std of each domain and of the average, as fractions, and what it sends."""
         counted = [entry.name for entry in fields(RoundCost)] if "MB/round" in self.costs else []
         private = ["epsilon"] if "epsilon" in self.costs else []
-        numbers = [csv_text(f"{name}_{part}") for name in (*self.domains, "average") for part in ("mean", "std")]
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(["method", "seeds", *numbers, *(f"{name}_per_round" for name in counted), *private])
+        numbers = [f"{name}_{part}" for name in (*self.domains, "average") for part in ("mean", "std")]
+        lines: list[list[Any]] = [["method", "seeds", *numbers, *(f"{name}_per_round" for name in counted), *private]]
         for row in self.rows:
             cells = [number for cell in self.cells(row) for number in ((cell.mean, cell.std) if cell else ("", ""))]
             costs = [getattr(row.traffic, name, "") for name in counted]
             epsilon = [row.epsilon] if private else []
-            # The writer leaves a None empty.
-            writer.writerow([csv_text(row.method), len(row.seeds), *cells, *costs, *epsilon])
-        return buffer.getvalue()
+            lines.append([row.method, len(row.seeds), *cells, *costs, *epsilon])
+        return csv_table(lines)
 
     def to_dict(self) -> dict[str, Any]:
         return {

@@ -7,8 +7,6 @@ where several clients share one, its numbers are the means over them, as those o
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,8 +17,8 @@ import numpy as np
 
 from fedkeel.config import Config
 from fedkeel.core.evaluation import Evaluation
-from fedkeel.core.naming import csv_text, file_name
-from fedkeel.core.readable import DASH
+from fedkeel.core.naming import file_name
+from fedkeel.core.readable import DASH, csv_table
 from fedkeel.engine.measuring import ALWAYS, probabilities
 from fedkeel.engine.metrics import Metric, selection
 from fedkeel.errors import FedkeelError, nearest, quoted
@@ -96,15 +94,12 @@ def predictions(evaluations: Sequence[Evaluation], classes: Sequence[str]) -> It
     for evaluation in evaluations:
         if evaluation.outputs is None:
             continue
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(["image", "label", "predicted", *(csv_text(f"probability {name}") for name in classes)])
-        _, labels, images = evaluation.outputs
-        said, names = evaluation.outputs.logits.argmax(1).tolist(), [csv_text(name) for name in classes]
-        rows = zip(images.tolist(), labels.tolist(), said, probabilities(evaluation.outputs).tolist(), strict=True)
-        for image, label, predicted, row in sorted(rows, key=lambda entry: entry[0]):
-            writer.writerow([image, names[label], names[predicted], *row])
-        yield f"predictions/{file_name(evaluation.client)}.csv", buffer.getvalue().encode()
+        logits, labels, images = evaluation.outputs
+        said, chances = logits.argmax(1).tolist(), probabilities(evaluation.outputs).tolist()
+        rows = zip(images.tolist(), labels.tolist(), said, chances, strict=True)
+        lines = [[image, classes[label], classes[predicted], *row] for image, label, predicted, row in sorted(rows)]
+        headings = ["image", "label", "predicted", *(f"probability {name}" for name in classes)]
+        yield f"predictions/{file_name(evaluation.client)}.csv", csv_table([headings, *lines]).encode()
 
 
 class Site(NamedTuple):

@@ -9,7 +9,6 @@ A run directory holds all of it: neither the data nor the weights that the run s
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
@@ -21,7 +20,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from fedkeel.core.naming import csv_text
+from fedkeel.core.readable import csv_table
 from fedkeel.data.federation import Transform
 from fedkeel.data.formats.folders import is_litter
 from fedkeel.data.formats.images import is_image, open_image, reason, rgb
@@ -87,11 +86,10 @@ class Predictions:
 
     def to_csv(self, path: str | Path) -> Path:
         """Write the rows, with six digits."""
-        with explained(Path(path), ""), open(path, "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow(map(csv_text, ("image", "class", "probability", *self.headings())))
-            for row in self.rows():
-                writer.writerow(f"{v:.6f}" if isinstance(v, float) else csv_text(v) for v in row.values())
+        headings = ["image", "class", "probability", *self.headings()]
+        lines = [[f"{v:.6f}" if isinstance(v, float) else v for v in row.values()] for row in self.rows()]
+        with explained(Path(path), ""):
+            Path(path).write_bytes(csv_table([headings, *lines]).encode())
         return Path(path)
 
 
