@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 import fedkeel
@@ -32,6 +34,20 @@ OPTIONS: dict[str, Any] = {
     "rounds": 2,
     "round_timeout": 90.0,
 }
+PROCESSES = [
+    pytest.mark.slow,
+    pytest.mark.network,
+    pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed"),
+]
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=20)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def draw_images(root: Path, sites: Mapping[str, int] = SITES, classes: tuple[str, ...] = CLASSES) -> None:
@@ -188,13 +204,7 @@ class Loopback:
         return [parent, *map(int, children)]
 
     def stop(self, name: str) -> None:
-        process = self.processes.pop(name)
-        process.terminate()
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(self.processes.pop(name))
 
     def log(self, name: str) -> str:
         path = self.place / f"{name}.log"

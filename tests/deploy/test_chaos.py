@@ -10,7 +10,6 @@ More days: FEDKEEL_CHAOS="1,2,3" pytest -m network tests/deploy/test_chaos.py
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import shutil
@@ -27,14 +26,10 @@ import torch
 from fedkeel.config import from_one
 from fedkeel.engine.executors.flower.executor import STATUS
 from fedkeel.runs.run import Run
-from tests.deploy.real import Loopback, Networks, draw_images, has_namespaces
+from tests.deploy.real import PROCESSES, Loopback, Networks, draw_images, has_namespaces
 from tests.deploy.test_network import assert_as_if_these_had_not_trained
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.network,
-    pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed"),
-]
+pytestmark = PROCESSES
 SITES = {"alba": 5, "bern": 6, "chur": 4, "davos": 7, "elm": 5, "flims": 4, "genf": 6, "horn": 5}
 ROUNDS, TIMEOUT, LEAST = 6, 45.0, 3
 DAYS = [int(day) for day in os.environ.get("FEDKEEL_CHAOS", "1").split(",")]

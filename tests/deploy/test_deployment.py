@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import socket
@@ -15,14 +14,10 @@ import pytest
 
 from fedkeel.deploy.connections import STRANGERS, raise_descriptor_limit
 from fedkeel.runs.run import Run
-from tests.deploy.real import Loopback, draw_images
+from tests.deploy.real import PROCESSES, Loopback, draw_images
 from tests.engine.executors.flower.test_executor import OVER_A_NETWORK, assert_same
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.network,
-    pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed"),
-]
+pytestmark = PROCESSES
 
 
 @pytest.fixture

@@ -17,14 +17,10 @@ from typing import Any
 import pytest
 
 import fedkeel
-from tests.deploy.real import OPTIONS, SOURCES, draw_images, free_port
+from tests.deploy.real import OPTIONS, PROCESSES, SOURCES, draw_images, free_port, stop
 from tests.engine.executors.flower.test_executor import assert_same
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.network,
-    pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed"),
-]
+pytestmark = PROCESSES
 APP = Path(__file__).parents[2] / "examples" / "flower"
 METHOD = "scaffold+fedbn"  # its memory must survive from one message to the next, each in a process of its own
 
@@ -48,12 +44,7 @@ def running(place: Path, name: str, given: dict[str, str], *words: str) -> Itera
     try:
         yield
     finally:
-        process.terminate()
-        try:
-            process.wait(timeout=20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process)
 
 
 def wait_for(port: int) -> None:

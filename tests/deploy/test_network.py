@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,13 +14,9 @@ from fedkeel.core.messages import Broadcast, Update
 from fedkeel.core.state import Tensors
 from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.runs.run import Run
-from tests.deploy.real import Loopback, Networks, draw_images, has_namespaces
+from tests.deploy.real import PROCESSES, Loopback, Networks, draw_images, has_namespaces
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.network,
-    pytest.mark.skipif(importlib.util.find_spec("flwr") is None, reason="flwr is not installed"),
-]
+pytestmark = PROCESSES
 SITES = ("north", "south", "west")
 TIMEOUT = 30.0
 
