@@ -30,16 +30,16 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: Arguments) -> int:
     from fedkeel import report
-    from fedkeel.report import figures
+    from fedkeel.drawing.show import require_converter
 
     if arguments.figures:
-        figures.require_matplotlib()  # before anything is written
+        require_converter()  # before anything is written
     page = report.write(arguments.directories, arguments.output, metric=arguments.metric)
     written = [page]
     if arguments.figures or arguments.tables:
         collected = report.collect(arguments.directories, metric=arguments.metric)
         if arguments.figures:
-            written += figures.write(collected, arguments.figures, arguments.format)
+            written += report.write_figures(collected, arguments.figures, arguments.format)
         if arguments.tables:
             written += report.write_tables(collected, arguments.tables)
     paths = [str(path) for path in written]

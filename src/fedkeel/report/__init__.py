@@ -3,13 +3,12 @@
     from fedkeel import report
     report.write(["runs/demo"])        # -> runs/demo/report.html
 
-The page is one file without a single request; see `page.py`. Figures for a paper are in `figures.py`, which needs
-matplotlib, and tables in `fedkeel.experiments.tables`.
+The page is one file without a single request; see `page.py`. Figures and tables for a paper are in `paper.py`, which
+needs vl-convert for the figures and Chromium for a printout.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -18,8 +17,9 @@ from fedkeel.files import write_atomically
 from fedkeel.options import as_path, described
 from fedkeel.report.collect import Collected, collect
 from fedkeel.report.page import GENERATOR, render
+from fedkeel.report.paper import write_figures, write_pdf, write_tables, writing
 
-__all__ = ["Collected", "collect", "write", "write_tables"]
+__all__ = ["Collected", "collect", "write", "write_figures", "write_pdf", "write_tables"]
 
 NAME = "report.html"
 
@@ -44,33 +44,3 @@ def write(directories: Sequence[str | Path], output: str | Path | None = None, *
         # A folder's name that is not Unicode must not cost the page.
         write_atomically(path, page.encode("utf-8", "replace"))
     return path
-
-
-def write_tables(collected: Collected, directory: str | Path) -> list[Path]:
-    """The results as Markdown, LaTeX and CSV: `table.md`, `table.tex`, `table.csv`, numbered where data differ."""
-    place = Path(directory)
-    written = []
-    for number, group in enumerate(collected.groups, start=1):
-        results = group.table
-        if not results.rows:
-            continue
-        stem = "table" if len(collected.groups) == 1 else f"table-{number}"
-        texts = {"md": results.markdown() + "\n", "tex": results.latex(), "csv": results.csv()}
-        with writing(place, "--tables"):
-            place.mkdir(parents=True, exist_ok=True)
-            for ending, text in texts.items():
-                written.append(place / f"{stem}.{ending}")
-                write_atomically(written[-1], text.encode("utf-8", "replace"))
-    if not written:
-        raise FedkeelError(f"None of the runs in '{collected.directories[0]}' is finished: there is no table yet.")
-    return written
-
-
-@contextmanager
-def writing(path: Path, option: str) -> Iterator[None]:
-    """What keeps a file from being written, in one sentence; `option` is the flag that names another place."""
-    try:
-        yield
-    except OSError as error:
-        problem = error.strerror or error
-        raise FedkeelError(f"'{path}' cannot be written: {problem}; choose another place with {option}.") from error

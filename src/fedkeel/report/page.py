@@ -1,23 +1,23 @@
 """The page: one HTML file with its style, its script and its numbers inside, and no request to anywhere.
 
-Tables are written here, so that they are there without JavaScript; `page.js` makes them sortable and draws the figures
-from the numbers in the page. A Content-Security-Policy names the one script and the one style by their hashes and
-forbids everything else, so a name that looks like markup could do nothing even if it were not escaped.
+Tables are written here, so that they are there without JavaScript; `page.js` makes them sortable and has Vega, which is
+in the page too, packed, draw the figures. A Content-Security-Policy names the two scripts and the one style by their
+hashes and forbids everything else, so a name that looks like markup could do nothing even if it were not escaped.
 """
 
 import base64
+import gzip
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
 from importlib import resources
-from typing import Any
 
 import fedkeel
+from fedkeel.drawing.show import embedded, packed_vega
 from fedkeel.report.collect import Collected
+from fedkeel.report.figures import Figures
 from fedkeel.report.html import folded, listed
-from fedkeel.report.numbers import numbers
 from fedkeel.report.sections import Section, part, sections
 
 GENERATOR = "Fedkeel report"  # how a page is known as one that may be written over
@@ -25,9 +25,10 @@ GENERATOR = "Fedkeel report"  # how a page is known as one that may be written o
 
 def render(collected: Collected, made: datetime, command: str) -> str:
     """The whole page. `command` is the one that made it."""
+    figures, vega = Figures(), packed_vega()
     style, script = (resources.files(__package__).joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     groups = collected.groups
-    title, shown = heading(collected), [sections(group) for group in groups]
+    title, shown = heading(collected), [sections(group, figures) for group in groups]
     parts = [
         masthead(title, collected, shown[0]),
         notices(collected.notices),
@@ -35,7 +36,7 @@ def render(collected: Collected, made: datetime, command: str) -> str:
         footer(made, command),
     ]
     policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        f"default-src 'none'; script-src {_hash(script)} {_hash(gzip.decompress(vega).decode())}; style-src {_hash(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     return f"""<!DOCTYPE html>
@@ -53,7 +54,8 @@ def render(collected: Collected, made: datetime, command: str) -> str:
 <body>
 <a class="skip" href="#content">Skip to the results</a>
 {"".join(parts)}
-<script type="application/json" id="numbers">{embedded(numbers(groups))}</script>
+<script type="application/json" id="numbers">{embedded(figures.document())}</script>
+<script type="text/plain" id="vega">{base64.b64encode(vega).decode()}</script>
 <script>{script}</script>
 </body>
 </html>
@@ -62,11 +64,6 @@ def render(collected: Collected, made: datetime, command: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def embedded(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 # -- the page from top to bottom -------------------------------------------------------------------------------------

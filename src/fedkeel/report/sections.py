@@ -1,4 +1,4 @@
-"""The part of the page about one federation, section by section. Tables are whole; figures are left to `page.js`."""
+"""The part of the page about one federation, section by section. Figures are drawn by `page.js`."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -10,14 +10,29 @@ from typing import Any, NamedTuple
 from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.experiments.demo import findings
 from fedkeel.experiments.tables import apart, competes, percent
-from fedkeel.report.collect import FEDERATION, Group, Member
+from fedkeel.report.collect import FEDERATION, Contribution, Group, Member
 from fedkeel.report.commands import compare_command, run_command
+from fedkeel.report.figures import (
+    MOST_NUMBERS,
+    SHOWN_AT_FIRST,
+    Figures,
+    by_class,
+    by_domain,
+    class_counts,
+    confusions,
+    curves,
+    first_shown,
+    half_width,
+    hidden,
+    names,
+)
 from fedkeel.report.html import DASH, accuracy, code, folded, listed, named, number, table, table_row
 from fedkeel.report.measures import class_table, confusion_table, site_table
-from fedkeel.report.numbers import SHOWN_AT_FIRST
-from fedkeel.report.why import explanations, why_section
+from fedkeel.report.why import explanations, first_two, rivals, why_section
+from fedkeel.runs.origin import read_outline
 from fedkeel.runs.run import given_in_python
 
+MOST_CLIENTS = 200  # in a table
 NO_RESULTS = '<p class="notice">None of these runs is finished yet, so there is no table of results.</p>'
 
 
@@ -27,12 +42,12 @@ class Section(NamedTuple):
     anchor: str
     menu: str  # its name in the menu, if it is there
     heading: str
-    body: Callable[[Group], str]
+    body: Callable[[Group, Figures], str]
 
 
-def sections(group: Group) -> dict[Section, str]:
-    """Those that have something to show of this group, with it."""
-    bodies = {section: section.body(group) for section in SECTIONS}
+def sections(group: Group, page: Figures) -> dict[Section, str]:
+    """Those that have something to show of this group, with it; their figures go into the page's."""
+    bodies = {section: section.body(group, page) for section in SECTIONS}
     return {section: body for section, body in bodies.items() if body}
 
 
@@ -94,12 +109,12 @@ def key_figures(group: Group) -> str:
     return f'<dl class="tiles">{items}</dl>'
 
 
-def findings_section(group: Group) -> str:
+def findings_section(group: Group, _: Figures) -> str:
     sentences = [*findings(group.results), *explanations(group)] if len(group.results.rows) > 1 else []
     return listed(sentences, ' class="findings"') if sentences else ""
 
 
-def results_section(group: Group) -> str:
+def results_section(group: Group, _: Figures) -> str:
     """As `fedkeel compare` prints it, with the seconds a run took."""
     results = group.table
     timed = any("seconds" in (member.summary or {}) for member in group.members)
@@ -119,41 +134,115 @@ def results_section(group: Group) -> str:
     return table(headings, rows, caption) + f'<div class="copies">{copies}</div>' if rows else ""
 
 
-# -- figures that page.js draws --------------------------------------------------------------------------------------
-def curves_section(group: Group) -> str:
-    options = "".join(f'<option value="{escape(m.key)}">{escape(m.name)}</option>' for m in group.metrics)
+# -- figures ---------------------------------------------------------------------------------------------------------
+def curves_section(group: Group, page: Figures) -> str:
     means = "Mean over seeds; the band is the standard deviation. " if has_seeds(group) else ""
     choice = "; choose methods in the legend" if len(group.labels) > 1 else ""
-    hidden = len(group.labels) > SHOWN_AT_FIRST
-    few = f" Of {len(group.labels)} methods {SHOWN_AT_FIRST} are shown at first." if hidden else ""
-    figure = (
-        f'<p class="what">{means}<span class="hint">Point at a round, or use the arrow keys, to read all values '
-        f"there{choice}.</span>{few}</p>"
-        '<div class="controls" data-js hidden><label>Show '
-        f'<select data-metric="{group.anchor}">{options}</select></label></div>'
-        f'<div data-curves="{group.anchor}"></div>'
+    few = f" Of {len(group.labels)} methods {SHOWN_AT_FIRST} are shown at first." if hidden(group) else ""
+    hint = f"Point at a round, or use the arrow keys, to read all values there{choice}. Shift and the wheel zoom."
+    most_rounds = max(50, MOST_NUMBERS // (2 * max(1, len(group.labels) * len(group.metrics))))
+    drawn = [curves(group, metric, most_rounds) for metric in group.metrics]
+    figure = page.one_of(drawn, [metric.name for metric in group.metrics], hidden(group))
+    return f'<p class="what">{means}<span class="hint">{hint}</span>{few}</p>{figure}' if group.metrics else ""
+
+
+def domains_section(group: Group, page: Figures) -> str:
+    if not group.results.rows:
+        return ""
+    error = "the 95 % interval that the number of test images leaves"
+    whiskers = "the standard deviation over seeds, dots the seeds" if has_seeds(group) else error
+    figure = page.one_of([by_domain(group)], [""], hidden(group))
+    return f'<p class="what">Whiskers are {whiskers}.</p>{figure}{sizes_table(group)}'
+
+
+def sizes_table(group: Group) -> str:
+    """How many images each number is from, and how far it can be off by that alone."""
+    best, outline = (
+        max(group.results.rows, key=lambda row: row.average.mean),
+        read_outline(group.members[0].run.directory),
     )
-    return figure if group.metrics else ""
+    clients = [*outline.clients, *outline.unseen] if outline else []
+    rows = []
+    for domain in group.results.domains:
+        mine = [client for client in clients if client.domain == domain]
+        size, cell = group.test_images.get(domain, 0), best.domains.get(domain)
+        off = half_width(cell.mean, size) if cell else None
+        known = [len(mine), sum(client.train for client in mine)] if mine else ["", ""]
+        cells = [*known, size or "", "" if off is None else f"±{off:.1f}"]
+        rows.append(table_row(named(domain), (number(str(cell).lstrip("±"), cell or DASH) for cell in cells)))
+    caption = (
+        f"Images of each domain. The error is half of Wilson's 95 % interval, in points, around the accuracy of "
+        f"{group.results.name(best)}: what another draw of as many test images could change."
+    )
+    headings = ["domain", "clients", "training images", "test images", "error, points"]
+    return table(headings, rows, caption) if group.test_images else ""
 
 
-def domains_section(group: Group) -> str:
-    bars = "Bars are means over seeds, whiskers the standard deviation, dots the seeds. " if has_seeds(group) else ""
-    figure = f'<p class="what">{bars}Accuracy in %.</p><div class="panels" data-panels="{group.anchor}"></div>'
-    return figure if group.results.rows else ""
-
-
-def measures_section(group: Group) -> str:
+def measures_section(group: Group, page: Figures) -> str:
     """By site and class, of the first seed of every method."""
-    parts = []
+    figure = by_class(group)
+    if figure is None:
+        return ""
+    pair = {group.results.name(row) for row in rivals(group.results) or ()}
+    others = [name for name in names(group).values() if pair and name not in pair]
+    parts = ["<h4>How much of each class is found</h4>", page.one_of([figure], [""], others)]
+    parts[1:1] = ['<p class="what">Over all trained sites; whiskers are the 95 % interval that the images leave.</p>']
+    shown = first_shown(group)
+    matrices = {
+        f"{m}: {site}": [drawn] for m in group.measured if m.label in shown for site, drawn in confusions(m).items()
+    }
+    if matrices:
+        whole = [text for text in matrices if text.endswith(": All trained sites")]
+        one, other = first_two(group, [text.rpartition(": ")[0] for text in whole])
+        places = [list(matrices).index(whole[i]) for i in (one, other) if i is not None]
+        parts += ["<h4>What is taken for what</h4>", page.beside(matrices, *[*places, None][:2])]
+    if counts := class_counts(group.measured[0]):
+        parts += ["<h4>What the sites have</h4>", page.one_of([counts], [""])]
     for member in group.measured:
         tables = [site_table(member.run.measures), class_table(member.run.measures)]
-        tables.append(confusion_table(member.run.measures))
+        if not confusions(member):
+            tables.append(confusion_table(member.run.measures))
         body = "".join(
             table(headings, (table_row(named(first), map(number, cells)) for first, *cells in rows), caption)
             for headings, rows, caption in tables
         )
-        parts.append(folded(escape(str(member)), body, " open" if len(group.measured) == 1 else ""))
+        parts.append(folded(f"All numbers of {escape(str(member))}", body))
     return "".join(parts)
+
+
+def clients_section(group: Group, _: Figures) -> str:
+    """Of the first seed of every method that is shown at first; open where something was lost."""
+    shown, parts = first_shown(group), []
+    firsts = {label: next((m for m in group.of(label) if m.clients), None) for label in group.labels if label in shown}
+    for member in filter(None, firsts.values()):
+        clients = dict(sorted(member.clients.items(), key=lambda item: -item[1].dropped)[:MOST_CLIENTS])
+        lost = sum(one.dropped for one in member.clients.values())
+        rows = [table_row(named(name), client_cells(one)) for name, one in clients.items()]
+        few = f" {MOST_CLIENTS} of {len(member.clients)} clients." if len(clients) < len(member.clients) else ""
+        caption = (
+            "Updates that came, those that were dropped, and those that a robust rule did not choose. MB: an even "
+        )
+        caption += f"share of what all clients of a round sent.{few}"
+        headings = [
+            "client",
+            "updates",
+            "dropped",
+            "not chosen",
+            "training images",
+            "last loss",
+            "MB sent",
+            "last reason",
+        ]
+        title = f"{escape(str(member))}: {lost} updates dropped" if lost else escape(str(member))
+        alone = lost or len(group.members) == 1
+        parts.append(folded(title, table(headings, rows, caption), " open" if alone else ""))
+    return "".join(parts)
+
+
+def client_cells(one: Contribution) -> list[str]:
+    loss = f"{one.loss:.3g}" if one.loss is not None else ""
+    cells = [one.updates, one.dropped, one.not_chosen, one.images or "", loss, f"{one.bytes_up / 1e6:.3g}"]
+    return [*(number(str(cell), escape(str(cell)) or DASH) for cell in cells), f"<td>{escape(one.reason) or DASH}</td>"]
 
 
 def has_seeds(group: Group) -> bool:
@@ -161,7 +250,7 @@ def has_seeds(group: Group) -> bool:
 
 
 # -- configuration, runs, commands -----------------------------------------------------------------------------------
-def config_section(group: Group) -> str:
+def config_section(group: Group, _: Figures) -> str:
     tables = {label: group.of(label)[0].config.to_dict() for label in group.labels}
     first, several = next(iter(tables.values())), len(group.members) > 1
     skipped = ("seed", *MACHINE_OPTIONS) if several else ()
@@ -183,7 +272,7 @@ def config_section(group: Group) -> str:
     return folded("All options", body)
 
 
-def runs_section(group: Group) -> str:
+def runs_section(group: Group, _: Figures) -> str:
     rows = [run_row(member) for member in group.members]
     body = table(["method", "seed", "state", "accuracy %", "seconds", "where", "directory"], rows, "Every run.")
     return folded("1 run" if len(rows) == 1 else f"{len(rows)} runs", body)
@@ -206,7 +295,7 @@ def run_row(member: Member) -> str:
     return table_row(named(member.label), cells)
 
 
-def repeat_section(group: Group) -> str:
+def repeat_section(group: Group, _: Figures) -> str:
     several = len(group.members) > 1
     singles = []
     for member in group.members:
@@ -234,6 +323,7 @@ SECTIONS = (
     Section("curves", "Curves", "Curves", curves_section),
     Section("domains", "Domains", "Accuracy by domain", domains_section),
     Section("measures", "By class", "By class and site", measures_section),
+    Section("clients", "Clients", "What each client gave and lost", clients_section),
     Section("diagnostics", "Why", "Why: what the diagnostics say", why_section),
     Section("config", "Configuration", "Configuration", config_section),
     Section("runs", "Runs", "Runs", runs_section),

@@ -1,0 +1,98 @@
+"""A figure that a notebook shows and that can be saved; Vega for a page that asks nothing of any network."""
+
+from __future__ import annotations
+
+import gzip
+import html
+import importlib.util
+import json
+from collections.abc import Mapping
+from functools import cached_property
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from fedkeel.core.naming import visible
+from fedkeel.drawing.vega import Spec, chart
+from fedkeel.errors import FedkeelError, unknown
+from fedkeel.files import explained, write_atomically
+from fedkeel.options import as_path
+
+VEGA = "vega.js.gz"  # made by .ci/vega
+VERSION = "6.4"  # of Vega-Lite, in that file and for those that vl-convert makes
+FORMATS = ("svg", "png", "pdf")
+DOTS = 300  # an inch, of a PNG
+
+
+def packed_vega() -> bytes:
+    """Vega, Vega-Lite and Vega-Embed as one script, compressed."""
+    return resources.files(__package__).joinpath(VEGA).read_bytes()
+
+
+def embedded(value: Any) -> str:
+    """JSON that cannot end the script element it stands in."""
+    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def require_converter() -> None:
+    if importlib.util.find_spec("vl_convert") is None:
+        raise FedkeelError("Figures need vl-convert-python, which is not installed: pip install 'fedkeel[report]'.")
+
+
+def as_file(spec: Spec, format: str) -> bytes:
+    """A figure as SVG or PDF, in which text stays text, or as PNG."""
+    require_converter()
+    import vl_convert
+
+    if format == "png":
+        return bytes(vl_convert.vegalite_to_png({**spec, "background": "white"}, vl_version=VERSION, scale=1, ppi=DOTS))
+    make = {"svg": vl_convert.vegalite_to_svg, "pdf": vl_convert.vegalite_to_pdf}[format]
+    made = make(spec, vl_version=VERSION)
+    return made.encode() if isinstance(made, str) else bytes(made)
+
+
+class Drawing:
+    """A figure to be looked at: a notebook shows it, `save` writes it, and `spec` is all of it as Vega-Lite."""
+
+    def __init__(self, figure: Mapping[str, Any]) -> None:
+        self.figure = dict(figure)
+
+    @cached_property
+    def spec(self) -> Spec:
+        return chart(self.figure).whole()
+
+    def __repr__(self) -> str:
+        return f"Drawing({visible(self.spec['description'])!r})"
+
+    def page(self) -> str:
+        """As an HTML page of its own."""
+        vega = gzip.decompress(packed_vega()).decode()
+        call = 'vegaEmbed("#figure", JSON.parse(document.getElementById("spec").textContent), {renderer: "svg"});'
+        return (
+            f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{html.escape(self.spec["description"])}</title>'
+            f'<div id="figure"></div><script type="application/json" id="spec">{embedded(self.spec)}</script>'
+            f"<script>{vega}</script><script>{call}</script></html>\n"
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """As its ending says: .svg, .png or .pdf for a paper, .html for a page, .json for Vega-Lite."""
+        place = as_path(path)
+        format, known = place.suffix.lstrip(".").lower(), (*FORMATS, "html", "json")
+        if format not in known:
+            raise FedkeelError(unknown("format of a figure", format, known))
+        if format in FORMATS:
+            data = as_file(self.spec, format)
+        else:
+            data = (self.page() if format == "html" else json.dumps(self.spec, indent=1)).encode("utf-8", "replace")
+        with explained(place):
+            place.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(place, data)
+        return place
+
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+        """For a notebook: Vega-Lite where it is known, else a picture, or without vl-convert a page."""
+        bundle: dict[str, Any] = {"text/plain": repr(self), "application/vnd.vegalite.v5+json": self.spec}
+        if importlib.util.find_spec("vl_convert") is not None:
+            return {**bundle, "image/svg+xml": as_file(self.spec, "svg").decode()}
+        size = f'width="100%" height="{420 if self.figure["kind"] != "bars" else 480}"'
+        return {**bundle, "text/html": f'<iframe {size} srcdoc="{html.escape(self.page())}"></iframe>'}
