@@ -6,9 +6,12 @@ examples:
   fedkeel report runs/digits-shift-fedavg-seed0 runs/digits-shift-fedbn-seed0 -o both.html
   fedkeel report runs/demo --figures paper/figures --format pdf --tables paper/tables
   fedkeel report runs/demo --metric balanced-accuracy
+  fedkeel report runs/demo --pdf demo.pdf
+  fedkeel report runs/demo --images 4
 """
 
 import json
+from pathlib import Path
 
 from fedkeel.cli.terminal.parsing import Arguments, Parser
 
@@ -25,6 +28,8 @@ def add_arguments(parser: Parser) -> None:
     add("--format", choices=FORMATS, default="svg", metavar="|".join(FORMATS), help="of the figures (default: svg)")
     add("--tables", metavar="DIR", help="write the table there too, as Markdown, LaTeX and CSV")
     parser.add_shared("--metric")
+    add("--images", type=int, default=0, metavar="N", help="show N right and N wrong test images of each site, too")
+    add("--pdf", metavar="FILE", help="print the page to this file, too (needs playwright and Chromium)")
     add("--json", action="store_true", help="print one JSON document: what was written, and what to know")
 
 
@@ -34,7 +39,9 @@ def run(arguments: Arguments) -> int:
 
     if arguments.figures:
         require_converter()  # before anything is written
-    page = report.write(arguments.directories, arguments.output, metric=arguments.metric)
+    if arguments.pdf:
+        report.require_printer()
+    page = report.write(arguments.directories, arguments.output, metric=arguments.metric, images=arguments.images)
     written = [page]
     if arguments.figures or arguments.tables:
         collected = report.collect(arguments.directories, metric=arguments.metric)
@@ -42,6 +49,8 @@ def run(arguments: Arguments) -> int:
             written += report.write_figures(collected, arguments.figures, arguments.format)
         if arguments.tables:
             written += report.write_tables(collected, arguments.tables)
+    if arguments.pdf:
+        written.append(report.write_pdf(page, Path(arguments.pdf)))
     paths = [str(path) for path in written]
     print(json.dumps({"page": str(page), "written": paths}, indent=1) if arguments.json else "\n".join(paths))
     return 0

@@ -66,10 +66,10 @@ class Drawing:
 
     def page(self) -> str:
         """As an HTML page of its own."""
-        vega = gzip.decompress(packed_vega()).decode()
+        vega, title = gzip.decompress(packed_vega()).decode(), html.escape(self.spec["description"])
         call = 'vegaEmbed("#figure", JSON.parse(document.getElementById("spec").textContent), {renderer: "svg"});'
         return (
-            f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{html.escape(self.spec["description"])}</title>'
+            f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
             f'<div id="figure"></div><script type="application/json" id="spec">{embedded(self.spec)}</script>'
             f"<script>{vega}</script><script>{call}</script></html>\n"
         )

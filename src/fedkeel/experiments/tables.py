@@ -51,6 +51,12 @@ def apart(one: Cell, other: Cell) -> bool:
     return abs(one.mean - other.mean) > one.std + other.std + 1e-9  # what touches but for rounding touches
 
 
+def level(one: Cell, other: Cell) -> bool:
+    """Whether two means over seeds cannot be told apart, or read the same."""
+    spread = one.std is not None and other.std is not None
+    return spread and (rounded(one) == rounded(other) or not apart(one, other))
+
+
 @dataclass(frozen=True)
 class RoundCost:
     """What a round costs on the network, on average over rounds and seeds.
@@ -171,16 +177,14 @@ class Results:
         return short if sum(other.method.partition("@")[0] == short for other in self.rows) == 1 else row.method
 
     def marked(self, row: Row) -> list[tuple[Cell | None, bool]]:
-        """A row's cells, each with whether it is the best of its column.
-
-        Means are compared as they are printed, so that what reads the same is equally good.
-        """
+        """A row's cells, each with whether it is the best of its column, or level with it within the spread. A single
+        seed has no spread, so that none is marked."""
         cells, rivals = self.cells(row), [self.cells(rival) for rival in self.rows if competes(rival)]
         if not competes(row) or len(rivals) < 2:
             return [(cell, False) for cell in cells]
         pick = min if self.lower else max
-        best = [pick((rounded(cell) for cell in column if cell), default=None) for column in zip(*rivals, strict=True)]
-        return [(cell, cell is not None and rounded(cell) == top) for cell, top in zip(cells, best, strict=True)]
+        best = [pick(filter(None, column), key=rounded, default=None) for column in zip(*rivals, strict=True)]
+        return [(cell, bool(cell and top and level(cell, top))) for cell, top in zip(cells, best, strict=True)]
 
     @property
     def caption(self) -> str:
@@ -218,7 +222,14 @@ class Results:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * width for width in widths])
         padded = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-        return "\n".join([*padded, "", visible(self.caption) + (" * best of its column." if self.rows else "")])
+        return "\n".join(
+            [
+                *padded,
+                "",
+                visible(self.caption)
+                + (" * best of its column, or level with it within the spread." if self.rows else ""),
+            ]
+        )
 
     def markdown(self) -> str:
         """A table for a README or a paper's notes, the best of each column in bold."""

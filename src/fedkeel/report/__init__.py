@@ -17,16 +17,32 @@ from fedkeel.files import write_atomically
 from fedkeel.options import as_path, described
 from fedkeel.report.collect import Collected, collect
 from fedkeel.report.page import GENERATOR, render
-from fedkeel.report.paper import write_figures, write_pdf, write_tables, writing
+from fedkeel.report.paper import require_printer, write_figures, write_pdf, write_tables, writing
 
-__all__ = ["Collected", "collect", "write", "write_figures", "write_pdf", "write_tables"]
+__all__ = ["Collected", "collect", "require_printer", "write", "write_figures", "write_pdf", "write_tables"]
 
 NAME = "report.html"
+MOST_IMAGES = 50
 
 
-def write(directories: Sequence[str | Path], output: str | Path | None = None, *, metric: str = "accuracy") -> Path:
-    """Write the page and return where it is: in the directory, or `report.html` here for several of them. `metric` is
-    what its table of results is of; curves and bars are of accuracy."""
+def write(
+    directories: Sequence[str | Path],
+    output: str | Path | None = None,
+    *,
+    metric: str = "accuracy",
+    images: int = 0,
+) -> Path:
+    """Write the page and return where it is: in the directory, or `report.html` here for several of them.
+
+    Args:
+        directories: of runs, or folders that hold them.
+        output: another place for the page.
+        metric: what its table of results is of; curves and bars are of accuracy.
+        images: of each site so many test images that the best model has right and wrong. Whoever gets the page sees
+            them, which is not always right.
+    """
+    if isinstance(images, bool) or not isinstance(images, int) or not 0 <= images <= MOST_IMAGES:
+        raise FedkeelError(f"'images' is {described(images)}: give a number from 0 to {MOST_IMAGES}, of each site.")
     if isinstance(directories, str | Path) or not isinstance(directories, Sequence):
         raise FedkeelError(f"What to report is {described(directories)}: give a list of directories.")
     places = [as_path(directory) for directory in directories]
@@ -38,7 +54,8 @@ def write(directories: Sequence[str | Path], output: str | Path | None = None, *
         raise FedkeelError(f"'{path}' exists and is not a report: choose another file with -o.")
     words = ["fedkeel", "report", *map(str, places), *(["-o", str(output)] if output is not None else [])]
     words += ["--metric", metric] if metric != "accuracy" else []
-    page = render(collect(places, metric=metric), datetime.now(), shlex.join(words))
+    words += ["--images", str(images)] if images else []
+    page = render(collect(places, metric=metric), datetime.now(), shlex.join(words), images)
     with writing(path, "-o"):
         path.parent.mkdir(parents=True, exist_ok=True)
         # A folder's name that is not Unicode must not cost the page.

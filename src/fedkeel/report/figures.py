@@ -137,30 +137,31 @@ def by_domain(group: Group) -> Figure:
 
     for row in results.rows:
         cells = [row.average if domain is None else row.domains.get(domain) for domain in domains]
-        spread = [
-            None
-            if cell is None
-            else float(f"{100 * cell.std:.4g}")
-            if cell.std is not None
-            else half_width(cell.mean, sizes.get(domain or "", 0))
-            for cell, domain in zip(cells, domains, strict=True)
-        ]
-        values = [None if cell is None else round(100 * cell.mean, 3) for cell in cells]
-        own = [seeds(row, domain) for domain in domains]
-        dots = {"seeds": own} if any(len(one) > 1 for one in own) else {}
-        series.append({"name": results.name(row), "values": values, "spread": spread, **dots})
+        one: dict[str, Any] = {"name": results.name(row)}
+        one["values"] = [None if cell is None else round(100 * cell.mean, 3) for cell in cells]
+        if row.average.std is None:
+            numbers = [sizes.get(domain, 0) if domain is not None else 0 for domain in domains]
+            one["low"], one["high"] = interval([cell and cell.mean for cell in cells], numbers)
+        else:
+            one["spread"] = [cell and cell.std and float(f"{100 * cell.std:.4g}") for cell in cells]
+            one["seeds"] = [seeds(row, domain) for domain in domains]
+        series.append(one)
     headings = dict(zip(results.domains, results.headings[1:], strict=False))
     categories = [average if domain is None else headings[domain] for domain in domains]
     about = {"names": list(names(group).values()), "y_label": "accuracy, %", "percent": True}
     return {"kind": "bars", "categories": categories, "series": series, **about}
 
 
-def half_width(share: float, number: int) -> float | None:
-    """In points: half of Wilson's 95 % interval of a share of so many images."""
-    if not number:
-        return None
-    _, low, high = wilson(share, number).tolist()
-    return float(f"{50 * (high - low):.3g}")
+def interval(shares: Sequence[float | None], numbers: Sequence[int]) -> tuple[list[float | None], list[float | None]]:
+    """In percent: the ends of Wilson's 95 % interval of each share of so many images; of none, the share itself."""
+    known = [number if share is not None else 0 for share, number in zip(shares, numbers, strict=True)]
+    bounds = wilson([share or 0.0 for share in shares], known)[..., 1:].tolist()
+    ends = [
+        [100 * s if s is not None else None] * 2 if not n else [100 * e for e in found]
+        for s, n, found in zip(shares, known, bounds, strict=True)
+    ]
+    low, high = ([None if end is None else round(end, 2) for end in side] for side in zip(*ends, strict=True))
+    return low, high
 
 
 def by_class(group: Group) -> Figure | None:
@@ -171,18 +172,17 @@ def by_class(group: Group) -> Figure | None:
     series = []
     for member in (m for m in group.measured if m.run.measures.classes == classes):
         counts = member.run.measures.confusion()
-        shares = [
-            hit / of if of else None for hit, of in zip(np.diag(counts).tolist(), counts.sum(1).tolist(), strict=True)
-        ]
+        numbers = [int(number) for number in counts.sum(1)]
+        shares = [hit / of if of else None for hit, of in zip(np.diag(counts).tolist(), numbers, strict=True)]
+        low, high = interval(shares, numbers)
         values = [None if share is None else round(100 * share, 3) for share in shares]
-        spread = [share and half_width(share, int(of)) for share, of in zip(shares, counts.sum(1), strict=True)]
-        series.append({"name": called[member.label], "values": values, "spread": spread})
+        series.append({"name": called[member.label], "values": values, "low": low, "high": high})
     lowest = [
         min((s["values"][i] for s in series if s["values"][i] is not None), default=101.0) for i in range(len(classes))
     ]
     worst = sorted(sorted(range(len(classes)), key=lowest.__getitem__)[:MOST_CLASSES])
     for one in series:
-        one |= {key: [one[key][i] for i in worst] for key in ("values", "spread")}
+        one |= {key: [one[key][i] for i in worst] for key in ("values", "low", "high")}
     note = (
         {"note": f"The {MOST_CLASSES} of {len(classes)} classes that are found least."}
         if len(worst) < len(classes)

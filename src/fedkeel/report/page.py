@@ -15,28 +15,29 @@ from importlib import resources
 
 import fedkeel
 from fedkeel.drawing.show import embedded, packed_vega
-from fedkeel.report.collect import Collected
+from fedkeel.report.collect import Collected, Group
 from fedkeel.report.figures import Figures
 from fedkeel.report.html import folded, listed
-from fedkeel.report.sections import Section, part, sections
+from fedkeel.report.sections import Section, federation_name, part, sections
 
 GENERATOR = "Fedkeel report"  # how a page is known as one that may be written over
 
 
-def render(collected: Collected, made: datetime, command: str) -> str:
-    """The whole page. `command` is the one that made it."""
+def render(collected: Collected, made: datetime, command: str, images: int = 0) -> str:
+    """The whole page. `command` is the one that made it; `images`: so many examples of each site."""
     figures, vega = Figures(), packed_vega()
     style, script = (resources.files(__package__).joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     groups = collected.groups
-    title, shown = heading(collected), [sections(group, figures) for group in groups]
+    title, shown = heading(collected), [sections(group, figures, images) for group in groups]
     parts = [
         masthead(title, collected, shown[0]),
         notices(collected.notices),
         *(part(group, own, alone=len(groups) == 1) for group, own in zip(groups, shown, strict=True)),
         footer(made, command),
     ]
+    scripts = f"{_hash(script)} {_hash(gzip.decompress(vega).decode())}"
     policy = (
-        f"default-src 'none'; script-src {_hash(script)} {_hash(gzip.decompress(vega).decode())}; style-src {_hash(style)}; img-src data:; "
+        f"default-src 'none'; script-src {scripts}; style-src {_hash(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     return f"""<!DOCTYPE html>
@@ -70,13 +71,19 @@ def _hash(text: str) -> str:
 def heading(collected: Collected) -> str:
     members = collected.members
     methods = list(dict.fromkeys(member.label for member in members))
-    data = list(dict.fromkeys(member.config.data.partition("(")[0] for member in members))
-    shown = data[0] if len(data) == 1 else f"{len(data)} data sets"
+    groups = collected.groups
+    shown = told_apart(groups)[0] if len(groups) == 1 else f"{len(groups)} federations: {', '.join(told_apart(groups))}"
     if len(members) == 1:
         return f"{methods[0]} on {shown}"
     if len(methods) == 1:
         return f"{methods[0]} on {shown}, {len(members)} seeds"
     return f"{len(methods)} methods on {shown}"
+
+
+def told_apart(groups: Sequence[Group]) -> list[str]:
+    """Short names of federations; where two would read the same, with what they differ in."""
+    short = [group.members[0].config.data.partition("(")[0] for group in groups]
+    return [name if short.count(name) == 1 else federation_name(g) for name, g in zip(short, groups, strict=True)]
 
 
 def masthead(title: str, collected: Collected, first: Iterable[Section]) -> str:
@@ -85,7 +92,7 @@ def masthead(title: str, collected: Collected, first: Iterable[Section]) -> str:
     if len(groups) == 1:
         links = [(f"{groups[0].anchor}-{section.anchor}", section.menu) for section in first if section.menu]
     else:
-        links = [(group.anchor, group.members[0].config.data.partition("(")[0]) for group in groups]
+        links = [(group.anchor, name) for group, name in zip(groups, told_apart(groups), strict=True)]
     anchors = "".join(f'<a href="#{anchor}">{escape(text)}</a>' for anchor, text in links)
     return f"""
 <header class="top">

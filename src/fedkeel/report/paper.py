@@ -1,5 +1,6 @@
 """What goes into a paper: the figures as SVG, PNG or PDF, the tables, and the page as a printout."""
 
+import importlib.util
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,15 +65,21 @@ def write_figures(collected: Collected, directory: str | Path, format: str = "sv
     return written
 
 
-def write_pdf(page: Path, path: Path) -> Path:
-    """The page printed, by a Chromium that playwright finds."""
-    try:
-        from playwright.sync_api import Error, sync_playwright
-    except ImportError:
+def require_printer() -> None:
+    if importlib.util.find_spec("playwright") is None:
         raise FedkeelError(
-            "A printout needs playwright and Chromium, which are not installed: pip install playwright, then "
-            "'playwright install chromium'; or open the page and print it from your browser."
-        ) from None
+            "A printout needs playwright, which is not installed: pip install playwright, then 'playwright install "
+            "chromium'; or open the page and print it from your browser."
+        )
+
+
+def write_pdf(page: Path, path: Path) -> Path:
+    """The page printed, by Chromium."""
+    require_printer()
+    from playwright.sync_api import Error, sync_playwright
+
+    if path.is_dir():
+        raise FedkeelError(f"'{path}' is a directory: give a file to write with --pdf, like '{path / 'report.pdf'}'.")
     with writing(path, "--pdf"):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:

@@ -22,11 +22,12 @@ from fedkeel.report.figures import (
     confusions,
     curves,
     first_shown,
-    half_width,
     hidden,
+    interval,
     names,
 )
 from fedkeel.report.html import DASH, accuracy, code, folded, listed, named, number, table, table_row
+from fedkeel.report.images import examples
 from fedkeel.report.measures import class_table, confusion_table, site_table
 from fedkeel.report.why import explanations, first_two, rivals, why_section
 from fedkeel.runs.origin import read_outline
@@ -45,9 +46,11 @@ class Section(NamedTuple):
     body: Callable[[Group, Figures], str]
 
 
-def sections(group: Group, page: Figures) -> dict[Section, str]:
+def sections(group: Group, page: Figures, images: int = 0) -> dict[Section, str]:
     """Those that have something to show of this group, with it; their figures go into the page's."""
     bodies = {section: section.body(group, page) for section in SECTIONS}
+    if images:
+        bodies[EXAMPLES] = examples(group, images)
     return {section: body for section, body in bodies.items() if body}
 
 
@@ -127,7 +130,11 @@ def results_section(group: Group, _: Figures) -> str:
             cells.append(number(f"{fmean(seconds):.1f}" if seconds else ""))
         full = f' title="{escape(row.method)}"' if results.name(row) != row.method else ""
         rows.append(table_row(named(results.name(row)), cells, f' data-v="{escape(row.method)}"{full}'))
-    caption = results.caption + (" The best of each column is bold." if len(results.rows) > 1 else "")
+    caption = results.caption + (
+        " Bold: the best of a column, and what is level with it within the spread of the seeds."
+        if any(best for row in results.rows for _, best in results.marked(row))
+        else ""
+    )
     headings = [*results.headings, *(["s/run"] if timed else [])]
     texts = {"Markdown": results.markdown(), "LaTeX": results.latex(), "CSV": results.csv()}
     copies = "".join(folded(f"As {kind}", code(text)) for kind, text in texts.items())
@@ -166,9 +173,13 @@ def sizes_table(group: Group) -> str:
     for domain in group.results.domains:
         mine = [client for client in clients if client.domain == domain]
         size, cell = group.test_images.get(domain, 0), best.domains.get(domain)
-        off = half_width(cell.mean, size) if cell else None
+        (low,), (high,) = interval([cell and cell.mean], [size])
         known = [len(mine), sum(client.train for client in mine)] if mine else ["", ""]
-        cells = [*known, size or "", "" if off is None else f"±{off:.1f}"]
+        cells = [
+            *known,
+            size or "",
+            f"±{(high - low) / 2:.1f}" if size and low is not None and high is not None else "",
+        ]
         rows.append(table_row(named(domain), (number(str(cell).lstrip("±"), cell or DASH) for cell in cells)))
     caption = (
         f"Images of each domain. The error is half of Wilson's 95 % interval, in points, around the accuracy of "
@@ -317,12 +328,14 @@ def repeat_section(group: Group, _: Figures) -> str:
     return body
 
 
+EXAMPLES = Section("images", "Images", "Test images and what the model says", lambda *_: "")
 SECTIONS = (
     Section("findings", "", "What the numbers show", findings_section),
     Section("table", "Results", "Results", results_section),
     Section("curves", "Curves", "Curves", curves_section),
     Section("domains", "Domains", "Accuracy by domain", domains_section),
     Section("measures", "By class", "By class and site", measures_section),
+    EXAMPLES,
     Section("clients", "Clients", "What each client gave and lost", clients_section),
     Section("diagnostics", "Why", "Why: what the diagnostics say", why_section),
     Section("config", "Configuration", "Configuration", config_section),

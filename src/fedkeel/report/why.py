@@ -47,13 +47,18 @@ class Reading:
         return self.label + unit + {"low": " \u2193", "high": " \u2191"}.get(self.better or "", "")
 
     def best(self, methods: Sequence[str]) -> list[str]:
-        """Those of these methods that have the best value, as it is printed; none where there is nothing to choose."""
+        """Those of these methods that have the best value, and those level with it; none where nothing is to choose."""
         there = [method for method in methods if method in self.methods]
         if self.better is None or len(there) < 2:
             return []
         choose = min if self.better == "low" else max
-        top = self.number(choose(self.methods[method].mean for method in there))
-        return [method for method in there if self.number(self.methods[method].mean) == top]
+        top = choose(there, key=lambda method: self.methods[method].mean)
+        printed = self.number(self.methods[top].mean)
+        return [m for m in there if self.number(self.methods[m].mean) == printed or self._level(m, top)]
+
+    def _level(self, one: str, other: str) -> bool:
+        cells = self.methods[one], self.methods[other]
+        return all(cell.std is not None for cell in cells) and not apart(*cells)
 
     def lead(self, one: str, other: str) -> float:
         """How far `one` is ahead of `other`: 1 clearly, -1 clearly behind, 0 within the spread or with no good way."""
@@ -165,8 +170,8 @@ def key_table(group: Group, found: Sequence[Reading]) -> str:
     few = f" Of {len(results.rows)} methods {len(columns)} are shown." if len(columns) < len(results.rows) else ""
     caption = (
         "One number of each diagnostic, at the last round it was recorded in; mean over the seeds that have it. "
-        f"\u2193 lower is better, \u2191 higher is better, the best in bold.{few} What goes with accuracy need not "
-        "cause it."
+        "\u2193 lower is better, \u2191 higher is better, bold the best and what is level with it."
+        f"{few} What goes with accuracy need not cause it."
     )
     body = table(["", *(results.name(row) for row in columns)], rows, caption, sortable=False)
     return f'<div class="keys">{body}</div>'

@@ -21,6 +21,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Federation
 from fedkeel.data.transforms import Unknown
+from fedkeel.drawing.show import Drawing
 from fedkeel.engine.executors.flower.roster import Roster
 from fedkeel.engine.profile import FILE as PROFILE
 from fedkeel.engine.setup import build_model, load_federation
@@ -37,7 +38,6 @@ from fedkeel.spec import Spec, parse
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.axes import Axes
 
 PYTHON_OBJECT = "(given in Python)"
 MOST_NAMED = 20  # clients to choose from, in a sentence
@@ -166,7 +166,7 @@ class Run(Measured):
         The accuracy of each domain in "scores" is a column of its own, `domains.NAME`; of a metric that was asked for
         there is the average, and `METRIC.domains.NAME`. "measures" are those of the resulting model, with intervals.
         """
-        pandas = _notebook_package("pandas", "A table")
+        pandas = _pandas()
         if kind == "measures":
             return pandas.DataFrame(list(self.measures.rows()))
         rows = []
@@ -179,21 +179,25 @@ class Run(Measured):
             rows.append({name: math.nan if value is None else value for name, value in row.items()})
         return pandas.DataFrame(rows)
 
-    def plot_accuracy(self, axes: Axes | None = None, *, domains: bool = True) -> Axes:
-        """Test accuracy by round, on average and, unless told otherwise, of each domain; returns matplotlib's axes."""
-        pyplot = _notebook_package("matplotlib.pyplot", "A plot")
+    def plot(self, *, domains: bool = True) -> Drawing:
+        """Test accuracy by round, on average and, unless told otherwise, of each domain: a figure that a notebook shows
+        and that `save("accuracy.svg")` writes."""
         scores = self.evaluated()
-        axes = axes if axes is not None else pyplot.subplots()[1]
+        curves = {"average": [entry["average"] for entry in scores]}
+        for name in dict.fromkeys(name for entry in scores for name in entry["domains"]) if domains else ():
+            # Sites come and go; and one may be called as the mean of all is.
+            curves[name if name != "average" else "average (a domain)"] = [e["domains"].get(name) for e in scores]
         rounds = [from_one(entry["round"]) for entry in scores]
-        if domains:
-            for name in dict.fromkeys(name for entry in scores for name in entry["domains"]):
-                values = [100 * entry["domains"].get(name, math.nan) for entry in scores]  # sites come and go
-                axes.plot(rounds, values, linewidth=1, alpha=0.7, label=naming.plot_text(name))
-        axes.plot(rounds, [100 * entry["average"] for entry in scores], linewidth=2, color="black", label="average")
-        title = naming.plot_text(f"{self.config.method} on {self.config.data}")
-        axes.set(xlabel="round", ylabel="test accuracy in %", title=title)
-        axes.legend()
-        return axes
+        series = [
+            {"name": name, "x": rounds, "y": [value if value is None else 100 * value for value in values]}
+            for name, values in curves.items()
+        ]
+        about = {
+            "title": f"{self.config.method} on {self.config.data}",
+            "x_label": "round",
+            "y_label": "test accuracy, %",
+        }
+        return Drawing({"kind": "lines", "series": series, "percent": True, **about})
 
     def model(self, client: str | None = None) -> Classifier:
         """The trained model, on the CPU, in evaluation mode; `client` as in `network`."""
@@ -322,15 +326,11 @@ def _present(**objects: Any) -> dict[str, Any]:
     return {name: thing for name, thing in objects.items() if thing is not None}
 
 
-def _notebook_package(name: str, what: str) -> Any:
-    package = name.partition(".")[0]
+def _pandas() -> Any:
     try:
-        importlib.import_module(package)
-        return importlib.import_module(name)
+        return importlib.import_module("pandas")
     except ImportError:
-        raise FedkeelError(
-            f"{what} needs {package}, which is not installed: pip install 'fedkeel[notebook]'."
-        ) from None
+        raise FedkeelError("A table needs pandas, which is not installed: pip install 'fedkeel[notebook]'.") from None
 
 
 def _null(_constant: str) -> None:
