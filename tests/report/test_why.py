@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fedkeel.report.numbers import first_shown
 
 from fedkeel import analysis, report
 from fedkeel.report.collect import Group, collect
+from fedkeel.report.figures import first_shown
 from fedkeel.report.why import explanations, readings, rivals, sentence
 from tests import tiny
 from tests.report.samples import make_run

@@ -46,9 +46,9 @@ def as_file(spec: Spec, format: str) -> bytes:
 
     if format == "png":
         return bytes(vl_convert.vegalite_to_png({**spec, "background": "white"}, vl_version=VERSION, scale=1, ppi=DOTS))
-    make = {"svg": vl_convert.vegalite_to_svg, "pdf": vl_convert.vegalite_to_pdf}[format]
-    made = make(spec, vl_version=VERSION)
-    return made.encode() if isinstance(made, str) else bytes(made)
+    if format == "pdf":
+        return bytes(vl_convert.vegalite_to_pdf(spec, vl_version=VERSION))
+    return str(vl_convert.vegalite_to_svg(spec, vl_version=VERSION)).encode()
 
 
 class Drawing:

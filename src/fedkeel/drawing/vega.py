@@ -279,9 +279,9 @@ def _points(figure: Given) -> Chart:
         zip(("first", "last", "low", "high"), (*span(known(figure["x"])), *span(known(figure["y"]))), strict=True)
     )
     shapes = [SHAPES[place % len(SHAPES)] for place in range(len(domains))]
-    transform = [
-        *({"flatten": list(places)}, _hides("class"), _hides("domain", "apart")),
-        *({"filter": "isValid(datum.x) && isValid(datum.y)"},),
+    transform: list[Spec] = [
+        {"flatten": list(places)},
+        *(_hides("class"), _hides("domain", "apart"), {"filter": "isValid(datum.x) && isValid(datum.y)"}),
         *_computed(tip="datum['class'] + (datum.domain ? ', ' + datum.domain : '')"),
     ]
     legend = {"title": None} if len(domains) > 1 else None

@@ -141,7 +141,7 @@ def by_domain(group: Group) -> Figure:
         one["values"] = [None if cell is None else round(100 * cell.mean, 3) for cell in cells]
         if row.average.std is None:
             numbers = [sizes.get(domain, 0) if domain is not None else 0 for domain in domains]
-            one["low"], one["high"] = interval([cell and cell.mean for cell in cells], numbers)
+            one["low"], one["high"] = interval([cell.mean if cell else None for cell in cells], numbers)
         else:
             one["spread"] = [cell and cell.std and float(f"{100 * cell.std:.4g}") for cell in cells]
             one["seeds"] = [seeds(row, domain) for domain in domains]
@@ -169,7 +169,7 @@ def by_class(group: Group) -> Figure | None:
     if not group.measured:
         return None
     classes, called = group.measured[0].run.measures.classes, names(group)
-    series = []
+    series = list[dict[str, Any]]()
     for member in (m for m in group.measured if m.run.measures.classes == classes):
         counts = member.run.measures.confusion()
         numbers = [int(number) for number in counts.sum(1)]
@@ -177,10 +177,8 @@ def by_class(group: Group) -> Figure | None:
         low, high = interval(shares, numbers)
         values = [None if share is None else round(100 * share, 3) for share in shares]
         series.append({"name": called[member.label], "values": values, "low": low, "high": high})
-    lowest = [
-        min((s["values"][i] for s in series if s["values"][i] is not None), default=101.0) for i in range(len(classes))
-    ]
-    worst = sorted(sorted(range(len(classes)), key=lowest.__getitem__)[:MOST_CLASSES])
+    found = [[one["values"][i] for one in series if one["values"][i] is not None] for i in range(len(classes))]
+    worst = sorted(sorted(range(len(classes)), key=lambda i: min(found[i], default=101.0))[:MOST_CLASSES])
     for one in series:
         one |= {key: [one[key][i] for i in worst] for key in ("values", "low", "high")}
     note = (

@@ -173,7 +173,7 @@ def sizes_table(group: Group) -> str:
     for domain in group.results.domains:
         mine = [client for client in clients if client.domain == domain]
         size, cell = group.test_images.get(domain, 0), best.domains.get(domain)
-        (low,), (high,) = interval([cell and cell.mean], [size])
+        (low,), (high,) = interval([cell.mean if cell else None], [size])
         known = [len(mine), sum(client.train for client in mine)] if mine else ["", ""]
         cells = [
             *known,
@@ -205,8 +205,9 @@ def measures_section(group: Group, page: Figures) -> str:
     if matrices:
         whole = [text for text in matrices if text.endswith(": All trained sites")]
         one, other = first_two(group, [text.rpartition(": ")[0] for text in whole])
-        places = [list(matrices).index(whole[i]) for i in (one, other) if i is not None]
-        parts += ["<h4>What is taken for what</h4>", page.beside(matrices, *[*places, None][:2])]
+        place = {text: number for number, text in enumerate(matrices)}
+        second = None if other is None else place[whole[other]]
+        parts += ["<h4>What is taken for what</h4>", page.beside(matrices, place[whole[one]], second)]
     if counts := class_counts(group.measured[0]):
         parts += ["<h4>What the sites have</h4>", page.one_of([counts], [""])]
     for member in group.measured:
