@@ -14,21 +14,9 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 MOST_LINES = 35_189  # what is added must be smaller than what goes
 # What takes long to import, or need not be installed: only there is an import inside of a function right.
 HEAVY = {
-    *(
-        "flwr",
-        "opacus",
-        "pandas",
-        "vl_convert",
-        "playwright",
-        "onnx",
-        "onnxruntime",
-        "onnxscript",
-        "timm",
-        "torchvision",
-        "pyarrow",
-    ),
+    *("flwr", "opacus", "pandas", "vl_convert", "onnx", "onnxruntime", "onnxscript", "timm", "torchvision", "pyarrow"),
     *("tensorboard", "mlflow", "triton", "scipy", "sklearn", "cryptography", "rich", "uvicorn", "starlette", "httpx"),
-    *("grpc", "fastapi", "sqlalchemy", "torch", "numpy", "PIL", "psutil"),
+    *("grpc", "fastapi", "sqlalchemy", "torch", "numpy", "PIL", "psutil", "playwright"),
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

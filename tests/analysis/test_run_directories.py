@@ -71,8 +71,8 @@ class TestByHand:
         assert lines_of(document, 0)["standard deviation"][3] == pytest.approx(0.2)
         assert {name: line[3] for name, line in lines_of(document, 1).items()} == {"worst": 0.5, "best": 0.9}
         rows = {row[0]: row[1:] for row in document["figures"][2]["rows"]}
-        assert rows["a"] == pytest.approx([0.9, 0.4])
-        assert rows["far"] == pytest.approx([0.1, -0.4])
+        assert rows["a"] == pytest.approx([90, 40])
+        assert rows["far"] == pytest.approx([10, -40])
         assert document["figures"][2]["note"] == "The worst training domain is b."
 
     def test_of_damaged_records_the_rest_is_shown(self, tmp_path: Path) -> None:

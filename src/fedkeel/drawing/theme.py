@@ -14,14 +14,16 @@ FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, 
 
 # Paper, ink, softer ink, grid, and the shades of matrices from nothing to much and from minus to plus.
 PAPERS = {
-    "light": ("#ffffff", "#1a2230", "#55606f", "#e2e6ec", ["#f2f6fc", "#0d4a9c"], ["#a34205", "#f6f3ee", "#0d4a9c"]),
+    "light": ("#ffffff", "#1a2230", "#55606f", "#e2e6ec", ["#f2f6fc", "#0d4a9c"], ["#8f3903", "#f6f3ee", "#0d4a9c"]),
     "dark": ("#171b21", "#e6eaf0", "#a2adbb", "#2c333d", ["#1d2a3b", "#9cc7ff"], ["#ffb27f", "#2a2a2c", "#9cc7ff"]),
 }
-DARKENS = {"light": 0.52, "dark": 0.5}  # from which share of a matrix's shade on its text is in the colour of the paper
+# The text on a matrix's shades: on weak ones, on strong ones, and from which share on they are strong.
+ON_SHADES = {"light": ("#1a2230", "#ffffff", 0.68), "dark": ("#ffffff", "#000000", 0.41)}
 
 
 def config(theme: str = "light") -> dict[str, Any]:
     paper, ink, soft, grid, shades, signs = PAPERS[theme]
+    named = dict(zip(("paper", "ink", "weak", "strong", "darkens"), (paper, ink, *ON_SHADES[theme]), strict=True))
     line = {"domainColor": grid, "tickColor": grid, "gridColor": grid, "labelColor": soft, "titleColor": soft}
     return {
         "background": None,
@@ -43,9 +45,5 @@ def config(theme: str = "light") -> dict[str, Any]:
         "text": {"color": ink, "font": FONT, "fontSize": 12},
         "rule": {"color": soft},
         "tick": {"color": ink},
-        "params": [
-            {"name": "paper", "value": paper},
-            {"name": "ink", "value": ink},
-            {"name": "darkens", "value": DARKENS[theme]},
-        ],
+        "params": [{"name": name, "value": value} for name, value in named.items()],
     }

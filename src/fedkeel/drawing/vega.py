@@ -144,13 +144,15 @@ def _lines(figure: Given) -> Chart:
     if has_spread:
         ends_of = "isValid(datum.y) ? datum.y {} datum.spread : null"
         transform += _computed(lower=ends_of.format("-"), upper=ends_of.format("+"))
-    encoding = {"x": x, "y": y_axis, "color": _colour(names, symbolType="stroke", symbolStrokeWidth=3)}
-    spec = _spec(figure, 300, transform, encoding, layer=_line_layers(names, few, has_spread))
+    colour = _colour(names, symbolType="stroke", symbolStrokeWidth=2, symbolSize=400)
+    encoding = {"x": x, "y": y_axis, "color": colour}
+    spec = _spec(figure, 300, transform, encoding, layer=_line_layers(colour, few, has_spread))
     legend = {"hidden": names} if len(names) > 1 else {}
     return Chart("lines", spec, data, {**ends, "hidden": [], "at": None, "lit": None}, legend)
 
 
-def _line_layers(names: list[str], few: bool, has_spread: bool) -> list[Spec]:
+def _line_layers(colour: Spec, few: bool, has_spread: bool) -> list[Spec]:
+    names = colour["scale"]["domain"]
     dashes = [DASHES[place // len(COLOURS["light"]) % len(DASHES)] for place in range(len(names))]
     lit = {"condition": {"test": "lit && lit !== datum.name", "value": 0.12}, "value": 1}
     dot = {"type": "point", "filled": True, "opacity": 1, "clip": True}
@@ -158,7 +160,7 @@ def _line_layers(names: list[str], few: bool, has_spread: bool) -> list[Spec]:
     # A value between two gaps has no line, so that it needs a dot.
     neighbours = [{"op": op, "field": "y", "as": as_} for op, as_ in (("lag", "before"), ("lead", "after"))]
     alone = "isValid(datum.y)" + ("" if few else " && !isValid(datum.before) && !isValid(datum.after)")
-    stroke = {"field": "name", "scale": {"domain": names, "range": dashes}, "legend": None}
+    stroke = {**colour, "scale": {"domain": names, "range": dashes}}
     line = {"type": "line", "strokeWidth": 2, "strokeJoin": "round", "clip": True}
     rule = {"mark": {"type": "rule", "strokeDash": [3, 3]}, "encoding": {"y": None, "color": None}}
     band = {"y": _number("lower"), "y2": {"field": "upper"}}
@@ -238,7 +240,7 @@ def _matrix(figure: Given) -> Chart:
     low, high = (-most, most) if signed else (low, high if high > low else low + 1)
     room = max((len(f"{value:.4g}") for value in values), default=1) * 6.5 + 2
     share = "abs(datum.value) / high" if signed else "(datum.value - low) / (high - low)"
-    ink = {"condition": {"test": f"{share} > darkens", "value": {"expr": "paper"}}, "value": {"expr": "ink"}}
+    ink = {"condition": {"test": f"{share} > darkens", "value": {"expr": "strong"}}, "value": {"expr": "weak"}}
     ends: list[Any] = [{"expr": "low"}, *([0] if signed else []), {"expr": "high"}]
     shades = {"domain": ends, "range": "diverging" if signed else "heatmap", "interpolate": "rgb"}
     axis = {"domain": False, "ticks": False, "labelOverlap": True}

@@ -106,19 +106,25 @@
   /* Of bars: as many as are shown. */
   const heightOf = (figure, values) => figure.groups * (page.bar * Math.max(1, page.data[figure.data].filter((row) => !values.hidden.includes(row.name)).length) + page.gap);
 
+  /* Without legends: the page has its own. */
+  function bare(spec) {
+    const encoding = Object.fromEntries(Object.entries(spec.encoding || {}).map(([name, one]) => [name, one && "legend" in one ? { ...one, legend: null } : one]));
+    return { ...spec, encoding, ...(spec.layer && { layer: spec.layer.map(bare) }) };
+  }
+
   /* A view of a figure in `host`: as in the page, or, with `look`, as it is in a file. */
   async function embed(host, figure, values, width, look, tooltip) {
     await (unpacked ??= unpack());
     const { params, ...config } = page.themes[look || theme()];
     const spec = { ...page.specs[figure.spec], data: { values: page.data[figure.data] }, width: Math.min(width, figure.widest || width) };
     const { text, subtitle } = spec.title;
-    const small = { text: subtitle, fontSize: 12, fontWeight: "normal", color: config.title.subtitleColor };
-    if (!look) spec.title = subtitle ? small : undefined;
-    else if (!text) spec.title = subtitle ? small : undefined;
+    if (!look || !text) spec.title = subtitle ? { text: subtitle, fontSize: 12, fontWeight: "normal", color: config.title.subtitleColor } : undefined;
     spec.params = [...(spec.params || []), ...params, ...Object.entries(values).map(([name, value]) => ({ name, value }))];
     if (figure.groups) spec.height = heightOf(figure, values);
-    if (!look) spec.encoding = Object.fromEntries(Object.entries(spec.encoding).map(([name, one]) => [name, one && "legend" in one ? { ...one, legend: null } : one]));
-    if (!look) config.axis = { ...config.axis, labelLimit: width < 500 ? 90 : 170 };
+    if (!look) {
+      Object.assign(spec, bare(spec));
+      config.axis = { ...config.axis, labelLimit: width < 500 ? 90 : 170 };
+    }
     // `ast`: expressions are read by an interpreter, since the page's policy lets no text become code.
     return (await vegaEmbed(host, spec, { mode: "vega-lite", renderer: "svg", actions: false, ast: true, defaultStyle: false, config, tooltip })).view;
   }
@@ -137,7 +143,7 @@
   const GLYPHS = ["●", "■", "▲", "◆", "▼", "✚"];
 
   function tooltip(plot) {
-    const tip = html("div", { class: "tip", role: "status", hidden: true });
+    const tip = html("div", { class: "tip", hidden: true });
     plot.append(tip);
     return {
       show(title, rows, x, y) {
@@ -307,7 +313,10 @@
       plot.setAttribute("aria-valuemin", this.figure.values.first);
       plot.setAttribute("aria-valuemax", this.figure.values.last);
       plot.addEventListener("pointermove", point);
-      plot.addEventListener("pointerdown", point);
+      plot.addEventListener("pointerdown", (event) => {
+        plot.focus({ preventScroll: true });
+        point(event);
+      });
       // A finger leaves as soon as it is lifted; what it asked for stays until it touches something else.
       plot.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") place(-1); });
       plot.addEventListener("blur", () => place(-1));
