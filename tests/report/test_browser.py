@@ -6,6 +6,8 @@ import itertools
 import json
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 
 from fedkeel import report
 from fedkeel.drawing.theme import COLOURS
+from fedkeel.errors import FedkeelError
 from tests.report.samples import DOMAINS, accuracy, add_diagnostics, add_profile, make_comparison, make_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -500,3 +503,16 @@ def test_on_paper_it_is_light_and_without_controls(opened: Open) -> None:
         assert not page.locator(place).first.is_visible()
     page.locator("#g0-curves .plot svg").first.wait_for()
     assert page.pdf(format="A4").startswith(b"%PDF")
+
+
+@pytest.mark.slow
+def test_a_printout_has_every_figure(pages: dict[str, Path], browser: Any, tmp_path: Path) -> None:
+    del browser  # playwright must be there
+    code = (
+        f"from pathlib import Path; from fedkeel import report; report.write_pdf(Path({str(pages['comparison'])!r}), "
+    )
+    code += f"Path({str(tmp_path / 'page.pdf')!r}))"
+    subprocess.run([sys.executable, "-c", code], check=True)  # two of its engines cannot run in one thread
+    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+    with pytest.raises(FedkeelError, match="is a directory"):
+        report.write_pdf(pages["comparison"], tmp_path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import html
 import importlib.util
 import json
 from collections.abc import Mapping
@@ -15,7 +13,7 @@ from typing import Any
 from fedkeel.core.naming import visible
 from fedkeel.drawing.vega import Spec, chart
 from fedkeel.errors import FedkeelError, unknown
-from fedkeel.files import explained, write_atomically
+from fedkeel.files import write_atomically
 from fedkeel.options import as_path
 
 VEGA = "vega.js.gz"  # made by .ci/vega
@@ -64,35 +62,23 @@ class Drawing:
     def __repr__(self) -> str:
         return f"Drawing({visible(self.spec['description'])!r})"
 
-    def page(self) -> str:
-        """As an HTML page of its own."""
-        vega, title = gzip.decompress(packed_vega()).decode(), html.escape(self.spec["description"])
-        call = 'vegaEmbed("#figure", JSON.parse(document.getElementById("spec").textContent), {renderer: "svg"});'
-        return (
-            f'<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-            f'<div id="figure"></div><script type="application/json" id="spec">{embedded(self.spec)}</script>'
-            f"<script>{vega}</script><script>{call}</script></html>\n"
-        )
-
     def save(self, path: str | Path) -> Path:
-        """As its ending says: .svg, .png or .pdf for a paper, .html for a page, .json for Vega-Lite."""
-        place = as_path(path)
-        format, known = place.suffix.lstrip(".").lower(), (*FORMATS, "html", "json")
+        """As its ending says: .svg, .png or .pdf for a paper, .json for Vega-Lite."""
+        place, known = as_path(path, "path"), (*FORMATS, "json")
+        format = place.suffix.removeprefix(".").lower()
         if format not in known:
             raise FedkeelError(unknown("format of a figure", format, known))
-        if format in FORMATS:
-            data = as_file(self.spec, format)
-        else:
-            data = (self.page() if format == "html" else json.dumps(self.spec, indent=1)).encode("utf-8", "replace")
-        with explained(place):
+        data = json.dumps(self.spec, indent=1).encode() if format == "json" else as_file(self.spec, format)
+        try:
             place.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(place, data)
+        except OSError as error:
+            raise FedkeelError(f"'{place}' cannot be written: {error.strerror or error}; choose another.") from error
         return place
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        """For a notebook: Vega-Lite where it is known, else a picture, or without vl-convert a page."""
+        """For a notebook: Vega-Lite, and a picture where that is not known."""
         bundle: dict[str, Any] = {"text/plain": repr(self), "application/vnd.vegalite.v5+json": self.spec}
         if importlib.util.find_spec("vl_convert") is not None:
-            return {**bundle, "image/svg+xml": as_file(self.spec, "svg").decode()}
-        size = f'width="100%" height="{420 if self.figure["kind"] != "bars" else 480}"'
-        return {**bundle, "text/html": f'<iframe {size} srcdoc="{html.escape(self.page())}"></iframe>'}
+            bundle["image/svg+xml"] = as_file(self.spec, "svg").decode()
+        return bundle

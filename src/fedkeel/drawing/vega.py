@@ -191,7 +191,7 @@ def _bars(figure: Given) -> Chart:
         low, high = 10.0 ** math.floor(math.log10(min(every))), max(every)
     text = "format({0}, '.1f')" if figure.get("percent") else NUMBER
     number = f"{text.format('datum.value')} + (isValid(datum.spread) ? ' ±' + {text.format('datum.spread')} : '')"
-    transform = [
+    transform: list[Spec] = [
         {"flatten": ["category", "value", "spread", "under", "over", "seeds"]},
         *(_hides("name"), {"filter": "isValid(datum.value)"}),
         *_computed(label=f"datum.name + '   ' + {number}" if several else number),
@@ -245,7 +245,7 @@ def _matrix(figure: Given) -> Chart:
     shades = {"domain": ends, "range": "diverging" if signed else "heatmap", "interpolate": "rgb"}
     axis = {"domain": False, "ticks": False, "labelOverlap": True}
     top = {**axis, "orient": "top", "labelAngle": -40 if max(map(len, columns), default=0) > 4 else 0}
-    transform = [
+    transform: list[Spec] = [
         *({"flatten": ["column", "value"]}, {"filter": "isValid(datum.value)"}),
         *_computed(text=NUMBER.format("datum.value"), tip="datum.row + ' / ' + datum.column + ': ' + datum.text"),
     ]
@@ -277,9 +277,8 @@ def _points(figure: Given) -> Chart:
         sorted(set(figure[key]), key=lambda name: (name.isdigit() and len(name), name)) for key in ("class", "domain")
     )
     places = {key: list(figure[key]) for key in ("x", "y", "class", "domain")}
-    ends = dict(
-        zip(("first", "last", "low", "high"), (*span(known(figure["x"])), *span(known(figure["y"]))), strict=True)
-    )
+    (first, last), (low, high) = (span(known(figure[key])) for key in ("x", "y"))
+    ends = {"first": first, "last": last, "low": low, "high": high}
     shapes = [SHAPES[place % len(SHAPES)] for place in range(len(domains))]
     transform: list[Spec] = [
         {"flatten": list(places)},

@@ -20,6 +20,7 @@ from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import find_trials, labels
 from fedkeel.experiments.tables import Cell, Results
+from fedkeel.report.clients import Contribution, read_clients
 from fedkeel.report.diagnostics import ALL_RUNS, DiagnosticFigures, read_diagnostics
 from fedkeel.runs.run import PYTHON_OBJECT, Run
 from fedkeel.runs.store import fingerprint
@@ -35,19 +36,6 @@ class Metric:
     key: str
     name: str
     is_percent: bool = True
-
-
-@dataclass
-class Contribution:
-    """What a client gave to a run, and what of it was lost."""
-
-    updates: int = 0  # that arrived in good order
-    images: int = 0  # of one of them: the last
-    loss: float | None = None
-    dropped: int = 0
-    reason: str = ""  # of the last that was dropped
-    not_chosen: int = 0
-    bytes_up: float = 0.0  # an even share of what all clients of a round sent
 
 
 @dataclass(frozen=True)
@@ -279,23 +267,6 @@ def read_sizes(run: Run, tested: Sequence[Mapping[str, Any]]) -> dict[str, int]:
         if (record["round"], record["split"], record["statistics"]) in last:
             sizes[record["domain"]] = sizes.get(record["domain"], 0) + int(record["samples"])
     return sizes
-
-
-def read_clients(run: Run) -> dict[str, Contribution]:
-    clients: dict[str, Contribution] = {}
-    sent = {record["round"]: record.get("bytes_up", 0) / max(1, record["clients"]) for record in run.records("round")}
-    for record in run.records():
-        if record["kind"] not in ("client", "dropped", "not chosen"):
-            continue
-        one = clients.setdefault(record["client"], Contribution())
-        if record["kind"] == "client":
-            one.updates, one.images = one.updates + 1, int(record["samples"])
-            one.loss, one.bytes_up = record.get("loss", one.loss), one.bytes_up + sent.get(record["round"], 0)
-        elif record["kind"] == "dropped":
-            one.dropped, one.reason = one.dropped + 1, str(record.get("reason", ""))
-        else:
-            one.not_chosen += 1
-    return clients
 
 
 def by_federation(members: Sequence[Member]) -> list[list[Member]]:

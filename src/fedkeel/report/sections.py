@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.experiments.demo import findings
 from fedkeel.experiments.tables import apart, competes, percent
-from fedkeel.report.collect import FEDERATION, Contribution, Group, Member
+from fedkeel.report.clients import clients_table
+from fedkeel.report.collect import FEDERATION, Group, Member
 from fedkeel.report.commands import compare_command, run_command
 from fedkeel.report.figures import (
     MOST_NUMBERS,
@@ -33,7 +34,6 @@ from fedkeel.report.why import explanations, first_two, rivals, why_section
 from fedkeel.runs.origin import read_outline
 from fedkeel.runs.run import given_in_python
 
-MOST_CLIENTS = 200  # in a table
 NO_RESULTS = '<p class="notice">None of these runs is finished yet, so there is no table of results.</p>'
 
 
@@ -224,37 +224,13 @@ def measures_section(group: Group, page: Figures) -> str:
 
 def clients_section(group: Group, _: Figures) -> str:
     """Of the first seed of every method that is shown at first; open where something was lost."""
-    shown, parts = first_shown(group), []
-    firsts = {label: next((m for m in group.of(label) if m.clients), None) for label in group.labels if label in shown}
-    for member in filter(None, firsts.values()):
-        clients = dict(sorted(member.clients.items(), key=lambda item: -item[1].dropped)[:MOST_CLIENTS])
-        lost = sum(one.dropped for one in member.clients.values())
-        rows = [table_row(named(name), client_cells(one)) for name, one in clients.items()]
-        few = f" {MOST_CLIENTS} of {len(member.clients)} clients." if len(clients) < len(member.clients) else ""
-        caption = (
-            "Updates that came, those that were dropped, and those that a robust rule did not choose. MB: an even "
-        )
-        caption += f"share of what all clients of a round sent.{few}"
-        headings = [
-            "client",
-            "updates",
-            "dropped",
-            "not chosen",
-            "training images",
-            "last loss",
-            "MB sent",
-            "last reason",
-        ]
-        title = f"{escape(str(member))}: {lost} updates dropped" if lost else escape(str(member))
-        alone = lost or len(group.members) == 1
-        parts.append(folded(title, table(headings, rows, caption), " open" if alone else ""))
+    parts, alone = [], len(group.members) == 1
+    for label in filter(first_shown(group).__contains__, group.labels):
+        for member in [m for m in group.of(label) if m.clients][:1]:
+            lost = sum(one.dropped for one in member.clients.values())
+            title = escape(f"{member}: {lost} updates dropped" if lost else str(member))
+            parts.append(folded(title, clients_table(member.clients), " open" if lost or alone else ""))
     return "".join(parts)
-
-
-def client_cells(one: Contribution) -> list[str]:
-    loss = f"{one.loss:.3g}" if one.loss is not None else ""
-    cells = [one.updates, one.dropped, one.not_chosen, one.images or "", loss, f"{one.bytes_up / 1e6:.3g}"]
-    return [*(number(str(cell), escape(str(cell)) or DASH) for cell in cells), f"<td>{escape(one.reason) or DASH}</td>"]
 
 
 def has_seeds(group: Group) -> bool:

@@ -53,12 +53,8 @@ class Reading:
             return []
         choose = min if self.better == "low" else max
         top = choose(there, key=lambda method: self.methods[method].mean)
-        printed = self.number(self.methods[top].mean)
-        return [m for m in there if self.number(self.methods[m].mean) == printed or self._level(m, top)]
-
-    def _level(self, one: str, other: str) -> bool:
-        cells = self.methods[one], self.methods[other]
-        return all(cell.std is not None for cell in cells) and not apart(*cells)
+        best = self.methods[top]
+        return [m for m in there if m == top or self.methods[m].is_level(best) or self.methods[m].mean == best.mean]
 
     def lead(self, one: str, other: str) -> float:
         """How far `one` is ahead of `other`: 1 clearly, -1 clearly behind, 0 within the spread or with no good way."""
