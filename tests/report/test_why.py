@@ -176,8 +176,8 @@ def test_many_options_of_the_baselines_leave_room_for_the_best(tmp_path: Path) -
     (group,) = collect([tmp_path]).groups
     rows = {row.method: row for row in group.results.rows}
     shown = first_shown(group)
-    assert len(shown) == 8
-    assert shown == set(sorted(rows, key=lambda label: -rows[label].average.mean)[:8])
+    assert len(shown) == 10
+    assert shown == set(sorted(rows, key=lambda label: -rows[label].average.mean)[:10])
 
 
 def test_the_diagnostics_have_the_numbers_that_their_figures_end_with(tmp_path: Path) -> None:

@@ -2,11 +2,33 @@
 
 from typing import Any
 
-# Eight colours that can be told apart also by those who see no red, no green or no blue (at least 0.1 from each other
-# in Oklab, also as they see them), each 3 : 1 against its paper. What is beyond eight gets dashes.
+# Ten colours that can be told apart also by those who see no red, no green or no blue (at least 0.09 from each other in
+# Oklab, also as they see them), each 3 : 1 against its paper. What is beyond ten gets dashes.
 COLOURS = {
-    "light": ["#1871fa", "#6a1008", "#207301", "#dd6ba6", "#a08f22", "#6407b0", "#7c5c79", "#053965"],
-    "dark": ["#4d69fc", "#ee8d2c", "#10b5a0", "#eb9cfd", "#e5e626", "#b229ad", "#baf4fe", "#d41101"],
+    "light": [
+        "#1871fa",
+        "#6a1008",
+        "#207301",
+        "#dd6ba6",
+        "#a08f22",
+        "#6407b0",
+        "#7c5c79",
+        "#053965",
+        "#be37b7",
+        "#000000",
+    ],
+    "dark": [
+        "#4d69fc",
+        "#ee8d2c",
+        "#10b5a0",
+        "#eb9cfd",
+        "#e5e626",
+        "#b229ad",
+        "#baf4fe",
+        "#d41101",
+        "#85da98",
+        "#3e6f5f",
+    ],
 }
 DASHES = [[1, 0], [7, 4], [2, 3], [9, 3, 2, 3], [14, 5]]
 SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross"]

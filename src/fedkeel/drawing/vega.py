@@ -15,6 +15,7 @@ from fedkeel.drawing.theme import COLOURS, DASHES, SHAPES, config
 Spec = dict[str, Any]
 Given = Mapping[str, Any]
 WIDTH = 520  # of a figure on its own, in pixels of 1/96 inch: the text of a page with one column
+TEXT = 150  # pixels that a name and a number take
 BAR, GAP = 19, 8  # of bars, in pixels: how high each is, and the room between their groups
 FEW = 15  # rounds of which each has a dot
 NUMBER = "(abs({0}) < 1e-3 && {0} != 0 || abs({0}) >= 1e5 ? format({0}, '.3~e') : format({0}, '.4~r'))"
@@ -50,10 +51,8 @@ def chart(figure: Given) -> Chart:
 
 # -- what they share --------------------------------------------------------------------------------------------------
 def _spec(figure: Given, height: float, transform: list[Spec], encoding: Spec, **parts: Any) -> Spec:
-    title = {
-        "text": figure.get("title") or "",
-        "subtitle": figure.get("y_label", "") if figure["kind"] == "lines" else "",
-    }
+    label = figure.get("y_label") or "" if figure["kind"] == "lines" else ""  # lying, where it takes no width
+    title = {"text": figure["title"], "subtitle": label} if figure.get("title") else {"text": label}
     fit = {"type": "fit-x", "contains": "padding"}
     about = {"title": title, "description": described(figure), "height": height, "autosize": fit}
     return {**about, "transform": transform, "encoding": encoding, **parts}
@@ -191,10 +190,13 @@ def _bars(figure: Given) -> Chart:
         low, high = 10.0 ** math.floor(math.log10(min(every))), max(every)
     text = "format({0}, '.1f')" if figure.get("percent") else NUMBER
     number = f"{text.format('datum.value')} + (isValid(datum.spread) ? ' ±' + {text.format('datum.spread')} : '')"
+    # The text begins at the root of its bar, or, where whiskers would cross it, behind them.
+    room = TEXT if several else TEXT / 3
+    start = f"(datum.under - low) / (high - low) * width < {room} ? max(datum.over, base) : base" if not log else "base"
     transform: list[Spec] = [
         {"flatten": ["category", "value", "spread", "under", "over", "seeds"]},
         *(_hides("name"), {"filter": "isValid(datum.value)"}),
-        *_computed(label=f"datum.name + '   ' + {number}" if several else number),
+        *_computed(label=f"datum.name + '   ' + {number}" if several else number, start=start),
         *_computed(tip=f"datum.category + ', ' + datum.name + ': ' + {number}"),
     ]
     y: Spec = {"field": "category", "type": "nominal", "title": None, "axis": {"domain": False, "ticks": False}}
@@ -217,15 +219,18 @@ def _bar_layers(x: Spec, has_ends: bool, has_seeds: bool) -> list[Spec]:
     base = {"datum": {"expr": "base"}, "type": "quantitative"}
     bar = {"mark": {"type": "bar", "opacity": 0.42, "cornerRadiusEnd": 2}}
     text = {"mark": {"type": "text", "align": "left", "dx": 5, "limit": 260}}
-    # At the lower edge of the bar, where they cross no text.
-    whisker = {"mark": {"type": "rule", "strokeWidth": 1.6, "yOffset": 7}}
-    seed = {"mark": {"type": "point", "filled": True, "size": 14, "opacity": 0.8, "yOffset": 7}}
-    ends = {"x": _number("under"), "x2": {"field": "over"}, "color": None}
-    dots = {"x": _number("seed"), "color": {"value": {"expr": "ink"}}}
+    whisker = {"mark": {"type": "rule", "strokeWidth": 1.6}}
+    seed = {"mark": {"type": "point", "filled": True, "size": 14, "opacity": 0.8}}
+    # Of layers that share an axis one has its name, and the others must not have another.
+    ends = {"x": {"field": "under", "type": "quantitative"}, "x2": {"field": "over"}, "color": None}
+    dots = {"x": {"field": "seed", "type": "quantitative"}, "color": {"value": {"expr": "ink"}}}
     each = {"flatten": ["seeds"], "as": ["seed"]}
     return [
         {**bar, "encoding": {"x": x, "x2": base, "tooltip": {"field": "tip"}}},
-        {**text, "encoding": {"x": base, "text": {"field": "label"}, "color": None}},
+        {
+            **text,
+            "encoding": {"x": {"field": "start", "type": "quantitative"}, "text": {"field": "label"}, "color": None},
+        },
         *([{"transform": [{"filter": "datum.under < datum.over"}], **whisker, "encoding": ends}] if has_ends else []),
         *([{"transform": [each], **seed, "encoding": dots}] if has_seeds else []),
     ]

@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterator, Sequence
 from html import escape
 from typing import Any
 
-import numpy as np
-
 from fedkeel.analysis.figures import Figure, matrix
 from fedkeel.config import from_one
 from fedkeel.drawing.theme import COLOURS, config
@@ -31,17 +29,13 @@ class Figures:
 
     def add(self, figure: Figure, hidden: Collection[str] = ()) -> int:
         """`hidden`: names that are not shown at first."""
-        texts = ("kind", "title", "note", "x_label", "percent", "columns", "rows")
-        about = {key: figure[key] for key in texts if figure.get(key)}
+        own = ("columns", "rows") if figure["kind"] == "table" else ()
+        about = {key: figure[key] for key in ("kind", "title", "note", "x_label", "percent", *own) if figure.get(key)}
         if figure["kind"] != "table":
             drawn = chart(figure)
-            about = {key: value for key, value in about.items() if key not in ("columns", "rows")}
-            about |= {
-                "values": {**drawn.values, **({"hidden": list(hidden)} if hidden else {})},
-                "legend": drawn.legend,
-            }
+            about |= {"values": drawn.values | ({"hidden": list(hidden)} if hidden else {}), "legend": drawn.legend}
             about |= {"spec": self._keep("specs", drawn.spec), "data": self._keep("data", drawn.data)}
-            about |= {name: size for name in ("widest", "groups") if (size := getattr(drawn, name))}
+            about |= {"widest": drawn.widest, "groups": drawn.groups}
         self.figures.append(about)
         return len(self.figures) - 1
 
@@ -94,11 +88,8 @@ def first_shown(group: Group) -> set[str]:
 
 def names(group: Group) -> dict[str, str]:
     """Of methods by their labels, in the order of their colours: those that are seen first have one of their own."""
-    short_names = {row.method: group.results.name(row) for row in group.results.rows}
-    shown = first_shown(group)
-    return {
-        label: short_names.get(label, label) for label in sorted(group.labels, key=lambda label: label not in shown)
-    }
+    known, shown = {row.method: group.results.name(row) for row in group.results.rows}, first_shown(group)
+    return {label: known.get(label, label) for label in sorted(group.labels, key=lambda label: label not in shown)}
 
 
 def hidden(group: Group) -> list[str]:
@@ -140,8 +131,8 @@ def by_domain(group: Group) -> Figure:
         one: dict[str, Any] = {"name": results.name(row)}
         one["values"] = [None if cell is None else round(100 * cell.mean, 3) for cell in cells]
         if row.average.std is None:
-            numbers = [sizes.get(domain, 0) if domain is not None else 0 for domain in domains]
-            one["low"], one["high"] = interval([cell.mean if cell else None for cell in cells], numbers)
+            ends = [interval(c.mean if c else None, sizes.get(d or "", 0)) for c, d in zip(cells, domains, strict=True)]
+            one["low"], one["high"] = map(list, zip(*ends, strict=True))
         else:
             one["spread"] = [cell and cell.std and float(f"{100 * cell.std:.4g}") for cell in cells]
             one["seeds"] = [seeds(row, domain) for domain in domains]
@@ -152,42 +143,35 @@ def by_domain(group: Group) -> Figure:
     return {"kind": "bars", "categories": categories, "series": series, **about}
 
 
-def interval(shares: Sequence[float | None], numbers: Sequence[int]) -> tuple[list[float | None], list[float | None]]:
-    """In percent: the ends of Wilson's 95 % interval of each share of so many images; of none, the share itself."""
-    known = [number if share is not None else 0 for share, number in zip(shares, numbers, strict=True)]
-    bounds = wilson([share or 0.0 for share in shares], known)[..., 1:].tolist()
-    ends = [
-        [100 * s if s is not None else None] * 2 if not n else [100 * e for e in found]
-        for s, n, found in zip(shares, known, bounds, strict=True)
-    ]
-    low, high = ([None if end is None else round(end, 2) for end in side] for side in zip(*ends, strict=True))
-    return low, high
+def interval(share: float | None, number: int) -> tuple[float | None, float | None]:
+    """In percent: Wilson's 95 % interval of a share of so many images; of none, the share itself."""
+    if share is None:
+        return None, None
+    low, high = wilson(share, number)[1:].tolist() if number else (share, share)
+    return round(100 * low, 2), round(100 * high, 2)
 
 
 def by_class(group: Group) -> Figure | None:
     """How much of each class is found, over all trained sites, with the error that the number of images leaves."""
     if not group.measured:
         return None
-    classes, called = group.measured[0].run.measures.classes, names(group)
-    series = list[dict[str, Any]]()
+    classes, called, series = group.measured[0].run.measures.classes, names(group), list[dict[str, Any]]()
     for member in (m for m in group.measured if m.run.measures.classes == classes):
-        counts = member.run.measures.confusion()
-        numbers = [int(number) for number in counts.sum(1)]
-        shares = [hit / of if of else None for hit, of in zip(np.diag(counts).tolist(), numbers, strict=True)]
-        low, high = interval(shares, numbers)
-        values = [None if share is None else round(100 * share, 3) for share in shares]
+        found = [
+            [round(100 * n, 2) if n == n else None for n in one[:3]] for one in member.run.measures.by_class()["recall"]
+        ]
+        values, low, high = map(list, zip(*found, strict=True))
         series.append({"name": called[member.label], "values": values, "low": low, "high": high})
-    found = [[one["values"][i] for one in series if one["values"][i] is not None] for i in range(len(classes))]
-    worst = sorted(sorted(range(len(classes)), key=lambda i: min(found[i], default=101.0))[:MOST_CLASSES])
+    least = [
+        min((one["values"][i] for one in series if one["values"][i] is not None), default=101)
+        for i in range(len(classes))
+    ]
+    shown = sorted(sorted(range(len(classes)), key=lambda i: least[i])[:MOST_CLASSES])
     for one in series:
-        one |= {key: [one[key][i] for i in worst] for key in ("values", "low", "high")}
-    note = (
-        {"note": f"The {MOST_CLASSES} of {len(classes)} classes that are found least."}
-        if len(worst) < len(classes)
-        else {}
-    )
-    about = {"names": list(called.values()), "y_label": "recall, %", "percent": True, **note}
-    return {"kind": "bars", "categories": [classes[i] for i in worst], "series": series, **about}
+        one |= {key: [one[key][i] for i in shown] for key in ("values", "low", "high")}
+    few = f"The {MOST_CLASSES} of {len(classes)} classes that are found least." if len(shown) < len(classes) else ""
+    about = {"names": list(called.values()), "y_label": "recall, %", "percent": True, "note": few}
+    return {"kind": "bars", "categories": [classes[i] for i in shown], "series": series, **about}
 
 
 def confusions(member: Member) -> dict[str, Figure]:
@@ -199,12 +183,8 @@ def confusions(member: Member) -> dict[str, Figure]:
         counts = measures.confusion(site)
         shares = [[round(100 * n / sum(row), 1) if sum(row) else None for n in row] for row in counts.tolist()]
         title = "All trained sites" if site is None else f"{site} (unseen)" if site in measures.unseen else site
-        texts = {
-            "x_label": "taken for",
-            "y_label": "class",
-            "note": f"In % of the images of a class; {int(counts.sum())} images.",
-        }
-        found[title] = matrix(title, measures.classes, measures.classes, shares, **texts)
+        note = f"In % of the images of a class; {int(counts.sum())} images."
+        found[title] = matrix(title, measures.classes, measures.classes, shares, "taken for", "class", note=note)
     return found
 
 

@@ -117,8 +117,8 @@
     await (unpacked ??= unpack());
     const { params, ...config } = page.themes[look || theme()];
     const spec = { ...page.specs[figure.spec], data: { values: page.data[figure.data] }, width: Math.min(width, figure.widest || width) };
-    const { text, subtitle } = spec.title;
-    if (!look || !text) spec.title = subtitle ? { text: subtitle, fontSize: 12, fontWeight: "normal", color: config.title.subtitleColor } : undefined;
+    const label = figure.title ? spec.title.subtitle : spec.title.text; // a title is above the figure, in the page
+    if (!look || !figure.title) spec.title = label ? { text: label, fontSize: 12, fontWeight: "normal", color: config.title.subtitleColor } : undefined;
     spec.params = [...(spec.params || []), ...params, ...Object.entries(values).map(([name, value]) => ({ name, value }))];
     if (figure.groups) spec.height = heightOf(figure, values);
     if (!look) {

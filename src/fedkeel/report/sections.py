@@ -156,31 +156,25 @@ def curves_section(group: Group, page: Figures) -> str:
 def domains_section(group: Group, page: Figures) -> str:
     if not group.results.rows:
         return ""
-    error = "the 95 % interval that the number of test images leaves"
-    whiskers = "the standard deviation over seeds, dots the seeds" if has_seeds(group) else error
+    seeds = "Whiskers are the standard deviation over seeds, dots the seeds." if has_seeds(group) else ""
+    images = "Whiskers are the 95 % interval that the number of test images leaves." if group.test_images else ""
     figure = page.one_of([by_domain(group)], [""], hidden(group))
-    return f'<p class="what">Whiskers are {whiskers}.</p>{figure}{sizes_table(group)}'
+    return f'<p class="what">{seeds or images}</p>{figure}{sizes_table(group)}'
 
 
 def sizes_table(group: Group) -> str:
     """How many images each number is from, and how far it can be off by that alone."""
-    best, outline = (
-        max(group.results.rows, key=lambda row: row.average.mean),
-        read_outline(group.members[0].run.directory),
-    )
+    best, rows = max(group.results.rows, key=lambda row: row.average.mean), []
+    outline = read_outline(group.members[0].run.directory)
     clients = [*outline.clients, *outline.unseen] if outline else []
-    rows = []
     for domain in group.results.domains:
         mine = [client for client in clients if client.domain == domain]
         size, cell = group.test_images.get(domain, 0), best.domains.get(domain)
-        (low,), (high,) = interval([cell.mean if cell else None], [size])
-        known = [len(mine), sum(client.train for client in mine)] if mine else ["", ""]
-        cells = [
-            *known,
-            size or "",
-            f"±{(high - low) / 2:.1f}" if size and low is not None and high is not None else "",
-        ]
-        rows.append(table_row(named(domain), (number(str(cell).lstrip("±"), cell or DASH) for cell in cells)))
+        low, high = interval(cell.mean if cell else None, size)
+        off = f"{(high - low) / 2:.1f}" if size and low is not None and high is not None else ""
+        known = (len(mine), sum(client.train for client in mine)) if mine else ("", "")
+        cells = [number(value, value or DASH) for value in (*known, size or "")]
+        rows.append(table_row(named(domain), [*cells, number(off, f"±{off}" if off else DASH)]))
     caption = (
         f"Images of each domain. The error is half of Wilson's 95 % interval, in points, around the accuracy of "
         f"{group.results.name(best)}: what another draw of as many test images could change."
@@ -196,12 +190,10 @@ def measures_section(group: Group, page: Figures) -> str:
         return ""
     pair = {group.results.name(row) for row in rivals(group.results) or ()}
     others = [name for name in names(group).values() if pair and name not in pair]
-    parts = ["<h4>How much of each class is found</h4>", page.one_of([figure], [""], others)]
-    parts[1:1] = ['<p class="what">Over all trained sites; whiskers are the 95 % interval that the images leave.</p>']
-    shown = first_shown(group)
-    matrices = {
-        f"{m}: {site}": [drawn] for m in group.measured if m.label in shown for site, drawn in confusions(m).items()
-    }
+    what = "Over all trained sites; whiskers are the 95 % interval that the number of images leaves."
+    parts = [f'<h4>How much of each class is found</h4><p class="what">{what}</p>', page.one_of([figure], [""], others)]
+    shown = [member for member in group.measured if member.label in first_shown(group)]
+    matrices = {f"{member}: {site}": [drawn] for member in shown for site, drawn in confusions(member).items()}
     if matrices:
         whole = [text for text in matrices if text.endswith(": All trained sites")]
         one, other = first_two(group, [text.rpartition(": ")[0] for text in whole])
