@@ -8,6 +8,7 @@ import json
 import runpy
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -45,6 +46,23 @@ def test_it_is_saved_as_its_ending_says(tmp_path: Path, ending: str, begins: byt
     assert path.read_bytes().startswith(begins)
     if ending == "svg":
         assert "&lt;/script&gt;" in path.read_text()
+
+
+@pytest.mark.slow
+@needs_converter
+def test_letters_that_a_file_must_not_have_are_replaced_in_names(tmp_path: Path) -> None:
+    series = [{"name": name, "x": [1], "y": [1.0]} for name in ("a\x1b[31m", "caf\udce9", "ok")]
+    path = Drawing({**FIGURE, "series": series}).save(tmp_path / "figure.svg")
+    texts = [node.text for node in ElementTree.fromstring(path.read_text()).iter() if node.text]
+    assert "a\N{REPLACEMENT CHARACTER}[31m" in texts
+    assert "caf\N{REPLACEMENT CHARACTER}" in texts
+    assert "ok" in texts
+
+
+@needs_converter
+def test_what_the_converter_refuses_is_one_sentence() -> None:
+    with pytest.raises(FedkeelError, match="cannot be drawn"):
+        show.as_file({"description": "d", "mark": {"type": "nonsense"}, "encoding": 3}, "svg")
 
 
 def test_its_description_is_saved_as_json(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from fedkeel.core.naming import visible
 from fedkeel.drawing.vega import Spec, chart
-from fedkeel.errors import FedkeelError, unknown
+from fedkeel.errors import FedkeelError, first_line, unknown
 from fedkeel.files import write_atomically
 from fedkeel.options import as_path
 
@@ -42,11 +42,24 @@ def as_file(spec: Spec, format: str) -> bytes:
     require_converter()
     import vl_convert
 
-    if format == "png":
-        return bytes(vl_convert.vegalite_to_png({**spec, "background": "white"}, vl_version=VERSION, scale=1, ppi=DOTS))
-    if format == "pdf":
-        return bytes(vl_convert.vegalite_to_pdf(spec, vl_version=VERSION))
-    return str(vl_convert.vegalite_to_svg(spec, vl_version=VERSION)).encode()
+    drawn = printable(spec)
+    try:
+        if format == "png":
+            return bytes(vl_convert.vegalite_to_png({**drawn, "background": "white"}, VERSION, scale=1, ppi=DOTS))
+        if format == "pdf":
+            return bytes(vl_convert.vegalite_to_pdf(drawn, VERSION))
+        return str(vl_convert.vegalite_to_svg(drawn, VERSION)).encode()
+    except ValueError as error:
+        raise FedkeelError(f"A figure ({spec['description']}) cannot be drawn: {first_line(error)}.") from error
+
+
+def printable(value: Any) -> Any:
+    """Without letters that a file must not have, which names may."""
+    if isinstance(value, dict):
+        return {key: printable(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [printable(part) for part in value]
+    return visible(value) if isinstance(value, str) else value
 
 
 class Drawing:

@@ -267,7 +267,7 @@
         this.view?.finalize();
         this.drawn = this.width();
         this.view = await embed(this.canvas, this.figure, this.values(), this.drawn, null, show);
-      });
+      }).catch(() => { this.canvas.textContent = "This figure cannot be drawn here; its numbers are below."; });
       return this.drawing;
     }
 
