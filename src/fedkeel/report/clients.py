@@ -23,13 +23,15 @@ class Contribution:
 
 def read_clients(run: Run) -> dict[str, Contribution]:
     clients: dict[str, Contribution] = {}
-    sent = {record["round"]: record.get("bytes_up", 0) / max(1, record["clients"]) for record in run.records("round")}
+    sent = {
+        record["round"]: record.get("bytes_up", 0) / (record.get("clients") or 1) for record in run.records("round")
+    }
     for record in run.records():
-        if record["kind"] not in ("client", "dropped", "not chosen"):
+        if record["kind"] not in ("client", "dropped", "not chosen") or "client" not in record:
             continue
         one = clients.setdefault(record["client"], Contribution())
         if record["kind"] == "client":
-            one.updates, one.images = one.updates + 1, int(record["samples"])
+            one.updates, one.images = one.updates + 1, int(record.get("samples") or 0)
             one.loss, one.bytes_up = record.get("loss", one.loss), one.bytes_up + sent.get(record["round"], 0)
         elif record["kind"] == "dropped":
             one.dropped, one.reason = one.dropped + 1, str(record.get("reason", ""))
@@ -40,8 +42,8 @@ def read_clients(run: Run) -> dict[str, Contribution]:
 
 def clients_table(clients: Mapping[str, Contribution]) -> str:
     """Those that lost most first, where there are very many."""
-    shown = sorted(clients, key=lambda name: -clients[name].dropped)[:MOST_CLIENTS]
-    rows = [table_row(named(name), _cells(clients[name])) for name in clients if name in set(shown)]
+    shown = {*sorted(clients, key=lambda name: -clients[name].dropped)[:MOST_CLIENTS]}
+    rows = [table_row(named(name), _cells(clients[name])) for name in clients if name in shown]
     few = f" {MOST_CLIENTS} of {len(clients)} clients." if len(shown) < len(clients) else ""
     caption = "Updates that came, were dropped, or were not chosen by a robust rule. MB: an even share of what all "
     headings = ["client", "updates", "dropped", "not chosen", "training images", "last loss", "MB sent", "last reason"]

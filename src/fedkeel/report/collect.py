@@ -264,7 +264,7 @@ def read_sizes(run: Run, tested: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     sizes: dict[str, int] = {}
     last = {(entry["round"], entry["split"], entry["statistics"]) for entry in tested}
     for record in run.records("evaluation"):
-        if (record["round"], record["split"], record["statistics"]) in last:
+        if (record["round"], record.get("split"), record.get("statistics")) in last and "samples" in record:
             sizes[record["domain"]] = sizes.get(record["domain"], 0) + int(record["samples"])
     return sizes
 

@@ -132,7 +132,7 @@
   async function save(chart, kind) {
     const values = { ...chart.values(), at: null };
     const view = await embed(html("div"), chart.figure, values, 640, "light", () => {});
-    const link = html("a", { download: `${(chart.figure.title || chart.figure.label || "figure").replace(/[^\w-]+/g, "-").toLowerCase()}.${kind}` });
+    const link = html("a", { download: `${(chart.figure.title || page.specs[chart.figure.spec].description).replace(/[^\w-]+/g, "-").slice(0, 60).toLowerCase()}.${kind}` });
     link.href = await view.background("white").toImageURL(kind, kind === "png" ? 3 : 1);
     link.click();
     view.finalize();
@@ -228,7 +228,7 @@
       }
       this.plot.setAttribute("aria-label", `${page.specs[figure.spec].description}; ${figure.kind === "lines" ? "arrow keys read the values, " : ""}the numbers are in the table below`);
       this.below();
-      if (this.view) this.draw();
+      if (this.drawing) this.draw();
     }
 
     below() {
@@ -419,7 +419,7 @@
       button.setAttribute("aria-label", `Switch to ${other.toLowerCase()} colours`);
       for (const chart of charts) {
         chart.below();
-        if (chart.view) chart.draw();
+        if (chart.drawing) chart.draw();
       }
     };
     try {
