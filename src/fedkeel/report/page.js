@@ -75,6 +75,8 @@
     return html("div", { class: "scroll", role: "region", tabindex: 0, "aria-label": caption }, table);
   }
 
+  const noteOf = (figure) => (figure.note ? html("p", { class: "note" }, figure.note) : "");
+
   /* The numbers of a figure, from the same columns that Vega draws. */
   function numbersOf(figure) {
     const data = page.data[figure.data];
@@ -142,17 +144,18 @@
   const charts = new Set();
   const GLYPHS = ["●", "■", "▲", "◆", "▼", "✚"];
 
+  function coloured(glyph, colour, kind) {
+    const mark = html("i", { "aria-hidden": "true", class: kind }, glyph);
+    mark.style.color = colour;
+    return mark;
+  }
+
   function tooltip(plot) {
     const tip = html("div", { class: "tip", hidden: true });
     plot.append(tip);
     return {
       show(title, rows, x, y) {
-        const line = (row) => {
-          const mark = html("i");
-          mark.style.background = row.colour;
-          return html("div", {}, mark, html("span", {}, row.name), html("b", {}, row.text));
-        };
-        tip.replaceChildren(html("strong", {}, title), ...rows.map(line));
+        tip.replaceChildren(html("strong", {}, title), ...rows.map((row) => html("div", {}, coloured("", row.colour), html("span", {}, row.name), html("b", {}, row.text))));
         tip.hidden = false;
         const width = tip.offsetWidth;
         tip.style.left = `${x + 14 + width <= plot.clientWidth ? x + 14 : Math.max(0, x - 14 - width)}px`;
@@ -168,19 +171,15 @@
     const hidden = chart.hidden[parameter];
     const colours = page.themes[theme()].range.category;
     const list = html("ul", { class: "legend", "aria-label": "Legend: choose what is shown" });
+    const isLine = chart.figure.kind === "lines";
     const swatch = (place) => {
-      if (parameter === "apart") return html("i", { "aria-hidden": "true" }, GLYPHS[place % GLYPHS.length]);
-      const mark = html("i", { "aria-hidden": "true", class: chart.figure.kind === "lines" ? `line d${Math.floor(place / colours.length) % 5}` : "" }, chart.figure.kind === "lines" ? "" : "■");
-      mark.style.color = colours[place % colours.length];
-      return mark;
+      if (parameter === "apart") return coloured(GLYPHS[place % GLYPHS.length], "");
+      return coloured(isLine ? "" : "■", colours[place % colours.length], isLine && `line d${Math.floor(place / colours.length) % 5}`);
     };
+    const light = (name) => () => chart.signal("lit", hidden.has(name) ? null : name);
     const buttons = names.map((name, place) => {
-      const button = html("button", { type: "button", "aria-pressed": String(!hidden.has(name)), title: name }, swatch(place), html("span", {}, name));
-      button.addEventListener("click", () => set([name], hidden.has(name)));
-      if (chart.figure.kind === "lines") {
-        for (const kind of ["pointerenter", "focus"]) button.addEventListener(kind, () => chart.signal("lit", hidden.has(name) ? null : name));
-        for (const kind of ["pointerleave", "blur"]) button.addEventListener(kind, () => chart.signal("lit", null));
-      }
+      const does = { click: () => set([name], hidden.has(name)), pointerenter: light(name), focus: light(name), pointerleave: light(null), blur: light(null) };
+      const button = html("button", { type: "button", "aria-pressed": String(!hidden.has(name)), title: name, ...does }, swatch(place), html("span", {}, name));
       list.append(html("li", {}, button));
       return button;
     });
@@ -192,23 +191,18 @@
       if (chart.view && chart.figure.groups) chart.view.height(heightOf(chart.figure, chart.values())).resize();
       chart.signal(parameter, [...hidden]);
     }
-    if (names.length > 4) {
-      for (const [text, shown] of [["all", true], ["none", false]]) {
-        list.append(html("li", {}, html("button", { type: "button", class: "all", click: () => set(names, shown) }, text)));
-      }
-    }
+    const every = names.length > 4 ? [["all", true], ["none", false]] : [];
+    list.append(...every.map(([text, shown]) => html("li", {}, html("button", { type: "button", class: "all", click: () => set(names, shown) }, text))));
     return list;
   }
 
   class Chart {
     constructor(host, figure) {
-      this.host = host;
-      this.plot = html("div", { class: "plot", role: figure.kind === "lines" ? "slider" : "img" });
       this.canvas = html("div", { "aria-hidden": "true" });
-      this.plot.append(this.canvas);
+      this.plot = html("div", { class: "plot", role: figure.kind === "lines" ? "slider" : "img" }, this.canvas);
       this.tip = tooltip(this.plot);
       this.under = html("div");
-      this.host.append(this.plot, this.under);
+      host.append(this.plot, this.under);
       this.hidden = {};
       this.take(figure);
       if (figure.kind === "lines") this.readable();
@@ -235,9 +229,8 @@
       const details = html("details", { class: "behind" }, html("summary", {}, "The numbers"));
       details.addEventListener("toggle", () => { if (details.open && details.children.length === 1) details.append(numbersOf(this.figure)); });
       const files = ["svg", "png"].map((kind) => html("button", { type: "button", class: "save", "aria-label": `Save as ${kind.toUpperCase()}`, click: () => save(this, kind) }, kind.toUpperCase()));
-      const note = this.figure.note ? html("p", { class: "note" }, this.figure.note) : null;
       const legends = Object.keys(this.figure.legend).map((parameter) => legend(this, parameter));
-      this.under.replaceChildren(...legends, ...(note ? [note] : []), html("div", { class: "below" }, details, html("span", { class: "files" }, "Save as ", ...files)));
+      this.under.replaceChildren(...legends, noteOf(this.figure), html("div", { class: "below" }, details, html("span", { class: "files" }, "Save as ", ...files)));
       this.empty();
     }
 
@@ -252,7 +245,7 @@
     }
 
     width() {
-      return this.plot.clientWidth || (this.host.closest("section") || document.body).clientWidth - 40 || 640;
+      return this.plot.clientWidth || (this.plot.closest("section") || document.body).clientWidth - 40 || 640;
     }
 
     draw() {
@@ -290,12 +283,8 @@
       const place = (spot) => {
         const all = rounds();
         at = spot;
-        if (spot < 0 || spot >= all.length || !this.view) {
-          this.tip.hide();
-          this.signal("at", null);
-          return;
-        }
-        this.signal("at", all[spot]);
+        this.signal("at", all[spot] ?? null);
+        if (!(spot in all) || !this.view) return this.tip.hide();
         const rows = this.rows(all[spot]);
         const title = `${this.figure.x_label || "x"} ${format(all[spot])}`;
         plot.setAttribute("aria-valuenow", all[spot]);
@@ -309,9 +298,8 @@
         place(all.reduce((best, round, i) => (Math.abs(round - x) < Math.abs(all[best] - x) ? i : best), 0));
       };
       plot.tabIndex = 0;
-      plot.setAttribute("aria-valuenow", this.figure.values.last);
-      plot.setAttribute("aria-valuemin", this.figure.values.first);
-      plot.setAttribute("aria-valuemax", this.figure.values.last);
+      const { first, last } = this.figure.values;
+      for (const [name, value] of Object.entries({ now: last, min: first, max: last })) plot.setAttribute(`aria-value${name}`, value);
       plot.addEventListener("pointermove", point);
       plot.addEventListener("pointerdown", (event) => {
         plot.focus({ preventScroll: true });
@@ -321,8 +309,8 @@
       plot.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") place(-1); });
       plot.addEventListener("blur", () => place(-1));
       plot.addEventListener("keydown", (event) => {
-        const last = rounds().length - 1;
-        const to = { ArrowLeft: at < 0 ? last : Math.max(0, at - 1), ArrowRight: at < 0 ? 0 : Math.min(last, at + 1), Home: 0, End: last, Escape: -1 }[event.key];
+        const end = rounds().length - 1;
+        const to = { ArrowLeft: at < 0 ? end : Math.max(0, at - 1), ArrowRight: at < 0 ? 0 : Math.min(end, at + 1), Home: 0, End: end, Escape: -1 }[event.key];
         if (to === undefined) return;
         event.preventDefault();
         place(to);
@@ -369,10 +357,8 @@
   function figureOf(number) {
     const figure = page.figures[number];
     const host = html("figure", {}, figure.title ? html("figcaption", {}, figure.title) : null);
-    if (figure.kind === "table") {
-      host.append(tableOf(figure.columns, figure.rows, figure.title || "Table"));
-      if (figure.note) host.append(html("p", { class: "note" }, figure.note));
-    } else host.chart = new Chart(host, figure);
+    if (figure.kind === "table") host.append(tableOf(figure.columns, figure.rows, figure.title || "Table"), noteOf(figure));
+    else host.chart = new Chart(host, figure);
     return host;
   }
 

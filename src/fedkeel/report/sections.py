@@ -10,23 +10,11 @@ from typing import Any, NamedTuple
 from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.experiments.demo import findings
 from fedkeel.experiments.tables import apart, competes, percent
+from fedkeel.report import figures
 from fedkeel.report.clients import clients_table
 from fedkeel.report.collect import FEDERATION, Group, Member
 from fedkeel.report.commands import compare_command, run_command
-from fedkeel.report.figures import (
-    MOST_NUMBERS,
-    SHOWN_AT_FIRST,
-    Figures,
-    by_class,
-    by_domain,
-    class_counts,
-    confusions,
-    curves,
-    first_shown,
-    hidden,
-    interval,
-    names,
-)
+from fedkeel.report.figures import Figures, first_shown, hidden
 from fedkeel.report.html import DASH, accuracy, code, folded, listed, named, number, table, table_row
 from fedkeel.report.images import examples
 from fedkeel.report.measures import class_table, confusion_table, site_table
@@ -145,10 +133,10 @@ def results_section(group: Group, _: Figures) -> str:
 def curves_section(group: Group, page: Figures) -> str:
     means = "Mean over seeds; the band is the standard deviation. " if has_seeds(group) else ""
     choice = "; choose methods in the legend" if len(group.labels) > 1 else ""
-    few = f" Of {len(group.labels)} methods {SHOWN_AT_FIRST} are shown at first." if hidden(group) else ""
+    few = f" Of {len(group.labels)} methods {figures.SHOWN_AT_FIRST} are shown at first." if hidden(group) else ""
     hint = f"Point at a round, or use the arrow keys, to read all values there{choice}. Shift and the wheel zoom."
-    most_rounds = max(50, MOST_NUMBERS // (2 * max(1, len(group.labels) * len(group.metrics))))
-    drawn = [curves(group, metric, most_rounds) for metric in group.metrics]
+    most_rounds = max(50, figures.MOST_NUMBERS // (2 * max(1, len(group.labels) * len(group.metrics))))
+    drawn = [figures.curves(group, metric, most_rounds) for metric in group.metrics]
     figure = page.one_of(drawn, [metric.name for metric in group.metrics], hidden(group))
     return f'<p class="what">{means}<span class="hint">{hint}</span>{few}</p>{figure}' if group.metrics else ""
 
@@ -158,7 +146,7 @@ def domains_section(group: Group, page: Figures) -> str:
         return ""
     seeds = "Whiskers are the standard deviation over seeds, dots the seeds." if has_seeds(group) else ""
     images = "Whiskers are the 95 % interval that the number of test images leaves." if group.test_images else ""
-    figure = page.one_of([by_domain(group)], [""], hidden(group))
+    figure = page.one_of([figures.by_domain(group)], [""], hidden(group))
     return f'<p class="what">{seeds or images}</p>{figure}{sizes_table(group)}'
 
 
@@ -170,7 +158,7 @@ def sizes_table(group: Group) -> str:
     for domain in group.results.domains:
         mine = [client for client in clients if client.domain == domain]
         size, cell = group.test_images.get(domain, 0), best.domains.get(domain)
-        low, high = interval(cell.mean if cell else None, size)
+        low, high = figures.interval(cell.mean if cell else None, size)
         off = f"{(high - low) / 2:.1f}" if size and low is not None and high is not None else ""
         known = (len(mine), sum(client.train for client in mine)) if mine else ("", "")
         cells = [number(value, value or DASH) for value in (*known, size or "")]
@@ -185,26 +173,26 @@ def sizes_table(group: Group) -> str:
 
 def measures_section(group: Group, page: Figures) -> str:
     """By site and class, of the first seed of every method."""
-    figure = by_class(group)
+    figure = figures.by_class(group)
     if figure is None:
         return ""
     pair = {group.results.name(row) for row in rivals(group.results) or ()}
-    others = [name for name in names(group).values() if pair and name not in pair]
+    others = [name for name in figures.names(group).values() if pair and name not in pair]
     what = "Over all trained sites; whiskers are the 95 % interval that the number of images leaves."
     parts = [f'<h4>How much of each class is found</h4><p class="what">{what}</p>', page.one_of([figure], [""], others)]
     shown = [member for member in group.measured if member.label in first_shown(group)]
-    matrices = {f"{member}: {site}": [drawn] for member in shown for site, drawn in confusions(member).items()}
+    matrices = {f"{member}: {site}": [one] for member in shown for site, one in figures.confusions(member).items()}
     if matrices:
         whole = [text for text in matrices if text.endswith(": All trained sites")]
         one, other = first_two(group, [text.rpartition(": ")[0] for text in whole])
         place = {text: number for number, text in enumerate(matrices)}
         second = None if other is None else place[whole[other]]
         parts += ["<h4>What is taken for what</h4>", page.beside(matrices, place[whole[one]], second)]
-    if counts := class_counts(group.measured[0]):
+    if counts := figures.class_counts(group.measured[0]):
         parts += ["<h4>What the sites have</h4>", page.one_of([counts], [""])]
     for member in group.measured:
         tables = [site_table(member.run.measures), class_table(member.run.measures)]
-        if not confusions(member):
+        if not figures.confusions(member):
             tables.append(confusion_table(member.run.measures))
         body = "".join(
             table(headings, (table_row(named(first), map(number, cells)) for first, *cells in rows), caption)
