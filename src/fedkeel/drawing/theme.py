@@ -4,32 +4,11 @@ from typing import Any
 
 # Ten colours that can be told apart also by those who see no red, no green or no blue (at least 0.09 from each other in
 # Oklab, also as they see them), each 3 : 1 against its paper. What is beyond ten gets dashes.
-COLOURS = {
-    "light": [
-        "#1871fa",
-        "#6a1008",
-        "#207301",
-        "#dd6ba6",
-        "#a08f22",
-        "#6407b0",
-        "#7c5c79",
-        "#053965",
-        "#be37b7",
-        "#000000",
-    ],
-    "dark": [
-        "#4d69fc",
-        "#ee8d2c",
-        "#10b5a0",
-        "#eb9cfd",
-        "#e5e626",
-        "#b229ad",
-        "#baf4fe",
-        "#d41101",
-        "#85da98",
-        "#437566",
-    ],
+TEN = {
+    "light": "#1871fa #6a1008 #207301 #dd6ba6 #a08f22 #6407b0 #7c5c79 #053965 #be37b7 #000000",
+    "dark": "#4d69fc #ee8d2c #10b5a0 #eb9cfd #e5e626 #b229ad #baf4fe #d41101 #85da98 #437566",
 }
+COLOURS = {theme: colours.split() for theme, colours in TEN.items()}
 DASHES = [[1, 0], [7, 4], [2, 3], [9, 3, 2, 3], [14, 5]]
 SHAPES = ["circle", "square", "triangle-up", "diamond", "triangle-down", "cross"]
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Liberation Sans', Arial, sans-serif"
@@ -54,14 +33,7 @@ def config(theme: str = "light") -> dict[str, Any]:
         "axis": {**line, "labelFontSize": 12, "titleFontSize": 12, "titleFontWeight": "normal", "labelLimit": 150},
         "axisQuantitative": {"tickCount": 5},
         "legend": {"labelColor": ink, "titleColor": soft, "labelFontSize": 11, "labelLimit": 260, "orient": "bottom"},
-        "title": {
-            "color": ink,
-            "subtitleColor": soft,
-            "anchor": "start",
-            "frame": "bounds",
-            "fontSize": 13,
-            "offset": 8,
-        },
+        "title": {"color": ink, "subtitleColor": soft, "anchor": "start", "frame": "bounds", "fontSize": 13},
         "range": {"category": COLOURS[theme], "heatmap": shades, "diverging": signs},
         "mark": {"color": COLOURS[theme][0], "aria": False},
         "text": {"color": ink, "font": FONT, "fontSize": 12},
