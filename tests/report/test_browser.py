@@ -283,6 +283,29 @@ class TestCurves:
         assert section.locator(".plot.none").is_visible(), "where it is said that nothing is chosen"
 
     @pytest.mark.slow
+    def test_ctrl_and_the_wheel_zoom_a_double_click_goes_back_and_the_wheel_alone_scrolls(self, opened: Open) -> None:
+        page = opened("comparison")
+        section = page.locator("#g0-curves")
+        wait_for(section.locator(LINES), 3)
+        ticks = section.locator(".role-axis-label > text")
+        before = sorted(ticks.all_text_contents())
+        section.locator(".plot").scroll_into_view_if_needed()
+        box = section.locator(".plot").bounding_box()
+        page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.keyboard.down("Control")
+        page.mouse.wheel(0, -400)
+        page.keyboard.up("Control")
+        texts = "[...document.querySelectorAll('#g0-curves .role-axis-label > text')].map((t) => t.textContent)"
+        shown = f"old => JSON.stringify({texts}.sort())"
+        page.wait_for_function(f"{shown} !== JSON.stringify(old)", arg=before)
+        page.mouse.dblclick(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+        page.wait_for_function(f"{shown} === JSON.stringify(old)", arg=before)
+        top = page.evaluate("scrollY")
+        page.mouse.wheel(0, 200)
+        page.wait_for_function("top => scrollY > top", arg=top)
+        assert sorted(ticks.all_text_contents()) == before
+
+    @pytest.mark.slow
     @pytest.mark.parametrize(("kind", "begins"), [("SVG", b"<svg"), ("PNG", b"\x89PNG")])
     def test_a_figure_is_saved_with_its_legend_and_without_what_is_hidden(
         self, opened: Open, kind: str, begins: bytes

@@ -19,8 +19,12 @@ TEXT = 150  # pixels that a name and a number take
 BAR, GAP = 19, 8  # of bars, in pixels: how high each is, and the room between their groups
 FEW = 15  # rounds of which each has a dot
 NUMBER = "(abs({0}) < 1e-3 && {0} != 0 || abs({0}) >= 1e5 ? format({0}, '.3~e') : format({0}, '.4~r'))"
-# The wheel alone scrolls the page.
-ZOOM = {"name": "zoom", "select": {"type": "interval", "zoom": "wheel![event.shiftKey]"}, "bind": "scales"}
+# The wheel alone scrolls the page; two fingers on a touchpad are the wheel with Ctrl.
+ZOOM = {
+    "name": "zoom",
+    "select": {"type": "interval", "zoom": "wheel![event.ctrlKey || event.metaKey]"},
+    "bind": "scales",
+}
 
 
 @dataclass(frozen=True)

@@ -134,7 +134,7 @@ def curves_section(group: Group, page: Figures) -> str:
     means = "Mean over seeds; the band is the standard deviation. " if has_seeds(group) else ""
     choice = "; choose methods in the legend" if len(group.labels) > 1 else ""
     few = f" Of {len(group.labels)} methods {figures.SHOWN_AT_FIRST} are shown at first." if hidden(group) else ""
-    hint = f"Point at a round, or use the arrow keys, to read all values there{choice}. Shift and the wheel zoom."
+    hint = f"Point at a round, or use the arrow keys, to read all values there{choice}. Ctrl and the wheel zoom."
     most_rounds = max(50, figures.MOST_NUMBERS // (2 * max(1, len(group.labels) * len(group.metrics))))
     drawn = [figures.curves(group, metric, most_rounds) for metric in group.metrics]
     figure = page.one_of(drawn, [metric.name for metric in group.metrics], hidden(group))
