@@ -45,7 +45,7 @@ POINTS = ".plot .mark-symbol > path"
 def wait_for(locator: Any, count: int) -> None:
     """Figures are drawn a moment after something was asked for."""
     expect = pytest.importorskip("playwright.sync_api").expect
-    expect(locator).to_have_count(count)
+    expect(locator).to_have_count(count, timeout=120_000)
 
 
 @pytest.fixture(scope="module")
