@@ -80,6 +80,12 @@ def test_the_ends_of_an_axis(values: list[float], options: dict[str, bool], want
     assert span(values, **options) == pytest.approx(wanted)
 
 
+def test_a_single_round_has_its_own_tick_in_the_middle() -> None:
+    drawn = chart({**LINES, "series": [{"name": "a", "x": [7], "y": [1.0]}, {"name": "b", "x": [7], "y": [2.0]}]})
+    assert (drawn.values["first"], drawn.values["last"]) == (6.5, 7.5)
+    assert drawn.spec["encoding"]["x"]["axis"]["values"] == [7]
+
+
 def test_a_logarithm_leaves_out_what_has_none() -> None:
     drawn = chart({**LINES, "log_y": True, "series": [line("a", [0.0, -1.0, 10.0, None])]})
     assert drawn.data[0]["y"] == [None, None, 10.0, None]

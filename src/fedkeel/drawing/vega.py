@@ -138,7 +138,8 @@ def _lines(figure: Given) -> Chart:
     low, high = span(known(values), log=log, percent=bool(figure.get("percent")))
     pad = 0.5 if len(set(places)) == 1 else 0
     ends = {"first": min(places, default=0) - pad, "last": max(places, default=1) + pad, "low": low, "high": high}
-    ticks = {"tickMinStep": 1, "format": "d"} if all(float(x).is_integer() for x in places) else {}
+    ticks: Spec = {"tickMinStep": 1, "format": "d"} if all(float(x).is_integer() for x in places) else {}
+    ticks |= {"values": places[:1]} if pad else {}
     x = _number("x", figure.get("x_label"), scale=_axis("first", "last", padding=6), axis={"grid": False, **ticks})
     y_axis = {**_number("y"), "scale": _axis("low", "high", log=log)}
     has_spread = any(half is not None for row in data for half in row["spread"])

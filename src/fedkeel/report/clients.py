@@ -53,4 +53,7 @@ def clients_table(clients: Mapping[str, Contribution]) -> str:
 def _cells(one: Contribution) -> list[str]:
     loss = f"{one.loss:.3g}" if one.loss is not None else ""
     cells = [one.updates, one.dropped, one.not_chosen, one.images or "", loss, f"{one.bytes_up / 1e6:.3g}"]
-    return [*(number(str(cell), escape(str(cell)) or DASH) for cell in cells), f"<td>{escape(one.reason) or DASH}</td>"]
+    return [
+        *(number(str(cell), escape(str(cell)) or DASH) for cell in cells),
+        f'<td class="reason">{escape(one.reason) or DASH}</td>',
+    ]
