@@ -23,7 +23,14 @@ FORMATS = ("svg", "png", "pdf")
 def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("directories", nargs="+", metavar="DIR", help="a run directory, or a folder of run directories")
-    add("-o", "--output", metavar="FILE", help="the page (default: DIR/report.html; of several: report.html)")
+    add(
+        "-o",
+        "--out",
+        "--output",
+        dest="output",
+        metavar="FILE",
+        help="the page (default: DIR/report.html; of several: report.html)",
+    )
     add("--figures", metavar="DIR", help="write the figures there too, for a paper")
     add("--format", choices=FORMATS, default="svg", metavar="|".join(FORMATS), help="of the figures (default: svg)")
     add("--tables", metavar="DIR", help="write the table there too, as Markdown, LaTeX and CSV")
