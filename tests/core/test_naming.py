@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedkeel.core import naming
-from fedkeel.core.naming import csv_text, file_name, find, markdown_text, name_of, plot_text, slug, visible
+from fedkeel.core.naming import csv_text, file_name, find, markdown_text, name_of, slug, visible
 
 HOSTILE = [
     "", ".", "..", "...", "/", "/etc/passwd", "../../etc", "a/b", "a\\b", "a\0b", "a\nb", " ", "-", "%", "%2F", "a%2Fb",
@@ -107,16 +107,3 @@ def test_markdown_shows_a_name_and_nothing_else() -> None:
 
 def test_the_examples_hold() -> None:
     assert doctest.testmod(naming).failed == 0
-
-
-def test_a_plot_takes_no_name_for_a_formula() -> None:
-    pytest.importorskip("matplotlib")
-    from matplotlib.figure import Figure
-
-    canvas = Figure()
-    axes = canvas.subplots()
-    names = [r"$\nosuch$", "$", "_hidden", "a\x1bb"]
-    for name in names:
-        axes.plot([0, 1], label=plot_text(name))
-    assert len(axes.legend().get_texts()) == len(names)
-    canvas.canvas.draw()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import hashlib
 import json
 import re
@@ -16,9 +17,10 @@ import pytest
 
 from fedkeel import report
 from fedkeel.cli import main
+from fedkeel.drawing.show import embedded
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import read_comparison
-from fedkeel.report.page import embedded, render
+from fedkeel.report.page import render
 from tests.report.samples import accuracy, add_diagnostics, make_comparison, make_run
 
 ODD = "fedprox(note='</script><script>alert(1)</script>&\"')"
@@ -52,6 +54,13 @@ def numbers_in(page: str) -> dict[str, Any]:
     return dict(json.loads(found[1]))
 
 
+def figures_in(page: str, kind: str) -> list[dict[str, Any]]:
+    """The figures of a kind, each with its data and its description."""
+    document = numbers_in(page)
+    found = [figure for figure in document["figures"] if figure["kind"] == kind]
+    return [{**f, "data": document["data"][f["data"]], "spec": document["specs"][f["spec"]]} for f in found]
+
+
 def test_nothing_is_asked_of_any_network(tmp_path: Path) -> None:
     make_comparison(tmp_path / "c", ("fedavg", "fedbn"))
     page = page_of(tmp_path / "c")
@@ -74,10 +83,13 @@ def test_the_policy_names_exactly_the_script_and_the_style_that_are_there(tmp_pa
     policy = next(a["content"] for t, a in outline.tags if a.get("http-equiv") == "Content-Security-Policy") or ""
     parts = dict(part.strip().split(" ", 1) for part in policy.split(";"))
     assert parts["default-src"] == "'none'"
-    for tag, key in (("script", "script-src"), ("style", "style-src")):
-        (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", page, re.S)
-        digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-        assert parts[key] == f"'sha256-{digest}'"
+    (style,) = re.findall(r"<style>(.*?)</style>", page, re.S)
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.S)
+    (packed,) = re.findall(r'<script type="text/plain" id="vega">(.*?)</script>', page, re.S)
+    vega = gzip.decompress(base64.b64decode(packed)).decode()
+    hashes = {text: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script, vega)}
+    assert parts["script-src"] == f"'sha256-{hashes[script]}' 'sha256-{hashes[vega]}'", "and no 'unsafe-eval'"
+    assert parts["style-src"] == f"'sha256-{hashes[style]}'"
     assert not any(
         "style" in attributes or any(n.startswith("on") for n in attributes) for _, attributes in outline.tags
     )
@@ -92,11 +104,11 @@ def test_names_that_look_like_markup_stay_names(tmp_path: Path) -> None:
     path.write_text(json.dumps(document))
     page = page_of(tmp_path / "a")
     outline = Outline(page)
-    assert [tag for tag, _ in outline.tags].count("script") == 2
+    assert [tag for tag, _ in outline.tags].count("script") == 3
     assert not any(tag == "img" for tag, _ in outline.tags)
     assert any(ODD in text for tag, text in outline.texts if tag in ("span", "h1"))
-    assert numbers_in(page)["groups"][0]["series"][0]["label"] == ODD
-    assert numbers_in(page)["groups"][0]["panels"][1]["title"] == ODD_DOMAIN
+    assert figures_in(page, "lines")[0]["data"][0]["name"] == ODD
+    assert figures_in(page, "bars")[0]["data"][0]["category"][1] == ODD_DOMAIN
 
 
 def test_embedded_json_cannot_end_its_script_and_is_the_same_value() -> None:
@@ -107,16 +119,36 @@ def test_embedded_json_cannot_end_its_script_and_is_the_same_value() -> None:
         embedded(float("nan"))
 
 
-def test_the_bars_have_the_mean_the_spread_and_every_seed(tmp_path: Path) -> None:
+def test_the_bars_have_the_mean_the_spread_and_every_seed_and_begin_at_zero(tmp_path: Path) -> None:
     make_comparison(tmp_path / "c", ("fedavg",), seeds=2, rounds=4, unseen=("clipart",))
-    average, photo, *_, clipart = numbers_in(page_of(tmp_path / "c"))["groups"][0]["panels"]
+    bars = figures_in(page_of(tmp_path / "c"), "bars")[0]
+    (row,) = bars["data"]
     values = [100 * accuracy("fedavg", seed, 0, 3, 4) for seed in (0, 1)]
-    (bar,) = photo["bars"]
-    assert bar["values"] == pytest.approx(values, abs=1e-3)
-    assert bar["mean"] == pytest.approx(sum(values) / 2, abs=1e-3)
-    assert bar["spread"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5, rel=1e-2)
-    assert average["title"] == "average over trained domains"
-    assert clipart["title"] == "clipart (unseen)"
+    assert row["category"] == ["average of trained", "photo", "sketch", "clipart (unseen)"]
+    assert row["seeds"][1] == pytest.approx(values, abs=1e-3)
+    assert row["value"][1] == pytest.approx(sum(values) / 2, abs=1e-3)
+    assert row["spread"][1] == pytest.approx(abs(values[0] - values[1]) / 2**0.5, rel=1e-2)
+    assert (bars["values"]["low"], bars["values"]["high"], bars["values"]["base"]) == (0, 100, 0)
+    assert bars["spec"]["layer"][0]["encoding"]["x"]["title"] == "accuracy, %"
+    assert "yOffset" not in bars["spec"]["encoding"], "one method needs no names beside its bars"
+
+
+def test_a_single_seed_has_the_error_that_its_test_images_leave(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", rounds=2)
+    with open(tmp_path / "a" / "metrics.jsonl", "a") as file:
+        for domain, samples in (("photo", 100), ("sketch", 25)):
+            record = {"kind": "evaluation", "round": 1, "client": domain, "domain": domain, "split": "test"}
+            file.write(json.dumps({**record, "statistics": "global", "samples": samples, "accuracy": 0.5}) + "\n")
+    page = page_of(tmp_path / "a")
+    (row,) = figures_in(page, "bars")[0]["data"]
+    share, z, n = accuracy("fedavg", 0, 0, 1, 2), 1.959964, 100
+    half = z * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5 / (1 + z**2 / n)  # Wilson (1927)
+    assert row["over"][1] - row["under"][1] == pytest.approx(200 * half, abs=0.02)
+    assert row["under"][3] == row["over"][3] == pytest.approx(row["value"][3], abs=0.01), "of how many is not known"
+    table = page[page.index("Images of each domain") :].partition("</table>")[0]
+    assert f"±{100 * half:.1f}" in table
+    assert ">100<" in table
+    assert ">25<" in table
 
 
 def test_the_table_has_every_method_and_domain_with_the_best_in_bold(tmp_path: Path) -> None:
@@ -125,23 +157,56 @@ def test_the_table_has_every_method_and_domain_with_the_best_in_bold(tmp_path: P
     best = max(("fedavg", "fedbn"), key=lambda m: accuracy(m, 0, 0, 7, 8) + accuracy(m, 1, 0, 7, 8))
     mean = (accuracy(best, 0, 0, 7, 8) + accuracy(best, 1, 0, 7, 8)) / 2
     assert f"<b>{100 * mean:.1f}</b>" in page
+    assert "Bold: the best of a column, and what is level with it" in page
     for kind in ("As Markdown", "As LaTeX", "As CSV"):
         assert kind in page
     assert "fedkeel compare fedavg fedbn --seeds 2 --rounds 8" in page
 
 
+def test_one_seed_makes_nothing_bold(tmp_path: Path) -> None:
+    make_comparison(tmp_path / "c", ("fedavg", "fedbn"), seeds=1)
+    page = page_of(tmp_path / "c")
+    table = page[page.index('id="g0-table"') :].partition("</table>")[0]
+    assert "<b>" not in table
+    assert "Bold:" not in page
+
+
 def test_of_forty_methods_ten_are_shown_at_first_the_best_and_fedavg(tmp_path: Path) -> None:
     methods = ("fedavg", *(f"fedprox(mu={i})" for i in range(39)))
     make_comparison(tmp_path / "c", methods, seeds=1, rounds=3)
-    page = page_of(tmp_path / "c")
-    series = numbers_in(page)["groups"][0]["series"]
-    assert len(series) == 40
-    shown = [entry for entry in series if entry["shown"]]
-    assert len(shown) == 10
-    assert "fedavg" in [entry["label"] for entry in shown]
+    curves, bars = (figures_in(page_of(tmp_path / "c"), kind)[0] for kind in ("lines", "bars"))
+    names = curves["legend"]["hidden"]
+    assert len(names) == len(curves["data"]) == 40
+    shown = [name for name in names if name not in curves["values"]["hidden"]]
+    assert shown == names[:10], "those shown first differ in colour"
+    assert "fedavg" in shown
     results = {m: sum(accuracy(m, 0, d, 2, 3) for d in range(3)) for m in methods}
-    assert max(results, key=lambda m: results[m]) in [entry["label"] for entry in shown]
-    assert sorted(entry["colour"] for entry in shown) == list(range(10)), "those shown first differ in colour"
+    assert max(results, key=lambda m: results[m]) in shown
+    assert bars["spec"]["encoding"]["color"]["scale"] == curves["spec"]["encoding"]["color"]["scale"]
+
+
+def test_what_clients_gave_and_lost_is_counted(tmp_path: Path) -> None:
+    make_run(tmp_path / "a", rounds=2)
+    given = {"kind": "client", "client": "<b>one", "samples": 40, "loss": 1.25}
+    lost = {"kind": "dropped", "round": 1, "client": "two", "reason": "it has <i>NaN"}
+    with open(tmp_path / "a" / "metrics.jsonl", "a") as file:
+        for record in ({**given, "round": 0}, {**given, "round": 1}, lost):
+            file.write(json.dumps(record) + "\n")
+    page = page_of(tmp_path / "a")
+    section = page[page.index('id="g0-clients"') :].partition("</section>")[0]
+    assert "1 updates dropped" in section
+    assert "it has &lt;i&gt;NaN" in section
+    assert "&lt;b&gt;one" in section
+    assert Outline(section).texts.count(("td", "2")) == 1, "updates of the first client"
+    assert report.collect([tmp_path / "a"]).members[0].clients["<b>one"].bytes_up == pytest.approx(2 * 500_000 / 3)
+
+
+def test_two_federations_with_one_name_are_told_apart(tmp_path: Path) -> None:
+    make_run(tmp_path / "r" / "a")
+    make_run(tmp_path / "r" / "b", partition="dirichlet(alpha=0.5)")
+    outline = Outline(page_of(tmp_path / "r"))
+    links = [text for tag, text in outline.texts if tag == "a" and text.startswith("digits-shift")]
+    assert links == ["digits-shift", "digits-shift, partition dirichlet(alpha=0.5)"]
 
 
 @pytest.mark.slow

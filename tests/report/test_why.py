@@ -11,7 +11,7 @@ import pytest
 
 from fedkeel import analysis, report
 from fedkeel.report.collect import Group, collect
-from fedkeel.report.numbers import first_shown
+from fedkeel.report.figures import first_shown
 from fedkeel.report.why import explanations, readings, rivals, sentence
 from tests import tiny
 from tests.report.samples import make_run

@@ -49,11 +49,11 @@ class Fairness(Diagnostic):
         last = max(rounds)
         final = next(score["domains"] for score in reversed(scores) if score["round"] == last)
         worst, lowest = min(rounds[last].items(), key=lambda item: item[1])
-        rows = [[domain, value, None if value is None else value - lowest] for domain, value in final.items()]
+        rows = [[d, a and round(100 * a, 2), a and round(100 * (a - lowest), 2)] for d, a in final.items()]
         note = f"The worst training domain is {worst}."
         figures = [
             by_round("Spread over the domains", "standard deviation of accuracy (0 to 1)", spreads),
             by_round("Worst and best domain", "accuracy (0 to 1)", extremes),
-            table(f"Round {from_one(last)}", ["domain", "accuracy", "above the worst"], rows, note=note),
+            table(f"Round {from_one(last)}", ["domain", "accuracy, %", "above the worst, points"], rows, note=note),
         ]
         return keyed(figures, "spread over the domains", spread(rounds[last].values()), "low", percent=True)

@@ -37,7 +37,9 @@ def add_arguments(parser: Parser) -> None:
         return add_command(commands, name, run, help=help, page=run.__doc__, usage=usage)
 
     show = add("show", show_data, "write a picture of its domains and classes")
-    show.add_argument("-o", "--output", metavar="FILE", help="the PNG to write (default: NAME.png)")
+    show.add_argument(
+        "-o", "--out", "--output", dest="output", metavar="FILE", help="the PNG to write (default: NAME.png)"
+    )
     describe = add("describe", describe_data, "a table of its clients")
     describe.add_shared("--json")
     clients = f"show the first N clients that train (default: {MOST_ROWS}; with --json, all)"

@@ -1,7 +1,7 @@
 """Names are data: as the name of a file, on a terminal and in a table, whatever letters a client, class or domain has.
 
 What writes a file named after something goes through `file_name` or `slug`, what prints such a name through `visible`,
-every table through `markdown_text` or `csv_text`, and every plot through `plot_text`.
+every table through `markdown_text` or `csv_text`; a figure takes them as data.
 """
 
 import hashlib
@@ -86,12 +86,6 @@ def csv_text(text: str) -> str:
     """
     shown = visible(text)
     return f"'{shown}" if shown.lstrip().startswith(FORMULA) else shown
-
-
-def plot_text(text: str) -> str:
-    """Any text as matplotlib prints it: a dollar sign would begin a formula, and `_` a label that is left out."""
-    shown = visible(text).replace("$", r"\$")
-    return f" {shown}" if shown.startswith("_") else shown
 
 
 def _percent(character: str) -> str:

@@ -32,6 +32,10 @@ class Cell:
     def of(values: Sequence[float]) -> Cell:
         return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
+    def is_level(self, other: Cell) -> bool:
+        """Whether the spread of both allows no word on which is better; of a single seed nothing can be said at all."""
+        return None not in (self.std, other.std) and not apart(self, other)
+
     def __str__(self) -> str:
         return percent(self.mean) if self.std is None else f"{percent(self.mean)} ±{percent(self.std)}"
 
@@ -170,16 +174,13 @@ class Results:
         return short if sum(other.method.partition("@")[0] == short for other in self.rows) == 1 else row.method
 
     def marked(self, row: Row) -> list[tuple[Cell | None, bool]]:
-        """A row's cells, each with whether it is the best of its column.
-
-        Means are compared as they are printed, so that what reads the same is equally good.
-        """
+        """A row's cells, each with whether it is the best of its column or level with it; of single seeds none is."""
         cells, rivals = self.cells(row), [self.cells(rival) for rival in self.rows if competes(rival)]
         if not competes(row) or len(rivals) < 2:
             return [(cell, False) for cell in cells]
         pick = min if self.lower else max
-        best = [pick((rounded(cell) for cell in column if cell), default=None) for column in zip(*rivals, strict=True)]
-        return [(cell, cell is not None and rounded(cell) == top) for cell, top in zip(cells, best, strict=True)]
+        best = [pick(filter(None, column), key=rounded, default=None) for column in zip(*rivals, strict=True)]
+        return [(cell, bool(cell and top and cell.is_level(top))) for cell, top in zip(cells, best, strict=True)]
 
     @property
     def caption(self) -> str:
@@ -187,8 +188,8 @@ class Results:
             return "No run is finished yet."
         rule = " or ".join(RULES.get(name, name) for name in self.rule)
         fewest, most = min(len(row.seeds) for row in self.rows), max(len(row.seeds) for row in self.rows)
-        number = f"{fewest} to {most}" if fewest < most else f"{most}"
-        seeds = "one seed" if most == 1 else f"mean and standard deviation over {number} seeds"
+        number = f"over {fewest} to {most} seeds" if fewest < most else f"over {most} seeds"
+        seeds = "one seed" if most == 1 else f"mean and standard deviation {number}"
         extra = "; the average leaves the unseen domains out" if self.unseen else ""
         own = [row.method.replace("@", " with ") for row in self.rows if self.name(row) != row.method]
         diverged = [f"{self.name(row)} on {', '.join(row.diverged)}" for row in self.rows if row.diverged]
@@ -221,7 +222,14 @@ class Results:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * width for width in widths])
         padded = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-        return "\n".join([*padded, "", visible(self.caption) + (" * best of its column." if self.rows else "")])
+        return "\n".join(
+            [
+                *padded,
+                "",
+                visible(self.caption)
+                + (" * best of its column, or level with it within the spread." if self.rows else ""),
+            ]
+        )
 
     def markdown(self) -> str:
         """A table for a README or a paper's notes, the best of each column in bold."""
@@ -289,14 +297,10 @@ def _names(summaries: Iterable[Mapping[str, Any]], kind: str) -> dict[str, None]
     return dict.fromkeys(name for summary in summaries for name in summary.get(kind) or ())
 
 
+NAMED = ("backslash", "asciitilde", "asciicircum", "less", "greater", "bar")
 LATEX = {
     **{character: f"\\{character}" for character in "&%$#_{}"},
-    "\\": r"\textbackslash{}",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": r"\textless{}",
-    ">": r"\textgreater{}",
-    "|": r"\textbar{}",
+    **dict(zip("\\~^<>|", (rf"\text{name}{{}}" for name in NAMED), strict=True)),
     "±": r"$\pm$",
     "[": "{[}",
     "*": "{*}",  # at the beginning of a row these two would belong to the line break before it
@@ -336,8 +340,7 @@ def sparkline(values: Sequence[float], width: int = 60) -> str:
     >>> sparkline([0.0, 0.5, 1.0])
     '▁▅█'
     """
-    if len(values) > width:
-        # The last value is always among those shown.
+    if len(values) > width:  # the last value is always among those shown
         values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
     low, high = min(values, default=0.0), max(values, default=0.0)
     scale = 7 / (high - low) if high > low else 0.0

@@ -3,13 +3,12 @@
     from fedkeel import report
     report.write(["runs/demo"])        # -> runs/demo/report.html
 
-The page is one file without a single request; see `page.py`. Figures for a paper are in `figures.py`, which needs
-matplotlib, and tables in `fedkeel.experiments.tables`.
+The page is one file without a single request; see `page.py`. Figures and tables for a paper are in `paper.py`, which
+needs vl-convert for the figures and Chromium for a printout.
 """
 
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -18,15 +17,32 @@ from fedkeel.files import write_atomically
 from fedkeel.options import as_path, described
 from fedkeel.report.collect import Collected, collect
 from fedkeel.report.page import GENERATOR, render
+from fedkeel.report.paper import require_printer, write_figures, write_pdf, write_tables, writing
 
-__all__ = ["Collected", "collect", "write", "write_tables"]
+__all__ = ["Collected", "collect", "require_printer", "write", "write_figures", "write_pdf", "write_tables"]
 
 NAME = "report.html"
+MOST_IMAGES = 50
 
 
-def write(directories: Sequence[str | Path], output: str | Path | None = None, *, metric: str = "accuracy") -> Path:
-    """Write the page and return where it is: in the directory, or `report.html` here for several of them. `metric` is
-    what its table of results is of; curves and bars are of accuracy."""
+def write(
+    directories: Sequence[str | Path],
+    output: str | Path | None = None,
+    *,
+    metric: str = "accuracy",
+    images: int = 0,
+) -> Path:
+    """Write the page and return where it is: in the directory, or `report.html` here for several of them.
+
+    Args:
+        directories: of runs, or folders that hold them.
+        output: another place for the page.
+        metric: what its table of results is of; curves and bars are of accuracy.
+        images: of each site so many test images that the best model has right and wrong. Whoever gets the page sees
+            them, which is not always right.
+    """
+    if isinstance(images, bool) or not isinstance(images, int) or not 0 <= images <= MOST_IMAGES:
+        raise FedkeelError(f"'images' is {described(images)}: give a number from 0 to {MOST_IMAGES}, of each site.")
     if isinstance(directories, str | Path) or not isinstance(directories, Sequence):
         raise FedkeelError(f"What to report is {described(directories)}: give a list of directories.")
     places = [as_path(directory) for directory in directories]
@@ -38,39 +54,10 @@ def write(directories: Sequence[str | Path], output: str | Path | None = None, *
         raise FedkeelError(f"'{path}' exists and is not a report: choose another file with -o.")
     words = ["fedkeel", "report", *map(str, places), *(["-o", str(output)] if output is not None else [])]
     words += ["--metric", metric] if metric != "accuracy" else []
-    page = render(collect(places, metric=metric), datetime.now(), shlex.join(words))
+    words += ["--images", str(images)] if images else []
+    page = render(collect(places, metric=metric), datetime.now(), shlex.join(words), images)
     with writing(path, "-o"):
         path.parent.mkdir(parents=True, exist_ok=True)
         # A folder's name that is not Unicode must not cost the page.
         write_atomically(path, page.encode("utf-8", "replace"))
     return path
-
-
-def write_tables(collected: Collected, directory: str | Path) -> list[Path]:
-    """The results as Markdown, LaTeX and CSV: `table.md`, `table.tex`, `table.csv`, numbered where data differ."""
-    place = Path(directory)
-    written = []
-    for number, group in enumerate(collected.groups, start=1):
-        results = group.table
-        if not results.rows:
-            continue
-        stem = "table" if len(collected.groups) == 1 else f"table-{number}"
-        texts = {"md": results.markdown() + "\n", "tex": results.latex(), "csv": results.csv()}
-        with writing(place, "--tables"):
-            place.mkdir(parents=True, exist_ok=True)
-            for ending, text in texts.items():
-                written.append(place / f"{stem}.{ending}")
-                write_atomically(written[-1], text.encode("utf-8", "replace"))
-    if not written:
-        raise FedkeelError(f"None of the runs in '{collected.directories[0]}' is finished: there is no table yet.")
-    return written
-
-
-@contextmanager
-def writing(path: Path, option: str) -> Iterator[None]:
-    """What keeps a file from being written, in one sentence; `option` is the flag that names another place."""
-    try:
-        yield
-    except OSError as error:
-        problem = error.strerror or error
-        raise FedkeelError(f"'{path}' cannot be written: {problem}; choose another place with {option}.") from error

@@ -20,6 +20,7 @@ from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import find_trials, labels
 from fedkeel.experiments.tables import Cell, Results
+from fedkeel.report.clients import Contribution, read_clients
 from fedkeel.report.diagnostics import ALL_RUNS, DiagnosticFigures, read_diagnostics
 from fedkeel.runs.run import PYTHON_OBJECT, Run
 from fedkeel.runs.store import fingerprint
@@ -46,6 +47,8 @@ class Member:
     summary: dict[str, Any] | None
     curves: dict[Metric, dict[int, float]]
     domains: tuple[str, ...]
+    test_images: dict[str, int] = field(default_factory=dict)  # by domain
+    clients: dict[str, Contribution] = field(default_factory=dict)
 
     @property
     def config(self) -> Config:
@@ -109,6 +112,11 @@ class Group:
         """Of every method, the first run that has measures by site and class."""
         having = (next((m for m in self.of(label) if m.summary and m.run.has_measures), None) for label in self.labels)
         return [member for member in having if member is not None]
+
+    @cached_property
+    def test_images(self) -> dict[str, int]:
+        """By domain, of the first run that knows."""
+        return next((member.test_images for member in self.members if member.test_images), {})
 
     @cached_property
     def metrics(self) -> list[Metric]:
@@ -193,11 +201,14 @@ def read_member(label: str, run: Run, notices: list[str]) -> Member:
     except (ValueError, KeyError, TypeError) as error:  # the first is also a `FedkeelError`
         tell("summary.json", error, "The run is shown as not finished.")
     tested: list[dict[str, Any]] = []
+    sizes: dict[str, int] = {}
+    clients: dict[str, Contribution] = {}
     try:
         # Parsed once, and forgotten when this is done: the metrics of forty runs are large.
         parsed, reading = run.readable(), copy(run)
         reading.readable = lambda: parsed  # type: ignore[method-assign]
         curves, tested = read_curves(reading), reading.scores()[-1:]
+        sizes, clients = read_sizes(reading, tested), read_clients(reading)
         if lost := parsed[1]:
             lines = "a line" if lost == 1 else f"{lost} lines"
             notices.append(f"'{path}' has {lines} that cannot be read: the curves have a gap there.")
@@ -206,7 +217,7 @@ def read_member(label: str, run: Run, notices: list[str]) -> Member:
     if summary and not any(metric.is_percent for metric in curves):
         notices.append(f"'{path}' has no evaluated round: the run is in the table and has no curve of accuracy.")
     domains = tuple(name for entry in ([summary] if summary else tested) for name in entry["domains"])
-    return Member(label, run, summary, curves, domains)
+    return Member(label, run, summary, curves, domains, sizes, clients)
 
 
 def usable(summary: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -246,6 +257,16 @@ def read_curves(run: Run) -> dict[Metric, dict[int, float]]:
         for metric, curve in curves.items()
     }
     return {metric: curve for metric, curve in finite.items() if curve}
+
+
+def read_sizes(run: Run, tested: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many images each domain was tested on, in the last round that was evaluated."""
+    sizes: dict[str, int] = {}
+    last = {(entry["round"], entry["split"], entry["statistics"]) for entry in tested}
+    for record in run.records("evaluation"):
+        if (record["round"], record.get("split"), record.get("statistics")) in last and "samples" in record:
+            sizes[record["domain"]] = sizes.get(record["domain"], 0) + int(record["samples"])
+    return sizes
 
 
 def by_federation(members: Sequence[Member]) -> list[list[Member]]:

@@ -18,6 +18,8 @@ from fedkeel.files import plain
 MOST_POINTS = 2000  # of a scatter plot; more is neither seen nor drawn quickly
 MOST_BYTES = 2_500_000  # of all diagnostics of a group
 
+FRACTION = " (0 to 1)"  # at the end of an axis' name
+
 OF_THE_DATA = ("label-distribution",)  # shown once where it is the same for all runs
 ALL_RUNS = "all runs"
 OTHERS = "What else was recorded"
@@ -101,7 +103,17 @@ def checked(figure: Any) -> Figure:
     texts = {key: str(figure[key]) for key in ("title", "x_label", "y_label", "note") if figure.get(key) is not None}
     key = {"key": key_number(figure["key"])} if figure.get("key") is not None else {}
     result = {"kind": figure["kind"], "title": "", **texts, **key, **CHECKS[figure["kind"]](figure)}
-    return {**result, "log_y": True} if figure.get("log_y") else result
+    result |= {"log_y": True} if figure.get("log_y") else {}
+    return in_percent(result) if result.get("y_label", "").endswith(FRACTION) else result
+
+
+def in_percent(figure: Figure) -> Figure:
+    """Shares are recorded as fractions; on a page, accuracy has one unit."""
+    for series in figure.get("series", ()):
+        for name in ("y", "values", "spread"):
+            if series.get(name):
+                series[name] = [None if value is None else short(100 * value) for value in series[name]]
+    return {**figure, "y_label": figure["y_label"].removesuffix(FRACTION) + ", %", "percent": True}
 
 
 def key_number(key: Any) -> dict[str, Any]:

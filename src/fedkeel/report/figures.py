@@ -1,204 +1,214 @@
-"""The figures of a report as files for a paper: curves, bars by domain, and the diagnostics, as SVG, PNG or PDF.
+"""The figures of a report, each described once (see `fedkeel.drawing`), and how a page keeps them."""
 
-This is the one part of a report that needs matplotlib, the extra `report`.
-"""
+import json
+import sys
+from collections.abc import Collection, Iterator, Sequence
+from html import escape
+from typing import Any
 
-from __future__ import annotations
+from fedkeel.analysis.figures import Figure, matrix
+from fedkeel.config import from_one
+from fedkeel.drawing.theme import COLOURS, config
+from fedkeel.drawing.vega import BAR, GAP, chart
+from fedkeel.experiments.tables import Row
+from fedkeel.formulas.measures import wilson
+from fedkeel.report.collect import Group, Member, Metric
+from fedkeel.report.diagnostics import short
 
-import importlib.util
-import logging
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from fedkeel.analysis.figures import Figure
-from fedkeel.core.naming import plot_text as text
-from fedkeel.core.naming import slug
-from fedkeel.errors import FedkeelError
-from fedkeel.report import writing
-from fedkeel.report.collect import Collected, Group, Metric
-from fedkeel.report.numbers import curve_numbers
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-log = logging.getLogger("fedkeel")
-
-WIDTH = 6.0  # inches: the text of a page with one column
-STYLE: Any = {
-    "font.size": 9,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.titlesize": 9,
-    "legend.fontsize": 8,
-    "legend.frameon": False,
-    "pdf.fonttype": 42,  # text stays text: many journals ask for it
-    "svg.fonttype": "none",
-    "svg.hashsalt": "fedkeel",  # the same figure is the same file
-}
-COLOURS = ["#1c68cf", "#c2410c", "#0d7f57", "#8b3fc7", "#94700a", "#c2255c", "#0b7a8c", "#5f6874", "#7c4a1e", "#4a760f"]
-DASHES = ["-", "--", ":", "-."]
-MARKERS = ["o", "s", "^", "D", "v", "P"]
+SHOWN_AT_FIRST = len(COLOURS["light"])  # of methods; more of them hide each other
+MOST_NUMBERS = 240_000  # of all curves together: about two megabytes
+MOST_CLASSES = 40  # of a matrix or of bars that can be read
 
 
-def require_matplotlib() -> None:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise FedkeelError("Figures need matplotlib, which is not installed: pip install 'fedkeel[report]'.")
+class Figures:
+    """Those of a page, by number. A description, or data, that several of them share is there once."""
+
+    def __init__(self) -> None:
+        self.figures: list[dict[str, Any]] = []
+        self._kept: dict[str, dict[str, int]] = {"specs": {}, "data": {}}
+
+    def add(self, figure: Figure, hidden: Collection[str] = ()) -> int:
+        """`hidden`: names that are not shown at first."""
+        own = ("columns", "rows") if figure["kind"] == "table" else ()
+        about = {key: figure[key] for key in ("kind", "title", "note", "x_label", "percent", *own) if figure.get(key)}
+        if figure["kind"] != "table":
+            drawn = chart(figure)
+            about |= {"values": drawn.values | ({"hidden": list(hidden)} if hidden else {}), "legend": drawn.legend}
+            about |= {"spec": self._keep("specs", drawn.spec), "data": self._keep("data", drawn.data)}
+            about |= {"widest": drawn.widest, "groups": drawn.groups}
+        self.figures.append(about)
+        return len(self.figures) - 1
+
+    def _keep(self, kind: str, value: Any) -> int:
+        kept = self._kept[kind]
+        return kept.setdefault(json.dumps(value, allow_nan=False), len(kept))
+
+    def document(self) -> dict[str, Any]:
+        kept = {kind: [json.loads(text) for text in texts] for kind, texts in self._kept.items()}
+        themes = {theme: config(theme) for theme in COLOURS}
+        return {"themes": themes, "bar": BAR, "gap": GAP, **kept, "figures": self.figures}
+
+    def one_of(self, figures: Sequence[Figure], names: Sequence[str], hidden: Collection[str] = ()) -> str:
+        """The place of a figure, with a list to choose it from where there are several."""
+        options = "".join(f'<option value="{i}">{escape(name)}</option>' for i, name in enumerate(names))
+        choice = f'<div class="controls" data-js hidden><label>Show <select>{options}</select></label></div>'
+        numbers = [self.add(figure, hidden) for figure in figures]
+        return f'<div>{choice if len(numbers) > 1 else ""}<div data-figures="{numbers}"></div></div>'
+
+    def beside(self, runs: dict[str, list[Figure]], one: int, other: int | None) -> str:
+        """The place for the figures of two runs beside each other, and lists to choose them from."""
+        drawn = [{"name": name, "figures": [self.add(figure) for figure in own]} for name, own in runs.items()]
+
+        def options(selected: int | None) -> str:
+            marks = (" selected" if number == selected else "" for number in range(len(runs)))
+            numbered = enumerate(zip(runs, marks, strict=True))
+            return "".join(f'<option value="{i}"{mark}>{escape(run)}</option>' for i, (run, mark) in numbered)
+
+        pick = f"<label>Run <select>{options(one)}</select></label>"
+        if len(runs) > 1:
+            pick += f'<label>beside <select><option value="">nothing</option>{options(other)}</select></label>'
+        unseen = ' class="unseen"' if len(runs) == 1 else ""
+        return (
+            f'<div><div{unseen}><div class="controls" data-js hidden>{pick}</div></div>'
+            f'<div class="beside" data-runs="{escape(json.dumps(drawn))}"></div></div>'
+        )
 
 
-def write(collected: Collected, directory: str | Path, format: str = "svg") -> list[Path]:
-    """Every figure as a file of its own; returns their paths."""
-    require_matplotlib()
-    import matplotlib
-    from matplotlib.figure import Figure as Canvas  # no pyplot: it would look for a display and keep every figure
-
-    place = Path(directory)
-    written: list[Path] = []
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(format, {})
-    with matplotlib.rc_context(STYLE), writing(place, "--figures"), letters_told_once(format):
-        place.mkdir(parents=True, exist_ok=True)
-        for number, group in enumerate(collected.groups, start=1):
-            prefix = "" if len(collected.groups) == 1 else f"data{number}-"
-            for title, figure in figures_of(group):
-                name = slug(f"{prefix}{title}".replace(",", "").replace(" ", "-"))
-                canvas = Canvas(figsize=(WIDTH, _height(figure)), layout="constrained")
-                _draw(canvas.subplots(), figure)
-                # Names that differ only in what a file's name cannot hold must not overwrite each other.
-                same = sum(path.stem == name or path.stem.rpartition("~")[0] == name for path in written)
-                written.append(place / f"{name}{f'~{same + 1}' if same else ''}.{format}")
-                canvas.savefig(written[-1], format=format, dpi=300, metadata=metadata)
-    return written
+# -- methods and their names ------------------------------------------------------------------------------------------
+def first_shown(group: Group) -> set[str]:
+    """All methods when they are few; else the best, the baselines among them."""
+    if len(group.labels) <= SHOWN_AT_FIRST:
+        return set(group.labels)
+    average = {row.method: row.average.mean for row in group.results.rows}
+    ranked = sorted(group.labels, key=lambda label: -average.get(label, -1.0))
+    # Of a baseline that is there with several options, the best: all of them would leave no room for the others.
+    baselines = [next((x for x in ranked if x.partition("@")[0] == name), ranked[0]) for name in ("central", "fedavg")]
+    return set(list(dict.fromkeys([*baselines, *ranked]))[:SHOWN_AT_FIRST])
 
 
-@contextmanager
-def letters_told_once(format: str) -> Iterator[None]:
-    """Letters that the font lacks: one sentence for all of them, and none for SVG, where text stays text."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    about_letters = [warning for warning in caught if "missing from font" in str(warning.message)]
-    for warning in caught:
-        if warning not in about_letters:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-    if about_letters and format != "svg":
-        log.warning("Some letters are not in matplotlib's font and show as boxes: --format svg keeps them as text.")
+def names(group: Group) -> dict[str, str]:
+    """Of methods by their labels, in the order of their colours: those that are seen first have one of their own."""
+    known, shown = {row.method: group.results.name(row) for row in group.results.rows}, first_shown(group)
+    return {label: known.get(label, label) for label in sorted(group.labels, key=lambda label: label not in shown)}
 
 
-# -- what is drawn ---------------------------------------------------------------------------------------------------
+def hidden(group: Group) -> list[str]:
+    shown = first_shown(group)
+    return [name for label, name in names(group).items() if label not in shown]
+
+
+# -- the figures of a group -------------------------------------------------------------------------------------------
+def curves(group: Group, metric: Metric, most_rounds: int = sys.maxsize) -> Figure:
+    scale, series = 100 if metric.is_percent else 1, []
+    for label, name in names(group).items():
+        curve = group.curve(label, metric).thinned(most_rounds)
+        if not curve.rounds:
+            continue
+        one: dict[str, Any] = {"name": name, "x": [from_one(r) for r in curve.rounds]}
+        one["y"] = [short(scale * value) for value in curve.mean]
+        if any(std is not None for std in curve.std):
+            one["spread"] = [None if std is None else float(f"{scale * std:.3g}") for std in curve.std]
+            one["seeds"] = curve.seeds
+        series.append(one)
+    unit = {"y_label": f"{metric.name}, %", "percent": True} if metric.is_percent else {"y_label": metric.name}
+    return {"kind": "lines", "series": series, "names": list(names(group).values()), "x_label": "round", **unit}
+
+
+def by_domain(group: Group) -> Figure:
+    """Bars for the average and for each domain: the mean, and whiskers of the spread over seeds, or, of a single seed,
+    of the error that the number of test images leaves."""
+    results, sizes, series = group.results, group.test_images, []
+    average = "average of trained" if results.unseen else "average"
+    domains = [None, *results.domains]
+
+    def seeds(row: Row, domain: str | None) -> list[float]:
+        summaries = [m.summary for m in group.of(row.method) if m.summary is not None]
+        found = [s["accuracy"] if domain is None else s["domains"].get(domain) for s in summaries]
+        return [round(100 * value, 3) for value in found if value is not None]
+
+    for row in results.rows:
+        cells = [row.average if domain is None else row.domains.get(domain) for domain in domains]
+        one: dict[str, Any] = {"name": results.name(row)}
+        one["values"] = [None if cell is None else round(100 * cell.mean, 3) for cell in cells]
+        if row.average.std is None:
+            ends = [interval(c.mean if c else None, sizes.get(d or "", 0)) for c, d in zip(cells, domains, strict=True)]
+            one["low"], one["high"] = map(list, zip(*ends, strict=True))
+        else:
+            one["spread"] = [cell and cell.std and float(f"{100 * cell.std:.4g}") for cell in cells]
+            one["seeds"] = [seeds(row, domain) for domain in domains]
+        series.append(one)
+    headings = dict(zip(results.domains, results.headings[1:], strict=False))
+    categories = [average if domain is None else headings[domain] for domain in domains]
+    about = {"names": list(names(group).values()), "y_label": "accuracy, %", "percent": True}
+    return {"kind": "bars", "categories": categories, "series": series, **about}
+
+
+def interval(share: float | None, number: int) -> tuple[float | None, float | None]:
+    """In percent: Wilson's 95 % interval of a share of so many images; of none, the share itself."""
+    if share is None:
+        return None, None
+    low, high = wilson(share, number)[1:].tolist() if number else (share, share)
+    return round(100 * low, 2), round(100 * high, 2)
+
+
+def by_class(group: Group) -> Figure | None:
+    """How much of each class is found, over all trained sites, with the error that the number of images leaves."""
+    if not group.measured:
+        return None
+    classes, called, series = group.measured[0].run.measures.classes, names(group), list[dict[str, Any]]()
+    for member in (m for m in group.measured if m.run.measures.classes == classes):
+        found = [
+            [round(100 * n, 2) if n == n else None for n in one[:3]] for one in member.run.measures.by_class()["recall"]
+        ]
+        values, low, high = map(list, zip(*found, strict=True))
+        series.append({"name": called[member.label], "values": values, "low": low, "high": high})
+    least = [
+        min((one["values"][i] for one in series if one["values"][i] is not None), default=101)
+        for i in range(len(classes))
+    ]
+    shown = sorted(sorted(range(len(classes)), key=lambda i: least[i])[:MOST_CLASSES])
+    for one in series:
+        one |= {key: [one[key][i] for i in shown] for key in ("values", "low", "high")}
+    few = f"The {MOST_CLASSES} of {len(classes)} classes that are found least." if len(shown) < len(classes) else ""
+    about = {"names": list(called.values()), "y_label": "recall, %", "percent": True, "note": few}
+    return {"kind": "bars", "categories": [classes[i] for i in shown], "series": series, **about}
+
+
+def confusions(member: Member) -> dict[str, Figure]:
+    """By site, all trained ones together first; none of classes that are too many to be seen."""
+    measures, found = member.run.measures, {}
+    if len(measures.classes) > MOST_CLASSES:
+        return {}
+    for site in (None, *measures.domains):
+        counts = measures.confusion(site)
+        shares = [[round(100 * n / sum(row), 1) if sum(row) else None for n in row] for row in counts.tolist()]
+        title = "All trained sites" if site is None else f"{site} (unseen)" if site in measures.unseen else site
+        note = f"In % of the images of a class; {int(counts.sum())} images."
+        found[title] = matrix(title, measures.classes, measures.classes, shares, "taken for", "class", note=note)
+    return found
+
+
+def class_counts(member: Member) -> Figure | None:
+    measures = member.run.measures
+    if len(measures.classes) > MOST_CLASSES:
+        return None
+    counts = [measures.confusion(site).sum(1).tolist() for site in measures.domains]
+    return matrix("Test images of each class", list(measures.domains), measures.classes, counts, "class", "site")
+
+
 def figures_of(group: Group) -> Iterator[tuple[str, Figure]]:
     """Each figure with a name for its file."""
     for metric in group.metrics:
-        yield f"curve-{metric.key}", _curves(group, metric)
+        yield f"curve-{metric.key}", curves(group, metric)
     if group.results.rows:
-        yield "domains", _domains(group)
+        yield "domains", by_domain(group)
+    if figure := by_class(group):
+        yield "classes", figure
+    for member in group.measured:
+        for site, figure in confusions(member).items():
+            yield f"confusion-{member}-{site}", figure
     for diagnostic in group.diagnostics:
         for run, figures in diagnostic.runs.items():
             for number, figure in enumerate(figures, start=1):
                 if figure["kind"] != "table":
                     yield f"{diagnostic.name}-{run}-{number}", figure
-
-
-def _curves(group: Group, metric: Metric) -> Figure:
-    series = [{"name": label, **curve_numbers(group, label, metric)} for label in group.labels]
-    unit = " (%)" if metric.is_percent else ""
-    return {"kind": "lines", "series": series, "x_label": "round", "y_label": f"{metric.name}{unit}"}
-
-
-def _domains(group: Group) -> Figure:
-    results = group.results
-    categories = results.headings[1 : len(results.domains) + 2]
-    series = []
-    for row in results.rows:
-        cells = results.cells(row)
-        values = [None if cell is None else 100 * cell.mean for cell in cells]
-        spread = [None if cell is None or cell.std is None else 100 * cell.std for cell in cells]
-        series.append({"name": results.name(row), "values": values, "spread": spread})
-    return {"kind": "bars", "categories": categories, "series": series, "y_label": "test accuracy (%)"}
-
-
-# -- how it is drawn -------------------------------------------------------------------------------------------------
-def _draw(axes: Axes, figure: Figure) -> None:
-    DRAW[figure["kind"]](axes, figure)
-    for key, put in (("title", axes.set_title), ("x_label", axes.set_xlabel), ("y_label", axes.set_ylabel)):
-        if figure.get(key):
-            put(text(figure[key]))
-    if figure.get("log_y"):
-        axes.set_yscale("log")
-
-
-def _height(figure: Figure) -> float:
-    """So that the legend, or the names of the rows, have room."""
-    return max(3.2, 0.2 * len([*figure.get("rows", ()), *figure.get("series", ())]))
-
-
-def _colour(index: int) -> dict[str, Any]:
-    return {"color": COLOURS[index % len(COLOURS)]}
-
-
-def _legend(axes: Axes, entries: int) -> None:
-    if entries > 1:
-        axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0))
-
-
-def _lines(axes: Axes, figure: Figure) -> None:
-    for index, series in enumerate(figure["series"]):
-        if not series["x"]:
-            continue
-        dash = DASHES[index // len(COLOURS) % len(DASHES)]
-        y = _nan(series["y"])
-        axes.plot(series["x"], y, label=text(series["name"]), linestyle=dash, linewidth=1.4, **_colour(index))
-        if spread := series.get("spread"):
-            low, high = (
-                [mean + side * (half or 0.0) for mean, half in zip(y, spread, strict=True)] for side in (-1, 1)
-            )
-            axes.fill_between(series["x"], low, high, alpha=0.15, linewidth=0, **_colour(index))
-    axes.grid(axis="y", alpha=0.3, linewidth=0.5)
-    _legend(axes, len(figure["series"]))
-
-
-def _bars(axes: Axes, figure: Figure) -> None:
-    count = len(figure["series"])
-    width = 0.8 / max(1, count)
-    caps = {"elinewidth": 0.8, "capsize": min(2.0, 12 * width)}
-    for index, series in enumerate(figure["series"]):
-        places = [i - 0.4 + width * (index + 0.5) for i in range(len(figure["categories"]))]
-        spread = series.get("spread") or ()
-        error = _nan(spread) if any(value is not None for value in spread) else None
-        values, label = _nan(series["values"]), text(series["name"])
-        axes.bar(places, values, width, yerr=error, label=label, error_kw=caps, **_colour(index))
-    names = [text(name) for name in figure["categories"]]
-    crowded = sum(map(len, names)) > 60
-    axes.set_xticks(range(len(names)), names, rotation=30 if crowded else 0, ha="right" if crowded else "center")
-    _legend(axes, count)
-
-
-def _matrix(axes: Axes, figure: Figure) -> None:
-    known = [value for row in figure["values"] for value in row if value is not None]
-    largest = max(map(abs, known), default=1.0)
-    signed = bool(known) and min(known) < 0 < max(known)
-    limits: dict[str, Any] = {"vmin": -largest, "vmax": largest, "cmap": "PuOr"} if signed else {"cmap": "Blues"}
-    image = axes.imshow([_nan(row) for row in figure["values"]], aspect="auto", **limits)
-    axes.set_xticks(range(len(figure["columns"])), [text(name) for name in figure["columns"]], rotation=45, ha="right")
-    axes.set_yticks(range(len(figure["rows"])), [text(name) for name in figure["rows"]])
-    axes.figure.colorbar(image, ax=axes, shrink=0.8)
-
-
-def _points(axes: Axes, figure: Figure) -> None:
-    classes, domains = (list(dict.fromkeys(figure[key])) for key in ("class", "domain"))
-    points = list(zip(*(figure[key] for key in ("x", "y", "class", "domain")), strict=True))
-    for c, name in enumerate(classes):
-        for d, domain in enumerate(domains):
-            shown = [(x, y) for x, y, *of in points if of == [name, domain] and None not in (x, y)]
-            label = text(", ".join(filter(None, (name, domain)))) or None
-            x, y = zip(*shown, strict=True) if shown else ((), ())
-            axes.scatter(x, y, s=9, marker=MARKERS[d % len(MARKERS)], linewidths=0, label=label, **_colour(c))
-    _legend(axes, len(classes) * len(domains))
-
-
-def _nan(values: Any) -> list[float]:
-    return [float("nan") if value is None else value for value in values]
-
-
-DRAW: dict[str, Callable[[Any, Figure], None]] = {"lines": _lines, "bars": _bars, "matrix": _matrix, "points": _points}

@@ -1,41 +1,43 @@
 """The page: one HTML file with its style, its script and its numbers inside, and no request to anywhere.
 
-Tables are written here, so that they are there without JavaScript; `page.js` makes them sortable and draws the figures
-from the numbers in the page. A Content-Security-Policy names the one script and the one style by their hashes and
-forbids everything else, so a name that looks like markup could do nothing even if it were not escaped.
+Tables are written here, so that they are there without JavaScript; `page.js` makes them sortable and has Vega, which is
+in the page too, packed, draw the figures. A Content-Security-Policy names the two scripts and the one style by their
+hashes and forbids everything else, so a name that looks like markup could do nothing even if it were not escaped.
 """
 
 import base64
+import gzip
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from html import escape
 from importlib import resources
-from typing import Any
 
 import fedkeel
-from fedkeel.report.collect import Collected
+from fedkeel.drawing.show import embedded, packed_vega
+from fedkeel.report.collect import Collected, Group
+from fedkeel.report.figures import Figures
 from fedkeel.report.html import folded, listed
-from fedkeel.report.numbers import numbers
-from fedkeel.report.sections import Section, part, sections
+from fedkeel.report.sections import Section, federation_name, part, sections
 
 GENERATOR = "Fedkeel report"  # how a page is known as one that may be written over
 
 
-def render(collected: Collected, made: datetime, command: str) -> str:
-    """The whole page. `command` is the one that made it."""
+def render(collected: Collected, made: datetime, command: str, images: int = 0) -> str:
+    """The whole page. `command` is the one that made it; `images`: so many examples of each site."""
+    figures, vega = Figures(), packed_vega()
     style, script = (resources.files(__package__).joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
     groups = collected.groups
-    title, shown = heading(collected), [sections(group) for group in groups]
+    title, shown = heading(collected), [sections(group, figures, images) for group in groups]
     parts = [
         masthead(title, collected, shown[0]),
         notices(collected.notices),
         *(part(group, own, alone=len(groups) == 1) for group, own in zip(groups, shown, strict=True)),
         footer(made, command),
     ]
+    scripts = f"{_hash(script)} {_hash(gzip.decompress(vega).decode())}"
     policy = (
-        f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; img-src data:; "
+        f"default-src 'none'; script-src {scripts}; style-src {_hash(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     return f"""<!DOCTYPE html>
@@ -53,7 +55,8 @@ def render(collected: Collected, made: datetime, command: str) -> str:
 <body>
 <a class="skip" href="#content">Skip to the results</a>
 {"".join(parts)}
-<script type="application/json" id="numbers">{embedded(numbers(groups))}</script>
+<script type="application/json" id="numbers">{embedded(figures.document())}</script>
+<script type="text/plain" id="vega">{base64.b64encode(vega).decode()}</script>
 <script>{script}</script>
 </body>
 </html>
@@ -64,22 +67,23 @@ def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def embedded(value: Any) -> str:
-    """JSON that cannot end the script element it stands in."""
-    return json.dumps(value, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-
-
 # -- the page from top to bottom -------------------------------------------------------------------------------------
 def heading(collected: Collected) -> str:
     members = collected.members
     methods = list(dict.fromkeys(member.label for member in members))
-    data = list(dict.fromkeys(member.config.data.partition("(")[0] for member in members))
-    shown = data[0] if len(data) == 1 else f"{len(data)} data sets"
+    groups = collected.groups
+    shown = told_apart(groups)[0] if len(groups) == 1 else f"{len(groups)} federations: {', '.join(told_apart(groups))}"
     if len(members) == 1:
         return f"{methods[0]} on {shown}"
     if len(methods) == 1:
         return f"{methods[0]} on {shown}, {len(members)} seeds"
     return f"{len(methods)} methods on {shown}"
+
+
+def told_apart(groups: Sequence[Group]) -> list[str]:
+    """Short names of federations; where two would read the same, with what they differ in."""
+    short = [group.members[0].config.data.partition("(")[0] for group in groups]
+    return [name if short.count(name) == 1 else federation_name(g) for name, g in zip(short, groups, strict=True)]
 
 
 def masthead(title: str, collected: Collected, first: Iterable[Section]) -> str:
@@ -88,7 +92,7 @@ def masthead(title: str, collected: Collected, first: Iterable[Section]) -> str:
     if len(groups) == 1:
         links = [(f"{groups[0].anchor}-{section.anchor}", section.menu) for section in first if section.menu]
     else:
-        links = [(group.anchor, group.members[0].config.data.partition("(")[0]) for group in groups]
+        links = [(group.anchor, name) for group, name in zip(groups, told_apart(groups), strict=True)]
     anchors = "".join(f'<a href="#{anchor}">{escape(text)}</a>' for anchor, text in links)
     return f"""
 <header class="top">

@@ -1,4 +1,4 @@
-"""The part of the page about one federation, section by section. Tables are whole; figures are left to `page.js`."""
+"""The part of the page about one federation, section by section. Figures are drawn by `page.js`."""
 
 import shlex
 from collections.abc import Callable, Mapping
@@ -11,12 +11,16 @@ from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.core import imports
 from fedkeel.experiments.demo import findings
 from fedkeel.experiments.tables import apart, competes, percent
+from fedkeel.report import figures
+from fedkeel.report.clients import clients_table
 from fedkeel.report.collect import FEDERATION, Group, Member
 from fedkeel.report.commands import compare_command, run_command
+from fedkeel.report.figures import Figures, first_shown, hidden
 from fedkeel.report.html import DASH, accuracy, code, folded, listed, named, number, table, table_row
+from fedkeel.report.images import examples
 from fedkeel.report.measures import class_table, confusion_table, site_table
-from fedkeel.report.numbers import SHOWN_AT_FIRST
-from fedkeel.report.why import explanations, why_section
+from fedkeel.report.why import explanations, first_two, rivals, why_section
+from fedkeel.runs.origin import read_outline
 from fedkeel.runs.run import given_in_python
 
 NO_RESULTS = '<p class="notice">None of these runs is finished yet, so there is no table of results.</p>'
@@ -28,12 +32,14 @@ class Section(NamedTuple):
     anchor: str
     menu: str  # its name in the menu, if it is there
     heading: str
-    body: Callable[[Group], str]
+    body: Callable[[Group, Figures], str]
 
 
-def sections(group: Group) -> dict[Section, str]:
-    """Those that have something to show of this group, with it."""
-    bodies = {section: section.body(group) for section in SECTIONS}
+def sections(group: Group, page: Figures, images: int = 0) -> dict[Section, str]:
+    """Those that have something to show of this group, with it; their figures go into the page's."""
+    bodies = {section: section.body(group, page) for section in SECTIONS}
+    if images:
+        bodies[EXAMPLES] = examples(group, images)
     return {section: body for section, body in bodies.items() if body}
 
 
@@ -95,12 +101,12 @@ def key_figures(group: Group) -> str:
     return f'<dl class="tiles">{items}</dl>'
 
 
-def findings_section(group: Group) -> str:
+def findings_section(group: Group, _: Figures) -> str:
     sentences = [*findings(group.results), *explanations(group)] if len(group.results.rows) > 1 else []
     return listed(sentences, ' class="findings"') if sentences else ""
 
 
-def results_section(group: Group) -> str:
+def results_section(group: Group, _: Figures) -> str:
     """As `fedkeel compare` prints it, with the seconds a run took."""
     results = group.table
     timed = any("seconds" in (member.summary or {}) for member in group.members)
@@ -113,47 +119,98 @@ def results_section(group: Group) -> str:
             cells.append(number(f"{fmean(seconds):.1f}" if seconds else ""))
         full = f' title="{escape(row.method)}"' if results.name(row) != row.method else ""
         rows.append(table_row(named(results.name(row)), cells, f' data-v="{escape(row.method)}"{full}'))
-    caption = results.caption + (" The best of each column is bold." if len(results.rows) > 1 else "")
+    caption = results.caption + (
+        " Bold: the best of a column, and what is level with it within the spread of the seeds."
+        if any(best for row in results.rows for _, best in results.marked(row))
+        else ""
+    )
     headings = [*results.headings, *(["s/run"] if timed else [])]
     texts = {"Markdown": results.markdown(), "LaTeX": results.latex(), "CSV": results.csv()}
     copies = "".join(folded(f"As {kind}", code(text)) for kind, text in texts.items())
     return table(headings, rows, caption) + f'<div class="copies">{copies}</div>' if rows else ""
 
 
-# -- figures that page.js draws --------------------------------------------------------------------------------------
-def curves_section(group: Group) -> str:
-    options = "".join(f'<option value="{escape(m.key)}">{escape(m.name)}</option>' for m in group.metrics)
+# -- figures ---------------------------------------------------------------------------------------------------------
+def curves_section(group: Group, page: Figures) -> str:
     means = "Mean over seeds; the band is the standard deviation. " if has_seeds(group) else ""
     choice = "; choose methods in the legend" if len(group.labels) > 1 else ""
-    hidden = len(group.labels) > SHOWN_AT_FIRST
-    few = f" Of {len(group.labels)} methods {SHOWN_AT_FIRST} are shown at first." if hidden else ""
-    figure = (
-        f'<p class="what">{means}<span class="hint">Point at a round, or use the arrow keys, to read all values '
-        f"there{choice}.</span>{few}</p>"
-        '<div class="controls" data-js hidden><label>Show '
-        f'<select data-metric="{group.anchor}">{options}</select></label></div>'
-        f'<div data-curves="{group.anchor}"></div>'
+    few = f" Of {len(group.labels)} methods {figures.SHOWN_AT_FIRST} are shown at first." if hidden(group) else ""
+    hint = f"Point at a round, or use the arrow keys, to read all values there{choice}. Ctrl and the wheel zoom."
+    most_rounds = max(50, figures.MOST_NUMBERS // (2 * max(1, len(group.labels) * len(group.metrics))))
+    drawn = [figures.curves(group, metric, most_rounds) for metric in group.metrics]
+    figure = page.one_of(drawn, [metric.name for metric in group.metrics], hidden(group))
+    return f'<p class="what">{means}<span class="hint">{hint}</span>{few}</p>{figure}' if group.metrics else ""
+
+
+def domains_section(group: Group, page: Figures) -> str:
+    if not group.results.rows:
+        return ""
+    seeds = "Whiskers are the standard deviation over seeds, dots the seeds." if has_seeds(group) else ""
+    images = "Whiskers are the 95 % interval that the number of test images leaves." if group.test_images else ""
+    figure = page.one_of([figures.by_domain(group)], [""], hidden(group))
+    return f'<p class="what">{seeds or images}</p>{figure}{sizes_table(group)}'
+
+
+def sizes_table(group: Group) -> str:
+    """How many images each number is from, and how far it can be off by that alone."""
+    best, rows = max(group.results.rows, key=lambda row: row.average.mean), []
+    outline = read_outline(group.members[0].run.directory)
+    clients = [*outline.clients, *outline.unseen] if outline else []
+    for domain in group.results.domains:
+        mine = [client for client in clients if client.domain == domain]
+        size, cell = group.test_images.get(domain, 0), best.domains.get(domain)
+        low, high = figures.interval(cell.mean if cell else None, size)
+        off = f"{(high - low) / 2:.1f}" if size and low is not None and high is not None else ""
+        known = (len(mine), sum(client.train for client in mine)) if mine else ("", "")
+        cells = [number(value, value or DASH) for value in (*known, size or "")]
+        rows.append(table_row(named(domain), [*cells, number(off, f"±{off}" if off else DASH)]))
+    caption = (
+        f"Images of each domain. The error is half of Wilson's 95 % interval, in points, around the accuracy of "
+        f"{group.results.name(best)}: what another draw of as many test images could change."
     )
-    return figure if group.metrics else ""
+    headings = ["domain", "clients", "training images", "test images", "error, points"]
+    return table(headings, rows, caption) if group.test_images else ""
 
 
-def domains_section(group: Group) -> str:
-    bars = "Bars are means over seeds, whiskers the standard deviation, dots the seeds. " if has_seeds(group) else ""
-    figure = f'<p class="what">{bars}Accuracy in %.</p><div class="panels" data-panels="{group.anchor}"></div>'
-    return figure if group.results.rows else ""
-
-
-def measures_section(group: Group) -> str:
+def measures_section(group: Group, page: Figures) -> str:
     """By site and class, of the first seed of every method."""
-    parts = []
+    figure = figures.by_class(group)
+    if figure is None:
+        return ""
+    pair = {group.results.name(row) for row in rivals(group.results) or ()}
+    others = [name for name in figures.names(group).values() if pair and name not in pair]
+    what = "Over all trained sites; whiskers are the 95 % interval that the number of images leaves."
+    parts = [f'<h4>How much of each class is found</h4><p class="what">{what}</p>', page.one_of([figure], [""], others)]
+    shown = [member for member in group.measured if member.label in first_shown(group)]
+    matrices = {f"{member}: {site}": [one] for member in shown for site, one in figures.confusions(member).items()}
+    if matrices:
+        whole = [text for text in matrices if text.endswith(": All trained sites")]
+        one, other = first_two(group, [text.rpartition(": ")[0] for text in whole])
+        place = {text: number for number, text in enumerate(matrices)}
+        second = None if other is None else place[whole[other]]
+        parts += ["<h4>What is taken for what</h4>", page.beside(matrices, place[whole[one]], second)]
+    if counts := figures.class_counts(group.measured[0]):
+        parts += ["<h4>What the sites have</h4>", page.one_of([counts], [""])]
     for member in group.measured:
         tables = [site_table(member.run.measures), class_table(member.run.measures)]
-        tables.append(confusion_table(member.run.measures))
+        if not figures.confusions(member):
+            tables.append(confusion_table(member.run.measures))
         body = "".join(
             table(headings, (table_row(named(first), map(number, cells)) for first, *cells in rows), caption)
             for headings, rows, caption in tables
         )
-        parts.append(folded(escape(str(member)), body, " open" if len(group.measured) == 1 else ""))
+        parts.append(folded(f"All numbers of {escape(str(member))}", body))
+    return "".join(parts)
+
+
+def clients_section(group: Group, _: Figures) -> str:
+    """Of the first seed of every method that is shown at first; open where something was lost."""
+    parts, alone = [], len(group.members) == 1
+    for label in filter(first_shown(group).__contains__, group.labels):
+        for member in [m for m in group.of(label) if m.clients][:1]:
+            lost = sum(one.dropped for one in member.clients.values())
+            title = escape(f"{member}: {lost} updates dropped" if lost else str(member))
+            parts.append(folded(title, clients_table(member.clients), " open" if lost or alone else ""))
     return "".join(parts)
 
 
@@ -162,7 +219,7 @@ def has_seeds(group: Group) -> bool:
 
 
 # -- configuration, runs, commands -----------------------------------------------------------------------------------
-def config_section(group: Group) -> str:
+def config_section(group: Group, _: Figures) -> str:
     tables = {label: group.of(label)[0].config.to_dict() for label in group.labels}
     first, several = next(iter(tables.values())), len(group.members) > 1
     skipped = ("seed", *MACHINE_OPTIONS) if several else ()
@@ -184,7 +241,7 @@ def config_section(group: Group) -> str:
     return folded("All options", body)
 
 
-def runs_section(group: Group) -> str:
+def runs_section(group: Group, _: Figures) -> str:
     rows = [run_row(member) for member in group.members]
     body = table(["method", "seed", "state", "accuracy %", "seconds", "where", "directory"], rows, "Every run.")
     return folded("1 run" if len(rows) == 1 else f"{len(rows)} runs", body)
@@ -209,7 +266,7 @@ def run_row(member: Member) -> str:
     return table_row(named(member.label), cells)
 
 
-def repeat_section(group: Group) -> str:
+def repeat_section(group: Group, _: Figures) -> str:
     several = len(group.members) > 1
     singles = []
     for member in group.members:
@@ -233,12 +290,15 @@ def repeat_section(group: Group) -> str:
     return f"{body}<p>With code of one's own, which each of these needs too:</p>{code(flags)}" if own else body
 
 
+EXAMPLES = Section("images", "Images", "Test images and what the model says", lambda *_: "")
 SECTIONS = (
     Section("findings", "", "What the numbers show", findings_section),
     Section("table", "Results", "Results", results_section),
     Section("curves", "Curves", "Curves", curves_section),
     Section("domains", "Domains", "Accuracy by domain", domains_section),
     Section("measures", "By class", "By class and site", measures_section),
+    EXAMPLES,
+    Section("clients", "Clients", "What each client gave and lost", clients_section),
     Section("diagnostics", "Why", "Why: what the diagnostics say", why_section),
     Section("config", "Configuration", "Configuration", config_section),
     Section("runs", "Runs", "Runs", runs_section),

@@ -4,16 +4,16 @@ section with the diagnostics by the question that they answer.
 What goes together is said, never that one is the cause of the other: a handful of methods cannot show that.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 
 from fedkeel.experiments.tables import Cell, Results, Row, apart, competes
 from fedkeel.report.collect import Group
-from fedkeel.report.diagnostics import ALL_RUNS, CIRCUMSTANCES, QUESTIONS, DiagnosticFigures, place
+from fedkeel.report.diagnostics import CIRCUMSTANCES, QUESTIONS, DiagnosticFigures, place
+from fedkeel.report.figures import Figures, first_shown
 from fedkeel.report.html import DASH, accuracy, folded, table, table_row
-from fedkeel.report.numbers import first_shown
 
 NOT_FEDERATED = ("central", "standalone")
 
@@ -47,13 +47,14 @@ class Reading:
         return self.label + unit + {"low": " \u2193", "high": " \u2191"}.get(self.better or "", "")
 
     def best(self, methods: Sequence[str]) -> list[str]:
-        """Those of these methods that have the best value, as it is printed; none where there is nothing to choose."""
+        """Those of these methods that have the best value, and those level with it; none where nothing is to choose."""
         there = [method for method in methods if method in self.methods]
         if self.better is None or len(there) < 2:
             return []
         choose = min if self.better == "low" else max
-        top = self.number(choose(self.methods[method].mean for method in there))
-        return [method for method in there if self.number(self.methods[method].mean) == top]
+        top = choose(there, key=lambda method: self.methods[method].mean)
+        best = self.methods[top]
+        return [m for m in there if m == top or self.methods[m].is_level(best) or self.methods[m].mean == best.mean]
 
     def lead(self, one: str, other: str) -> float:
         """How far `one` is ahead of `other`: 1 clearly, -1 clearly behind, 0 within the spread or with no good way."""
@@ -134,12 +135,12 @@ def explanations(group: Group) -> list[str]:
 
 
 # -- the section -----------------------------------------------------------------------------------------------------
-def why_section(group: Group) -> str:
+def why_section(group: Group, page: Figures) -> str:
     found, results = readings(group), group.results
     asked: dict[str, list[str]] = {}
-    for number, diagnostic in enumerate(group.diagnostics):
+    for diagnostic in group.diagnostics:
         mine = [sentence(reading, results) for reading in found if reading.diagnostic == diagnostic.name]
-        block = diagnostic_block(diagnostic, f"{group.anchor} {number}", [*filter(None, mine)], group)
+        block = diagnostic_block(diagnostic, page, [*filter(None, mine)], group)
         asked.setdefault(list(QUESTIONS)[place(diagnostic.name)[0]], []).append(block)
     compared = [reading for reading in found if len(reading.methods) > 1]
     parts = [key_table(group, compared)] if compared and results.rows else []
@@ -165,8 +166,8 @@ def key_table(group: Group, found: Sequence[Reading]) -> str:
     few = f" Of {len(results.rows)} methods {len(columns)} are shown." if len(columns) < len(results.rows) else ""
     caption = (
         "One number of each diagnostic, at the last round it was recorded in; mean over the seeds that have it. "
-        f"\u2193 lower is better, \u2191 higher is better, the best in bold.{few} What goes with accuracy need not "
-        "cause it."
+        "\u2193 lower is better, \u2191 higher is better, bold the best and what is level with it."
+        f"{few} What goes with accuracy need not cause it."
     )
     body = table(["", *(results.name(row) for row in columns)], rows, caption, sortable=False)
     return f'<div class="keys">{body}</div>'
@@ -180,30 +181,21 @@ def reading_cell(reading: Reading, method: str, *, best: bool) -> str:
     return f'<td class="n">{mean} <span class="spread">{spread}</span></td>'
 
 
-def diagnostic_block(diagnostic: DiagnosticFigures, anchor: str, sentences: Sequence[str], group: Group) -> str:
-    """What the diagnostic says, and which runs' figures are beside each other at first: those of two methods."""
-    runs = list(diagnostic.runs)
-    methods = {str(member): member.label for member in group.members}
-    first: dict[str | None, int] = {}  # run of each method
+def first_two(group: Group, runs: Iterable[str]) -> tuple[int, int | None]:
+    """The places of the runs that are beside each other at first: those of two methods."""
+    methods, first = {str(member): member.label for member in group.members}, dict[str | None, int]()
     for number, run in enumerate(runs):
         first.setdefault(methods.get(run), number)
     pair = rivals(group.results, [method for method in first if method is not None])
     one, other = [first[row.method] for row in pair] if pair else [*first.values(), None][:2]
+    return one or 0, other
 
-    def options(selected: int | None) -> str:
-        marks = (" selected" if number == selected else "" for number in range(len(runs)))
-        numbered = enumerate(zip(runs, marks, strict=True))
-        return "".join(f'<option value="{i}"{mark}>{escape(run)}</option>' for i, (run, mark) in numbered)
 
-    pick = f'<label>Run <select data-run="0">{options(one)}</select></label>'
-    if len(runs) > 1:
-        every = f'<option value="">nothing</option>{options(other)}'
-        pick += f'<label>beside <select data-run="1">{every}</select></label>'
-    hidden = "" if runs != [ALL_RUNS] else ' class="unseen"'
+def diagnostic_block(diagnostic: DiagnosticFigures, page: Figures, sentences: Sequence[str], group: Group) -> str:
     paper = f' <span class="paper">{escape(diagnostic.paper)}</span>' if diagnostic.paper else ""
     findings = "".join(f'<p class="finding">{escape(text)}</p>' for text in sentences)
+    figures = page.beside(diagnostic.runs, *first_two(group, diagnostic.runs))
     return (
-        f'<article class="diagnostic" data-diagnostic="{anchor}"><h5>{escape(diagnostic.title)}</h5>{findings}'
-        f'<p class="what">{escape(diagnostic.what)}{paper}</p>'
-        f'<div{hidden}><div class="controls" data-js hidden>{pick}</div></div><div class="beside"></div></article>'
+        f'<article class="diagnostic"><h5>{escape(diagnostic.title)}</h5>{findings}'
+        f'<p class="what">{escape(diagnostic.what)}{paper}</p>{figures}</article>'
     )

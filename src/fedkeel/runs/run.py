@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -21,6 +20,7 @@ from fedkeel.core.readable import html_table, text_table
 from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Federation
 from fedkeel.data.transforms import Unknown
+from fedkeel.drawing.show import Drawing
 from fedkeel.engine.executors.flower.roster import Roster
 from fedkeel.engine.profile import FILE as PROFILE
 from fedkeel.engine.setup import build_model, load_federation
@@ -32,13 +32,12 @@ from fedkeel.runs.measures import Measured
 from fedkeel.runs.origin import Origin, read_outline
 from fedkeel.runs.store import MODEL, SUMMARY, read_config
 from fedkeel.runs.summary import unsound
-from fedkeel.runs.tables import as_frame, notebook_package, shown
+from fedkeel.runs.tables import as_frame, shown
 from fedkeel.runs.trained import Deployed, Predictions, Trained
 from fedkeel.spec import Spec, parse
 
 if TYPE_CHECKING:
     import pandas
-    from matplotlib.axes import Axes
 
 PYTHON_OBJECT = "(given in Python)"
 MOST_NAMED = 20  # clients to choose from, in a sentence
@@ -185,21 +184,25 @@ class Run(Measured):
             rows.append(row)
         return as_frame(rows)
 
-    def plot_accuracy(self, axes: Axes | None = None, *, domains: bool = True) -> Axes:
-        """Test accuracy by round, on average and, unless told otherwise, of each domain; returns matplotlib's axes."""
-        pyplot = notebook_package("matplotlib.pyplot", "A plot")
+    def plot(self, *, domains: bool = True) -> Drawing:
+        """Test accuracy by round, on average and, unless told otherwise, of each domain: a figure that a notebook shows
+        and that `save("accuracy.svg")` writes."""
         scores = self.evaluated()
-        axes = axes if axes is not None else pyplot.subplots()[1]
+        curves = {"average": [entry["average"] for entry in scores]}
+        for name in dict.fromkeys(name for entry in scores for name in entry["domains"]) if domains else ():
+            # Sites come and go; and one may be called as the mean of all is.
+            curves[name if name != "average" else "average (a domain)"] = [e["domains"].get(name) for e in scores]
         rounds = [from_one(entry["round"]) for entry in scores]
-        if domains:
-            for name in dict.fromkeys(name for entry in scores for name in entry["domains"]):
-                values = [100 * entry["domains"].get(name, math.nan) for entry in scores]  # sites come and go
-                axes.plot(rounds, values, linewidth=1, alpha=0.7, label=naming.plot_text(name))
-        axes.plot(rounds, [100 * entry["average"] for entry in scores], linewidth=2, color="black", label="average")
-        title = naming.plot_text(f"{self.config.method} on {self.config.data}")
-        axes.set(xlabel="round", ylabel="test accuracy in %", title=title)
-        axes.legend()
-        return axes
+        series = [
+            {"name": name, "x": rounds, "y": [value if value is None else 100 * value for value in values]}
+            for name, values in curves.items()
+        ]
+        about = {
+            "title": f"{self.config.method} on {self.config.data}",
+            "x_label": "round",
+            "y_label": "test accuracy, %",
+        }
+        return Drawing({"kind": "lines", "series": series, "percent": True, **about})
 
     def model(self, client: str | None = None) -> Classifier:
         """The trained model, on the CPU, in evaluation mode; `client` as in `network`."""
