@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,15 @@ def test_numbers_for_a_table() -> None:
     assert interval(Measure(1.234, 1.0, 1.5), 1) == "1.23 (1 to 1.5)"
     assert interval(Measure(0.5, np.nan, np.nan)) == "50.0"
     assert interval(Measure(np.nan, np.nan, np.nan)) == "–"
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda run: run.confusion(), lambda run: run.frame("measures"), lambda run: run.frame()]
+)
+def test_without_pandas_one_sentence_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ask: Any
+) -> None:
+    run = tiny.run(tmp_path / "run")
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(FedkeelError, match=r"A table needs pandas, .*fedkeel\[notebook\]"):
+        ask(run)

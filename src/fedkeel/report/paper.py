@@ -10,7 +10,7 @@ from typing import Any
 from fedkeel.core.naming import slug
 from fedkeel.drawing.show import as_file, require_converter
 from fedkeel.drawing.vega import chart
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, first_line
 from fedkeel.files import write_atomically
 from fedkeel.report.collect import Collected
 from fedkeel.report.figures import figures_of
@@ -93,9 +93,8 @@ def write_pdf(page: Path, path: Path) -> Path:
                 )
                 browser.close()
         except Error as error:
-            reason = str(error).strip().partition("\n")[0].rstrip(".")
             raise FedkeelError(
-                f"'{page}' cannot be printed: {reason}; open it and print it from your browser."
+                f"'{page}' cannot be printed: {first_line(error)}; open it and print it from your browser."
             ) from error
     return path
 

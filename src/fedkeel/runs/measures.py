@@ -24,6 +24,7 @@ from fedkeel.engine.metrics import Metric, selection
 from fedkeel.errors import FedkeelError, nearest, quoted
 from fedkeel.formulas.measures import Array, Measure, mean_of, of_confusion
 from fedkeel.runs.intact import Files
+from fedkeel.runs.tables import need_pandas
 
 if TYPE_CHECKING:
     import pandas
@@ -66,10 +67,8 @@ class Measured(Files):
 
     def confusion(self, site: str | None = None) -> pandas.DataFrame:
         """How many test images of each class (rows) are taken for each (columns): of a site, or of all trained ones."""
-        import pandas
-
         measures = self.measures
-        return pandas.DataFrame(measures.confusion(site), index=measures.classes, columns=measures.classes)
+        return need_pandas().DataFrame(measures.confusion(site), index=measures.classes, columns=measures.classes)
 
 
 def reported(evaluations: Sequence[Evaluation]) -> list[Evaluation]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -45,17 +44,14 @@ def result_row(run: Run) -> dict[str, Any]:
 
 
 def as_frame(rows: Sequence[Mapping[str, Any]]) -> pandas.DataFrame:
-    pandas = notebook_package("pandas", "A table")
+    pandas = need_pandas()
     # As pandas has no number, also where a column has none at all, e.g. the loss of a model that diverged.
     return pandas.DataFrame([{n: math.nan if value is None else value for n, value in row.items()} for row in rows])
 
 
-def notebook_package(name: str, what: str) -> Any:
-    package = name.partition(".")[0]
+def need_pandas() -> Any:
     try:
-        importlib.import_module(package)
-        return importlib.import_module(name)
+        import pandas
     except ImportError:
-        raise FedkeelError(
-            f"{what} needs {package}, which is not installed: pip install 'fedkeel[notebook]'."
-        ) from None
+        raise FedkeelError("A table needs pandas, which is not installed: pip install 'fedkeel[notebook]'.") from None
+    return pandas
