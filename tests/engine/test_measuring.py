@@ -149,8 +149,9 @@ def test_the_best_round_is_best_by_what_was_chosen(tmp_path: Path, select_by: st
     assert {site: measure.value for site, measure in run.measure("accuracy").items()} == run.domains
 
 
-def test_layers_of_ones_own_are_those_of_the_best_round(tmp_path: Path) -> None:
-    run = tiny.run(tmp_path / "r", "fedbn", rounds=4, result="best-validation", learning_rate=2.0)
+@pytest.mark.parametrize("method", ["fedbn", "standalone"])  # which has no layer in common
+def test_layers_of_ones_own_are_those_of_the_best_round(tmp_path: Path, method: str) -> None:
+    run = tiny.run(tmp_path / "r", method, rounds=4, result="best-validation", learning_rate=2.0)
     assert run.summary is not None
     best = run.summary["round"]
     assert best < 3

@@ -17,7 +17,8 @@ def examine(federated: Federated, server: Server) -> list[Evaluation]:
     keep of it, and no round is slower for it.
     """
     best, memory, note = federated.best_model, federated.executor.memory, federated.observer.note
-    if best:
+    if federated.config.result == "best-validation" and federated.best["round"] >= 0:
+        # Of a method that keeps every layer at the clients, `best` is empty and all that counts is in `best_local`.
         if federated.method.is_personal and not federated.best_local and federated.best["round"] != server.round:
             note("There are no measures by site and class: the layers of the best round were not kept at the sites.")
             return []
