@@ -24,8 +24,10 @@ def examine(federated: Federated, server: Server) -> list[Evaluation]:
             return []
         weights, statistics = ({name: best[name] for name in group} for group in (server.weights, server.statistics))
         server = replace(server, weights=weights, statistics=statistics)
-        for client, local in federated.best_local.items():
-            memory.keep(client, memory.of(client) | prefixed(local, LOCAL))
+        # Also of those who came later and had none: they were tested as clients without layers of their own.
+        for client in list(memory) if federated.best_local else ():
+            common = {name: t for name, t in memory.look(client).items() if not name.startswith(f"{LOCAL}/")}
+            memory.keep(client, common | prefixed(federated.best_local.get(client, {}), LOCAL))
     try:
         return federated.evaluation.examine(make_broadcast(server, server.weights))
     except TrainingError as error:  # the sites have gone: what is trained is trained
