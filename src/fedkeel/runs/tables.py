@@ -34,8 +34,8 @@ def result_row(run: Run) -> dict[str, Any]:
     """The result: `accuracy`, `domains.NAME`, and of the same round the average of each metric, over the same sites."""
     result = run.sound_summary(whole=False) or {}
     tests = run.scores(statistics=result.get("statistics", "global"))
-    metrics = next((entry.get("metrics", {}) for entry in tests if entry["round"] == result["round"]), {})
-    means = {name: found["average"] for name, found in metrics.items()}
+    metrics = [entry.get("metrics", {}) for entry in tests if entry["round"] == result["round"]]
+    means = {name: found["average"] for entry in metrics for name, found in entry.items()}
     return {"accuracy": result["accuracy"], **{f"domains.{n}": v for n, v in result["domains"].items()}, **means}
 
 
