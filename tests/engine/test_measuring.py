@@ -149,14 +149,28 @@ def test_the_best_round_is_best_by_what_was_chosen(tmp_path: Path, select_by: st
     assert {site: measure.value for site, measure in run.measure("accuracy").items()} == run.domains
 
 
-def test_layers_of_ones_own_are_those_of_the_best_round(tmp_path: Path) -> None:
-    run = tiny.run(tmp_path / "r", "fedbn", rounds=4, result="best-validation", learning_rate=2.0)
+@pytest.mark.parametrize("method", ["fedbn", "standalone"])  # which has no layer in common
+def test_layers_of_ones_own_are_those_of_the_best_round(tmp_path: Path, method: str) -> None:
+    run = tiny.run(tmp_path / "r", method, rounds=4, result="best-validation", learning_rate=2.0)
     assert run.summary is not None
     best = run.summary["round"]
     assert best < 3
     for record in run.records("evaluation"):
         if (record["round"], record["split"]) == (best, "test"):
             assert run.measure("loss")[record["domain"]].value == pytest.approx(record["loss"], rel=1e-5)
+
+
+def test_who_came_after_the_best_round_is_measured_as_then_without_layers_of_its_own(tmp_path: Path) -> None:
+    options = {"rounds": 4, "participation": 0.4, "result": "best-validation", "learning_rate": 2.0}
+    run = tiny.run(tmp_path / "r", "fedbn", **options)
+    assert run.summary is not None
+    best = run.summary["round"]
+    first = {record["client"]: record["round"] for record in reversed(run.records("client"))}
+    assert max(first.values()) > best
+    tests = [e for e in run.records("evaluation") if (e["round"], e["split"]) == (best, "test")]
+    assert {e["domain"]: pytest.approx(e["loss"], rel=1e-5) for e in tests} == {
+        site: measure.value for site, measure in run.measure("loss").items()
+    }
 
 
 def test_where_there_is_no_number_no_round_is_best() -> None:

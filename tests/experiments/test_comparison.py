@@ -437,12 +437,11 @@ def test_a_comparison_is_shown_and_has_a_row_for_each_run(tmp_path: Path) -> Non
     assert set(frame["method"]) == {"fedavg"}
 
 
-def test_metrics_are_columns(tmp_path: Path) -> None:
-    run = tiny.run(tmp_path / "r", rounds=2, metrics="brier")
-    last = [
-        record["brier"] for record in run.records("evaluation") if record["round"] == 1 and record["split"] == "test"
-    ]
-    assert collect_runs([run.directory]).frame()["brier"].tolist() == [pytest.approx(statistics.fmean(last))]
+def test_metrics_are_columns_and_averages_over_the_sites_that_accuracy_is_of(tmp_path: Path) -> None:
+    run = tiny.run(tmp_path / "r", on=tiny.federation(unseen=12), rounds=2, metrics="brier")
+    last = {e["client"]: e["brier"] for e in run.records("evaluation") if (e["round"], e["split"]) == (1, "test")}
+    assert last.pop("stranger") != pytest.approx(statistics.fmean(last.values()))
+    assert collect_runs([run.directory]).frame()["brier"].tolist() == [pytest.approx(statistics.fmean(last.values()))]
 
 
 class TestResults:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from fedkeel.errors import FedkeelError
-from fedkeel.formulas.measures import Measure
+from fedkeel.formulas.measures import Measure, wilson
 from fedkeel.runs.measures import Measures, interval
 from fedkeel.runs.run import Run
 from tests import tiny
@@ -53,6 +54,27 @@ def test_a_site_that_does_not_tell_a_measure_has_no_number_for_it() -> None:
     assert found.average("auc").value == 0.5
     assert found.to_dict()["auc"]["sites"]["south"] == [None, None, None]
     assert "auc" not in found.by_class()
+
+
+def test_clients_that_share_their_test_images_know_no_more_than_one_of_them(tmp_path: Path) -> None:
+    apart = tiny.federation({"ward": 8, "clinic": 8}, domains={"ward": "here", "clinic": "here"}, test=40)
+    ward, clinic = apart.clients
+    shared = replace(apart, clients=[ward, replace(clinic, test=ward.test)])
+    one, two = (
+        tiny.run(tmp_path / name, "fedbn", on=on, rounds=1).measures
+        for name, on in {"apart": apart, "shared": shared}.items()
+    )
+    assert (one.samples("here"), two.samples("here")) == (80, 40)
+    assert one.confusion().sum() == two.confusion().sum() == 80
+    for found, share in ((one, 2**-0.5), (two, 1.0)):
+        widths = [site.measures["accuracy"].high - site.measures["accuracy"].low for site in found.sites]
+        mean = found.of("accuracy")["here"]
+        assert mean.high - mean.low == pytest.approx(share * np.mean(widths), rel=0.05)
+        recall = found.by_class()["recall"][0]
+        assert recall.value == pytest.approx(
+            np.mean([site.measures["recall"].classes[0].value for site in found.sites])
+        )
+        assert recall[:3] == pytest.approx(wilson(recall.value, found.samples("here") / 4).tolist())
 
 
 def test_nothing_is_remarked_of_a_good_model_on_enough_images() -> None:

@@ -17,14 +17,17 @@ def examine(federated: Federated, server: Server) -> list[Evaluation]:
     keep of it, and no round is slower for it.
     """
     best, memory, note = federated.best_model, federated.executor.memory, federated.observer.note
-    if best:
+    if federated.config.result == "best-validation" and federated.best["round"] >= 0:
+        # Of a method that keeps every layer at the clients, `best` is empty and all that counts is in `best_local`.
         if federated.method.is_personal and not federated.best_local and federated.best["round"] != server.round:
             note("There are no measures by site and class: the layers of the best round were not kept at the sites.")
             return []
         weights, statistics = ({name: best[name] for name in group} for group in (server.weights, server.statistics))
         server = replace(server, weights=weights, statistics=statistics)
-        for client, local in federated.best_local.items():
-            memory.keep(client, memory.of(client) | prefixed(local, LOCAL))
+        # Also of those who came later and had none: they were tested as clients without layers of their own.
+        for client in list(memory) if federated.best_local else ():
+            common = {name: t for name, t in memory.look(client).items() if not name.startswith(f"{LOCAL}/")}
+            memory.keep(client, common | prefixed(federated.best_local.get(client, {}), LOCAL))
     try:
         return federated.evaluation.examine(make_broadcast(server, server.weights))
     except TrainingError as error:  # the sites have gone: what is trained is trained

@@ -57,13 +57,15 @@ def wilson(share: Any, number: Any) -> Array:
     return np.stack([p, *(np.clip(bound, 0, 1) for bound in bounds)], axis=-1)
 
 
-def mean_of(parts: Sequence[Measure] | Array, classes: tuple[Measure, ...] = ()) -> Measure:
-    """The mean of independent numbers, over those that are known."""
+def mean_of(parts: Sequence[Measure] | Array, classes: tuple[Measure, ...] = (), *, same: bool = False) -> Measure:
+    """The mean of independent numbers, over those that are known; or of numbers of the `same` images, whose errors go
+    together."""
     rows = np.array([part[:3] for part in parts], float).reshape(-1, 3)
     rows = rows[~np.isnan(rows[:, 0])]
     if not len(rows):
         return Measure(np.nan, np.nan, np.nan, classes)
-    value, distances = rows[:, 0].mean(), np.sqrt(((rows[:, 1:] - rows[:, :1]) ** 2).sum(0)) / len(rows)
+    value, distances = rows[:, 0].mean(), np.abs(rows[:, 1:] - rows[:, :1])
+    distances = distances.mean(0) if same else np.sqrt((distances**2).sum(0)) / len(rows)
     return Measure(float(value), float(value - distances[0]), float(value + distances[1]), classes)
 
 
@@ -75,7 +77,7 @@ def confusion(labels: Array, predicted: Array, classes: int) -> Array:
 def of_confusion(counts: Array) -> dict[str, Measure]:
     """What a confusion matrix says. A class that is never said has the precision 0, and any could be true."""
     hits, true, said = np.diag(counts), counts.sum(1), counts.sum(0)
-    absent, total = true == 0, int(counts.sum())
+    absent, total = true == 0, counts.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
         recall = wilson(hits / true, true)
         precision = np.where((said == 0)[:, None], [0.0, 0.0, 1.0], wilson(hits / said, said))

@@ -17,12 +17,12 @@ def site_table(measures: Measures, metric: str = "accuracy") -> Drawn:
     beside = [name for name in BESIDE if name != metric and name in measures.names]
     found = {name: measures.of(name) for name in (metric, *beside)}
     rows = []
-    for site, clients in measures.domains.items():
+    for site in measures.domains:
         name = f"{site} (unseen)" if site in measures.unseen else site
         cells = _cells({one: of_sites[site] for one, of_sites in found.items()})
-        rows.append([name, f"{sum(client.samples for client in clients)}", *cells])
+        rows.append([name, f"{measures.samples(site)}", *cells])
     averages = {name: measures.average(name) for name in found}
-    rows.append(["average", f"{int(measures.confusion().sum())}", *_cells(averages)])
+    rows.append(["average", f"{sum(map(measures.samples, measures.trained))}", *_cells(averages)])
     caption = "By site, the resulting model; in brackets the 95 % interval that the number of images leaves."
     if measures.unseen:
         caption += " The average leaves the unseen out."

@@ -8,6 +8,7 @@ where several clients share one, its numbers are the means over them, as those o
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -80,11 +81,16 @@ def reported(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
 def document(
     evaluations: Sequence[Evaluation], classes: Sequence[str], unseen: Sequence[str], metrics: Mapping[str, Metric]
 ) -> dict[str, Any]:
+    keys = [bytes(e.outputs.images.sort().values.numpy()) if e.outputs else e.client for e in evaluations]
+    times = Counter(keys)  # that a test set is tested on: clients of a domain may share theirs
     return {
         "classes": list(classes),
         "unseen": list(unseen),
         "lower_is_better": [name for name, metric in {**ALWAYS, **metrics}.items() if metric.lower],
-        "sites": [{"client": e.client, "domain": e.domain, **(e.details or {})} for e in evaluations],
+        "sites": [
+            {"client": e.client, "domain": e.domain, "times": times[key], **(e.details or {})}
+            for e, key in zip(evaluations, keys, strict=True)
+        ],
     }
 
 
@@ -108,6 +114,7 @@ class Site(NamedTuple):
     domain: str
     confusion: Array  # (C, C)
     measures: dict[str, Measure]
+    times: int  # so many clients are tested on these images
 
     @property
     def samples(self) -> int:
@@ -137,7 +144,8 @@ class Measures:
             for true, said, images in site["confusion"]:
                 confusion[true, said] += images
             told = {name: Measure.of(measure) for name, measure in site["measures"].items()}
-            sites.append(Site(site["client"], site["domain"], confusion, of_confusion(confusion) | told))
+            measures, times = of_confusion(confusion) | told, int(site.get("times", 1))
+            sites.append(Site(site["client"], site["domain"], confusion, measures, times))
         unseen, lower = (frozenset(given[name]) for name in ("unseen", "lower_is_better"))
         return Measures(tuple(given["classes"]), unseen, lower, tuple(sites))
 
@@ -152,34 +160,45 @@ class Measures:
             found.setdefault(site.domain, []).append(site)
         return found
 
+    @property
+    def trained(self) -> list[str]:
+        """The domains that were trained on; where nothing else was tested, all."""
+        return [name for name in self.domains if name not in self.unseen] or list(self.domains)
+
     def of(self, name: str) -> dict[str, Measure]:
         """A measure of each site; what was not measured is refused."""
         if name not in self.names:
             raise FedkeelError(f"'{name}' was not measured: {nearest(name, self.names)}")
-        groups = {domain: [site.of(name) for site in sites] for domain, sites in self.domains.items()}
-        return {domain: group[0] if len(group) == 1 else mean_of(group) for domain, group in groups.items()}
+        groups = {d: ([s.of(name) for s in sites], sites[0].times > 1) for d, sites in self.domains.items()}
+        return {d: group[0] if len(group) == 1 else mean_of(group, same=same) for d, (group, same) in groups.items()}
+
+    def samples(self, domain: str) -> int:
+        """Its test images; those that several clients share, once."""
+        return round(sum(site.samples / site.times for site in self.domains[domain]))
 
     def average(self, name: str, *, unseen: bool = False) -> Measure:
         """Over the sites that were trained on, each counting the same; or over the unseen ones."""
         return mean_of([measure for site, measure in self.of(name).items() if (site in self.unseen) == unseen])
 
-    def confusion(self, site: str | None = None) -> Array:
-        """Of one site, or of all that were trained on together; rows are the true classes."""
+    def confusion(self, site: str | None = None, *, once: bool = False) -> Array:
+        """Of one site, or of all that were trained on together; rows are the true classes. `once`: an image that
+        several clients are tested on counts once in all."""
         if site is not None and site not in self.domains:
             raise FedkeelError(f"There is no site '{site}': {nearest(site, list(self.domains))}")
-        trained = [name for name in self.domains if name not in self.unseen] or list(self.domains)
-        found = [entry.confusion for name in (trained if site is None else [site]) for entry in self.domains[name]]
-        return np.asarray(sum(found))
+        found = [entry for name in (self.trained if site is None else [site]) for entry in self.domains[name]]
+        return np.asarray(sum(entry.confusion / entry.times if once else entry.confusion for entry in found))
 
     def by_class(self) -> dict[str, tuple[Measure, ...]]:
         """Of each class: what follows from the confusion matrix of all trained sites together, else the mean over
         them."""
-        found = {name: measure.classes for name, measure in of_confusion(self.confusion()).items() if measure.classes}
-        trained = [site for site in self.sites if site.domain not in self.unseen] or self.sites
+        whole = of_confusion(self.confusion(once=True))
+        found = {name: measure.classes for name, measure in whole.items() if measure.classes}
+        trained = [site for domain in self.trained for site in self.domains[domain]]
+        shared = any(site.times > 1 for site in trained)
         for name in self.names:
             parts = [site.of(name).classes for site in trained if site.of(name).classes]
             if parts and name not in found:
-                found[name] = tuple(mean_of(one) for one in zip(*parts, strict=True))
+                found[name] = tuple(mean_of(one, same=shared) for one in zip(*parts, strict=True))
         return found
 
     def rows(self) -> Iterator[dict[str, Any]]:
@@ -202,7 +221,7 @@ class Measures:
         """What a person should know before believing the numbers."""
         if not self.sites:
             return []
-        whole, notes = self.confusion(), []
+        whole, notes = self.confusion(once=True), []
         present, said = whole.sum(1) > 0, whole.sum(0) > 0
         balanced, chance = of_confusion(whole)["balanced-accuracy"], 1 / max(1, int(present.sum()))
         if present.sum() > 1 and balanced.low <= chance:
@@ -214,7 +233,7 @@ class Measures:
             notes.append(f"Never predicted at any site: {quoted(never)} of {int(present.sum())} classes.")
         known = self.of("accuracy")
         if small := [name for name, share in known.items() if share.high - share.low > TOO_WIDE]:
-            first = f"'{small[0]}' has {sum(site.samples for site in self.domains[small[0]])}"
+            first = f"'{small[0]}' has {self.samples(small[0])}"
             notes.append(
                 f"Too few test images to tell much: {quoted(small)} ({first}, and its accuracy is "
                 f"{interval(known[small[0]])} %)."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.core.readable import percent
@@ -31,15 +30,11 @@ def shown(run: Run) -> tuple[str, list[Sequence[str]]]:
 
 
 def result_row(run: Run) -> dict[str, Any]:
-    """The result: `accuracy`, `domains.NAME`, and of the same round the mean over clients of each metric."""
+    """The result: `accuracy`, `domains.NAME`, and of the same round the average of each metric, over the same sites."""
     result = run.sound_summary(whole=False) or {}
-    at = {"round": result["round"], "split": "test", "statistics": result.get("statistics", "global")}
-    tests = [record for record in run.records("evaluation") if all(record[name] == at[name] for name in at)]
-    means = {}
-    for name in tests[-1] if tests else ():
-        values = [record[name] for record in tests if isinstance(record.get(name), float)]
-        if values and name not in ("accuracy", "loss"):
-            means[name] = fmean(values)
+    tests = run.scores(statistics=result.get("statistics", "global"))
+    metrics = [entry.get("metrics", {}) for entry in tests if entry["round"] == result["round"]]
+    means = {name: found["average"] for entry in metrics for name, found in entry.items()}
     return {"accuracy": result["accuracy"], **{f"domains.{n}": v for n, v in result["domains"].items()}, **means}
 
 
