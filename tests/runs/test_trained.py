@@ -186,13 +186,15 @@ class TestOwnObjects:
         other = models.build("simple_cnn", num_classes=10, image_size=run.trained().shape[1:])
         with pytest.raises(FedkeelError, match="has not here, or in another size"):
             fedkeel.load(run.directory, model=other)
+        with pytest.raises(FedkeelError, match="'model' is 'simple_cnn': give the object that the run was made with"):
+            fedkeel.load(run.directory, model="simple_cnn")  # type: ignore[arg-type]
 
     def test_what_has_a_name_is_not_given(self, finished: Run) -> None:
         with pytest.raises(FedkeelError, match=r"The model of '.*' has a name, 'simple_cnn': leave it out"):
             fedkeel.load(finished.directory, model=own())
 
     def test_own_data_are_not_needed(self, digits: Federation, tmp_path: Path) -> None:
-        run = fedkeel.simulate(directory=tmp_path / "run", federation=digits, **OPTIONS)
+        run = fedkeel.simulate(directory=tmp_path / "run", federation=digits, **{**OPTIONS, "subsample": 0})
         pictures, _ = pictures_of(digits, "scan")
         assert len(fedkeel.load(run.directory).predict(pictures)) == len(pictures)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
 FIXED = (*PLAIN, tuple, frozenset, np.generic)  # cannot change while code runs; a list grows, a table is filled
+READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")  # instructions that look up a global name
 WRAPPERS: dict[type, tuple[str, ...]] = {  # where each of them keeps the functions inside of it
     **dict.fromkeys((staticmethod, classmethod, MethodType), ("__func__",)),
     property: ("fget", "fset", "fdel"),
@@ -125,7 +126,11 @@ class _Reading:
 
 
 def _function(function: FunctionType) -> list[Any]:
-    names = sorted(set(_names(function.__code__)))
+    codes = list(_codes(function.__code__))
+    names = sorted({name for code in codes for name in code.co_names})
+    read = set(names)
+    if function.__globals__.get("__name__") == "__main__":  # names come and go: `self.run` is not a notebook's `run`
+        read = {step.argval for code in codes for step in dis.get_instructions(code) if step.opname in READS}
     written = {step.argval for step in dis.get_instructions(function) if step.opname == "STORE_GLOBAL"}
     within = {name: value for name, value in function.__globals__.items() if name not in written}
     cells: list[Any] = []
@@ -134,7 +139,7 @@ def _function(function: FunctionType) -> list[Any]:
             cells.append(_Use("", cell.cell_contents))
         except ValueError:  # not filled yet
             cells.append(None)
-    uses = [_Use(name, within[name], names) for name in names if name in within]
+    uses = [_Use(name, within[name], names) for name in sorted(read) if name in within]
     code = _code(function.__code__, function.__doc__)
     return [*code, function.__defaults__, function.__kwdefaults__, *cells, *uses]
 
@@ -146,11 +151,12 @@ def _code(code: CodeType, documentation: str | None = None) -> list[Any]:
     return [code.co_code, handlers, code.co_names, parameters, code.co_freevars, *code.co_consts[documented:]]
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    """It and those inside of it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _names(constant)
+            yield from _codes(constant)
 
 
 def _is_code(name: str, value: Any) -> bool:

@@ -21,6 +21,7 @@ from fedkeel.core.readable import html_table, text_table
 from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Federation
 from fedkeel.data.transforms import Unknown
+from fedkeel.engine.checks import check_objects
 from fedkeel.engine.executors.flower.roster import Roster
 from fedkeel.engine.profile import FILE as PROFILE
 from fedkeel.engine.setup import build_model, load_federation
@@ -315,6 +316,7 @@ def load(
     >>> trained = fedkeel.load("runs/hospitals")                       # doctest: +SKIP
     >>> trained.predict("new/").classes                                # doctest: +SKIP
     """
+    check_objects(model=model, method=method)
     return Run(directory).trained(client, model=model, method=method)
 
 

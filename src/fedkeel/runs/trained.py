@@ -210,8 +210,10 @@ def float_samples(given: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 def _numbers_in(file: Path) -> Any:
-    if file.suffix.lower() != ".csv":
+    if file.suffix.lower() == ".npy":
         return np.load(file, allow_pickle=False)
+    if file.suffix.lower() != ".csv":
+        raise ValueError("it is neither .csv nor .npy")
     rows = np.genfromtxt(file, np.float32, delimiter=",", ndmin=2)
     return rows[1:] if len(rows) and np.isnan(rows[0]).all() else rows  # without the names of the columns
 
