@@ -17,7 +17,7 @@ from fedkeel.core import imports, naming
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.method import Method
 from fedkeel.data.federation import Federation
-from fedkeel.engine.checks import check_objects, refuse_name
+from fedkeel.engine.checks import check_objects, refuse_name, refuse_unused
 from fedkeel.engine.children import leave_if_imported_again
 from fedkeel.engine.examination import examine
 from fedkeel.engine.executors.executor import names_single_threaded
@@ -83,6 +83,7 @@ def simulate(
         given["model"], model = model, None
     settings = _settings(config, given)
     check_objects(federation=federation, model=model, method=method, observer=observer)
+    refuse_unused(given, federation=federation)
     directory = None if directory is None else as_path(directory)
     given = {"data": federation, "model": model, "method": method}
     settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
@@ -167,7 +168,7 @@ def _go_on(
         if getattr(run.config, name) == PYTHON_OBJECT and thing is None:
             raise FedkeelError(
                 f"The {name} of '{directory}' was given in Python, not by name: "
-                f"resume it with fedkeel.resume(..., {'federation' if name == 'data' else name}=...)."
+                f"give it again, {'federation' if name == 'data' else name}=...."
             )
     if objects["federation"] is None and (run.directory / SITES).exists():
         raise FedkeelError(

@@ -59,10 +59,13 @@ def test_a_table_is_of_the_metric_that_was_chosen_and_its_best_is_the_better_way
     [
         (["show", "RUN", "--metric", "acu"], "'acu' was not measured: did you mean 'auc'?"),
         (["show", "RUNS", "--metric", "top"], "'top' was not measured: choose from accuracy, auc,"),
+        (["show", "RUNS", "--details"], "'--details' are of one run, and these are 2: give one of them"),
         (["compare", "fedavg", "--metric", "f11"], "There is no 'f11' to show: did you mean 'f1'?"),
         (["compare", "fedavg", "--metric", "brier"], "'brier' is not measured unless it is asked for: add --metrics"),
         (["report", "RUNS", "--metric", "top"], "'top' was not measured: choose from"),
         (["run", "--select-by", "lost"], "There is no metric named 'lost'"),
+        (["run", "--select-by", "auc"], "'select_by' chooses a round, and none is chosen"),
+        (["run", "--min-delta", "0.1"], "'min_delta' is what 'patience' asks for"),
     ],
 )
 def test_what_was_not_measured_is_one_sentence(

@@ -23,7 +23,7 @@ from fedkeel.engine import children
 from fedkeel.engine.children import Heart
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments import jobs
-from fedkeel.experiments.comparison import Comparison, collect_runs, compare, read_comparison
+from fedkeel.experiments.comparison import Comparison, collect_runs, compare, read_comparison, write_index
 from fedkeel.experiments.demo import findings
 from fedkeel.experiments.jobs import Job, JobsObserver, Trial
 from fedkeel.experiments.rows import read_method, read_seeds
@@ -411,7 +411,9 @@ class TestObjects:
             ([Scaled(0.5), Scaled(0.5)], {}, "is given twice: keep one"),
             (["fedavg"], {"federation": "digits-shift"}, "is given as data='digits-shift'"),
             (["fedavg"], {"model": nn.Linear}, "give an object of it"),
-            (["fedavg"], {"federation": tiny.federation(), "data": "folder"}, "given together with data='folder'"),
+            (["fedavg"], {"federation": tiny.federation(), "data": "folder"}, "object together with data='folder'"),
+            (["fedavg"], {"federation": tiny.federation(), "unseen": "a"}, "object together with unseen='a'"),
+            (["fedavg@model=mlp"], {"model": tiny.model()}, "object together with model='mlp'"),
             (Scaled(0.5), {}, "give a list of methods"),
             (["fedavg"], {"verbose": "no"}, "'verbose' is 'no': give True, False, or nothing"),
         ]
@@ -529,6 +531,17 @@ class TestResults:
             ("fedavg@learning_rate=0.1", [0, 1]),
             ("fedavg@learning_rate=0.5", [2]),
         ]
+
+    def test_comparisons_side_by_side_are_told_apart_too(self, tmp_path: Path) -> None:
+        """Each calls its runs 'fedavg': they would be one row."""
+        for number, rate in enumerate((0.1, 0.5)):
+            folder = tmp_path / str(number)
+            finish(folder / "fedavg" / "seed0", Config(learning_rate=rate), {"scan": 0.5 * number})
+            write_index(folder, [Job(name, 0, folder / name, Config()) for name in ("fedavg", "gn")])
+        found = collect_runs([tmp_path / "0", tmp_path / "1"])
+        assert [row["method"] for row in found.rows()] == ["fedavg@learning_rate=0.1", "fedavg@learning_rate=0.5"]
+        assert len(found.missing) == 2
+        assert [row["method"] for row in collect_runs([tmp_path / "0"]).rows()] == ["fedavg"]
 
     def test_runs_of_different_objects_given_in_python_are_different_rows(self, tmp_path: Path) -> None:
         widths = {"narrow": 4, "wide": 5}

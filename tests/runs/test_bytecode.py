@@ -67,6 +67,18 @@ def test_comments_documentation_and_places_are_not() -> None:
     assert code_digest(same) == code_digest(made())
 
 
+def test_a_name_elsewhere_in_a_notebook_is_not_that_of_an_attribute() -> None:
+    """`self.run` is not the `run` of a later cell."""
+    namespace: dict[str, Any] = {"__name__": "__main__", "factor": 2}
+    exec("def outer(self):\n    return [self.run, [run.steps * factor for run in self.model]]", namespace)
+    before = code_digest(namespace["outer"])
+    for name in ("run", "model", "steps"):
+        namespace[name] = 3
+    assert code_digest(namespace["outer"]) == before
+    namespace["factor"] = 3
+    assert code_digest(namespace["outer"]) != before
+
+
 def test_a_list_that_grows_while_it_is_used_is_not_a_change() -> None:
     mine = made()
     before = code_digest(mine)

@@ -76,7 +76,7 @@ def test_the_command_line_reads_files_of_numbers(run: Run, tmp_path: Path) -> No
         (X[:, :5], r"The samples have the shape \(120, 5\): give \(N, 6\), as in training"),
         (np.zeros((2, 3, 8, 8)), "The samples have the shape"),
         ("missing.npy", r"'missing.npy' has no numbers \(no such file or directory\)"),
-        ("pictures.png", "has no numbers"),
+        ("pictures.png", r"has no numbers \(it is neither .csv nor .npy\)"),
         ([["a"] * 6], "What is given are no numbers"),
         (np.full((2, 6), np.nan), "The sample 0 has a value that is not a finite number"),
         ([], "There is no image|The samples have the shape"),

@@ -7,7 +7,9 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -104,6 +106,19 @@ def test_other_sizes_and_kinds_become_what_the_data_set_stores(finished: Run) ->
     assert not trained.network.training
 
 
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+@pytest.mark.parametrize("axes", ["NHW", "NCHW", "NHWC", "N4HW"])
+def test_what_a_federation_is_made_of_can_be_predicted(axes: str, kind: Callable[..., Any], tmp_path: Path) -> None:
+    shape = [{"N": 24, "C": 3, "H": 8, "W": 8, "4": 4}[axis] for axis in axes]
+    given = kind(np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8))
+    federation = fedkeel.data.federation(given, np.arange(24) % 2, clients=np.arange(24) // 12, name="own")
+    run = fedkeel.simulate(federation=federation, directory=tmp_path / "run", rounds=1, executor="serial")
+    trained = run.trained()
+    expected = trained.network(trained.transform(federation.images[:3], torch.empty(1, 0))).softmax(1)
+    torch.testing.assert_close(run.predict(given[:3]).probabilities, expected)
+    torch.testing.assert_close(run.predict(given[0]).probabilities, expected[:1])
+
+
 def test_files_are_read_as_for_training(finished: Run, tmp_path: Path) -> None:
     """TIFF of 16 bits, GIF and DICOM through the function that `folder` decodes with."""
     pydicom = pytest.importorskip("pydicom")
@@ -172,13 +187,15 @@ class TestOwnObjects:
         other = models.build("simple_cnn", num_classes=10, image_size=run.trained().shape[1:])
         with pytest.raises(FedkeelError, match="has not here, or in another size"):
             fedkeel.load(run.directory, model=other)
+        with pytest.raises(FedkeelError, match="'model' is 'simple_cnn': give the object that the run was made with"):
+            fedkeel.load(run.directory, model="simple_cnn")  # type: ignore[arg-type]
 
     def test_what_has_a_name_is_not_given(self, finished: Run) -> None:
         with pytest.raises(FedkeelError, match=r"The model of '.*' has a name, 'simple_cnn': leave it out"):
             fedkeel.load(finished.directory, model=own())
 
     def test_own_data_are_not_needed(self, digits: Federation, tmp_path: Path) -> None:
-        run = fedkeel.simulate(directory=tmp_path / "run", federation=digits, **OPTIONS)
+        run = fedkeel.simulate(directory=tmp_path / "run", federation=digits, **{**OPTIONS, "subsample": 0})
         pictures, _ = pictures_of(digits, "scan")
         assert len(fedkeel.load(run.directory).predict(pictures)) == len(pictures)
 

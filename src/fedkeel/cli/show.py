@@ -19,6 +19,7 @@ from fedkeel.cli.terminal.output import Line, Table, duration, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser
 from fedkeel.config import Config
 from fedkeel.core.naming import visible
+from fedkeel.errors import FedkeelError
 from fedkeel.runs.summary import RULES, SOURCES, stopped_early
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ def run(arguments: Arguments) -> int:
     if len(comparison.trials) == 1:
         run = fedkeel.Run(comparison.trials[0].directory)
         return show_run(run, arguments.metric, as_json=arguments.json, details=arguments.details, notes=True)
+    if arguments.details:
+        raise FedkeelError(f"'--details' are of one run, and these are {len(comparison.trials)}: give one of them.")
     show_comparison(comparison, as_json=arguments.json, metric=arguments.metric)
     return 0
 

@@ -62,7 +62,7 @@ def federation(
             `Cut`, as in `fedkeel.data.load` (`partition`, `unseen`, `seed`, `train_transform`, ...).
     """
     columns = frozenset(given for given in (clients, domains, test, validation) if isinstance(given, str))
-    source, cut = read_options({**options, "others": columns})
+    source, cut = read_options(options, columns)
     refuse_unclear(clients, domains, options.get("partition"))
     samples = source.read(data, labels)
     clients, domains, test, validation = (
@@ -103,13 +103,14 @@ def refuse_unclear(clients: Any, domains: Any, partition: Any) -> None:
         )
 
 
-def read_options(options: dict[str, Any]) -> tuple[Source, Cut]:
-    of_source, of_cut = ([field.name for field in fields(kind)] for kind in (Source, Cut))
+def read_options(options: dict[str, Any], columns: frozenset[str]) -> tuple[Source, Cut]:
+    of_source, of_cut = ([field.name for field in fields(kind) if field.name != "others"] for kind in (Source, Cut))
     for option in options:
         if option not in (*of_source, *of_cut):
-            raise DataError(unknown("option of federation()", option, [*of_source, *of_cut]))
-    own = {name: options.pop(name) for name in of_source if name in options}
-    return Source(**own), Cut(**{name: value for name, value in options.items() if value is not None})
+            own = ("clients", "domains", "test", "validation", "classes")
+            raise DataError(unknown("option of federation()", option, [*own, *of_source, *of_cut]))
+    given = {name: options.pop(name) for name in of_source if name in options}
+    return Source(**given, others=columns), Cut(**{name: value for name, value in options.items() if value is not None})
 
 
 def with_clients(dataset: Dataset, cut: Cut, domain_of: Mapping[str, str]) -> Federation:
@@ -139,9 +140,11 @@ def domains_of(members: Mapping[str, IntArray], domains: Any, count: int) -> dic
         return {name: name for name in members}
     if isinstance(domains, Mapping):
         given = {str(client): str(domain) for client, domain in domains.items()}
-        for name in (*members, *given):
-            if name not in given or name not in members:
-                raise DataError(unknown("client", name, given if name in members else members))
+        for name in (*given, *members):
+            if name not in members:
+                raise DataError(unknown("client", name, members))
+            if name not in given:
+                raise DataError(f"'domains' does not say which is that of the client '{name}': give one for each.")
         return given
     domain = np.empty(count, object)
     for name, positions in groups(domains, count, "domain").items():

@@ -1,7 +1,7 @@
 """Everything that is checked before a run trains, in order, the cheap checks first: an error names what was given, what
 was expected and what to do, before anything expensive is begun.
 
-    check_objects, refuse_name   what Python code gives in place of names
+    check_objects, refuse_...    what Python code gives in place of names
     check_options                names and options that do not go together, before any image is read
     check_clients                the data, as they are
     check_rounds                 the data, as the method sees them
@@ -11,6 +11,7 @@ was expected and what to do, before anything expensive is begun.
 """
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,8 @@ def check_objects(**objects: Any) -> None:
             ending = f"a data set that has a name is given as data={given!r}."
         elif what == "federation":
             ending = "give a fedkeel.data.Federation, which has clients, or folders of images, data='folder(root=...)'."
+        elif isinstance(given, str):  # where a name would do, it was taken for one
+            ending = "give the object that the run was made with."
         elif isinstance(given, type) and issubclass(given, kind):
             ending = f"give an object of it, {given.__name__}(...)."
         elif isinstance(given, Entry):
@@ -66,6 +69,16 @@ def check_objects(**objects: Any) -> None:
         else:
             ending = f"give {wanted}."
         raise FedkeelError(f"'{what}' is {described(given)}: {ending}")
+
+
+def refuse_unused(options: Mapping[str, Any], *, federation: Any = None, model: Any = None) -> None:
+    """An option that an object stands in the place of would do nothing, and yet be told of."""
+    default, cut = Config(), ("data", "partition", "unseen", "subsample")
+    for what, given, names in (("federation", federation, cut), ("model", model, ("model",))):
+        for name in names if given is not None else ():
+            if options.get(name, getattr(default, name)) != getattr(default, name):
+                both = f"'{what}' is given as an object together with {name}={options[name]!r}"
+                raise FedkeelError(f"{both}: keep one, since an object is taken as it is.")
 
 
 def refuse_name(config: str | Path) -> None:
@@ -86,6 +99,10 @@ def refuse_name(config: str | Path) -> None:
 def check_options(config: Config, method: Composition, defence: Defence, executor: type[Executor]) -> None:
     metrics.asked(config)
     check_training(config)
+    if config.select_by != "accuracy" and config.result != "best-validation" and not config.patience:
+        raise FedkeelError("'select_by' chooses a round, and none is chosen: give --result best-validation, too.")
+    if config.min_delta and not config.patience:
+        raise FedkeelError("'min_delta' is what 'patience' asks for: give --patience, too.")
     defence.refuse_what_it_cannot_protect(method)
     defence.warn_of_the_rest(method)
     privacy.refuse_contradictions(config, method, executor.captures_steps)

@@ -316,11 +316,12 @@ def find_trials(directory: str | Path) -> list[Trial]:
 def collect_runs(directories: Sequence[str | Path]) -> Comparison:
     """Runs from wherever they are: run directories, comparisons, folders of run directories."""
     trials = [trial for directory in directories for trial in find_trials(directory)]
-    loose = [trial for trial in trials if not trial.label]
+    several = len(directories) > 1  # what one comparison calls a method may be something else in the next
+    loose = [trial for trial in trials if not trial.label or (several and (trial.directory / "config.toml").exists())]
     named = [replace(trial, label=label) for trial, label in zip(loose, labels(loose), strict=True)]
     common = Path(os.path.commonpath([os.path.abspath(directory) for directory in directories]))
     root = Path(directories[0]) if len(directories) == 1 else Path(os.path.relpath(common))
-    return Comparison(root, [trial for trial in trials if trial.label] + named)
+    return Comparison(root, [trial for trial in trials if trial not in loose] + named)
 
 
 def labels(runs: Iterable[Run | Trial]) -> list[str]:

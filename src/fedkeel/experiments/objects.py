@@ -5,8 +5,7 @@ from typing import Any
 
 from fedkeel.config import Config
 from fedkeel.core.method import Method
-from fedkeel.engine.checks import check_objects
-from fedkeel.errors import FedkeelError
+from fedkeel.engine.checks import check_objects, refuse_unused
 from fedkeel.experiments.rows import read_methods
 from fedkeel.runs.origin import identify
 from fedkeel.runs.run import PYTHON_OBJECT
@@ -21,13 +20,12 @@ def read_objects(
         shared["model"] = options.pop("model")
     check_objects(**shared)
     shared = {name: thing for name, thing in shared.items() if thing is not None}
-    if "federation" in shared and "data" in options:
-        raise FedkeelError(f"'federation' is given together with data='{options['data']}': keep one.")
     labels: Any = methods
     if isinstance(methods, Sequence) and not isinstance(methods, str):
         labels = [identify(method)["name"] if isinstance(method, Method) else method for method in methods]
     configs, given = read_methods(labels, options), dict[str, dict[str, Any]]()
     for (label, config), method in zip(configs.items(), methods, strict=True):
+        refuse_unused(config.to_dict(), **shared)
         given[label] = {**shared, **({"method": method} if isinstance(method, Method) else {})}
         named = ["data" if name == "federation" else name for name in given[label]]
         configs[label] = config.replace(**dict.fromkeys(named, PYTHON_OBJECT))

@@ -264,9 +264,14 @@ def _calls_one(function: Any, module: nn.Module, seen: set[Any]) -> bool:
     return False
 
 
-def names_in(code: CodeType) -> Iterator[str]:
-    """What a function's code asks for by name, and that of the functions inside it."""
-    yield from code.co_names
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """A function's code, and that of the functions inside it."""
+    yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from names_in(constant)
+            yield from codes_in(constant)
+
+
+def names_in(code: CodeType) -> set[str]:
+    """What these ask for by name."""
+    return {name for inner in codes_in(code) for name in inner.co_names}

@@ -16,10 +16,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from fedkeel.nn.dropout import names_in
+from fedkeel.nn.dropout import codes_in, names_in
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
 FIXED = (*PLAIN, tuple, frozenset, np.generic)  # cannot change while code runs; a list grows, a table is filled
+READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")  # instructions that look up a global name
 WRAPPERS: dict[type, tuple[str, ...]] = {  # where each of them keeps the functions inside of it
     **dict.fromkeys((staticmethod, classmethod, MethodType), ("__func__",)),
     property: ("fget", "fset", "fdel"),
@@ -127,7 +128,10 @@ class _Reading:
 
 
 def _function(function: FunctionType) -> list[Any]:
-    names = sorted(set(names_in(function.__code__)))
+    names = read = sorted(names_in(function.__code__))
+    if function.__globals__.get("__name__") == "__main__":  # names come and go: `self.run` is not a notebook's `run`
+        steps = (step for code in codes_in(function.__code__) for step in dis.get_instructions(code))
+        read = sorted({step.argval for step in steps if step.opname in READS})
     written = {step.argval for step in dis.get_instructions(function) if step.opname == "STORE_GLOBAL"}
     within = {name: value for name, value in function.__globals__.items() if name not in written}
     cells: list[Any] = []
@@ -136,7 +140,7 @@ def _function(function: FunctionType) -> list[Any]:
             cells.append(_Use("", cell.cell_contents))
         except ValueError:  # not filled yet
             cells.append(None)
-    uses = [_Use(name, within[name], names) for name in names if name in within]
+    uses = [_Use(name, within[name], names) for name in read if name in within]
     code = _code(function.__code__, function.__doc__)
     return [*code, function.__defaults__, function.__kwdefaults__, *cells, *uses]
 

@@ -21,6 +21,7 @@ from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Federation
 from fedkeel.data.transforms import Unknown
 from fedkeel.drawing.show import Drawing
+from fedkeel.engine.checks import check_objects
 from fedkeel.engine.executors.flower.roster import Roster
 from fedkeel.engine.profile import FILE as PROFILE
 from fedkeel.engine.setup import build_model, load_federation
@@ -318,6 +319,7 @@ def load(
     >>> trained = fedkeel.load("runs/hospitals")                       # doctest: +SKIP
     >>> trained.predict("new/").classes                                # doctest: +SKIP
     """
+    check_objects(model=model, method=method)
     return Run(directory).trained(client, model=model, method=method)
 
 

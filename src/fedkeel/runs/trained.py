@@ -29,6 +29,7 @@ from fedkeel.files import explained
 from fedkeel.options import described
 
 BATCH = 64
+DEEP = (1, 3, 4)  # channels of a picture: grey, colours, and these with transparency
 
 
 class Deployed(nn.Module):
@@ -115,9 +116,9 @@ class Trained:
         """Classes and probabilities of images.
 
         Args:
-            images: a path or a folder, a PIL image, a uint8 array (H, W), (H, W, C) or (N, H, W, C), a uint8 tensor
-                (C, H, W) or (N, C, H, W), or a sequence of any of these. For a model of float images or vectors: an
-                array, tensor or table (N, *shape), one sample of that shape, or a file of either (.npy, .csv).
+            images: a path or a folder, a PIL image, a uint8 array or tensor, (H, W), (H, W, C), (C, H, W), or N of
+                these, or a sequence of any of these. For a model of float images or vectors: an array, tensor or
+                table (N, *shape), one sample of that shape, or a file of either (.npy, .csv).
             tolerate: leave out what cannot be read, and say so in `unreadable`; else it is an error.
             batch: images at a time.
         """
@@ -146,7 +147,7 @@ class Trained:
 
     def _each(self, images: Any) -> Iterator[tuple[str, Any]]:
         if not self.floats:
-            return pictures(images)
+            return pictures(images, self.shape)
         return ((str(number), sample) for number, sample in enumerate(float_samples(images, self.shape)))
 
     def _stored(self, picture: Any, name: str) -> Tensor:
@@ -155,6 +156,8 @@ class Trained:
             if not picture.isfinite().all():
                 raise FedkeelError(f"The sample {name} has a value that is not a finite number: fill it in.")
             return picture  # type: ignore[no-any-return]
+        if tuple(getattr(picture, "shape", ())) == self.shape:
+            return picture.cpu() if isinstance(picture, Tensor) else torch.from_numpy(picture.copy())
         channels, height, width = self.shape
         try:
             image = opened(picture)
@@ -178,7 +181,9 @@ def opened(given: Any) -> Image.Image:
             return image
     if isinstance(given, Image.Image):
         return given
-    array = given.permute(1, 2, 0).cpu().numpy() if isinstance(given, Tensor) else given
+    array = given.cpu().numpy() if isinstance(given, Tensor) else given
+    if array.ndim == 3 and array.shape[0] in DEEP and (isinstance(given, Tensor) or array.shape[2] not in DEEP):
+        array = array.transpose(1, 2, 0)
     return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array)
 
 
@@ -204,19 +209,21 @@ def float_samples(given: Any, shape: tuple[int, ...]) -> Tensor:
 
 
 def _numbers_in(file: Path) -> Any:
-    if file.suffix.lower() != ".csv":
+    if file.suffix.lower() == ".npy":
         return np.load(file, allow_pickle=False)
+    if file.suffix.lower() != ".csv":
+        raise ValueError("it is neither .csv nor .npy")
     rows = np.genfromtxt(file, np.float32, delimiter=",", ndmin=2)
     return rows[1:] if len(rows) and np.isnan(rows[0]).all() else rows  # without the names of the columns
 
 
-def pictures(images: Any) -> Iterator[tuple[str, Any]]:
-    """Every image with its name: a path, or its number."""
-    for number, (name, picture) in enumerate(_each(images)):
+def pictures(images: Any, shape: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
+    """Every image with its name: a path, or its number; `shape` is that of training."""
+    for number, (name, picture) in enumerate(_each(images, shape)):
         yield name or str(number), picture
 
 
-def _each(images: Any) -> Iterator[tuple[str, Any]]:
+def _each(images: Any, shape: tuple[int, ...]) -> Iterator[tuple[str, Any]]:
     if isinstance(images, str | Path):
         yield from _files(Path(images))
     elif isinstance(images, Image.Image):
@@ -224,13 +231,15 @@ def _each(images: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(images, np.ndarray | Tensor):
         if images.dtype not in (np.uint8, torch.uint8) or images.ndim not in (2, 3, 4):
             raise FedkeelError(
-                f"The images have dtype {images.dtype} and shape {tuple(images.shape)}: give uint8, an array (H, W), "
-                "(H, W, C) or (N, H, W, C), or a tensor (C, H, W) or (N, C, H, W)."
+                f"The images have dtype {images.dtype} and shape {tuple(images.shape)}: give uint8, (H, W), "
+                "(H, W, C), (C, H, W), or several of these."
             )
-        yield from (("", image) for image in (images if images.ndim == 4 else [images]))
+        ends = (images.shape[0], images.shape[-1])
+        grey = images.ndim == 3 and (shape == (1, *images.shape[1:]) or not any(end in DEEP for end in ends))
+        yield from (("", image) for image in (images if images.ndim == 4 or grey else [images]))
     elif isinstance(images, Sequence):
         for image in images:
-            yield from _each(image)
+            yield from _each(image, shape)
     else:
         raise FedkeelError(f"The images are {described(images)}: give paths, PIL images, arrays, or a folder.")
 
