@@ -17,10 +17,12 @@ papers = importlib.util.module_from_spec(spec)
 loader.exec_module(papers)
 
 
+@pytest.mark.slow
 def test_everything_that_the_papers_number_is_in_the_code_or_says_why_not() -> None:
     assert papers.problems() == []
 
 
+@pytest.mark.slow
 def test_the_page_is_what_the_references_say() -> None:
     assert papers.PAGE.read_text() == papers.page(), "run .ci/papers"
 

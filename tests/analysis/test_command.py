@@ -37,6 +37,7 @@ def test_a_table_is_printed_and_the_file_is_written(run: Path, capsys: pytest.Ca
         assert any(line.strip().startswith(row) for line in out.splitlines())
 
 
+@pytest.mark.slow
 def test_what_was_recorded_is_shown_and_kept(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (run / "diagnostics" / "loss-gap.json").read_bytes()
     assert main(["analyse", "loss-gap", str(run), "--json"]) == 0

@@ -96,6 +96,7 @@ def test_clients_that_do_not_take_part_have_no_point_in_that_round(tmp_path: Pat
     assert {(name, round) for name, line in lines.items() for round in line} == took_part
 
 
+@pytest.mark.slow
 def test_maps_of_chosen_rounds_are_of_the_same_images_with_the_nmi_by_round(tmp_path: Path) -> None:
     run, seen = recorded_run(tmp_path / "run", "tsne(samples=10)", rounds=7, record_every=1)
     curve, *maps = json.loads((run.directory / "diagnostics" / "tsne.json").read_text())["figures"]
@@ -115,6 +116,7 @@ def test_maps_of_chosen_rounds_are_of_the_same_images_with_the_nmi_by_round(tmp_
 
 
 @pytest.mark.parametrize("method", ["fedavg", "central"])
+@pytest.mark.slow
 def test_what_is_made_of_records_can_be_recorded_too(tmp_path: Path, method: str) -> None:
     """With `record`, a report of the run has it without a further command."""
     options: dict[str, Any] = {"data": "digits-shift", "subsample": 20, "model": "simple_cnn(width=2)", "rounds": 3}

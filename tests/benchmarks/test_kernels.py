@@ -41,6 +41,7 @@ def test_a_line_fits_the_header() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "said"), [(["--help"], 0, "--precisions"), (["hybird"], 1, "did you mean 'hybrid'")]
 )
+@pytest.mark.slow
 def test_it_answers_without_a_gpu(arguments: list[str], code: int, said: str) -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == code
@@ -48,6 +49,7 @@ def test_it_answers_without_a_gpu(arguments: list[str], code: int, said: str) ->
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="for machines without a GPU")
+@pytest.mark.slow
 def test_without_a_gpu_it_says_so() -> None:
     done = subprocess.run([sys.executable, str(SCRIPT)], capture_output=True, text=True, check=False)
     assert done.returncode == 1

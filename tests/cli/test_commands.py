@@ -272,6 +272,7 @@ class TestLooking:
             ("questions", []),
         ],
     )  # fmt: skip
+    @pytest.mark.slow
     def test_show_a_run_whose_summary_was_changed_by_hand(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, value: object
     ) -> None:
@@ -326,6 +327,7 @@ class TestTraining:
         assert main(["resume", str(tmp_path / "run")]) == 0
         assert "run' is finished: nothing is left to do." in capsys.readouterr().err
 
+    @pytest.mark.slow
     def test_both_statistics_are_shown_and_a_model_without_batch_norm_is_told(
         self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -215,6 +215,7 @@ def marked(path: Path, mark: Path) -> None:
     path.write_text(f"open({str(mark)!r}, 'w').close()\n" + CODE.format(scale=1.0))
 
 
+@pytest.mark.slow
 def test_opening_a_stranger_s_run_directory_runs_no_code(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The directory says that its code is beside it, unchanged: whoever wrote the one wrote the other."""
     directory, mark = run(code), code.parent / "mark"
@@ -306,6 +307,7 @@ def test_without_a_home_it_is_asked_for_each_time(
 
 
 # -- several runs ----------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_comparison_trains_again_when_the_code_has_changed(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["compare", "fedavg", "own-method", "--import", str(code), "--model=own-model", "--seeds=1", "--jobs=1"]
     command += [flag for flag in SHORT if "executor" not in flag]

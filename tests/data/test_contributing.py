@@ -53,6 +53,7 @@ def test_a_data_set_of_ones_own_is_read_listed_and_checked(tmp_path: Path, monke
     assert check("street-signs").problems == ["The domain 'south' has 29 images, and 30 are published."]
 
 
+@pytest.mark.slow
 def test_a_function_that_gives_arrays_is_a_data_set(tmp_path: Path) -> None:
     assert [client.name for client in load("coin-tosses", images=40).clients] == ["table"]
     fedkeel.simulate(data="coin-tosses", rounds=1, batch_size=8, directory=tmp_path / "run")

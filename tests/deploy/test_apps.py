@@ -64,6 +64,7 @@ class Grid:
         return [self.replies[number] for number in message_ids]
 
 
+@pytest.mark.slow
 def test_the_apps_train_what_one_process_trains(tmp_path: Path) -> None:
     draw_images(tmp_path / "images")
     nodes = {

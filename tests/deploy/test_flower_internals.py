@@ -153,6 +153,7 @@ def imported(path: Path) -> Iterator[str]:
             yield node.module
 
 
+@pytest.mark.slow
 def test_nothing_else_leans_on_what_is_not_flower_s_public_interface() -> None:
     own = Path(inner.__file__)
     others = [path for path in ROOT.rglob("*.py") if path != own]

@@ -154,6 +154,7 @@ def test_what_a_child_says_is_heard_and_then_how_it_ended() -> None:
     assert child.became == "died (signal SIGKILL), as when memory runs out: give fewer --workers"
 
 
+@pytest.mark.slow
 def test_a_child_that_is_stopped_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(children, "Heart", lambda: Heart(3.0, WhileStopped()))
     words, child = last_words(lambda _: os.kill(os.getpid(), signal.SIGSTOP))

@@ -143,6 +143,7 @@ def test_what_draws_from_it_trains_as_under_serial_and_says_so_once(
 
 
 @pytest.mark.parametrize("method", ["fedavg", "greg", "fedsam"])
+@pytest.mark.slow
 def test_a_resumed_run_with_dropout_is_the_run_that_was_never_stopped(method: str, tmp_path: Path) -> None:
     def stop(round: int) -> None:
         if round == 1:

@@ -188,6 +188,7 @@ def test_batch_statistics_alone_are_the_result_where_they_are_asked_for(tmp_path
     assert run.summary["statistics"] == "batch"
 
 
+@pytest.mark.slow
 def test_the_mean_of_the_last_ten_rounds_does_not_depend_on_how_often_is_evaluated(tmp_path: Path) -> None:
     often, seldom = (
         tiny.run(tmp_path / str(every), rounds=12, result="mean-last-10", evaluate_every=every) for every in (1, 6)

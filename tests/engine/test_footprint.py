@@ -15,6 +15,7 @@ from tests import tiny
 
 
 @pytest.mark.parametrize("model", ["simple_cnn", "resnet18", "vgg11", "alexnet"])
+@pytest.mark.slow
 def test_weights_and_outputs_are_counted_as_they_will_be(model: str) -> None:
     weights, tables, outputs, largest = footprint(model, 7, (3, 64, 64))
     network = models.build_spec(model, num_classes=7, in_channels=3, image_size=(64, 64)).eval()

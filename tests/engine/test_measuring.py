@@ -137,6 +137,7 @@ def test_what_cannot_be_chosen_by_is_refused_before_training(
 
 @pytest.mark.parametrize(("select_by", "best"), [("auc", max), ("loss", min), ("ece(bins=5)", min), ("accuracy", max)])
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
+@pytest.mark.slow
 def test_the_best_round_is_best_by_what_was_chosen(tmp_path: Path, select_by: str, best: Any, method: str) -> None:
     on = tiny.federation(validation=12, test=20)
     run = tiny.run(tmp_path / "r", method, on=on, rounds=5, result="best-validation", select_by=select_by)

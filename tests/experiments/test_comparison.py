@@ -352,6 +352,7 @@ class TestRunning:
         assert len(watching.started) == 2
         assert watching.problems == {}
 
+    @pytest.mark.slow
     def test_a_job_that_hangs_is_ended_and_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def execute(*_: object) -> None:
             (tmp_path / "pid").write_text(str(os.getpid()))

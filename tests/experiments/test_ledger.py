@@ -41,6 +41,7 @@ class TestLines:
         reproduce(recipe, only=["GN"], **options)
         assert (ledger / "small.jsonl").read_bytes() == before
 
+    @pytest.mark.slow
     def test_domains_are_those_under_the_statistics_that_the_cell_reads(self, tmp_path: Path) -> None:
         text = RECIPE.replace('label = "scan", domain = "scan"', 'label = "scan", statistics = "batch"')
         recipe = small(text.replace("rounds = 2", 'rounds = 2\nevaluate_with = "both"'))

@@ -95,6 +95,7 @@ def test_a_notebook_shows_progress_in_one_place_unless_told_not_to(
 
 @pytest.mark.parametrize(("tty", "verbose", "seen"), [(True, None, True), (True, False, False), (False, None, False),
                                                       (False, True, True)])  # fmt: skip
+@pytest.mark.slow
 def test_progress_is_where_a_person_looks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tty: bool, verbose: bool | None, seen: bool
 ) -> None:

@@ -179,6 +179,7 @@ def test_a_run_that_dies_of_being_told_to_stop_has_not_failed(tmp_path: Path, mo
 
 
 class TestWork:
+    @pytest.mark.slow
     def test_a_slice_ends_and_the_next_goes_on(
         self, recipe: str, request_: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

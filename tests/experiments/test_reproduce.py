@@ -232,6 +232,7 @@ class TestRunning:
 
 
 class TestQuickLooks:
+    @pytest.mark.slow
     def test_a_scale_cuts_the_rounds_and_says_so(self, run: Callable[..., Any], tmp_path: Path) -> None:
         result, _ = run(only=["FedAvg", "bigger"], seeds=1, scale=0.5)
         (path,) = (tmp_path / "runs").rglob("config.toml")

@@ -38,6 +38,7 @@ def test_a_method_is_told_from_another_and_known_again() -> None:
         ("fixbn", "fedavg"),
     ],
 )
+@pytest.mark.slow
 def test_what_options_change_is_seen(one: str, other: str) -> None:
     assert not same(losses(one), losses(other))
 
@@ -52,6 +53,7 @@ def test_what_a_method_computes_is_in_it(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not same(before, losses("fedprox(mu=0.5)"))
 
 
+@pytest.mark.slow
 def test_what_the_released_pass_of_hbn_looks_at_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
     before = losses("hbn(variant=released)")
     monkeypatch.setattr("fedkeel.methods.hbn.islice", lambda batches, _: batches)  # all images, not the first 64

@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
+import pytest
+
 import fedkeel
 
 PACKAGE = Path(fedkeel.__file__).parent
@@ -55,6 +57,7 @@ def only_tested(package: Path) -> list[str]:
     return sorted(f"{module}.{name}" for name, module in known.items() if name not in reached)
 
 
+@pytest.mark.slow
 def test_every_formula_is_reached_by_a_run_a_diagnostic_or_a_method() -> None:
     assert only_tested(PACKAGE) == []
 

@@ -387,6 +387,7 @@ def test_a_layer_without_running_statistics_is_no_hindrance(tmp_path):
     }
 
 
+@pytest.mark.slow
 def test_from_scratch_losses_stay_finite_where_the_plain_average_explodes(tmp_path):
     """Under a tenth of the new variance each layer's output is sqrt(10) times what it should be: 90 layers overflow."""
     torch.manual_seed(0)

@@ -31,6 +31,7 @@ def name(method: str) -> str:
 
 
 @pytest.mark.parametrize("method", METHODS.names())
+@pytest.mark.slow
 def test_it_trains_and_its_model_comes_back_elsewhere(method: str, tmp_path: Path) -> None:
     federation = vectors.federation(unseen="west")
     run = fedkeel.simulate(OPTIONS, method=name(method), federation=federation, directory=tmp_path / "run")

@@ -174,6 +174,7 @@ def efficientnet_pytorch_name(name: str) -> str:
 
 @pytest.mark.usefixtures("timm_ready")
 @pytest.mark.parametrize("name", ["tf_efficientnet_lite0", "tf_efficientnet_b0"])
+@pytest.mark.slow
 def test_the_names_of_efficientnet_pytorch_are_understood(name: str, tmp_path: Path) -> None:
     import timm
 

@@ -42,6 +42,7 @@ def test_a_relu_joins_its_batch_norm_where_nothing_else_reads_between_them(
 @pytest.mark.parametrize(
     ("name", "count"), [("resnet10(stem=small)", 5), ("resnet50", 33), ("small_cnn", 8), ("vgg11(hidden=0)", 8)]
 )
+@pytest.mark.slow
 def test_the_relus_of_the_networks_here_are_found(name: str, count: int) -> None:
     torch.manual_seed(0)
     model = models.build_spec(name, num_classes=3)

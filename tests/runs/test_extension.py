@@ -52,6 +52,7 @@ class Shifted(Method):
         (Shifted, {}),
     ],
 )
+@pytest.mark.slow
 def test_it_is_the_run_of_so_many_rounds(
     method: str | Callable[[], Method], options: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -72,6 +73,7 @@ def test_it_is_the_run_of_so_many_rounds(
         assert extended.summary[name] == whole.summary[name]
 
 
+@pytest.mark.slow
 def test_it_can_be_extended_again_and_killed_on_the_way(tmp_path: Path) -> None:
     def stop(round: int) -> None:
         if round == 3:

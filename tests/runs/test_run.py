@@ -155,6 +155,7 @@ def test_the_model_of_the_best_round_has_the_personal_layers_of_that_round(
         assert loss == pytest.approx(losses[run.summary["round"]], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_run_directory_that_was_copied_elsewhere_needs_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 
 @pytest.mark.parametrize("method", ["fedavg", "hbn", "fedwon", "gn", "fedbn", "fedrdn", "fedsr", "standalone"])
+@pytest.mark.slow
 def test_it_says_what_the_test_said(method: str, digits: Federation, tmp_path: Path) -> None:
     run = fedkeel.simulate(directory=tmp_path / "run", method=method, **OPTIONS)
     pictures, truth = pictures_of(digits, "scan")
@@ -194,12 +195,14 @@ class TestOwnObjects:
         with pytest.raises(FedkeelError, match=r"The model of '.*' has a name, 'simple_cnn': leave it out"):
             fedkeel.load(finished.directory, model=own())
 
+    @pytest.mark.slow
     def test_own_data_are_not_needed(self, digits: Federation, tmp_path: Path) -> None:
         run = fedkeel.simulate(directory=tmp_path / "run", federation=digits, **{**OPTIONS, "subsample": 0})
         pictures, _ = pictures_of(digits, "scan")
         assert len(fedkeel.load(run.directory).predict(pictures)) == len(pictures)
 
 
+@pytest.mark.slow
 def test_elsewhere_without_the_data(finished: Run, digits: Federation, tmp_path: Path) -> None:
     """Copied, in another process and another folder: the same numbers."""
     shutil.copytree(finished.directory, tmp_path / "copy")

@@ -217,6 +217,7 @@ def test_scaffold_s_gradient_over_all_samples_is_that_of_the_loss() -> None:
 
 
 @pytest.mark.parametrize("method", ["fedprox", "fediir", "fedtan", "scaffold(option=I)", "fedsam", "greg", "moon"])
+@pytest.mark.slow
 def test_methods_add_to_whichever_loss_it_is(method: str, tmp_path: Path) -> None:
     usual, other = (tiny.run(tmp_path / text[:15], method, loss=text, rounds=2) for text in ("cross-entropy", WEIGHTED))
     losses = [run.records("round")[-1]["loss"] for run in (usual, other)]

@@ -59,6 +59,7 @@ def standardised(convolution: Any, dy: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("name", list(CONVOLUTIONS))
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels-last"])
 @pytest.mark.parametrize("clamped", [False, True], ids=["free", "clamped"])
+@pytest.mark.slow
 def test_standardised_weights(device: torch.device, name: str, last: bool, clamped: bool, plainly: Any) -> None:
     torch.manual_seed(3)
     convolution = CONVOLUTIONS[name]().to(device)
