@@ -262,7 +262,7 @@ def tables(setup: Setup, examined: Sequence[Evaluation], note: Callable[[str], N
         note(sentence)
     yield MEASURES, text + b"\n"
     if config.predictions:
-        yield from predictions(examined, classes)
+        yield from predictions(examined, classes, setup.given.paths)
 
 
 def prepare_run(

@@ -43,7 +43,7 @@ def predicted(run: Run, client: str) -> tuple[np.ndarray, np.ndarray, np.ndarray
     with open(run.directory / f"predictions/{client}.csv") as file:
         rows = list(csv.DictReader(file))
     place = tiny.CLASSES.index
-    chances = np.array([[float(row[f"probability {name}"]) for name in tiny.CLASSES] for row in rows])
+    chances = np.array([[float(row[f"p({name})"]) for name in tiny.CLASSES] for row in rows])
     labels, said = ([place(row[name]) for row in rows] for name in ("label", "predicted"))
     return np.array(labels), np.array(said), chances
 

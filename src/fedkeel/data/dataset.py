@@ -145,6 +145,7 @@ class Dataset:
     test_transform: Transform | str = "normalise"
     users: npt.NDArray[Any] | None = None  # whose each image is, whole numbers or text; for the partition by-user
     on_disk: bool = False  # whether the images are mapped from a file
+    paths: Sequence[str] = ()  # the file that each image came from; none where they lie together in larger ones
 
     def __post_init__(self) -> None:
         if not self.domains:
@@ -181,6 +182,7 @@ def assemble(
             raise DataError(f"The domain '{name}' of '{manifest.name}' has no images in '{manifest.root}'.")
     images, kept = decode(manifest, used, size, keep, tolerate)
     on_disk = isinstance(images, np.memmap)
+    paths = [path for name in parts for path in paths_of(manifest, name, kept[name])]
     labels: list[IntArray] = []
     splits, start = {}, 0
     for name, cuts in parts.items():
@@ -199,7 +201,16 @@ def assemble(
         train_transform=train,
         test_transform=test,
         on_disk=on_disk,
+        paths=paths if len(paths) == len(images) else (),
     )
+
+
+def paths_of(manifest: Manifest, domain: str, positions: IntArray) -> list[str]:
+    """Of these images, from the data set's folder on."""
+    files = [file for run in manifest.domains[domain].images for file in run.files]
+    within = len(str(manifest.root)) + 1
+    chosen = [files[i] for i in positions] if len(files) == len(manifest.domains[domain].labels) else []
+    return [str(file)[within:] if file.is_relative_to(manifest.root) else str(file) for file in chosen]
 
 
 def mapped(images: Bytes) -> Tensor:

@@ -70,6 +70,7 @@ class Federation:
     test_transform: Transform
     unseen: Sequence[Client] = field(default=())
     on_disk: bool = False  # the images are mapped from a file, since memory has no room for them
+    paths: Sequence[str] = ()  # the file that each image came from, where they are files
 
     def __post_init__(self) -> None:
         if not (self.images.ndim == 4 if self.images.dtype == torch.uint8 else self._is_float):

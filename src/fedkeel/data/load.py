@@ -66,6 +66,7 @@ class Cut:
             test_transform=given_or(self.test_transform, dataset.test_transform),
             unseen=tuple(unseen),
             on_disk=dataset.on_disk,
+            paths=dataset.paths,
         )
         warn_of_untrained_classes(federation)
         return federation

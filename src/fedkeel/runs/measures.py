@@ -94,16 +94,22 @@ def document(
     }
 
 
-def predictions(evaluations: Sequence[Evaluation], classes: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-    """A table for each client: the image's position in the data, its class, the predicted one, all probabilities."""
+def predictions(
+    evaluations: Sequence[Evaluation], classes: Sequence[str], paths: Sequence[str]
+) -> Iterator[tuple[str, bytes]]:
+    """A table for each client: the image's path, or else its position in the data, its class, the predicted one, all
+    probabilities."""
     for evaluation in evaluations:
         if evaluation.outputs is None:
             continue
         logits, labels, images = evaluation.outputs
         said, chances = logits.argmax(1).tolist(), probabilities(evaluation.outputs).tolist()
         rows = zip(images.tolist(), labels.tolist(), said, chances, strict=True)
-        lines = [[image, classes[label], classes[predicted], *row] for image, label, predicted, row in sorted(rows)]
-        headings = ["image", "label", "predicted", *(f"probability {name}" for name in classes)]
+        lines = [
+            [paths[image] if paths else image, classes[label], classes[predicted], *row]
+            for image, label, predicted, row in sorted(rows)
+        ]
+        headings = ["image", "label", "predicted", *(f"p({name})" for name in classes)]
         yield f"predictions/{file_name(evaluation.client)}.csv", csv_table([headings, *lines]).encode()
 
 

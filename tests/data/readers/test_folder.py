@@ -45,6 +45,16 @@ def test_a_tree_is_read_with_its_domains_classes_and_pixels(tmp_path: Path) -> N
             assert (red, green) == colour_of(d, int(federation.labels[index]), 0)[:2]
 
 
+def test_every_image_is_known_by_its_path(tmp_path: Path) -> None:
+    (make_tree(tmp_path / "tree", images=60) / "art" / "cat" / "007.png").write_bytes(b"broken")
+    federation = load("folder", root=tmp_path / "tree", size=4)
+    assert len(federation.paths) == len(federation.images) == 239
+    for path, image, label in zip(federation.paths, federation.images, federation.labels.tolist(), strict=True):
+        domain, name, number = Path(path).parts
+        assert name == federation.classes[label]
+        assert image[:, 0, 0].tolist() == list(colour_of(["art", "photo"].index(domain), label, int(number[:3])))
+
+
 def test_the_split_depends_on_its_own_seed_only(tmp_path: Path) -> None:
     root = make_tree(tmp_path)
     first, run, split = (
