@@ -238,6 +238,8 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
         store.finish(summary, {**initial, **model}, personal, tables(setup, examined, observer.note))
         if stopped := stopped_early(summary, setup.config.patience):
             observer.note(stopped)
+        if federated.best["round"] < 0 and setup.config.select_by != "accuracy":
+            observer.note(f"The validation data give no '{setup.config.select_by}': the result is the last round's.")
     except FedkeelError:
         refused = store.is_blank
         raise

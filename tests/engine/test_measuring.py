@@ -135,6 +135,15 @@ def test_what_cannot_be_chosen_by_is_refused_before_training(
     assert not (tmp_path / "r").exists()
 
 
+def test_validation_data_that_cannot_tell_leave_the_last_round_and_it_is_told(tmp_path: Path) -> None:
+    notes = tiny.Notes()
+    options = {"rounds": 2, "result": "best-validation", "select_by": "auc", "observer": notes}
+    run = tiny.run(tmp_path / "r", on=tiny.federation(validation=1), **options)
+    assert run.summary is not None
+    assert run.summary["round"] == 1
+    assert "The validation data give no 'auc': the result is the last round's." in notes.notes + notes.remarks
+
+
 @pytest.mark.parametrize(("select_by", "best"), [("auc", max), ("loss", min), ("ece(bins=5)", min), ("accuracy", max)])
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 @pytest.mark.slow
