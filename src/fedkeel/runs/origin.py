@@ -126,8 +126,9 @@ def refuse_other_code(directory: Path, before: Origin, now: Origin) -> None:
     """As for data."""
     if what := before.changed_code(now.code):
         raise StoreError(
-            f"The code of {what} is not what '{directory}' began with: put it back as it was (or Fedkeel, if that was updated), "
-            "start a new run, or give --changed-code (changed_code=True in Python) to go on with rounds of different code."
+            f"The code of {what} is not what '{directory}' began with: put it back as it was (or Fedkeel, if that was "
+            "updated), start a new run, or give --changed-code (changed_code=True in Python) to go on with rounds of "
+            "different code."
         )
 
 
