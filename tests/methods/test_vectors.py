@@ -102,7 +102,7 @@ def test_one_dimension_on_a_gpu_is_what_it_is_on_a_cpu(method: str, shape: tuple
         model.to(device).zero_grad()
         logits = model(x.to(device)).logits
         logits.square().sum().backward()
-        results.append([logits.cpu(), *(p.grad.cpu() for p in model.parameters() if p.grad is not None)])
+        results.append([logits.cpu(), *(p.grad.clone().cpu() for p in model.parameters() if p.grad is not None)])
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
