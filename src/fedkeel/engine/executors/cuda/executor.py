@@ -167,11 +167,23 @@ class CudaExecutor(SerialExecutor):
         def attempt() -> list[Answer | Missing]:
             self._open(1)
             answers: list[Answer | Missing] = []
+            memories: dict[str, Tensors] = {}
             for i, client in enumerate(clients):
                 slot = self._slots[i % len(self._slots)]
                 with torch.cuda.stream(slot.stream):
-                    answers += SerialExecutor(slot.worker, self.memory).ask([client], broadcast, question)
+                    try:
+                        answer, memories[client] = slot.worker.answer(
+                            client, broadcast, self.memory.of(client), question
+                        )
+                    except ClientFailure as failure:
+                        answers.append(Missing(client, str(failure)))
+                    else:
+                        answers.append(answer)
             self._join()
+            # Only now: what a client remembered may lie in another slot's memory, which that slot would use again, on
+            # its own stream, while this one is still to read it.
+            for client, memory in memories.items():
+                self.memory.keep(client, memory)
             return answers
 
         yield from self._in_memory(attempt)
