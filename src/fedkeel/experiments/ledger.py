@@ -58,6 +58,7 @@ class Line:
     torch: str = ""
     fedkeel: str = ""
     date: str = ""
+    doubt: str = ""  # written into it later: why it does not count although nothing else says so
 
     @property
     def key(self) -> Key:
@@ -80,6 +81,8 @@ class Line:
 
     def stale(self, recipe: Recipe) -> str:
         """Why it is not what would be run today, or nothing."""
+        if self.doubt:
+            return self.doubt
         cells = {(row.label, column.name): (row, column) for row, column in recipe.cells()}
         if (self.row, self.column) not in cells:
             return "the recipe has no such cell any more"
