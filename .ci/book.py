@@ -6,18 +6,26 @@ All of it is done while the book is built, so that its pages ask no other host f
 from __future__ import annotations
 
 import base64
+import contextlib
 import html
 import json
 import re
+import unicodedata
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
+BARS = re.compile(r"(?<!\\left)(?<!\\right)\\([lr])Vert(?![A-Za-z])")
+SIDES = {"l": r"\left\lVert ", "r": r"\right\rVert "}
+LETTERS = {"script": "SCRIPT", "double-struck": "DOUBLE-STRUCK"}
+LIMITS = {"msub": "munder", "msup": "mover", "msubsup": "munderover"}
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 CONTRIBUTING = "contributing.md"
 outputs: dict[str, list[str]] = {}  # by page; put in last, so that the search does not read figures
@@ -35,18 +43,18 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     return files
 
 
-def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_markdown(markdown: str, page: Page, **_: object) -> str:
     """Links to notebooks and to CONTRIBUTING.md, as the repository has them, lead to their pages."""
     up = "../" * page.file.src_uri.count("/")
     markdown = re.sub(r"\]\((?:\.\./)+CONTRIBUTING\.md", f"]({up}{CONTRIBUTING}", markdown)
     return re.sub(r"\]\(([\w./-]+)\.ipynb\)", r"](\1.md)", markdown)
 
 
-def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+def on_page_content(content: str, **_: object) -> str:
     return FORMULA.sub(lambda found: mathml(found[2], block=found[1] == "div"), content)
 
 
-def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
+def on_post_page(output: str, page: Page, **_: object) -> str:
     for number, shown in enumerate(outputs.get(page.file.src_uri, ())):
         output = output.replace(place(number), shown)
     return output
@@ -56,10 +64,46 @@ def mathml(tex: str, block: bool) -> str:
     """A formula as MathML; a wide one scrolls by itself.
 
     >>> mathml(r"\\mu_g", block=False)
-    '<math xmlns="http://www.w3.org/1998/Math/MathML" display="inline"><mrow><msub><mi>&#x003BC;</mi><mi>g</mi></msub></mrow></math>'
+    '<math display="inline"><mrow><msub><mi>μ</mi><mi>g</mi></msub></mrow></math>'
     """
-    made: str = convert(html.unescape(tex), display="block" if block else "inline")
+    tex = BARS.sub(lambda side: SIDES[side[1]], html.unescape(tex))
+    try:
+        tree = ElementTree.fromstring(convert(tex, xmlns="", display="block" if block else "inline"))
+    except Exception as error:  # it has many kinds, and what it cannot do may also be no XML
+        raise PluginError(f"latex2mathml cannot set this formula; write it otherwise: {tex}") from error
+    for node in list(tree.iter()):
+        tidy(node)
+    if wrong := [text for text in tree.itertext() if "\\" in text]:
+        raise PluginError(f"latex2mathml does not know {wrong[0]}; write this formula otherwise: {tex}")
+    made = ElementTree.tostring(tree, encoding="unicode")
     return f'<div class="formula">{made}</div>' if block else made
+
+
+def tidy(node: ElementTree.Element) -> None:
+    """What browsers need otherwise than latex2mathml writes it."""
+    text, first = node.text or "", node[0] if len(node) else None
+    if letters := LETTERS.get(node.get("mathvariant", "")):  # browsers know this attribute no more
+        node.text = letter(text, letters)
+    elif node.tag == "mi" and text == "~":
+        node.tag, node.text = "mo", "∼"
+    elif node.tag == "mi" and "Α" <= text <= "Ω":  # Greek capitals are upright, as TeX sets them
+        node.set("mathvariant", "normal")
+    elif node.tag == "mi" and text == "log":
+        node.tag = "mo"
+        node.attrib |= {"form": "prefix", "lspace": "0", "rspace": "0.1667em"}
+    elif node.tag == "mo" and text in ("max", "min"):
+        node.attrib |= {"form": "prefix", "lspace": "0.1667em", "rspace": "0"}
+    elif node.tag == "mo" and text == "|" and node.get("fence") is None:
+        node.attrib |= {"lspace": "0", "rspace": "0"}
+    elif node.tag in LIMITS and first is not None and first.text == "∑":  # beside it in the text, as TeX has it
+        node.tag = LIMITS[node.tag]
+
+
+def letter(plain: str, alphabet: str) -> str:
+    for name in (f"MATHEMATICAL {alphabet} CAPITAL {plain}", f"{alphabet} CAPITAL {plain}"):
+        with contextlib.suppress(KeyError):
+            return unicodedata.lookup(name)
+    return plain
 
 
 def notebook(document: dict[str, Any], name: str) -> tuple[str, list[str]]:
