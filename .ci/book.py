@@ -84,6 +84,7 @@ def tidy(node: ElementTree.Element) -> None:
     text, first = node.text or "", node[0] if len(node) else None
     if letters := LETTERS.get(node.get("mathvariant", "")):  # browsers know this attribute no more
         node.text = letter(text, letters)
+        del node.attrib["mathvariant"]
     elif node.tag == "mi" and text == "~":
         node.tag, node.text = "mo", "∼"
     elif node.tag == "mi" and "Α" <= text <= "Ω":  # Greek capitals are upright, as TeX sets them

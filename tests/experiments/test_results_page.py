@@ -10,6 +10,7 @@ from fedkeel.experiments.ledger import Ledger
 from fedkeel.experiments.recipes import load
 from fedkeel.experiments.results_page import all_blocks, page, verdicts
 from tests.experiments.lines import RECIPE, line, small
+from tests.test_book import script
 
 ROOT = Path(__file__).parents[2]
 
@@ -115,6 +116,8 @@ class TestCommand:
         assert "'fedkeel reproduce NAME --ledger' makes one" in capsys.readouterr().err
 
 
-@pytest.mark.slow  # the methods of all its lines are tried out
-def test_the_projects_page_is_what_its_ledger_says() -> None:
+@pytest.mark.slow  # the methods of all its lines are tried out, for both
+def test_the_projects_pages_are_what_its_ledger_says() -> None:
     assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == page(Ledger(ROOT / "results"))
+    for path, text in script("choose").pages().items():
+        assert path.read_text(encoding="utf-8") == text, "run .ci/choose"
