@@ -115,7 +115,8 @@ def notebook(document: dict[str, Any], name: str) -> tuple[str, list[str]]:
         if cell["cell_type"] == "markdown":
             parts.append(source)
         elif cell["cell_type"] == "code" and source:
-            language = "sh" if source.startswith(("!", "%%bash", "%%sh")) else "python"
+            language = "sh" if source.startswith(("!", "%%sh\n")) else "python"
+            source = source.removeprefix("%%sh\n")
             parts.append(f"````{language}\n{source}\n````")
             for output in filter(None, map(as_html, cell["outputs"])):
                 parts.append(place(len(shown)))
