@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 import fedkeel
+from fedkeel.errors import unknown
 from fedkeel.experiments.tables import RoundCost
 from fedkeel.methods import METHODS
 from fedkeel.runs.origin import cpu_name
@@ -81,6 +82,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3, help="turns of each side (default: %(default)s)")
     parser.add_argument("--out", type=Path, default=OUT, help="default: results/costs.json")
     options = parser.parse_args()
+    for name in options.methods:
+        if name not in METHODS:
+            sys.exit(unknown("method", name, METHODS.names()))
+    if options.turns < 1:
+        sys.exit(f"--turns is 1 or more, not {options.turns}.")
     kept = json.loads(options.out.read_text())["methods"] if options.out.exists() else {}
     for method in options.methods:
         kept[method] = measure(method, options.turns)

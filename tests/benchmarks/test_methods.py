@@ -28,3 +28,10 @@ def test_what_travels_is_counted_against_fedavg(monkeypatch: pytest.MonkeyPatch)
     assert found["hbn"]["traffic"] > 1
     assert [cost["exchanges"] for cost in found.values()] == [1, 1.33]  # one of three rounds was evaluated
     assert all(0 < cost["lowest"] <= cost["time"] <= cost["highest"] for cost in found.values())
+
+
+@pytest.mark.parametrize(("words", "told"), [(["fedavgg"], "fedavg"), (["fedavg", "--turns", "0"], "1 or more, not 0")])
+def test_what_cannot_be_measured_is_told(words: list[str], told: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["methods.py", *words])
+    with pytest.raises(SystemExit, match=told):
+        benchmark.main()
