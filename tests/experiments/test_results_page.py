@@ -61,6 +61,15 @@ def test_without_its_recipe_a_line_is_stale(ledger: Ledger) -> None:
     assert set(stale.values()) == {"there is no such recipe any more"}
 
 
+def test_the_advice_rests_on_differences_from_fedavg(ledger: Ledger) -> None:
+    choose = script("choose")
+    (found,) = choose.evidence(all_blocks(ledger, [small()])[0])
+    assert (found.shift, found.row, found.method) == (choose.FEATURE, "GN", "gn")
+    assert (found.text, found.verdict) == ("+10.0 ±0.0 (3 seeds)", "ahead")
+    ledger.add([line("GN", "digits scan", 0, 12.0, changes={"precision": "bf16"})])
+    assert len(list(choose.evidence(all_blocks(ledger, [small()])[0]))) == 1
+
+
 def test_what_a_reader_must_know_of_the_data(ledger: Ledger) -> None:
     (ledger.folder / "remarks.toml").write_text('[data]\ndigits-shift = "They are small."\n')
     assert "- They are small." in page(ledger, [small()])
