@@ -61,7 +61,8 @@ test-network: $(READY)
 	@$(BIN)/pytest -m network
 
 docs: $(READY)
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet && echo "The documentation is in site/index.html"
+	@# Not --quiet: it would hide warnings from --strict too.
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict && echo "The documentation is in site/index.html"
 
 clean:
 	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache .hypothesis

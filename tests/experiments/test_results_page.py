@@ -10,6 +10,7 @@ from fedkeel.experiments.ledger import Ledger
 from fedkeel.experiments.recipes import load
 from fedkeel.experiments.results_page import all_blocks, page, verdicts
 from tests.experiments.lines import RECIPE, line, small
+from tests.test_book import script
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,6 +59,15 @@ def test_without_its_recipe_a_line_is_stale(ledger: Ledger) -> None:
     blocks, stale = all_blocks(ledger)
     assert blocks == []
     assert set(stale.values()) == {"there is no such recipe any more"}
+
+
+def test_the_advice_rests_on_differences_from_fedavg(ledger: Ledger) -> None:
+    choose = script("choose")
+    (found,) = choose.evidence(all_blocks(ledger, [small()])[0])
+    assert (found.shift, found.row, found.method) == (choose.FEATURE, "GN", "gn")
+    assert (found.text, found.verdict) == ("+10.0 ±0.0 (3 seeds)", "ahead")
+    ledger.add([line("GN", "digits scan", 0, 12.0, changes={"precision": "bf16"})])
+    assert len(list(choose.evidence(all_blocks(ledger, [small()])[0]))) == 1
 
 
 def test_what_a_reader_must_know_of_the_data(ledger: Ledger) -> None:
@@ -115,6 +125,8 @@ class TestCommand:
         assert "'fedkeel reproduce NAME --ledger' makes one" in capsys.readouterr().err
 
 
-@pytest.mark.slow  # the methods of all its lines are tried out
-def test_the_projects_page_is_what_its_ledger_says() -> None:
+@pytest.mark.slow  # the methods of all its lines are tried out, for both
+def test_the_projects_pages_are_what_its_ledger_says() -> None:
     assert (ROOT / "docs" / "results.md").read_text(encoding="utf-8") == page(Ledger(ROOT / "results"))
+    for path, text in script("choose").pages().items():
+        assert path.read_text(encoding="utf-8") == text, "run .ci/choose"

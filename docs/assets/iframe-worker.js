@@ -1,0 +1,20 @@
+/* A page opened from a disk may not start a worker, which the search is. Here it runs in a hidden frame instead. */
+if (location.protocol === "file:") {
+  window.IFrameWorker = window.Worker = class extends EventTarget {
+    constructor(url) {
+      super()
+      const frame = document.createElement("iframe")
+      frame.hidden = true
+      document.body.append(frame)
+      this.inside = frame.contentWindow
+      this.inside.postMessage = data => this.dispatchEvent(new MessageEvent("message", { data }))
+      const script = this.inside.document.createElement("script")
+      this.ready = new Promise((done, failed) => { script.onload = done; script.onerror = failed })
+      script.src = url
+      this.inside.document.body.append(script)
+    }
+    postMessage(data) {
+      this.ready.then(() => this.inside.dispatchEvent(new MessageEvent("message", { data })))
+    }
+  }
+}
