@@ -196,6 +196,8 @@ class FlowerExecutor(Executor):
         absent = [c for c in clients if c not in there.values()]
         results: dict[str, Any] = {c: Missing(c, HANGING if c in self._hanging else AWAY) for c in absent}
         doing = f"round {from_one(broadcast.round)}: {request['do']}"
+        if request["do"] == "train":
+            self.attendance.begin(*there.values())
         for client in there.values():
             self.status.set(client, f"{doing}, under way")
         self.status.save()
@@ -207,6 +209,7 @@ class FlowerExecutor(Executor):
         for client in clients:
             while client not in results and (came := next(replies, None)):
                 sender = there[came[0]]
+                self.attendance.end(sender)
                 try:
                     results[sender] = read_reply(came[1], functools.partial(read, sender), largest_reply(len(message)))
                     self.status.set(sender, f"{doing}, done")
