@@ -30,7 +30,7 @@ from fedkeel.observer import Observer, Observers
 from fedkeel.options import as_path, described
 from fedkeel.runs.extension import reopen
 from fedkeel.runs.intact import how_to_continue
-from fedkeel.runs.live import Live
+from fedkeel.runs.live import STOPPED, Live
 from fedkeel.runs.measures import FILE as MEASURES
 from fedkeel.runs.measures import Measures, document, predictions, reported
 from fedkeel.runs.origin import Origin, records, refuse_other_code, refuse_other_data
@@ -212,7 +212,7 @@ def _refuse_to_extend(run: Run, rounds: int) -> None:
 def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
     """Run the rounds that are left and write the result."""
     began = time.perf_counter() - store.seconds()  # of earlier starts
-    executor, refused, reason = None, False, "it was stopped"
+    executor, refused, reason = None, False, STOPPED
     live = observer if isinstance(observer, Live) else Live(store.directory, observer or Observer())
     observer = Observers([live, live.then])
     try:

@@ -17,6 +17,7 @@ from fedkeel.report.diagnostics import short
 
 SHOWN_AT_FIRST = len(COLOURS["light"])  # of methods; more of them hide each other
 MOST_NUMBERS = 240_000  # of all curves together: about two megabytes
+MOST_LIVE = 400  # rounds of a curve that is drawn again and again
 MOST_CLASSES = 40  # of a matrix or of bars that can be read
 
 
@@ -112,6 +113,19 @@ def curves(group: Group, metric: Metric, most_rounds: int = sys.maxsize) -> Figu
         series.append(one)
     unit = {"y_label": f"{metric.name}, %", "percent": True} if metric.is_percent else {"y_label": metric.name}
     return {"kind": "lines", "series": series, "names": list(names(group).values()), "x_label": "round", **unit}
+
+
+def by_round(group: Group) -> Figure | None:
+    """Of a single method: accuracy on average, on unseen domains and of each domain, in one figure."""
+    shown = {"average": "average", "unseen": "average of unseen"}
+    series = []
+    for metric in group.metrics:
+        name = shown.get(metric.key) or metric.key.removeprefix("domain ") * metric.key.startswith("domain ")
+        if name:
+            (one,) = curves(group, metric, MOST_LIVE)["series"]
+            series.append({**one, "name": f"{name} (a domain)" if name in [s["name"] for s in series] else name})
+    about = {"x_label": "round", "y_label": "Test accuracy, %", "percent": True}
+    return {"kind": "lines", "series": series, **about} if len(series) > 1 else None
 
 
 def by_domain(group: Group) -> Figure:

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from fedkeel.core.evaluation import Scores
 
 FILE = "live.json"
+STOPPED = "it was stopped"
 SHARE = 0.01  # of the time that may go into writing it
 MOST_NOTES, MOST_NAMED = 100, 50
+TYPES: tuple[tuple[str, type], ...] = (("ended", str), ("round", int))
 
 
 class Live(Observer):
@@ -27,7 +29,8 @@ class Live(Observer):
 
     Attributes:
         then: the observer that is told too; notes go there from here.
-        state: this process, the round (from 0), how many of its clients are done, those who train, the notes.
+        state: this process, why it ended, the round (from 0; None before the first), how many of its clients are done,
+            those who train, the notes.
     """
 
     def __init__(self, directory: Path, then: Observer) -> None:
@@ -35,7 +38,7 @@ class Live(Observer):
         self._took, self._written = 0.0, -float("inf")
         before = read(directory)
         self.state: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "ended": None}
-        self.state |= {"round": 0, "done": 0, "clients": 0, "training": [], "notes": before.get("notes", [])}
+        self.state |= {"round": None, "done": 0, "clients": 0, "training": [], "notes": before.get("notes", [])}
         self._write()
 
     def started(self, config: Config, first_round: int) -> None:  # noqa: ARG002
@@ -76,21 +79,25 @@ class Live(Observer):
 
 
 def read(directory: Path) -> dict[str, Any]:
-    """What the file says; nothing where there is none, as in a directory of an earlier version."""
-    with suppress(OSError, ValueError):
+    """What the file says; nothing where there is none, as in a directory of an earlier version, or another's."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads((directory / FILE).read_bytes())
-        return found if isinstance(found, dict) else {}
+        notes = [{"at": float(note["at"]), "text": str(note["text"])} for note in found["notes"]]
+        numbers = {name: int(found[name] or 0) for name in ("pid", "done", "clients")}
+        ended, round = (found[name] if found[name] is None else kind(found[name]) for name, kind in TYPES)
+        names = {"host": str(found["host"]), "training": [*map(str, found["training"])], "ended": ended}
+        return {**numbers, **names, "round": round, "at": float(found["at"]), "notes": notes}
     return {}
 
 
 def is_running(found: dict[str, Any]) -> bool:
     """Whether the process that wrote this is at it; of another machine's that cannot be known, and is believed."""
-    if not found or found.get("ended") is not None:
+    if not found or found["ended"] is not None:
         return False
     try:
-        if found.get("host") == socket.gethostname():
-            os.kill(int(found["pid"]), 0)
-    except (ProcessLookupError, KeyError, TypeError, ValueError, OverflowError):
+        if found["host"] == socket.gethostname() and found["pid"] > 0:  # others than one process have other numbers
+            os.kill(found["pid"], 0)
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         pass  # somebody else's process is one

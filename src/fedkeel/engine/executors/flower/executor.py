@@ -28,7 +28,7 @@ from fedkeel.engine.executors.flower.roster import MOST_SAMPLES, Description, En
 from fedkeel.engine.measuring import ALWAYS
 from fedkeel.engine.memory import ClientMemory
 from fedkeel.engine.metrics import Metric, asked
-from fedkeel.errors import TrainingError
+from fedkeel.errors import StoreError, TrainingError
 from fedkeel.files import write_atomically
 from fedkeel.formulas.measures import Measure
 
@@ -55,6 +55,18 @@ class Status:
     def save(self) -> None:
         if self.directory is not None:
             write_atomically(self.directory / STATUS, json.dumps(self.sites, indent=1).encode() + b"\n")
+
+
+def read_sites(directory: Path) -> dict[str, Table]:
+    """What each site last did; one sentence where that cannot be read."""
+    path = directory / STATUS
+    try:
+        sites = json.loads(path.read_bytes())
+        return {name: {key: site[key] for key in ("state", "connected", "at")} for name, site in sites.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StoreError(
+            f"'{path}' cannot be read ({type(error).__name__}): the server writes it anew at its next exchange."
+        ) from error
 
 
 @EXECUTORS.register("flower")
