@@ -1,5 +1,5 @@
-"""Show a run, a comparison or a federation over a network as it grows, in the browser: curves, who trains, the time left, notes.
-The page is made by a small server that only this machine can reach; Ctrl-C ends it, and not the run.
+"""Show a run, a comparison or a federation over a network in the browser as it grows: curves, who trains, the time
+left, notes. The page is made by a small server that only this machine can reach; Ctrl-C ends it, and not the run.
 
 examples:
   fedkeel watch runs/demo
@@ -28,11 +28,12 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: Arguments) -> int:
+    from fedkeel.files import plain
     from fedkeel.report.moment import Watch
     from fedkeel.report.watch import Server
 
     if arguments.json:
-        print(json.dumps(Watch(arguments.directory).look().document, indent=1))
+        print(json.dumps(plain(Watch(arguments.directory).look()[0]), indent=1))
         return 0
     with Server(arguments.directory, arguments.port) as server:
         print(f"Watching {arguments.directory} at {server.address} (Ctrl-C ends it)", flush=True)

@@ -53,8 +53,8 @@ def clients_table(clients: Mapping[str, Contribution]) -> str:
     rows = [table_row(named(name), _cells(clients[name])) for name in clients if name in shown]
     few = f" {MOST_CLIENTS} of {len(clients)} clients." if len(shown) < len(clients) else ""
     caption = (
-        "Updates that came, were dropped, or were not chosen by a robust rule. MB: an even share of what all clients of "
-        "a round sent. Seconds: of its training in a round, on average; unknown where clients ran side by side on a GPU."
+        "Updates that came, were dropped, or were not chosen by a robust rule. MB: an even share of what all clients "
+        "of a round sent. Seconds: of its training in a round, on average; none where clients ran at once on a GPU."
     )
     headings = ["client", "updates", "dropped", "not chosen", "training images", "last loss", "MB sent", "s/round"]
     return table([*headings, "last reason"], rows, f"{caption}{few}")

@@ -17,7 +17,6 @@ from fedkeel.report.diagnostics import short
 
 SHOWN_AT_FIRST = len(COLOURS["light"])  # of methods; more of them hide each other
 MOST_NUMBERS = 240_000  # of all curves together: about two megabytes
-MOST_LIVE = 400  # rounds of a curve that is drawn again and again
 MOST_CLASSES = 40  # of a matrix or of bars that can be read
 
 
@@ -115,17 +114,17 @@ def curves(group: Group, metric: Metric, most_rounds: int = sys.maxsize) -> Figu
     return {"kind": "lines", "series": series, "names": list(names(group).values()), "x_label": "round", **unit}
 
 
-def by_round(group: Group) -> Figure | None:
+def by_round(group: Group, most_rounds: int) -> Figure | None:
     """Of a single method: accuracy on average, on unseen domains and of each domain, in one figure."""
-    shown = {"average": "average", "unseen": "average of unseen"}
-    series = []
+    series: dict[str, Any] = {}
     for metric in group.metrics:
-        name = shown.get(metric.key) or metric.key.removeprefix("domain ") * metric.key.startswith("domain ")
-        if name:
-            (one,) = curves(group, metric, MOST_LIVE)["series"]
-            series.append({**one, "name": f"{name} (a domain)" if name in [s["name"] for s in series] else name})
+        kind, _, domain = metric.key.partition("domain ")
+        name = domain or {"average": "average", "unseen": "average of unseen"}.get(kind, "")
+        for one in curves(group, metric, most_rounds)["series"] if name else ():
+            called = f"{name} (a domain)" if name in series else name
+            series[called] = {**one, "name": called}
     about = {"x_label": "round", "y_label": "Test accuracy, %", "percent": True}
-    return {"kind": "lines", "series": series, **about} if len(series) > 1 else None
+    return {"kind": "lines", "series": [*series.values()], **about} if len(series) > 1 else None
 
 
 def by_domain(group: Group) -> Figure:

@@ -18,10 +18,9 @@ if TYPE_CHECKING:
     from fedkeel.core.evaluation import Scores
 
 FILE = "live.json"
-STOPPED = "it was stopped"
-SHARE = 0.01  # of the time that may go into writing it
+STOPPED = "stopped"  # and nobody knows why
+SHARE, BURST = 0.01, 0.05  # of the time that may go into writing it; seconds that may go before that counts
 MOST_NOTES, MOST_NAMED = 100, 50
-TYPES: tuple[tuple[str, type], ...] = (("ended", str), ("round", int))
 
 
 class Live(Observer):
@@ -35,13 +34,13 @@ class Live(Observer):
 
     def __init__(self, directory: Path, then: Observer) -> None:
         self.then, self._path = then, directory / FILE
-        self._took, self._written = 0.0, -float("inf")
+        self._began, self._spent = time.monotonic(), 0.0
         before = read(directory)
         self.state: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "ended": None}
         self.state |= {"round": None, "done": 0, "clients": 0, "training": [], "notes": before.get("notes", [])}
         self._write()
 
-    def started(self, config: Config, first_round: int) -> None:  # noqa: ARG002
+    def started(self, config: Config, first_round: int) -> None:
         self._set(round=first_round)
 
     def training(self, clients: Sequence[str]) -> None:
@@ -50,7 +49,7 @@ class Live(Observer):
     def client_done(self, round: int, done: int, total: int) -> None:
         self._set(round=round, done=done, clients=total)
 
-    def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:  # noqa: ARG002
+    def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
         self._set(round=round + 1, done=0, training=[])
 
     def note(self, text: str) -> None:
@@ -66,7 +65,8 @@ class Live(Observer):
 
     def _set(self, **what: Any) -> None:
         self.state |= what
-        if time.monotonic() - self._written >= self._took / SHARE:
+        # Not after a pause: the last of several events in a row is the one that holds for long.
+        if self._spent <= SHARE * (time.monotonic() - self._began) + BURST:
             self._write()
 
     def _write(self) -> None:
@@ -74,8 +74,7 @@ class Live(Observer):
         with suppress(OSError):  # a full disk is told of by what the run needs
             aside.write_text(json.dumps({**self.state, "at": time.time()}))
             os.replace(aside, self._path)
-        self._written = time.monotonic()
-        self._took = self._written - began
+        self._spent += time.monotonic() - began
 
 
 def read(directory: Path) -> dict[str, Any]:
@@ -83,10 +82,10 @@ def read(directory: Path) -> dict[str, Any]:
     with suppress(OSError, ValueError, KeyError, TypeError):
         found = json.loads((directory / FILE).read_bytes())
         notes = [{"at": float(note["at"]), "text": str(note["text"])} for note in found["notes"]]
-        numbers = {name: int(found[name] or 0) for name in ("pid", "done", "clients")}
-        ended, round = (found[name] if found[name] is None else kind(found[name]) for name, kind in TYPES)
-        names = {"host": str(found["host"]), "training": [*map(str, found["training"])], "ended": ended}
-        return {**numbers, **names, "round": round, "at": float(found["at"]), "notes": notes}
+        numbers = {name: int(found[name]) for name in ("pid", "done", "clients", "at")}
+        texts = {"host": str(found["host"]), "training": [*map(str, found["training"])], "notes": notes}
+        round, ended = found["round"], found["ended"]
+        return numbers | texts | {"round": round and int(round), "ended": None if ended is None else str(ended)}
     return {}
 
 

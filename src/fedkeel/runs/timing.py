@@ -21,4 +21,4 @@ def read_timing(directory: Path) -> list[dict[str, Any]]:
 
 def seconds_of(times: Mapping[str, Any]) -> float:
     """What a round took, of a line of `read_timing`."""
-    return sum(value for name, value in times.items() if name not in ("round", "clients"))
+    return sum(float(value) for name, value in times.items() if name not in ("round", "clients"))

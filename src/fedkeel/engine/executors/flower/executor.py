@@ -228,6 +228,7 @@ class FlowerExecutor(Executor):
                 except BadMessage as bad:
                     results[sender] = Missing(sender, str(bad))
                     self.status.set(sender, f"{doing} failed, {bad}")
+                self.status.save()  # who waits for the others sees who is done
             if client not in results:
                 results[client] = Missing(client, f"it did not reply within {timeout:g} s")
                 self._hanging.add(client)
