@@ -39,18 +39,6 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Content-Security-Policy": "frame-ancestors 'none'",  # the pages have theirs inside
 }
-PAGE = """
-<header class="top"><div class="bar"><span class="brand">Fedkeel</span><nav aria-label="Other pages">
-<a href="report.html" id="report" hidden>The report</a></nav>
-<button type="button" id="theme" class="quiet" hidden>Dark</button></div></header>
-<main id="content"><h1 id="title">Fedkeel</h1>
-<p class="lead" id="told" role="status" aria-live="polite"></p>
-<progress id="share" max="1" value="0" aria-label="How much is done"></progress>
-<p class="notice" id="lost" role="alert" hidden></p><p class="notice" data-nojs>This page needs JavaScript.</p>
-<dl class="tiles" id="tiles"></dl>
-<section><section id="curves" hidden><h3>Curves so far</h3></section><div id="tables"></div>
-<section id="noted" hidden><h3>Notes</h3><ul class="findings" id="notes"></ul></section></section>
-</main><footer><p id="place"></p></footer>"""
 log = logging.getLogger("fedkeel")
 
 
@@ -78,7 +66,7 @@ class Server(ThreadingHTTPServer):
         if path in ("/state.json", "/figures.json"):
             return "application/json", self._look()[path]
         if path == "/":
-            text = whole("Fedkeel", [PAGE], Figures(), read("watch.js"), "connect-src 'self'; ")
+            text = whole("Fedkeel", [read("watch.html")], Figures(), read("watch.js"), "connect-src 'self'; ")
         elif path == "/report.html":
             command = shlex.join(["fedkeel", "report", str(self.watch.directory)])
             text = render(collect([self.watch.directory]), datetime.now(), command)
