@@ -239,7 +239,8 @@
     }
 
     below() {
-      const details = html("details", { class: "behind" }, html("summary", {}, "The numbers"));
+      const open = this.under.querySelector("details")?.open;
+      const details = html("details", { class: "behind", open }, html("summary", {}, "The numbers"));
       details.addEventListener("toggle", () => { if (details.open && details.children.length === 1) details.append(numbersOf(this.figure)); });
       const files = ["svg", "png"].map((kind) => html("button", { type: "button", class: "save", "aria-label": `Save as ${kind.toUpperCase()}`, click: () => save(this, kind) }, kind.toUpperCase()));
       const legends = Object.keys(this.figure.legend).map((parameter) => legend(this, parameter));
