@@ -107,7 +107,7 @@ def test_what_has_not_changed_is_not_read_again(tmp_path: Path, monkeypatch: pyt
     place = make_comparison(tmp_path / "c", ("fedavg", "fedbn"), seeds=1)
     read: list[Path] = []
     real = moment.read_member
-    monkeypatch.setattr(moment, "read_member", lambda l, run, n: (read.append(run.directory), real(l, run, n))[1])
+    monkeypatch.setattr(moment, "read_member", lambda of, run, n: (read.append(run.directory), real(of, run, n))[1])
     watching = Watch(place)
     for _ in range(3):
         watching.look()
@@ -200,7 +200,9 @@ def test_it_has_the_page_the_numbers_and_the_report(ask: Ask) -> None:
     assert "<script>alert(1)" not in report
 
 
-@pytest.mark.parametrize("path", ["/metrics.jsonl", "/config.toml", "/../config.toml", "/%2e%2e/config.toml", "//etc", ""])
+@pytest.mark.parametrize(
+    "path", ["/metrics.jsonl", "/config.toml", "/../config.toml", "/%2e%2e/config.toml", "//etc", ""]
+)
 def test_it_hands_out_no_file(ask: Ask, path: str) -> None:
     assert ask(path or "/index.html").status == 404
 
@@ -210,7 +212,9 @@ def test_it_can_only_be_read(ask: Ask, method: str) -> None:
     assert ask("/state.json", method).status == 501
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8350", "127.0.0.1.evil.example", "localhost:1:2", "", ":80"])
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:8350", "127.0.0.1.evil.example", "localhost:1:2", "", ":80"]
+)
 def test_who_calls_it_by_another_name_gets_nothing(ask: Ask, host: str) -> None:
     answer = ask("/state.json", Host=host)
     assert answer.status == 403

@@ -1,4 +1,4 @@
-"""The page of `fedkeel watch` in a real browser: it grows with the run, outlives its server, and can be read by anyone."""
+"""The page of `fedkeel watch` in a real browser: it grows with the run, outlives its server, can be read by all."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import webbrowser
 from contextlib import suppress
 
 from fedkeel.cli.terminal.parsing import Arguments, Parser, whole
+from fedkeel.core.naming import visible
 
 HELP = "a run, or a comparison, in the browser as it grows"
 USAGE = "DIR [options]"
@@ -35,8 +36,9 @@ def run(arguments: Arguments) -> int:
     if arguments.json:
         print(json.dumps(plain(Watch(arguments.directory).look()[0]), indent=1))
         return 0
+    place = visible(arguments.directory)
     with Server(arguments.directory, arguments.port) as server:
-        print(f"Watching {arguments.directory} at {server.address} (Ctrl-C ends it)", flush=True)
+        print(f"Watching {place} at {server.address} (Ctrl-C ends it)", flush=True)
         # Without a screen it would be a browser in this terminal.
         seen = sys.platform in ("darwin", "win32") or os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")
         if seen and sys.stdout.isatty() and not arguments.no_browser:
@@ -45,5 +47,5 @@ def run(arguments: Arguments) -> int:
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            print(f"\nfedkeel: no longer watching {arguments.directory}; what runs there goes on", file=sys.stderr)
+            print(f"\nfedkeel: no longer watching {place}; what runs there goes on", file=sys.stderr)
     return 0
