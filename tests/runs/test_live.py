@@ -28,6 +28,11 @@ class Looking(tiny.Notes):
     def training(self, clients: Sequence[str]) -> None:
         found = live.read(self.directory)
         assert live.is_running(found)
+        if clients:
+            self.seen.append((found["round"], found["done"], found["training"]))
+
+    def aggregated(self, state: Any) -> None:
+        found = live.read(self.directory)
         self.seen.append((found["round"], found["done"], found["training"]))
 
 
@@ -35,9 +40,16 @@ def test_while_it_trains_the_file_says_who_does(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(live, "BURST", 3600.0)  # every event is written, however slow the disk
     looking = Looking(tmp_path / "run")
     tiny.run(tmp_path / "run", rounds=2, observer=looking)
-    names = ["ward", "clinic", "hospital"]
-    of_a_round = [(done, [name] * begins) for done, name in enumerate(names) for begins in (1, 0)]
+    of_a_round = [(0, ["ward"]), (1, ["clinic"]), (2, ["hospital"]), (3, [])]
     assert looking.seen == [(round, done, training) for round in (0, 1) for done, training in of_a_round]
+
+
+def test_of_several_who_train_at_once_one_who_is_done_does_no_longer(tmp_path: Path) -> None:
+    watched = live.Live(tmp_path, tiny.Notes())
+    watched.training(["ward", "clinic"])
+    watched.training(["clinic"])
+    watched.client_done(0, 1, 2)
+    assert live.read(tmp_path)["training"] == ["clinic"]
 
 
 def test_a_finished_run_has_ended_and_its_notes_are_kept(tmp_path: Path) -> None:

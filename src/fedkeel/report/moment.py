@@ -96,8 +96,9 @@ def progress(member: Member) -> Document:
     state = FINISHED if summary else RUNNING if live.is_running(now) else STOPPED
     done, round = float(member.rounds_done), member.rounds_done
     if state == RUNNING:
-        done = (now["round"] or 0) + (now["done"] / now["clients"] if now["clients"] else 0)
-        round = 0 if now["round"] is None else min(from_one(now["round"]), rounds)
+        at = max(now["round"] or 0, member.rounds_done)  # the records may be ahead
+        done = at + (now["done"] / now["clients"] if now["clients"] and at == now["round"] else 0)
+        round = 0 if now["round"] is None else min(from_one(at), rounds)
     share = 1.0 if summary else min(done / rounds, 1.0)
     times = [seconds_of(line) for line in read_timing(directory)[-LATEST:]]
     whole = fmean(times) * rounds if times else None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 FILE = "live.json"
 STOPPED = "stopped"  # and nobody knows why
 SHARE, BURST = 0.01, 0.05  # of the time that may go into writing it; seconds that may go before that counts
+SLOW = 0.005  # seconds that a single writing counts at most
 MOST_NOTES, MOST_NAMED = 100, 50
 
 
@@ -44,10 +45,12 @@ class Live(Observer):
         self._set(round=first_round)
 
     def training(self, clients: Sequence[str]) -> None:
-        self._set(training=[*clients[:MOST_NAMED]])
+        # Who ends is followed by who begins, and that is what holds for long.
+        begins = len(clients) > len(self.state["training"])
+        self._set(begins, training=[*clients[:MOST_NAMED]])
 
     def client_done(self, round: int, done: int, total: int) -> None:
-        self._set(round=round, done=done, clients=total)
+        self._set(done == total or bool(self.state["training"]), round=round, done=done, clients=total)
 
     def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
         self._set(round=round + 1, done=0, training=[])
@@ -63,10 +66,9 @@ class Live(Observer):
         self.state |= {"ended": reason, "training": []}
         self._write()
 
-    def _set(self, **what: Any) -> None:
+    def _set(self, write: bool = True, **what: Any) -> None:
         self.state |= what
-        # Not after a pause: the last of several events in a row is the one that holds for long.
-        if self._spent <= SHARE * (time.monotonic() - self._began) + BURST:
+        if write and self._spent <= SHARE * (time.monotonic() - self._began) + BURST:
             self._write()
 
     def _write(self) -> None:
@@ -74,7 +76,7 @@ class Live(Observer):
         with suppress(OSError):  # a full disk is told of by what the run needs
             aside.write_text(json.dumps({**self.state, "at": time.time()}))
             os.replace(aside, self._path)
-        self._spent += time.monotonic() - began
+        self._spent += min(time.monotonic() - began, SLOW)  # a machine that was busy for once says nothing of the next
 
 
 def read(directory: Path) -> dict[str, Any]:
