@@ -51,6 +51,13 @@ def test_a_run_that_trains_is_in_its_next_round_and_says_who_and_how_long(tmp_pa
     assert group.labels == ["fedavg"]
 
 
+def test_records_that_are_ahead_of_what_is_said_to_be_done_count(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", rounds=8, done=6)
+    begin(run, round=4, done=1, clients=2)
+    document, _ = Watch(run).look()
+    assert (document["runs"][0]["round"], document["share"]) == (7, 6 / 8)
+
+
 def test_a_run_that_is_tested_is_still_in_its_round(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", rounds=8, done=4)
     begin(run, round=4, done=2, clients=2)
@@ -74,6 +81,8 @@ def test_of_a_comparison_the_runs_to_come_count(tmp_path: Path) -> None:
     comparison["runs"] += [{"method": "gn", "seed": 0, "directory": "row2/seed0"}]
     (place / "comparison.json").write_text(json.dumps(comparison))
     (place / "row1/seed0/summary.json").unlink()
+    half = make_run(tmp_path / "half", "fedbn", done=4) / "metrics.jsonl"
+    half.replace(place / "row1/seed0/metrics.jsonl")
     add_timing(place / "row0/seed0", 8, 10.0)
     add_timing(place / "row1/seed0", 8, 10.0)
     begin(place / "row1/seed0", round=4)

@@ -92,7 +92,7 @@
     if (alone?.state === "running") tiles.push(["round", `${alone.round} of ${alone.rounds}`, `${alone.training.length ? "training: " : ""}${training(alone)}`]);
     if (runs.length > 1) tiles.push(["runs finished", `${of(runs, "finished")} of ${runs.length}`, `${of(runs, "running")} under way`]);
     const [best] = runs.filter((run) => typeof run.accuracy === "number").sort((a, b) => b.accuracy - a.accuracy);
-    if (best) tiles.push([alone ? "accuracy so far" : "highest accuracy so far", `${percent(best.accuracy)} %`, best.run]);
+    if (best) tiles.push([`${alone ? "accuracy" : "highest accuracy"}${state.state === "finished" ? "" : " so far"}`, `${percent(best.accuracy)} %`, best.run]);
     if (state.state === "running") tiles.push(["time left", state.left === null ? "–" : duration(state.left), state.left === null ? "not known before the first round" : "if it goes on like the last rounds"]);
     const dropped = everyone(state).reduce((sum, [, one]) => sum + one.dropped, 0);
     if (dropped) tiles.push(["updates dropped", String(dropped), "see the table and the notes"]);
@@ -110,7 +110,7 @@
     if (!all.length) return found;
     const first = new Set([...all].sort(([, a], [, b]) => b.training - a.training || b.dropped - a.dropped).slice(0, MOST_CLIENTS).map(([name]) => name));
     const does = state.sites ? (one) => [one.connected ? "yes" : "no", one.state, one.at] : (one) => [one.training ? "trains" : ""];
-    const row = ([name, one]) => [name, ...does(one), one.updates, one.dropped, one.loss, one.seconds, one.reason];
+    const row = ([name, one]) => [name, ...does(one), one.updates, one.dropped, one.loss, one.seconds === null ? null : Number(one.seconds.toPrecision(3)), one.reason];
     const columns = [state.sites ? "site" : "client", ...(state.sites ? ["connected", "last", "since"] : ["now"]), "updates", "dropped", "last loss", "last seconds", "last reason"];
     const note = all.length > first.size ? `${first.size} of ${all.length}` : "";
     found.push({ title: state.sites ? "Sites" : "Clients", columns, rows: all.filter(([name]) => first.has(name)).map(row), note });
