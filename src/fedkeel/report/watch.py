@@ -50,6 +50,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, directory: str | Path, port: int | None = None) -> None:
         self.watch, self._looking = Watch(directory), threading.Lock()
         self._next, self._answers = 0.0, dict[str, bytes]()
+        self._curves, self._drawn = list[Any]([None]), b"{}"  # what was drawn last
         try:
             super().__init__((HOST, PORT if port is None else port), Handler)
         except (OSError, OverflowError) as error:
@@ -82,7 +83,10 @@ class Server(ThreadingHTTPServer):
             began, pause, drawn = time.monotonic(), SOONEST, b"{}"
             try:
                 document, groups = self.watch.look()
-                drawn = json.dumps(drawings(groups), allow_nan=False).encode()
+                curves = [(str(member), member.curves) for group in groups for member in group.members]
+                if curves != self._curves:
+                    self._curves, self._drawn = curves, json.dumps(drawings(groups), allow_nan=False).encode()
+                drawn = self._drawn
                 document |= {"figures": hashlib.sha256(drawn).hexdigest(), "problem": ""}
                 pause = OVER if document["state"] == FINISHED else SOONEST
             except FedkeelError as error:
