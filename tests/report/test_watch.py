@@ -95,6 +95,20 @@ def test_of_a_comparison_the_runs_to_come_count(tmp_path: Path) -> None:
     assert len(groups) == 1
 
 
+def test_comparisons_below_a_folder_are_told_apart_and_know_of_runs_to_come(tmp_path: Path) -> None:
+    make_comparison(tmp_path / "a", ("fedavg",), seeds=1)
+    make_comparison(tmp_path / "b", ("fedavg",), seeds=1, data="pacs", domains=("art",))
+    (tmp_path / "c").mkdir()
+    to_come = {"runs": [{"method": "gn", "seed": 0, "directory": "row0/seed0"}]}
+    (tmp_path / "c" / "comparison.json").write_text(json.dumps(to_come))
+    document, groups = Watch(tmp_path).look()
+    names = ["fedavg seed 0 (digits-shift)", "fedavg seed 0 (pacs)", "gn seed 0"]
+    assert [row["run"] for row in document["runs"]] == names
+    assert document["state"] != "finished"
+    assert len(groups) == 2
+    assert Watch(tmp_path / "c").look()[0]["state"] == "waiting"
+
+
 def test_between_two_runs_a_comparison_has_not_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(moment.time, "time", lambda: 1000.0)
     waiting, finished = {"state": "waiting"}, {"state": "finished", "ended": 990.0}

@@ -16,6 +16,7 @@ from fedkeel.options import as_path
 from fedkeel.report.clients import Contribution
 from fedkeel.report.collect import Collected, Group, Member, by_federation, find_runs, name_apart, read_member, unique
 from fedkeel.report.page import heading, told_apart
+from fedkeel.report.sections import federation_name
 from fedkeel.runs import live
 from fedkeel.runs.intact import how_to_continue
 from fedkeel.runs.run import Run
@@ -40,22 +41,25 @@ class Watch:
                 f"'{self.directory}' is no directory: give that of a run or a comparison, or an empty one where a run "
                 "will begin."
             )
-        if not self._has_begun() and any(path.is_file() for path in self.directory.rglob("[!.]*")):
+        if not self._places() and any(path.is_file() for path in self.directory.rglob("[!.]*")):
             raise FedkeelError(
                 f"'{self.directory}' holds no run: give a directory that 'fedkeel run' or 'fedkeel compare' made."
             )
 
-    def _has_begun(self) -> bool:
-        return any(True for name in (COMPARISON, "config.toml") for _ in self.directory.rglob(name))
+    def _places(self) -> list[Path]:
+        """The comparisons, which know of runs to come, and the directory itself where a run has begun."""
+        comparisons = [path.parent for path in sorted(self.directory.rglob(COMPARISON))]
+        return [*dict.fromkeys([*comparisons, *(self.directory for _ in self.directory.rglob("config.toml"))])]
 
     def look(self) -> tuple[Document, list[Group]]:
         """What there is to tell, as JSON can hold it, and the runs of each federation, for their curves."""
         notices: list[str] = []
-        placed, missing = find_runs([self.directory]) if self._has_begun() else ([], [])
+        placed, missing = find_runs(self._places())
         found = by_federation([self._member(label, run, notices) for label, run in placed])
         groups = [Group(unique(name_apart(own), notices), [], f"g{number}") for number, own in enumerate(found)]
         members = [member for group in groups for member in group.members]
-        runs = [progress(member) for member in members]
+        places = [f" ({federation_name(group)})" * (len(groups) > 1) for group in groups for _ in group.members]
+        runs = [progress(member, place) for member, place in zip(members, places, strict=True)]
         runs += [{"run": name, "state": WAITING, "share": 0.0, "training": []} for name in missing]
         notes = [{"at": None, "run": "", "text": text} for text in notices]
         noted = ((row["run"], live.read(m.run.directory)) for row, m in zip(runs, members, strict=False))
@@ -89,7 +93,7 @@ def title(groups: list[Group], runs: Sequence[Document]) -> str:
     return heading(Collected([], groups)) if groups else "Nothing has begun yet"
 
 
-def progress(member: Member) -> Document:
+def progress(member: Member, place: str = "") -> Document:
     """How far one run is. `round` is the one that is under way, or the last, from 1; 0 while it is being prepared."""
     directory, summary = member.run.directory, member.summary or {}
     now, rounds = live.read(directory), summary.get("rounds", member.config.rounds)
@@ -104,7 +108,7 @@ def progress(member: Member) -> Document:
     whole = fmean(times) * rounds if times else None
     curve = next((curve for metric, curve in member.curves.items() if metric.key == "average"), {})
     return {
-        "run": f"{member.label} seed {member.seed}",
+        "run": f"{member.label} seed {member.seed}{place}",
         "state": state,
         "round": round,
         "rounds": rounds,
