@@ -46,6 +46,9 @@ class Observer:
     def started(self, config: Config, first_round: int) -> None:
         """A run begins, or goes on at `first_round`."""
 
+    def training(self, clients: Sequence[str]) -> None:
+        """These clients train at this moment, or at the same time on a GPU; none when the round's are done."""
+
     def client_done(self, round: int, done: int, total: int) -> None:
         """One more client of this round has sent its update, or has failed."""
 

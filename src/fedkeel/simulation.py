@@ -30,6 +30,7 @@ from fedkeel.observer import Observer, Observers
 from fedkeel.options import as_path, described
 from fedkeel.runs.extension import reopen
 from fedkeel.runs.intact import how_to_continue
+from fedkeel.runs.live import STOPPED, Live
 from fedkeel.runs.measures import FILE as MEASURES
 from fedkeel.runs.measures import Measures, document, predictions, reported
 from fedkeel.runs.origin import Origin, records, refuse_other_code, refuse_other_data
@@ -211,12 +212,13 @@ def _refuse_to_extend(run: Run, rounds: int) -> None:
 def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
     """Run the rounds that are left and write the result."""
     began = time.perf_counter() - store.seconds()  # of earlier starts
-    executor, refused = None, False
-    observer = observer or Observer()
+    executor, refused, reason = None, False, STOPPED
+    live = observer if isinstance(observer, Live) else Live(store.directory, observer or Observer())
+    observer = Observers([live, live.then])
     try:
         if setup.config.record:
             recorder = analysis.Recorder(analysis.requested(setup.config), store.directory, setup, observer.note)
-            observer = Observers([observer, recorder])
+            observer = Observers([live, live.then, recorder])
         executor = setup.executor(store.memory_files)
         federated = Federated(setup, executor, store, observer)
         server = federated.run()
@@ -240,10 +242,12 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
             observer.note(stopped)
         if federated.best["round"] < 0 and setup.config.select_by != "accuracy":
             observer.note(f"The validation data give no '{setup.config.select_by}': the result is the last round's.")
-    except FedkeelError:
-        refused = store.is_blank
+        reason = ""
+    except FedkeelError as error:
+        refused, reason = store.is_blank, str(error)
         raise
     finally:
+        live.end(reason)
         if executor is not None:
             executor.close()
         if refused:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
 
+from fedkeel.drawing.show import as_file
 from fedkeel.drawing.theme import COLOURS, DASHES, config
-from fedkeel.drawing.vega import chart, span
+from fedkeel.drawing.vega import Chart, chart, span
 
 HOSTILE = ["a'b\"c", "datum.y", "</script>", "[x].y\\", "_b", "日本", ""]
 LINES = {"kind": "lines", "x_label": "round", "y_label": "loss"}
@@ -17,6 +19,12 @@ BARS = {"kind": "bars", "categories": ["a", "b"], "y_label": "seconds"}
 
 def line(name: str, y: list[Any], **more: Any) -> dict[str, Any]:
     return {"name": name, "x": list(range(1, len(y) + 1)), "y": y, **more}
+
+
+def ticks(drawn: Chart) -> list[str]:
+    """The numbers at the lower axis."""
+    pytest.importorskip("vl_convert")
+    return re.findall(r"<text[^>]*>(\d+)</text>", as_file(drawn.whole(), "svg").decode())
 
 
 def expressions(spec: Any) -> list[str]:
@@ -81,9 +89,15 @@ def test_the_ends_of_an_axis(values: list[float], options: dict[str, bool], want
 
 
 def test_a_single_round_has_its_own_tick_in_the_middle() -> None:
-    drawn = chart({**LINES, "series": [{"name": "a", "x": [7], "y": [1.0]}, {"name": "b", "x": [7], "y": [2.0]}]})
+    drawn = chart({**LINES, "series": [{"name": "a", "x": [7], "y": [0.1]}, {"name": "b", "x": [7], "y": [0.2]}]})
     assert (drawn.values["first"], drawn.values["last"]) == (6.5, 7.5)
-    assert drawn.spec["encoding"]["x"]["axis"]["values"] == [7]
+    assert ticks(drawn) == ["7"]
+
+
+@pytest.mark.parametrize(("rounds", "wanted"), [(2, "1 2"), (3, "1 2 3"), (6, "1 2 3 4 5 6"), (30, "5 10 15 20 25 30")])
+def test_rounds_are_written_once_each(rounds: int, wanted: str) -> None:
+    drawn = chart({**LINES, "series": [{"name": "a", "x": [*range(1, rounds + 1)], "y": [0.5] * rounds}]})
+    assert ticks(drawn) == wanted.split()
 
 
 def test_a_logarithm_leaves_out_what_has_none() -> None:

@@ -192,8 +192,12 @@ def test_what_clients_gave_and_lost_is_counted(tmp_path: Path) -> None:
     with open(tmp_path / "a" / "metrics.jsonl", "a") as file:
         for record in ({**given, "round": 0}, {**given, "round": 1}, lost):
             file.write(json.dumps(record) + "\n")
+    with open(tmp_path / "a" / "timing.jsonl", "a") as file:  # an earlier version had no clients there
+        for round, known in enumerate(({}, {"clients": {"<b>one": 3.25, "who": 1}}, {"clients": {"<b>one": 4.25}})):
+            file.write(json.dumps({"round": round, "train": 5.0, **known}) + "\n")
     page = page_of(tmp_path / "a")
     section = page[page.index('id="g0-clients"') :].partition("</section>")[0]
+    assert ("td", "3.75") in Outline(section).texts, "its seconds, on average"
     assert "1 updates dropped" in section
     assert "it has &lt;i&gt;NaN" in section
     assert "&lt;b&gt;one" in section

@@ -10,7 +10,7 @@ from fedkeel.analysis import Diagnostic, Objects, diagnostic
 from fedkeel.analysis.figures import Figure, by_round, table
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run
-from fedkeel.runs.store import read_timing
+from fedkeel.runs.timing import read_timing
 
 PHASES = ("train", "aggregate", "evaluate")
 

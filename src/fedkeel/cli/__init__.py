@@ -54,6 +54,7 @@ ORDER = (
         "list",
         "analyse",
         "report",
+        "watch",
         "bench",
         "export",
     ),

@@ -4,10 +4,6 @@ examples:
   fedkeel status runs/fed
 """
 
-import json
-from pathlib import Path
-from typing import Any
-
 import fedkeel
 from fedkeel.cli.terminal.output import Table, show
 from fedkeel.cli.terminal.parsing import Arguments, Parser
@@ -24,14 +20,14 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: Arguments) -> int:
-    from fedkeel.engine.executors.flower.executor import STATUS
+    from fedkeel.engine.executors.flower.executor import STATUS, read_sites
     from fedkeel.experiments.tables import percent
 
     run = fedkeel.Run(arguments.directory)
-    path, config = run.directory / STATUS, run.config
-    if not path.exists():
+    config = run.config
+    if not (run.directory / STATUS).exists():
         raise FedkeelError(f"'{run.directory}' is no run over a network: see it with 'fedkeel show {run.directory}'.")
-    sites, done, scores = read_sites(path), len(run.records("round")), run.scores()
+    sites, done, scores = read_sites(run.directory), len(run.records("round")), run.scores()
     accuracy = scores[-1]["average"] if scores else None
     document = {"method": config.method, "rounds": config.rounds, "done": done, "finished": run.finished}
     document |= {"accuracy": accuracy, "sites": sites}
@@ -44,14 +40,3 @@ def run(arguments: Arguments) -> int:
     ]
     show(lines, document, as_json=arguments.json)
     return 0
-
-
-def read_sites(path: Path) -> dict[str, dict[str, Any]]:
-    """What each site last did; one sentence where that cannot be read."""
-    try:
-        sites = json.loads(path.read_bytes())
-        return {name: {key: site[key] for key in ("state", "connected", "at")} for name, site in sites.items()}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise FedkeelError(
-            f"'{path}' cannot be read ({type(error).__name__}): the server writes it anew at its next exchange."
-        ) from error

@@ -23,6 +23,7 @@ from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.methods import build as build_method
 from fedkeel.observer import Observer
+from fedkeel.runs.live import Live
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import Store, fingerprint, read_config
 from fedkeel.simulation import finish, free_directory
@@ -91,6 +92,7 @@ def train(
         store, before = Store.open(directory), Roster.load(directory)
     else:
         store, before = Store.create(directory, config), None
+    observer = Live(directory, observer)  # who waits for sites watches this, too
     try:
         network = enrol(enrolment, config, before, observer, directory)
         setup = prepare_network(config, network, directory, model)
@@ -109,7 +111,16 @@ def enrol(
 ) -> FlowerExecutor:
     """Who takes part, of those that are here and, when a run goes on, of those that took part before."""
     run = before.run if before else secrets.token_hex(8)
-    described, failed = enrolment.wait_for_sites(session(run, config, None), config, observer.note)
+    status = Status(directory)
+    for name in (*(enrolment.owners or {}).values(), *(site.name for site in (before.sites if before else ()))):
+        status.set(name, "not connected", connected=False)
+    status.save()
+
+    def came(site: str) -> None:
+        status.set(site, "connected")
+        status.save()
+
+    described, failed = enrolment.wait_for_sites(session(run, config, None), config, observer.note, came)
     options = spec.parse(config.data).options
     classes = before.classes if before else names(options["classes"]) if "classes" in options else None
     unseen = [*names(config.unseen), *names(options.get("unseen", ()))]
@@ -128,7 +139,7 @@ def enrol(
         if site.name in roster and roster[site.name] == site:
             nodes.setdefault(site.name, node)
     strangers = {*described, *failed} - set(nodes.values())
-    carried, status = session(run, config, roster.classes), Status(directory)
+    carried = session(run, config, roster.classes)
     return FlowerExecutor(enrolment, roster, carried, config, observer.note, nodes, strangers, status)
 
 

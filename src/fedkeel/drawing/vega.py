@@ -18,6 +18,7 @@ WIDTH = 520  # of a figure on its own, in pixels of 1/96 inch: the text of a pag
 TEXT = 150  # pixels that a name and a number take
 BAR, GAP = 19, 8  # of bars, in pixels: how high each is, and the room between their groups
 FEW = 15  # rounds of which each has a dot
+WHOLE = "clamp(floor(last - first), 1, 5)"  # ticks between whole numbers: of more, 1.5 would be written as a second 2
 NUMBER = "(abs({0}) < 1e-3 && {0} != 0 || abs({0}) >= 1e5 ? format({0}, '.3~e') : format({0}, '.4~r'))"
 # The wheel alone scrolls the page; two fingers on a touchpad are the wheel with Ctrl.
 ZOOM = {
@@ -139,7 +140,7 @@ def _lines(figure: Given) -> Chart:
     pad = 0.5 if len(set(places)) == 1 else 0
     ends = {"first": min(places, default=0) - pad, "last": max(places, default=1) + pad, "low": low, "high": high}
     ticks: Spec = {"tickMinStep": 1, "format": "d"} if all(float(x).is_integer() for x in places) else {}
-    ticks |= {"values": places[:1]} if pad else {}
+    ticks |= {"tickCount": {"expr": WHOLE}} if ticks else {}
     x = _number("x", figure.get("x_label"), scale=_axis("first", "last", padding=6), axis={"grid": False, **ticks})
     y_axis = {**_number("y"), "scale": _axis("low", "high", log=log)}
     has_spread = any(half is not None for row in data for half in row["spread"])

@@ -72,6 +72,7 @@ class Federated:
         self.patience = Patience(config.patience, config.min_delta)
         self.evaluation = FederatedEvaluation(self.setup, self.executor, self.observer.note)
         self.how_good = selection(config)
+        self.executor.attendance.tell = self.observer.training
 
     @property
     def federation(self) -> Federation:
@@ -126,7 +127,8 @@ class Federated:
             },
         )
         times = {"train": collected - began, "aggregate": aggregated - collected}
-        self.store.append_timing({"round": round, **times, "evaluate": time.perf_counter() - aggregated})
+        times |= {"evaluate": time.perf_counter() - aggregated}
+        self.store.append_timing({"round": round, **times, "clients": self.executor.attendance.take()})
         self._show(broadcast, updates, tested)
         last = self._is_last(round)
         if last or self.schedule.is_due(round):

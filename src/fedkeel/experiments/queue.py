@@ -35,7 +35,8 @@ from fedkeel.experiments.reproduce import Bookkeeper, TableRuns, run_missing
 from fedkeel.experiments.request import Request, data_at, select
 from fedkeel.files import explained
 from fedkeel.options import described
-from fedkeel.runs.store import has_finished, read_timing
+from fedkeel.runs.store import has_finished
+from fedkeel.runs.timing import read_timing
 from fedkeel.stopping import Stopped, stop_requested
 
 FILE = "queue.toml"  # in the ledger's folder

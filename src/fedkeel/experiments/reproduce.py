@@ -35,8 +35,9 @@ from fedkeel.files import explained
 from fedkeel.models import MODELS
 from fedkeel.runs.origin import Origin, method_code
 from fedkeel.runs.run import Run
-from fedkeel.runs.store import fingerprint, has_finished, read_timing
+from fedkeel.runs.store import fingerprint, has_finished
 from fedkeel.runs.summary import summarise_run
+from fedkeel.runs.timing import read_timing
 from fedkeel.spec import parse
 
 OWN_OPTIONS = [entry.name for entry in fields(Request) if entry.name != "changes"]

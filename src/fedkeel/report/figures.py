@@ -114,6 +114,19 @@ def curves(group: Group, metric: Metric, most_rounds: int = sys.maxsize) -> Figu
     return {"kind": "lines", "series": series, "names": list(names(group).values()), "x_label": "round", **unit}
 
 
+def by_round(group: Group, most_rounds: int) -> Figure | None:
+    """Of a single method: accuracy on average, on unseen domains and of each domain, in one figure."""
+    series: dict[str, Any] = {}
+    for metric in group.metrics:
+        kind, _, domain = metric.key.partition("domain ")
+        name = domain or {"average": "average", "unseen": "average of unseen"}.get(kind, "")
+        for one in curves(group, metric, most_rounds)["series"] if name else ():
+            called = f"{name} (a domain)" if name in series else name
+            series[called] = {**one, "name": called}
+    about = {"x_label": "round", "y_label": "Test accuracy, %", "percent": True}
+    return {"kind": "lines", "series": [*series.values()], **about} if len(series) > 1 else None
+
+
 def by_domain(group: Group) -> Figure:
     """Bars for the average and for each domain: the mean, and whiskers of the spread over seeds, or, of a single seed,
     of the error that the number of test images leaves."""

@@ -118,7 +118,7 @@
   async function embed(host, figure, values, width, look, tooltip) {
     await (unpacked ??= unpack());
     const { params, ...config } = page.themes[look || theme()];
-    const spec = { ...page.specs[figure.spec], data: { values: page.data[figure.data] }, width: Math.min(width, figure.widest || width) };
+    const spec = { ...page.specs[figure.spec], data: { name: "given", values: page.data[figure.data] }, width: Math.min(width, figure.widest || width) };
     const label = figure.title ? spec.title.subtitle : spec.title.text; // a title is above the figure, in the page
     if (!look || !figure.title) spec.title = label ? { text: label, fontSize: 12, fontWeight: "normal", color: config.title.subtitleColor } : undefined;
     spec.params = [...(spec.params || []), ...params, ...Object.entries(values).map(([name, value]) => ({ name, value }))];
@@ -215,6 +215,7 @@
     /* Another figure in the same place; what was hidden stays so. */
     take(figure, ends) {
       this.figure = figure;
+      this.spec = JSON.stringify(page.specs[figure.spec]);
       this.ends = ends || {};
       for (const [parameter, names] of Object.entries(figure.legend)) {
         const before = this.hidden[parameter];
@@ -225,8 +226,21 @@
       if (this.drawing) this.draw();
     }
 
+    /* The same figure with more in it: what is open, zoomed, hidden or has the focus stays so. */
+    grow(figure) {
+      if (!this.view || this.spec !== JSON.stringify(page.specs[figure.spec])) return this.take(figure);
+      this.figure = figure;
+      const open = this.under.querySelector("details[open]");
+      if (open) open.lastChild.replaceWith(numbersOf(figure));
+      // Vega changes the rows that it is given; what the page reads must stay as it is.
+      const rows = structuredClone(page.data[figure.data]);
+      for (const [name, value] of Object.entries(this.values())) if (name !== "at" && name !== "lit") this.view.signal(name, value);
+      this.view.data("given", rows).runAsync();
+    }
+
     below() {
-      const details = html("details", { class: "behind" }, html("summary", {}, "The numbers"));
+      const open = this.under.querySelector("details")?.open;
+      const details = html("details", { class: "behind", open }, html("summary", {}, "The numbers"));
       details.addEventListener("toggle", () => { if (details.open && details.children.length === 1) details.append(numbersOf(this.figure)); });
       const files = ["svg", "png"].map((kind) => html("button", { type: "button", class: "save", "aria-label": `Save as ${kind.toUpperCase()}`, click: () => save(this, kind) }, kind.toUpperCase()));
       const legends = Object.keys(this.figure.legend).map((parameter) => legend(this, parameter));
@@ -440,6 +454,8 @@
     block.append(button);
   }
 
+  // For a page that grows, see watch.js.
+  window.fedkeel = { page, html, tableOf, figureOf };
   // On paper nothing can be opened any more.
   addEventListener("beforeprint", () => window.drawEverything());
   themeButton();

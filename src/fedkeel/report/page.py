@@ -25,8 +25,7 @@ GENERATOR = "Fedkeel report"  # how a page is known as one that may be written o
 
 def render(collected: Collected, made: datetime, command: str, images: int = 0) -> str:
     """The whole page. `command` is the one that made it; `images`: so many examples of each site."""
-    figures, vega = Figures(), packed_vega()
-    style, script = (resources.files(__package__).joinpath(name).read_text("utf-8") for name in ("page.css", "page.js"))
+    figures = Figures()
     groups = collected.groups
     title, shown = heading(collected), [sections(group, figures, images) for group in groups]
     parts = [
@@ -35,9 +34,16 @@ def render(collected: Collected, made: datetime, command: str, images: int = 0) 
         *(part(group, own, alone=len(groups) == 1) for group, own in zip(groups, shown, strict=True)),
         footer(made, command),
     ]
-    scripts = f"{_hash(script)} {_hash(gzip.decompress(vega).decode())}"
+    return whole(title, parts, figures)
+
+
+def whole(title: str, parts: Iterable[str], figures: Figures, more: str = "", asks: str = "") -> str:
+    """A page of these parts. `more` is a script besides the report's own; `asks`, what the policy lets it ask for."""
+    vega = packed_vega()
+    style, script = (read(name) for name in ("page.css", "page.js"))
+    scripts = " ".join(map(_hash, filter(None, (script, more, gzip.decompress(vega).decode()))))
     policy = (
-        f"default-src 'none'; script-src {scripts}; style-src {_hash(style)}; img-src data:; "
+        f"default-src 'none'; script-src {scripts}; style-src {_hash(style)}; img-src data:; {asks}"
         "base-uri 'none'; form-action 'none'"
     )
     return f"""<!DOCTYPE html>
@@ -57,10 +63,15 @@ def render(collected: Collected, made: datetime, command: str, images: int = 0) 
 {"".join(parts)}
 <script type="application/json" id="numbers">{embedded(figures.document())}</script>
 <script type="text/plain" id="vega">{base64.b64encode(vega).decode()}</script>
-<script>{script}</script>
+<script>{script}</script>{f"<script>{more}</script>" if more else ""}
 </body>
 </html>
 """
+
+
+def read(name: str) -> str:
+    """A file of this folder."""
+    return resources.files(__package__).joinpath(name).read_text("utf-8")
 
 
 def _hash(text: str) -> str:

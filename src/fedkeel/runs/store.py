@@ -6,7 +6,8 @@ origin.json      the code and the machine that it began with, see `fedkeel.runs.
 imports.json     where methods, models, ... of the user's own came from, and code/ with copies to read, see
                  `fedkeel.core.imports`
 metrics.jsonl    a line per round, client and evaluation; no times, so two equal runs have equal files
-timing.jsonl     seconds per phase and round
+timing.jsonl     seconds per phase and round, and per client where clients do not run side by side
+live.json        who trains at this moment, and what was noted, see `fedkeel.runs.live`
 diagnostics/     what was recorded while training, or made of the run afterwards, see `fedkeel.analysis`
 profile.json     with `--profile`: more of them, and what the clients did in them
 checkpoints/     the last good two, written aside and renamed, each with checksums
@@ -41,6 +42,7 @@ from fedkeel.core.messages import BadMessage, pack, unpack
 from fedkeel.core.naming import file_name
 from fedkeel.core.state import Tensors
 from fedkeel.engine.checkpointing import Checkpoint
+from fedkeel.engine.executors.flower.executor import STATUS
 from fedkeel.engine.memory_files import Damaged, MemoryFiles, Reference
 from fedkeel.errors import StoreError
 from fedkeel.files import (
@@ -55,12 +57,16 @@ from fedkeel.files import (
     write_atomically,
     write_durably,
 )
+from fedkeel.runs import live
 from fedkeel.runs.extension import extensions
+from fedkeel.runs.timing import FILE as TIMING
+from fedkeel.runs.timing import read_timing, seconds_of
 from fedkeel.stopping import WRITING, reached
 
 KEPT_CHECKPOINTS = 2
-METRICS, TIMING, MODEL = "metrics.jsonl", "timing.jsonl", "model.safetensors"
+METRICS, MODEL = "metrics.jsonl", "model.safetensors"
 SUMMARY, CHECKSUMS = "summary.json", "checksums.json"
+TRACES = (METRICS, live.FILE, STATUS, ".lock")  # that may be there before anything is trained
 Named = Iterable[tuple[str, bytes]]  # files
 
 
@@ -153,7 +159,7 @@ class Store:
     def discard(self) -> None:
         """Something was refused before anything was trained: be as if it had never been created."""
         self.close()
-        for file in (*self._begun, self.directory / METRICS, self.directory / ".lock") if self._begun else ():
+        for file in (*self._begun, *(self.directory / name for name in TRACES)) if self._begun else ():
             file.unlink(missing_ok=True)
         with suppress(OSError):  # something else is in there
             for folder in self._made:
@@ -177,12 +183,15 @@ class Store:
 
     def append_timing(self, record: dict[str, Any]) -> None:
         path = self.directory / TIMING
+        if self._metrics is not None:
+            with explained(self.directory / METRICS):
+                self._metrics.flush()  # for whoever watches; `flush` brings it to disk
         with explained(path), open(path, "a") as file:
             file.write(json.dumps(record) + "\n")
 
     def seconds(self) -> float:
         """What the rounds so far took, in all starts of the run together; rounds that were done again count again."""
-        return sum(value for times in read_timing(self.directory) for name, value in times.items() if name != "round")
+        return sum(map(seconds_of, read_timing(self.directory)))
 
     def truncate(self, size: int = 0) -> None:
         """Forget the records of rounds that were not completed."""
@@ -306,15 +315,6 @@ def read_config(directory: str | Path) -> Config:
             f"'{directory}' is not a run directory (it has no config.toml): give one that 'fedkeel run' made."
         )
     return configuration.from_dict(configuration.read(path))
-
-
-def read_timing(directory: Path) -> list[dict[str, float]]:
-    """The `round` of each line and the seconds of its phases; a line that a kill has cut off is left out."""
-    path, times = directory / TIMING, []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        with suppress(ValueError):
-            times.append(json.loads(line))
-    return times
 
 
 def checkpoints(directory: Path) -> list[Path]:

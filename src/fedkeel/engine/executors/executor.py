@@ -4,8 +4,10 @@ A file in this folder that registers a class derived from `Executor` adds one; w
 the rest of the package knows of it.
 """
 
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -16,6 +18,30 @@ from fedkeel.core.messages import Answer, Broadcast, Missing, Update
 from fedkeel.engine.memory import ClientMemory
 from fedkeel.errors import FedkeelError
 from fedkeel.registry import Registry
+
+
+class Attendance:
+    """Which clients train at this moment, and how long each of a round took. Those that run side by side on a GPU have
+    no seconds of their own."""
+
+    def __init__(self) -> None:
+        self._began: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
+        self.tell: Callable[[Sequence[str]], None] = lambda _: None  # who trains now
+
+    def begin(self, *clients: str) -> None:
+        self._began |= dict.fromkeys(clients, time.perf_counter())
+        self.tell([*self._began])
+
+    def end(self, client: str) -> None:
+        if (began := self._began.pop(client, None)) is not None:  # else it did something other than train
+            self._seconds[client] = round(time.perf_counter() - began, 4)
+            self.tell([*self._began])
+
+    def take(self) -> dict[str, float]:
+        """The seconds of the clients that ended since the last time."""
+        seconds, self._began, self._seconds = self._seconds, {}, {}
+        return seconds
 
 
 class Executor(ABC):
@@ -33,6 +59,11 @@ class Executor(ABC):
     single_threaded: ClassVar[bool] = False
     seconds_of: ClassVar[str] = "Seconds of this process, one client after another."
     memory: ClientMemory
+
+    @cached_property
+    def attendance(self) -> Attendance:
+        """Who trains at this moment, as far as the executor says."""
+        return Attendance()
 
     @classmethod
     def cannot_run(cls, device: torch.device) -> str:  # noqa: ARG003

@@ -161,6 +161,7 @@ class ProcessesExecutor(Executor):
                     self._send(seat, waiting.pop(0), tasks)
             for seat, task, lost_because in self._hear():
                 client = tasks[task][0]
+                self.attendance.end(client)
                 if lost_because:
                     attempts_left[task] -= 1
                     if attempts_left[task]:
@@ -201,6 +202,8 @@ class ProcessesExecutor(Executor):
             self._replace(seat)  # it died while it had nothing to do: nobody's loss
         seat.task, seat.turn = task, 1 - seat.turn
         client, what = tasks[task]
+        if what["do"] == "train":
+            self.attendance.begin(client)
         seat.places[seat.turn].write({"memory": self.memory.of(client)}, client=client, **what)
         with suppress(OSError):  # the worker is dead: reading from it says so, and why
             seat.child.pipe.send_bytes(bytes([seat.turn]))

@@ -29,7 +29,11 @@ class SerialExecutor(Executor):
             torch.set_num_threads(worker.config.threads)
 
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
-        return self._remembering(clients, lambda client, memory: self.worker.train(client, broadcast, memory))
+        for client in clients:
+            self.attendance.begin(client)
+            one = [*self._remembering([client], lambda client, memory: self.worker.train(client, broadcast, memory))]
+            self.attendance.end(client)
+            yield from one
 
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
         return self._remembering(

@@ -20,7 +20,7 @@ from fedkeel.engine.setup import prepare
 from fedkeel.errors import TrainingError
 from fedkeel.experiments.bench.rows import AUGMENTATION, Benchmark
 from fedkeel.observer import Observer
-from fedkeel.runs.store import read_timing
+from fedkeel.runs.timing import read_timing
 from fedkeel.simulation import simulate
 from fedkeel.stopping import Stopped, stop_requested
 

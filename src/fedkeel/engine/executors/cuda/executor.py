@@ -65,6 +65,7 @@ class CudaExecutor(SerialExecutor):
     def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
         if not self._one_by_one:
             held = self._hold(broadcast)
+            self.attendance.tell(clients)  # side by side: none has seconds of its own
 
             def attempt() -> dict[str, Update | Missing]:
                 if not self._wanted and len(clients) > 1:

@@ -28,7 +28,7 @@ from fedkeel.engine.executors.flower.roster import MOST_SAMPLES, Description, En
 from fedkeel.engine.measuring import ALWAYS
 from fedkeel.engine.memory import ClientMemory
 from fedkeel.engine.metrics import Metric, asked
-from fedkeel.errors import TrainingError
+from fedkeel.errors import StoreError, TrainingError
 from fedkeel.files import write_atomically
 from fedkeel.formulas.measures import Measure
 
@@ -55,6 +55,18 @@ class Status:
     def save(self) -> None:
         if self.directory is not None:
             write_atomically(self.directory / STATUS, json.dumps(self.sites, indent=1).encode() + b"\n")
+
+
+def read_sites(directory: Path) -> dict[str, Table]:
+    """What each site last did; one sentence where that cannot be read."""
+    path = directory / STATUS
+    try:
+        sites = json.loads(path.read_bytes())
+        return {name: {key: site[key] for key in ("state", "connected", "at")} for name, site in sites.items()}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise StoreError(
+            f"'{path}' cannot be read ({type(error).__name__}): the server writes it anew at its next exchange."
+        ) from error
 
 
 @EXECUTORS.register("flower")
@@ -196,6 +208,8 @@ class FlowerExecutor(Executor):
         absent = [c for c in clients if c not in there.values()]
         results: dict[str, Any] = {c: Missing(c, HANGING if c in self._hanging else AWAY) for c in absent}
         doing = f"round {from_one(broadcast.round)}: {request['do']}"
+        if request["do"] == "train":
+            self.attendance.begin(*there.values())
         for client in there.values():
             self.status.set(client, f"{doing}, under way")
         self.status.save()
@@ -207,12 +221,14 @@ class FlowerExecutor(Executor):
         for client in clients:
             while client not in results and (came := next(replies, None)):
                 sender = there[came[0]]
+                self.attendance.end(sender)
                 try:
                     results[sender] = read_reply(came[1], functools.partial(read, sender), largest_reply(len(message)))
                     self.status.set(sender, f"{doing}, done")
                 except BadMessage as bad:
                     results[sender] = Missing(sender, str(bad))
                     self.status.set(sender, f"{doing} failed, {bad}")
+                self.status.save()  # who waits for the others sees who is done
             if client not in results:
                 results[client] = Missing(client, f"it did not reply within {timeout:g} s")
                 self._hanging.add(client)

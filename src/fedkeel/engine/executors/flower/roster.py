@@ -101,9 +101,9 @@ class Enrolment:
     owners: Mapping[int, str] | None = None
 
     def wait_for_sites(
-        self, session: Table, config: Config, note: Callable[[str], None]
+        self, session: Table, config: Config, note: Callable[[str], None], came: Callable[[str], None]
     ) -> tuple[dict[int, Description], dict[int, str]]:
-        """What the sites say of themselves, and those of whom nothing could be learnt."""
+        """What the sites say of themselves, each told as it came, and those of whom nothing could be learnt."""
 
         def wanted() -> int:  # keys may come while it waits
             return self.sites or len(self.owners or ()) or config.min_clients
@@ -117,6 +117,7 @@ class Enrolment:
             for node, answer in self.describe(new, session, min(config.round_timeout, PATIENCE)).items():
                 if isinstance(answer, Description):
                     found[node] = answer
+                    came(answer.name)
                     note(f"The site '{answer.name}' is connected, {len(found)} of {wanted()}.")
                 else:
                     failed[node] = answer

@@ -1,0 +1,129 @@
+"""What a run says of itself while it trains, and what is left of that when it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import fedkeel
+from fedkeel.errors import FedkeelError
+from fedkeel.runs import live
+from fedkeel.stopping import Stopped, stop_requested
+from tests import tiny
+
+
+class Looking(tiny.Notes):
+    """Reads the file at every event, as one who watches could."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.directory, self.seen = directory, list[tuple[Any, ...]]()
+
+    def training(self, clients: Sequence[str]) -> None:
+        found = live.read(self.directory)
+        assert live.is_running(found)
+        if clients:
+            self.seen.append((found["round"], found["done"], found["training"]))
+
+    def aggregated(self, state: Any) -> None:
+        found = live.read(self.directory)
+        self.seen.append((found["round"], found["done"], found["training"]))
+
+
+def test_while_it_trains_the_file_says_who_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "BURST", 3600.0)  # every event is written, however slow the disk
+    looking = Looking(tmp_path / "run")
+    tiny.run(tmp_path / "run", rounds=2, observer=looking)
+    of_a_round = [(0, ["ward"]), (1, ["clinic"]), (2, ["hospital"]), (3, [])]
+    assert looking.seen == [(round, done, training) for round in (0, 1) for done, training in of_a_round]
+
+
+def test_of_several_who_train_at_once_one_who_is_done_does_no_longer(tmp_path: Path) -> None:
+    watched = live.Live(tmp_path, tiny.Notes())
+    watched.training(["ward", "clinic"])
+    watched.training(["clinic"])
+    watched.client_done(0, 1, 2)
+    assert live.read(tmp_path)["training"] == ["clinic"]
+
+
+def test_a_finished_run_has_ended_and_its_notes_are_kept(tmp_path: Path) -> None:
+    notes = tiny.Notes()
+    run = tiny.run(tmp_path / "run", observer=notes)
+    found = live.read(run.directory)
+    assert (found["ended"], found["training"], found["round"]) == ("", [], 3)
+    assert [note["text"] for note in found["notes"]] == notes.remarks
+    assert not live.is_running(found)
+
+
+def test_one_that_was_stopped_says_so_and_keeps_its_notes_when_it_goes_on(tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    with pytest.raises(Stopped):
+        tiny.run(directory, rounds=3, observer=tiny.Notes(lambda _: stop_requested.set()))
+    stop_requested.clear()
+    assert live.read(directory)["ended"] == live.STOPPED
+    before = live.Live(directory, tiny.Notes())
+    before.note("something is odd")
+    tiny.resume(directory, observer=tiny.Notes())
+    assert live.read(directory)["notes"][0]["text"] == "something is odd"
+
+
+def test_the_reason_of_an_error_is_there_to_be_read(tmp_path: Path) -> None:
+    class Failing(fedkeel.Observer):
+        def round_done(self, *_: Any) -> None:
+            raise FedkeelError("The sky fell.")
+
+    with pytest.raises(FedkeelError):
+        tiny.run(tmp_path / "run", observer=Failing())
+    assert live.read(tmp_path / "run")["ended"] == "The sky fell."
+
+
+def test_what_happens_often_is_written_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "BURST", -3600.0)
+    watched = live.Live(tmp_path, tiny.Notes())
+    watched.training(["ward"])
+    assert live.read(tmp_path)["training"] == []
+    watched.note("but what is noted is there at once")
+    assert live.read(tmp_path)["training"] == ["ward"]
+
+
+def test_whether_a_process_is_at_it(tmp_path: Path) -> None:
+    live.Live(tmp_path, tiny.Notes())
+    found = live.read(tmp_path)
+    assert live.is_running(found)
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert not live.is_running({**found, "pid": child})
+    assert live.is_running({**found, "pid": child, "host": f"not-{socket.gethostname()}"}), "nobody can know"
+    assert not live.is_running({})
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", '{"pid": 1', '{"pid": "x", "notes": []}', '{"notes": [{"at": null}]}'])
+def test_a_file_that_is_none_says_nothing(tmp_path: Path, text: str) -> None:
+    (tmp_path / live.FILE).write_text(text)
+    assert live.read(tmp_path) == {}
+
+
+def test_a_directory_that_cannot_be_written_costs_no_run(tmp_path: Path) -> None:
+    heard = tiny.Notes()
+    live.Live(tmp_path / "nowhere", heard).note("still told")
+    assert heard.notes == ["still told"]
+
+
+def test_the_records_of_a_round_can_be_read_when_it_is_over(tmp_path: Path) -> None:
+    """Not only after the next checkpoint."""
+    read: list[int] = []
+
+    def look(_: int) -> None:
+        lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+        read.append(sum(json.loads(line)["kind"] == "round" for line in lines))
+
+    tiny.run(tmp_path / "run", rounds=3, checkpoint_every=3, observer=tiny.Notes(look))
+    assert read == [1, 2, 3]
