@@ -38,7 +38,11 @@ discover(__name__)  # a diagnostic takes what is above from here, inside of the 
 
 
 def number(document: Mapping[str, Any]) -> float | None:
-    """The one number of a diagnostic that stands in a paper's table, if it has one."""
+    """The one number of a diagnostic that stands in a paper's table, if it has one.
+
+    >>> number({"figures": [{"kind": "lines"}, {"kind": "bars", "number": 0.25}]})
+    0.25
+    """
     return next((figure["number"] for figure in document["figures"] if "number" in figure), None)
 
 
@@ -59,6 +63,10 @@ def run(
         run: a run or its directory; one that is not finished is taken as it is.
         save: also write it to `diagnostics/NAME.json` in the run directory, or in the directory given here.
         federation, model, method: of a run that got them as objects in Python.
+
+    >>> trained = fedkeel.simulate(rounds=2, subsample=30)
+    >>> [figure["kind"] for figure in fedkeel.analysis.run("convergence", trained)["figures"]]
+    ['lines', 'lines', 'lines']
     """
     built = build(name, **options)
     run = run if isinstance(run, Run) else Run(run)

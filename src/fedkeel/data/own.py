@@ -60,6 +60,10 @@ def federation(
         classes: their names, in label order; by default the labels themselves.
         options: those of `Source`, how the data are read (`name`, `image`, `label`, `size`, `split_seed`), and those of
             `Cut`, as in `fedkeel.data.load` (`partition`, `unseen`, `seed`, `train_transform`, ...).
+
+    >>> images, labels = np.zeros((60, 8, 8), np.uint8), np.arange(60) % 3
+    >>> federation(images, labels, clients=["north", "south"] * 30, test=0.2)["north"].samples
+    24
     """
     columns = frozenset(given for given in (clients, domains, test, validation) if isinstance(given, str))
     source, cut = read_options(options, columns)

@@ -35,6 +35,14 @@ class Partition:
     """Cuts one domain's training samples into clients.
 
     A new one overrides `cut`; or `shares`, if its clients are to be made on demand or are not called by numbers.
+
+    >>> class Halves(Partition):
+    ...     def cut(self, domain, labels, generator):
+    ...         return np.array_split(generator.permutation(len(labels)), 2)
+    >>> [len(part) for part in Halves().cut("scan", np.zeros(9), np.random.default_rng(0))]
+    [5, 4]
+
+    `@PARTITIONS.register("halves")` above it makes it known by name.
     """
 
     def check(self, domains: Sequence[str]) -> None:
@@ -50,6 +58,7 @@ class Partition:
 
 
 PARTITIONS: Registry[Partition] = Registry("partition")
+"""The partitions by name."""
 
 
 def build(partition: str | Partition) -> Partition:

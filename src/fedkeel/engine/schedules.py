@@ -14,8 +14,12 @@ from fedkeel.errors import FedkeelError
 from fedkeel.options import Count, Positive, PositiveShare, described
 from fedkeel.registry import Registry
 
+__all__ = ["SCHEDULES", "Schedule"]
+
 Schedule = Callable[[int, int], float]
+"""The round, from 0, and their number -> a factor of the learning rate."""
 SCHEDULES: Registry[Schedule] = Registry("schedule")
+"""The schedules by name."""
 
 
 @SCHEDULES.register("constant")

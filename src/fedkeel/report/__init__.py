@@ -40,6 +40,10 @@ def write(
         metric: what its table of results is of; curves and bars are of accuracy.
         images: of each site so many test images that the best model has right and wrong. Whoever gets the page sees
             them, which is not always right.
+
+    >>> run = fedkeel.simulate(rounds=1, subsample=30, directory="runs/digits")
+    >>> write(["runs/digits"]).name
+    'report.html'
     """
     if isinstance(images, bool) or not isinstance(images, int) or not 0 <= images <= MOST_IMAGES:
         raise FedkeelError(f"'images' is {described(images)}: give a number from 0 to {MOST_IMAGES}, of each site.")

@@ -21,6 +21,8 @@ from fedkeel.registry import Registry
 class Executor(ABC):
     """Runs clients somewhere. Results come in the order of `clients`, whatever order they finished in.
 
+    The engine makes it by the option `executor`. No example: see "Add an executor in one file" in Contributing.
+
     Class attributes:
         rank: of those that suit a run, `auto` takes the one with the highest; 0 is chosen by name alone.
         captures_steps: local steps are replayed as CUDA graphs, so gradients of single samples cannot be had.
@@ -67,6 +69,7 @@ class Executor(ABC):
 
 
 EXECUTORS: Registry[Executor] = Registry("executor")
+"""The executors by name."""
 
 
 def executor_class(name: str) -> type[Executor]:
