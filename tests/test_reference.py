@@ -5,9 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import importlib.util
-import inspect
 import pkgutil
-import re
 from pathlib import Path
 from types import ModuleType
 
@@ -16,7 +14,6 @@ import torch
 from torch import nn
 
 import fedkeel
-from fedkeel.registry import REGISTRIES
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "reference").glob("*.md"))
@@ -24,7 +21,13 @@ PAGES = sorted((ROOT / "docs" / "reference").glob("*.md"))
 PUBLIC = (
     *("fedkeel", "fedkeel.data", "fedkeel.models", "fedkeel.nn", "fedkeel.methods", "fedkeel.losses"),
     *("fedkeel.aggregation", "fedkeel.state", "fedkeel.messages", "fedkeel.engine", "fedkeel.engine.metrics"),
-    *("fedkeel.engine.losses", "fedkeel.engine.schedules", "fedkeel.analysis", "fedkeel.report", "fedkeel.drawing.show"),
+    *(
+        "fedkeel.engine.losses",
+        "fedkeel.engine.schedules",
+        "fedkeel.analysis",
+        "fedkeel.report",
+        "fedkeel.drawing.show",
+    ),
     *("fedkeel.trust.privacy", "fedkeel.deploy", "fedkeel.registry"),
     *(f"fedkeel.formulas.{name}" for name in ("clustering", "diagnostics", "measures", "prototypes")),
     *("fedkeel.formulas.robust", "fedkeel.formulas.similarity"),

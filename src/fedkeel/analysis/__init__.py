@@ -3,8 +3,7 @@
 Each is a file of its own: the few lines that get its inputs from a run, and its figures. The formulas that the papers
 state are in `fedkeel.formulas`.
 
->>> import fedkeel                                                                 # doctest: +SKIP
->>> fedkeel.analysis.run("representation-divergence", "runs/digits-shift-fedavg-seed0")  # doctest: +SKIP
+    fedkeel.analysis.run("representation-divergence", "runs/digits-shift-fedavg-seed0")
 """
 
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ from torch import nn
 
 from fedkeel.analysis.diagnostic import (
     DIAGNOSTICS,
-    FOLDER,
     Diagnostic,
     Measured,
     Values,
@@ -23,7 +21,6 @@ from fedkeel.analysis.diagnostic import (
     diagnostic,
     over_rounds,
 )
-from fedkeel.analysis.recorder import Recorder, requested
 from fedkeel.analysis.snapshot import Objects, Outputs, Snapshot
 from fedkeel.core.method import Method
 from fedkeel.data.federation import Federation
@@ -31,8 +28,8 @@ from fedkeel.options import as_path
 from fedkeel.registry import discover
 from fedkeel.runs.run import Run
 
-__all__ = ["DIAGNOSTICS", "FOLDER", "Diagnostic", "Measured", "Objects", "Outputs", "Recorder", "Snapshot", "Values"]
-__all__ += ["build", "diagnostic", "number", "over_rounds", "requested", "run"]
+__all__ = ["DIAGNOSTICS", "Diagnostic", "Measured", "Objects", "Outputs", "Snapshot", "Values"]
+__all__ += ["build", "diagnostic", "number", "over_rounds", "run"]
 
 discover(__name__)  # a diagnostic takes what is above from here, inside of the package as outside
 

@@ -25,6 +25,7 @@ LAYERS: dict[str, Callable[[nn.Module], Mapping[str, nn.Module]]] = {
     "batch-norm statistics": normalised_layers,  # also those that HBN's layers have
 }
 Values = dict[str, Any]
+"""What a diagnostic measures: a table that JSON can hold."""
 
 
 class Measured(NamedTuple):

@@ -3,12 +3,12 @@
 from fedkeel.data import readers  # noqa: F401  (every file there registers itself)
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Client, Federation, Transform
-from fedkeel.data.load import load, load_spec
+from fedkeel.data.load import load
 from fedkeel.data.own import federation
 from fedkeel.data.partition import PARTITIONS, Partition
-from fedkeel.data.population import Population, Split
+from fedkeel.data.population import Split
 from fedkeel.data.reader import DATASETS, Reader, TreeReader, published
-from fedkeel.data.show import ClientRow, contact_sheet, describe
+from fedkeel.data.show import contact_sheet, describe
 from fedkeel.data.transforms import TRANSFORMS, Pipeline, parse_transforms
 
 __all__ = [
@@ -16,12 +16,10 @@ __all__ = [
     "PARTITIONS",
     "TRANSFORMS",
     "Client",
-    "ClientRow",
     "Dataset",
     "Federation",
     "Partition",
     "Pipeline",
-    "Population",
     "Reader",
     "Split",
     "Transform",
@@ -30,7 +28,6 @@ __all__ = [
     "describe",
     "federation",
     "load",
-    "load_spec",
     "parse_transforms",
     "published",
 ]

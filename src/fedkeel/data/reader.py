@@ -181,6 +181,7 @@ class Datasets(Registry[Dataset]):
 
 
 DATASETS = Datasets("data set", "data")
+"""The data sets by name."""
 PUBLISHED: dict[str, type[Reader]] = {}
 R = TypeVar("R", bound=type[Reader])
 

@@ -15,11 +15,11 @@ from pathlib import Path
 from fedkeel.errors import FedkeelError
 from fedkeel.files import write_atomically
 from fedkeel.options import as_path, described
-from fedkeel.report.collect import Collected, collect
+from fedkeel.report.collect import collect
 from fedkeel.report.page import GENERATOR, render
-from fedkeel.report.paper import require_printer, write_figures, write_pdf, write_tables, writing
+from fedkeel.report.paper import write_figures, write_pdf, write_tables, writing
 
-__all__ = ["Collected", "collect", "require_printer", "write", "write_figures", "write_pdf", "write_tables"]
+__all__ = ["collect", "write", "write_figures", "write_pdf", "write_tables"]
 
 NAME = "report.html"
 MOST_IMAGES = 50

@@ -49,6 +49,8 @@ from fedkeel.spec import parse
 from fedkeel.trust.rules import Mean, MeanAggregator, PlainGradients, Rules, UniformSampler
 from fedkeel.trust.secrets import Randomness, fingerprint
 
+__all__ = ["composed", "epsilon"]
+
 log = logging.getLogger("fedkeel")
 
 
