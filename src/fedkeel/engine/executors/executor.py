@@ -23,7 +23,7 @@ class Executor(ABC):
 
     The engine makes it by the option `executor`. No example: see "Add an executor in one file" in Contributing.
 
-    Class attributes:
+    Attributes:
         rank: of those that suit a run, `auto` takes the one with the highest; 0 is chosen by name alone.
         captures_steps: local steps are replayed as CUDA graphs, so gradients of single samples cannot be had.
         single_threaded: every client has one thread; a run whose steps use several goes to another executor.
