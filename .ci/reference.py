@@ -6,6 +6,7 @@
 - What people type: a method, a transform, a metric ... is registered under a name. Its entry shows the name, and of a
   module that registers something no more than that is shown, and what its `__all__` names.
 - Examples stand in docstrings as doctest finds them; a page wants a fence around them.
+- A name in backticks becomes a link to where the reference has it.
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import ast
 import io
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
 import griffe
 
 DECORATOR = re.compile(r"(?:register|register_metric|network|diagnostic)\(\s*['\"]([^'\"]+)['\"]")
+PAGES = Path(__file__).parents[1] / "docs" / "reference"
 EXPLAINED = re.compile(r"^(Args|Attributes):$", re.MULTILINE)
 Thing = griffe.Class | griffe.Function | griffe.Attribute
 
@@ -31,13 +35,16 @@ class Reference(griffe.Extension):
             name = alias.rpartition(".")[2]
             pkg.set_member(name, griffe.Alias(name, pkg[home.partition(".")[2]], parent=pkg))
         for module in modules(pkg):
-            comments = comments_of(module)
             for thing in things(module):
-                explain_options(thing, comments)
+                explain_options(thing)
             show_registered(module)
+        places = places_of(pkg)
+        for module in modules(pkg):
             for thing in (module, *things(module)):
+                if thing.name.startswith("__"):
+                    thing.public = False
                 if thing.docstring:
-                    thing.docstring.value = fenced(thing.docstring.value)
+                    thing.docstring.value = fenced(linked(thing, places))
 
 
 def modules(module: griffe.Module) -> Iterator[griffe.Module]:
@@ -53,6 +60,34 @@ def things(parent: griffe.Object) -> Iterator[Thing]:
         if isinstance(member, Thing):
             yield member
             yield from things(member)
+
+
+# -- links ------------------------------------------------------------------------------------------------------------
+def places_of(pkg: griffe.Module) -> dict[str, str]:
+    """What the pages have, by full names and, of those that tell something by themselves, by short ones."""
+    places: dict[str, str] = {}
+    for place in re.findall(
+        r"^::: (\S+)", "\n".join(page.read_text() for page in sorted(PAGES.glob("*.md"))), re.MULTILINE
+    ):
+        found = pkg[place.partition(".")[2]]
+        inside = (
+            [f"{place}.{name}" for name, part in found.members.items() if part.is_public] if found.is_module else []
+        )
+        for path in inside or [place]:
+            short = path.rpartition(".")[2]
+            places |= {path: path, pkg[path.partition(".")[2]].canonical_path: path}
+            if short != short.lower() or "_" in short:
+                places.setdefault(short, path)
+    return places
+
+
+def linked(thing: griffe.Object, places: Mapping[str, str]) -> str:
+    def link(found: re.Match[str]) -> str:
+        place = places.get(found[1]) or places.get(f"{thing.module.path}.{found[1]}")
+        return f"[{found[0]}][{place}]" if place and place.rpartition(".")[2] != thing.name else found[0]
+
+    lines = thing.docstring.value.splitlines() if thing.docstring else []
+    return "\n".join(line if line.startswith((">>>", "...")) else re.sub(r"`([\w.]+)`", link, line) for line in lines)
 
 
 # -- what people type -------------------------------------------------------------------------------------------------
@@ -79,6 +114,7 @@ def show_registered(module: griffe.Module) -> None:
 
 
 # -- options ----------------------------------------------------------------------------------------------------------
+@cache
 def comments_of(module: griffe.Module) -> dict[int, str]:
     """The comments that stand behind code, by line."""
     tokens = tokenize.generate_tokens(io.StringIO(module.filepath.read_text()).readline)
@@ -87,20 +123,24 @@ def comments_of(module: griffe.Module) -> dict[int, str]:
     return {token.start[0]: token.string.removeprefix("#").strip() for token in behind}
 
 
-def explain_options(thing: Thing, comments: dict[int, str]) -> None:
+def explain_options(thing: Thing) -> None:
     if isinstance(thing, griffe.Attribute) or not thing.docstring or EXPLAINED.search(thing.docstring.value):
         return
-    explained = dict(fields(thing, comments)) if "dataclass" in thing.labels else {}
+    explained: dict[str, str] = {}
+    if isinstance(thing, griffe.Class):
+        for owner in (*reversed(thing.resolved_bases), thing):  # options may be inherited
+            explained |= fields(owner) if "dataclass" in owner.labels else {}
     maker = thing.members.get("__init__") if isinstance(thing, griffe.Class) else thing
     if isinstance(maker, griffe.Function):
-        explained |= parameters(maker, comments)
+        explained |= parameters(maker)
     if explained:
         options = "\n".join(["Args:", *(f"    {name}: {text}" for name, text in explained.items())])
         before, sign, examples = thing.docstring.value.partition("\n>>> ")
         thing.docstring.value = f"{before.rstrip()}\n\n{options}\n{sign}{examples}"
 
 
-def fields(thing: Thing, comments: dict[int, str]) -> Iterator[tuple[str, str]]:
+def fields(thing: griffe.Class) -> dict[str, str]:
+    comments, found = comments_of(thing.module), dict[str, str]()
     parameters = {parameter.name: parameter for parameter in getattr(thing, "parameters", ())}
     for name, member in thing.members.items():
         if not isinstance(member, griffe.Attribute) or name.startswith("_") or "ClassVar" in str(member.annotation):
@@ -111,12 +151,14 @@ def fields(thing: Thing, comments: dict[int, str]) -> Iterator[tuple[str, str]]:
             member.value = ast.unparse(call.args[0])
             if name in parameters:
                 parameters[name].default = member.value
-            yield name, ast.literal_eval(call.args[1])
+            found[name] = ast.literal_eval(call.args[1])
         elif member.annotation and member.endlineno in comments:
-            yield name, comments[member.endlineno]
+            found[name] = comments[member.endlineno]
+    return found
 
 
-def parameters(function: griffe.Function, comments: dict[int, str]) -> dict[str, str]:
+def parameters(function: griffe.Function) -> dict[str, str]:
+    comments = comments_of(function.module)
     node = ast.parse(dedent("\n".join(function.lines))).body[0]
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     above = (function.lineno or 1) - 1

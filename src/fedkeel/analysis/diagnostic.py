@@ -72,9 +72,11 @@ class Diagnostic:
         return None
 
     def measure(self, snapshot: Snapshot) -> Values:
+        """What is to be seen at this moment."""
         raise NotImplementedError
 
     def figures(self, measured: list[Measured]) -> list[Figure]:
+        """The figures of what was measured, of one round or of several."""
         raise NotImplementedError
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:

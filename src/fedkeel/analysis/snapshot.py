@@ -47,7 +47,7 @@ class Outputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Objects:
-    """What a run got as objects in Python, and its configuration cannot name."""
+    """What a run got as objects in Python, and its configuration cannot name; see `Diagnostic.of_run`."""
 
     federation: Federation | None = None
     model: nn.Module | None = None

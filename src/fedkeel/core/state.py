@@ -22,10 +22,11 @@ Tensors = dict[str, Tensor]
 class Role(str, Enum):
     """What an entry of `state_dict()` is: see `roles`.
 
-    WEIGHT: learnable; travels; sample-weighted mean on the server.
-    STATISTIC: running mean or variance of a normalisation layer; travels; a method may replace its rule.
-    COUNTER: an integer such as `num_batches_tracked`; travels; maximum, never a mean.
-    LOCAL: what the method keeps on the client; never travels.
+    Attributes:
+        WEIGHT: learnable; travels; sample-weighted mean on the server.
+        STATISTIC: running mean or variance of a normalisation layer; travels; a method may replace its rule.
+        COUNTER: an integer such as `num_batches_tracked`; travels; maximum, never a mean.
+        LOCAL: what the method keeps on the client; never travels.
     """
 
     WEIGHT = "weight"

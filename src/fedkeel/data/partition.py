@@ -124,8 +124,8 @@ class Dirichlet(Partition):
     many images by them, which others may have too. `minimum`, `redraws` and `balanced` are then not needed.
     """
 
-    alpha: Annotated[float, Range(1e-6, 1e6)] = 0.5
-    clients: Count = 10
+    alpha: Annotated[float, Range(1e-6, 1e6)] = 0.5  # the smaller, the fewer classes a client has
+    clients: Count = 10  # of each domain
     minimum: Annotated[int, Range(0)] = 10
     redraws: Annotated[int, Range(0)] = 100
     balanced: bool = False
@@ -256,7 +256,7 @@ class Shards(Partition):
     A class is cut into a number of shards that follows its size, so a client has at most `classes_per_client` classes.
     """
 
-    clients: Count = 10
+    clients: Count = 10  # of each domain
     classes_per_client: Count = 2
 
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:

@@ -42,13 +42,13 @@ def cosine() -> Schedule:
 
 @SCHEDULES.register("step")
 def step(every: Count = 30, factor: Positive = 0.1) -> Schedule:
-    """Times `factor` after every so many rounds."""
+    """Times `factor` after every `every` rounds."""
     return lambda round, _: factor ** (round // every)
 
 
 @SCHEDULES.register("warmup")
 def warmup(rounds: Count = 5, then: str = "constant") -> Schedule:
-    """Up in equal steps over the first rounds; then another schedule over those that are left."""
+    """Up in equal steps over the first `rounds`; `then` another schedule over those that are left."""
     following, first = _build(spec.parse(then)), rounds
 
     def factor(round: int, rounds: int) -> float:

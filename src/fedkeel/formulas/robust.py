@@ -64,7 +64,7 @@ def trimmed_mean(tensors: Sequence[Tensor], cut: int) -> Tensor:
 
 
 def trimmed_number(share: float, clients: int) -> int:
-    """How many are left out at either end: `share` of them, rounded down. 0.3 * 10 is below 3."""
+    """How many are left out at either end, see `trimmed_mean`: `share` of them, rounded down. 0.3 * 10 is below 3."""
     return int(share * clients + 1e-9)
 
 

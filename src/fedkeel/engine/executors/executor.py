@@ -52,7 +52,9 @@ class Executor(ABC):
         return 1
 
     @abstractmethod
-    def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]: ...
+    def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
+        """Every client trains from the broadcast: its update, or why there is none."""
+        ...
 
     @abstractmethod
     def evaluate(
@@ -62,7 +64,9 @@ class Executor(ABC):
         ...
 
     @abstractmethod
-    def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]: ...
+    def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
+        """What a method's `answer` gives on every client, or why there is none."""
+        ...
 
     def close(self) -> None:  # noqa: B027
         """The run is over."""
