@@ -125,9 +125,7 @@ def test_every_public_name_has_an_example_or_says_why_not() -> None:
 
 
 def test_the_apps_are_on_a_page_and_explained() -> None:
-    assert all(
-        f"fedkeel.deploy.{name}" in named() and assigned(name) for name in deploy.__all__
-    )
+    assert all(f"fedkeel.deploy.{name}" in named() and assigned(name) for name in deploy.__all__)
 
 
 def test_whatever_is_chosen_by_name_is_on_a_page() -> None:
