@@ -40,11 +40,12 @@ class Reference(griffe.Extension):
             show_registered(module)
         places = places_of(pkg)
         for module in modules(pkg):
-            for thing in (module, *things(module)):
-                if thing.name.startswith("__"):
-                    thing.public = False
-                if thing.docstring:
-                    thing.docstring.value = fenced(linked(thing, places))
+            everything: tuple[griffe.Object, ...] = (module, *things(module))
+            for part in everything:
+                if part.name.startswith("__"):
+                    part.public = False
+                if part.docstring:
+                    part.docstring.value = fenced(linked(part, places))
 
 
 def modules(module: griffe.Module) -> Iterator[griffe.Module]:
@@ -117,7 +118,7 @@ def show_registered(module: griffe.Module) -> None:
 @cache
 def comments_of(module: griffe.Module) -> dict[int, str]:
     """The comments that stand behind code, by line."""
-    tokens = tokenize.generate_tokens(io.StringIO(module.filepath.read_text()).readline)
+    tokens = tokenize.generate_tokens(io.StringIO(Path(str(module.filepath)).read_text()).readline)
     found = [token for token in tokens if token.type == tokenize.COMMENT]
     behind = [token for token in found if token.line[: token.start[1]].strip() and "# type:" not in token.string]
     return {token.start[0]: token.string.removeprefix("#").strip() for token in behind}
@@ -129,7 +130,7 @@ def explain_options(thing: Thing) -> None:
     explained: dict[str, str] = {}
     if isinstance(thing, griffe.Class):
         for owner in (*reversed(thing.resolved_bases), thing):  # options may be inherited
-            explained |= fields(owner) if "dataclass" in owner.labels else {}
+            explained |= fields(owner) if isinstance(owner, griffe.Class) and "dataclass" in owner.labels else {}
     maker = thing.members.get("__init__") if isinstance(thing, griffe.Class) else thing
     if isinstance(maker, griffe.Function):
         explained |= parameters(maker)
