@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fedkeel import analysis
 from fedkeel import config as configuration
-from fedkeel.analysis.recorder import Recorder, requested
 from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.core import imports, naming
 from fedkeel.core.evaluation import Evaluation
@@ -226,7 +226,7 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
     observer = observer or Observer()
     try:
         if setup.config.record:
-            recorder = Recorder(requested(setup.config), store.directory, setup, observer.note)
+            recorder = analysis.Recorder(analysis.requested(setup.config), store.directory, setup, observer.note)
             observer = Observers([observer, recorder])
         executor = setup.executor(store.memory_files)
         federated = Federated(setup, executor, store, observer)
@@ -286,7 +286,7 @@ def prepare_run(
     method: Method | None = None,
 ) -> Setup:
     """As `prepare`, with the diagnostics to be recorded refused as early as can be."""
-    diagnostics = requested(config) if config.record else ()
+    diagnostics = analysis.requested(config) if config.record else ()
     setup = prepare(config, federation=federation, model=model, method=method)
     for diagnostic in diagnostics:
         diagnostic.check(setup.worker)

@@ -7,9 +7,8 @@ import logging
 import pytest
 import torch
 
-from fedkeel.data import DATASETS, Federation, describe, load
+from fedkeel.data import DATASETS, Federation, describe, load, load_spec
 from fedkeel.data.dataset import Dataset, Split, indices
-from fedkeel.data.load import load_spec
 from fedkeel.data.transforms import Pipeline
 from fedkeel.data.transforms.colour import Normalise
 from fedkeel.data.transforms.geometry import Crop

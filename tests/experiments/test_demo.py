@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from fedkeel import methods as registered
-from fedkeel.analysis.recorder import requested
+from fedkeel.analysis import requested
 from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError

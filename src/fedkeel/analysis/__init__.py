@@ -21,6 +21,7 @@ from fedkeel.analysis.diagnostic import (
     diagnostic,
     over_rounds,
 )
+from fedkeel.analysis.recorder import Recorder, requested
 from fedkeel.analysis.snapshot import Objects, Outputs, Snapshot
 from fedkeel.core.method import Method
 from fedkeel.data.federation import Federation
@@ -28,8 +29,8 @@ from fedkeel.options import as_path
 from fedkeel.registry import discover
 from fedkeel.runs.run import Run
 
-__all__ = ["DIAGNOSTICS", "Diagnostic", "Measured", "Objects", "Outputs", "Snapshot", "Values"]
-__all__ += ["build", "diagnostic", "number", "over_rounds", "run"]
+__all__ = ["DIAGNOSTICS", "Diagnostic", "Measured", "Objects", "Outputs", "Recorder", "Snapshot", "Values"]
+__all__ += ["build", "diagnostic", "number", "over_rounds", "requested", "run"]
 
 discover(__name__)  # a diagnostic takes what is above from here, inside of the package as outside
 

@@ -3,7 +3,7 @@
 from fedkeel.data import readers  # noqa: F401  (every file there registers itself)
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Client, Federation, Transform
-from fedkeel.data.load import load
+from fedkeel.data.load import load, load_spec
 from fedkeel.data.own import federation
 from fedkeel.data.partition import PARTITIONS, Partition
 from fedkeel.data.population import Split
@@ -28,6 +28,7 @@ __all__ = [
     "describe",
     "federation",
     "load",
+    "load_spec",
     "parse_transforms",
     "published",
 ]

@@ -126,6 +126,9 @@ def load_spec(
     """Load from text as people type it: `folder(root=./images, size=64, unseen=sketch)`.
 
     The options in the brackets are those of `load`; what is given both there and as an argument is refused.
+
+    >>> load_spec("digits-shift(unseen=scan)", partition="even(clients=2)").unseen[0].name
+    'scan'
     """
     parsed = spec.parse(text)
     options: dict[str, Any] = {"seed": seed, **parsed.options}

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fedkeel import analysis
 from fedkeel import methods as registered
-from fedkeel.analysis.recorder import requested
 from fedkeel.config import MACHINE_OPTIONS, Config, option_names
 from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
@@ -272,7 +272,7 @@ def refuse_outdated(jobs: Sequence[Job], now: Mapping[str, Beginning], note: Cal
 def check_all(configs: Mapping[str, Config], seed: int, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Beginning]:
     """Everything that can be refused before training, for every method, before the first one trains."""
     for label, config in configs.items():  # all names first, since reading images takes longer
-        requested(config)
+        analysis.requested(config)
         Composition.of(given[label].get("method") or registered.build(config.method))
         choose_executor(config, choose_device(config))
     loaded: dict[tuple[Any, ...], Federation] = {}

@@ -11,12 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fedkeel.data import load
+from fedkeel.data import load, load_spec
 from fedkeel.data import memory as room
 from fedkeel.data.check import check
 from fedkeel.data.formats import images
 from fedkeel.data.formats.cache import cache_folder
-from fedkeel.data.load import load_spec
 from fedkeel.errors import DataError, FedkeelError
 
 

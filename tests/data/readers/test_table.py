@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedkeel.data import load
+from fedkeel.data import load, load_spec
 from fedkeel.data.check import check
-from fedkeel.data.load import load_spec
 from fedkeel.data.outline import Outline, changed
 from fedkeel.errors import DataError, FedkeelError
 from tests.data.made_up import image
