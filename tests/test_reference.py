@@ -46,7 +46,7 @@ def text_of(name: str) -> str:
     return Path(str(importlib.util.find_spec(name).origin)).read_text()  # type: ignore[union-attr]
 
 
-MODULES = [found.name for found in pkgutil.walk_packages(fedkeel.__path__, "fedkeel.")]
+MODULES = ["fedkeel"] + [found.name for found in pkgutil.walk_packages(fedkeel.__path__, "fedkeel.")]
 WITH_EXAMPLES = [name for name in MODULES if re.search(r"^ *>>> ", text_of(name), re.MULTILINE)]
 
 
