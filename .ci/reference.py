@@ -42,8 +42,8 @@ class Reference(griffe.Extension):
         for module in modules(pkg):
             everything: tuple[griffe.Object, ...] = (module, *things(module))
             for part in everything:
-                if part.name.startswith("__"):
-                    part.public = False
+                if part.name.startswith("__") and part.name != "__init__":
+                    part.docstring = None  # what has none is not shown
                 if part.docstring:
                     part.docstring.value = fenced(linked(part, places))
 
