@@ -84,7 +84,8 @@ def places_of(pkg: griffe.Module) -> dict[str, str]:
 
 def linked(thing: griffe.Object, places: Mapping[str, str]) -> str:
     def link(found: re.Match[str]) -> str:
-        place = places.get(found[1]) or places.get(f"{thing.module.path}.{found[1]}")
+        known = (found[1], f"{thing.module.path}.{found[1]}", f"fedkeel.{found[1]}")
+        place = next((places[name] for name in known if name in places), "")
         return f"[{found[0]}][{place}]" if place and place.rpartition(".")[2] != thing.name else found[0]
 
     lines = thing.docstring.value.splitlines() if thing.docstring else []
