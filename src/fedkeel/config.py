@@ -50,7 +50,14 @@ def option(default: Any, help: str, heading: str = "") -> Any:
 
 @dataclass(frozen=True)
 class Config:
-    """The options of a run. Names with options (`fedprox(mu=0.1)`) are written as in `fedkeel.spec`."""
+    """The options of a run. Names with options (`fedprox(mu=0.1)`) are written as in `fedkeel.spec`.
+
+    An option that does not exist, or a value that cannot be, raises `FedkeelError` at once.
+
+    >>> config = Config(method="fedprox(mu=0.1)", rounds=10)
+    >>> config.replace(rounds=20).rounds, config.learning_rate
+    (20, 0.01)
+    """
 
     method: str = option("fedavg", "method, or several joined by '+', with options: 'fedprox(mu=0.1)+gn'", "what")
     data: str = option("digits-shift", "data set, with options: 'folder(root=./images, size=64)'")
@@ -143,10 +150,12 @@ class Config:
         check_fields(self)
 
     def replace(self, **changes: Any) -> Config:
+        """The same with some options changed."""
         refuse_unknown(changes)
         return dataclasses.replace(self, **changes)
 
     def to_dict(self) -> dict[str, Any]:
+        """Every option by its name."""
         return dataclasses.asdict(self)
 
     def decisive(self) -> dict[str, Any]:

@@ -13,7 +13,15 @@ from difflib import SequenceMatcher, get_close_matches
 
 
 class FedkeelError(ValueError):
-    """Something the user gave cannot work; the message says what to change."""
+    """Something the user gave cannot work; the message says what to change.
+
+    The classes of these errors are `MethodError`, `DataError`, `StoreError`, `TrainingError` and `ShortageError`.
+
+    >>> from fedkeel import methods
+    >>> methods.build("fedprxo")
+    Traceback (most recent call last):
+    fedkeel.errors.FedkeelError: There is no method named 'fedprxo': did you mean 'fedprox'?
+    """
 
 
 class MethodError(FedkeelError):

@@ -41,7 +41,14 @@ class Aggregated:
 
 
 class Observer:
-    """Is told what happens. Every method does nothing unless it is overridden, but notes go to the log."""
+    """Is told what happens. Every method does nothing unless it is overridden, but notes go to the log.
+
+    >>> class Rounds(Observer):
+    ...     def round_done(self, round, rounds, scores, loss):
+    ...         print(f"{round + 1} of {rounds}")
+    >>> Rounds().round_done(0, 10, None, 0.5)  # the engine calls it: fedkeel.simulate(observer=Rounds())
+    1 of 10
+    """
 
     def started(self, config: Config, first_round: int) -> None:
         """A run begins, or goes on at `first_round`."""

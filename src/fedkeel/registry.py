@@ -100,6 +100,10 @@ class Registry(Generic[T]):
 
     Installed packages add to it by an entry point in the group `fedkeel.methods`: a module that registers something
     when it is imported. They are looked for once, when a name is not found or all of them are asked for.
+
+    >>> from fedkeel.methods import METHODS
+    >>> METHODS.make("fedprox", mu=0.1).mu, "fedbn" in METHODS, METHODS.entry("fedprox").options()["mu"].default
+    (0.1, True, 0.01)
     """
 
     def __init__(self, kind: str, group: str = "", *, given: Collection[str] = ()) -> None:
@@ -124,6 +128,7 @@ class Registry(Generic[T]):
         return remember
 
     def entry(self, name: str) -> Entry[T]:
+        """What is registered under `name`: its builder, summary and paper."""
         if not isinstance(name, str):
             raise FedkeelError(f"The {self.kind} is {described(name)}: give its name as text.")
         if name not in self:
@@ -147,6 +152,7 @@ class Registry(Generic[T]):
             raise FedkeelError(f"The {self.kind} '{name}' cannot be built with {given}: {reason}.") from error
 
     def names(self) -> list[str]:
+        """Every name, sorted."""
         self._add_installed()
         return sorted(self._entries)
 

@@ -73,8 +73,11 @@ def simulate(
         verbose: show progress; by default where a person looks, on a terminal or in a notebook.
         options: as in `Config`.
 
-    >>> import fedkeel                                                             # doctest: +SKIP
-    >>> fedkeel.simulate(method="fedprox(mu=0.1)", rounds=10).accuracy             # doctest: +SKIP
+    What cannot work (a name that does not exist, data that cannot be read) raises `FedkeelError` before training.
+
+    >>> run = fedkeel.simulate(method="fedprox(mu=0.1)", rounds=2, subsample=30)
+    >>> run.rounds_done, sorted(run.domains)
+    (2, ['paper', 'scan', 'street', 'stroke', 'texture'])
     """
     leave_if_imported_again()
     given: dict[str, Any] = {**options}
@@ -112,6 +115,10 @@ def resume(
     `machine` are options that do not change the result, `device="cpu"` or `workers=4`, where they are to be others
     than those the run began with. Data that have changed since then are refused, and so is other code of the method or
     the model, unless `changed_code` says to go on; another kind of machine is told of. `verbose` as in `simulate`.
+
+    >>> run = fedkeel.simulate(rounds=1, subsample=30, directory="runs/whole")
+    >>> fedkeel.resume("runs/whole").accuracy == run.accuracy
+    True
     """
     objects = {"federation": federation, "model": model, "method": method}
     return _go_on(directory, objects, {**machine}, (observer, verbose), changed_code=changed_code)
@@ -131,6 +138,10 @@ def extend(
 
     A schedule or a method that goes by the number of rounds is refused: its first rounds would have been others. A run
     that was stopped early gets new patience. The other arguments are those of `resume`.
+
+    >>> run = fedkeel.simulate(rounds=1, subsample=30, directory="runs/longer")
+    >>> fedkeel.extend("runs/longer", rounds=2).rounds_done
+    2
     """
     machine: dict[str, Any] = {**others}
     objects = {name: machine.pop(name, None) for name in ("federation", "model", "method")}

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeel.data import DATASETS, Federation, Population, contact_sheet, describe, load
+from fedkeel.data import DATASETS, Federation, contact_sheet, describe, load
 from fedkeel.data.dataset import Dataset, Split, indices
 from fedkeel.data.federation import Client
 from fedkeel.data.partition import ByUser, DirichletDraws, Pool
-from fedkeel.data.population import RECENT, ClientGroup, no_indices
+from fedkeel.data.population import RECENT, ClientGroup, Population, no_indices
 from fedkeel.data.transforms import Pipeline
 from fedkeel.errors import DataError
 

@@ -14,7 +14,8 @@ from fedkeel.core.composition import Composition
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.nn import HybridBatchNorm, ScaledWSConv2d, batch_norms, hybrid_norms
+from fedkeel.nn import HybridBatchNorm, ScaledWSConv2d, batch_norms
+from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 from tests.methods.small import (
     Probe,
     broadcast,

@@ -15,12 +15,12 @@ from fedkeel.nn import (
     agc_,
     batch_norms,
     frozen_statistics,
-    hybrid_norms,
     remove_normalisation,
     to_hybrid,
     to_scaled_ws,
     using_statistics,
 )
+from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 
 pytestmark = [
     pytest.mark.gpu,

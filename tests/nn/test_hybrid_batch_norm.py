@@ -21,9 +21,9 @@ from fedkeel.nn import (
     HybridBatchNorm3d,
     batch_norms,
     batch_statistics,
-    hybrid_norms,
     to_hybrid,
 )
+from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 
 SHAPES = {HybridBatchNorm1d: (5, 3), HybridBatchNorm2d: (4, 3, 2, 5), HybridBatchNorm3d: (2, 3, 2, 2, 3)}
 

@@ -13,13 +13,12 @@ from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.nn import (
     HybridBatchNorm2d,
     batch_norms,
-    group_count,
     remove_normalisation,
     replace_modules,
     to_group_norm,
     to_layer_norm,
 )
-from fedkeel.nn.surgery import change_input, change_output
+from fedkeel.nn.surgery import change_input, change_output, group_count
 
 
 class Shared(nn.Module):

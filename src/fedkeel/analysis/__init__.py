@@ -3,8 +3,7 @@
 Each is a file of its own: the few lines that get its inputs from a run, and its figures. The formulas that the papers
 state are in `fedkeel.formulas`.
 
->>> import fedkeel                                                                 # doctest: +SKIP
->>> fedkeel.analysis.run("representation-divergence", "runs/digits-shift-fedavg-seed0")  # doctest: +SKIP
+    fedkeel.analysis.run("representation-divergence", "runs/digits-shift-fedavg-seed0")
 """
 
 from collections.abc import Mapping
@@ -15,7 +14,6 @@ from torch import nn
 
 from fedkeel.analysis.diagnostic import (
     DIAGNOSTICS,
-    FOLDER,
     Diagnostic,
     Measured,
     Values,
@@ -31,14 +29,18 @@ from fedkeel.options import as_path
 from fedkeel.registry import discover
 from fedkeel.runs.run import Run
 
-__all__ = ["DIAGNOSTICS", "FOLDER", "Diagnostic", "Measured", "Objects", "Outputs", "Recorder", "Snapshot", "Values"]
+__all__ = ["DIAGNOSTICS", "Diagnostic", "Measured", "Objects", "Outputs", "Recorder", "Snapshot", "Values"]
 __all__ += ["build", "diagnostic", "number", "over_rounds", "requested", "run"]
 
 discover(__name__)  # a diagnostic takes what is above from here, inside of the package as outside
 
 
 def number(document: Mapping[str, Any]) -> float | None:
-    """The one number of a diagnostic that stands in a paper's table, if it has one."""
+    """The one number of a diagnostic that stands in a paper's table, if it has one.
+
+    >>> number({"figures": [{"kind": "lines"}, {"kind": "bars", "number": 0.25}]})
+    0.25
+    """
     return next((figure["number"] for figure in document["figures"] if "number" in figure), None)
 
 
@@ -59,6 +61,10 @@ def run(
         run: a run or its directory; one that is not finished is taken as it is.
         save: also write it to `diagnostics/NAME.json` in the run directory, or in the directory given here.
         federation, model, method: of a run that got them as objects in Python.
+
+    >>> trained = fedkeel.simulate(rounds=2, subsample=30)
+    >>> [figure["kind"] for figure in fedkeel.analysis.run("convergence", trained)["figures"]]
+    ['lines', 'lines', 'lines']
     """
     built = build(name, **options)
     run = run if isinstance(run, Run) else Run(run)

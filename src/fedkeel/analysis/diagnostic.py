@@ -25,10 +25,11 @@ LAYERS: dict[str, Callable[[nn.Module], Mapping[str, nn.Module]]] = {
     "batch-norm statistics": normalised_layers,  # also those that HBN's layers have
 }
 Values = dict[str, Any]
+"""What a diagnostic measures: a table that JSON can hold."""
 
 
 class Measured(NamedTuple):
-    """What was measured in a round; a table that JSON can hold."""
+    """What was measured in a round; a table that JSON can hold. See `over_rounds`."""
 
     round: int
     values: Values
@@ -41,7 +42,8 @@ class Diagnostic:
     """One way to look at a run, while it trains or after it.
 
     A diagnostic writes `measure` and `figures`; or, if the run's own records and data are all that it needs, `of_run`.
-    Its docstring is `what` a reader is told.
+    Its docstring is `what` a reader is told. No example here, since it looks at a run: see "Add a diagnostic in one
+    file" in Contributing.
     """
 
     name: ClassVar[str] = ""
@@ -70,9 +72,11 @@ class Diagnostic:
         return None
 
     def measure(self, snapshot: Snapshot) -> Values:
+        """What is to be seen at this moment."""
         raise NotImplementedError
 
     def figures(self, measured: list[Measured]) -> list[Figure]:
+        """The figures of what was measured, of one round or of several."""
         raise NotImplementedError
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
@@ -129,11 +133,12 @@ def _lacks_numbers(value: Any) -> bool:
 
 
 DIAGNOSTICS: Registry[Diagnostic] = Registry("diagnostic")
+"""The diagnostics by name."""
 D = TypeVar("D", bound=type[Diagnostic])
 
 
 def diagnostic(name: str) -> Callable[[D], D]:
-    """Decorator: make a diagnostic known under `name`."""
+    """Decorator: make a diagnostic known under `name`; see `Diagnostic`."""
 
     def remember(cls: D) -> D:
         cls.name, cls.what = name, cls.what or " ".join((cls.__doc__ or "").split())
@@ -143,7 +148,12 @@ def diagnostic(name: str) -> Callable[[D], D]:
 
 
 def build(text: str, **options: Any) -> Diagnostic:
-    """A diagnostic from its name, with options as in `tsne(samples=500)` or as keywords."""
+    """A diagnostic from its name, with options as in `tsne(samples=500)` or as keywords.
+
+    >>> from fedkeel import analysis
+    >>> analysis.build("tsne", samples=500).samples
+    500
+    """
     parsed = spec.parse(text)
     options = {**parsed.options, **options}
     built = DIAGNOSTICS.make(parsed.name, **options)
@@ -175,7 +185,12 @@ def over_rounds(
     values: str | Callable[[Values], Mapping[str, float | None]],
     **more: Any,
 ) -> list[Figure]:
-    """Lines over the rounds of what stands under `values`, or is made by it; none where a single round was measured."""
+    """Lines over the rounds of what stands under `values`, or is made by it; none where a single round was measured.
+
+    >>> two = [Measured(0, {"loss": {"fedavg": 2.0}}), Measured(1, {"loss": {"fedavg": 1.5}})]
+    >>> over_rounds("Loss", "loss", two, "loss")[0]["series"]
+    [{'name': 'fedavg', 'x': [1, 2], 'y': [2.0, 1.5]}]
+    """
     take = itemgetter(values) if isinstance(values, str) else values
     rounds = {entry.round: take(entry.values) for entry in measured}
     return [by_round(title, y_label, rounds, **more)] if len(rounds) > 1 else []

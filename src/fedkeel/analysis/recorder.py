@@ -22,7 +22,11 @@ from fedkeel.runs.run import PYTHON_OBJECT, Run
 
 
 def requested(config: Config) -> list[Diagnostic]:
-    """The diagnostics that `record` names."""
+    """The diagnostics that `record` names.
+
+    >>> [diagnostic.name for diagnostic in requested(Config(record="loss-gap, tsne(samples=500)"))]
+    ['loss-gap', 'tsne']
+    """
     diagnostics: list[Diagnostic] = []
     for text in spec.split(config.record, ",") if config.record.strip() else []:
         if not text.strip():
@@ -40,7 +44,7 @@ def is_recorded(config: Config) -> Callable[[int], bool]:
 
 
 class Recorder(Observer):
-    """Measures the diagnostics at the rounds that are due."""
+    """Measures the diagnostics at the rounds that are due. No example: the option `record` of a run makes it."""
 
     def __init__(
         self, diagnostics: Sequence[Diagnostic], directory: Path, setup: Setup, note: Callable[[str], None]

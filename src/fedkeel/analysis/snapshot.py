@@ -36,7 +36,9 @@ Lookup = Callable[[str], Tensors]  # of a client, by its name
 
 
 class Outputs(NamedTuple):
-    """Features (N, d), logits (N, C), both in double precision, and labels (N,) of some samples, on the CPU."""
+    """Features (N, d), logits (N, C), both in double precision, and labels (N,) of some samples, on the CPU; see
+    `Snapshot`, which makes it.
+    """
 
     features: Tensor
     logits: Tensor
@@ -45,7 +47,7 @@ class Outputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Objects:
-    """What a run got as objects in Python, and its configuration cannot name."""
+    """What a run got as objects in Python, and its configuration cannot name; see `Diagnostic.of_run`."""
 
     federation: Federation | None = None
     model: nn.Module | None = None
@@ -74,6 +76,8 @@ class Snapshot:
         updates: of the clients that took part; none after the run, when they are gone.
         kept: looks up the tensors of the model that a client keeps to itself, none if it has not trained.
         held_out: domains that are only tested.
+
+    No example: `Diagnostic.measure` is given one.
     """
 
     round: int

@@ -45,8 +45,8 @@ class FeatureMap(Diagnostic):
 
     samples: Annotated[int, Range(4)] = 1000  # at most, of all domains together
     domains: str = ""  # only these, separated by commas
-    perplexity: Positive = 30.0
-    seed: int = 0
+    perplexity: Positive = 30.0  # about how many neighbours a point has
+    seed: int = 0  # of its start
 
     def check(self, worker: Worker) -> None:
         there = dict.fromkeys(client.domain for client in worker.federation.one_of_each() if len(client.test))

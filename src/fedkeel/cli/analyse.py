@@ -32,6 +32,8 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: Arguments) -> int:
+    from fedkeel.analysis.diagnostic import FOLDER
+
     diagnostic, given = fedkeel.analysis.build(arguments.name), len(arguments.directories)
     if arguments.out is not None and given > 1:
         raise FedkeelError(f"'--out {arguments.out}' takes one run and {given} are given: give one.")
@@ -43,7 +45,7 @@ def run(arguments: Arguments) -> int:
         documents.append({"directory": str(run.directory), **document})
         if not arguments.json:
             title = f"{run.config.method}, seed {run.config.seed}: {document['title']} ({document['paper']})"
-            written = f"written {place / fedkeel.analysis.FOLDER / diagnostic.name}.json"
+            written = f"written {place / FOLDER / diagnostic.name}.json"
             show([title, document["what"], *figure_lines(document["figures"]), written])
     if arguments.json:
         print(json.dumps(documents[0] if given == 1 else documents, indent=1))

@@ -43,11 +43,12 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: Arguments) -> int:
     from fedkeel import report
     from fedkeel.drawing.show import require_converter
+    from fedkeel.report.paper import require_printer
 
     if arguments.figures:
         require_converter()  # before anything is written
     if arguments.pdf:
-        report.require_printer()
+        require_printer()
     page = report.write(arguments.directories, arguments.output, metric=arguments.metric, images=arguments.images)
     written = [page]
     if arguments.figures or arguments.tables:

@@ -26,6 +26,17 @@ class Expected:
 
     A word in `shape` is a size that is not known beforehand: the same wherever it stands, and not beyond reason.
     `least` and `most` bound the values.
+
+    Args:
+        shape: its sizes.
+        dtype: torch's default if it is left out.
+        least, most: of its values, if there are such bounds.
+
+    >>> try:
+    ...     check_expected({"share": torch.tensor([2.0])}, {"share": Expected(("clients",), most=1)})
+    ... except BadMessage as refused:
+    ...     print(refused)
+    the extra 'share' holds 2, above 1
     """
 
     shape: tuple[int | str, ...]

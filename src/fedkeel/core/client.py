@@ -18,7 +18,11 @@ from fedkeel.core.state import Tensors, select
 
 
 class Batch(NamedTuple):
-    """Images as the model sees them, (N, C, H, W), and their labels, (N,)."""
+    """Images as the model sees them, (N, C, H, W), and their labels, (N,).
+
+    >>> Batch(torch.zeros(4, 3, 8, 8), torch.zeros(4, dtype=torch.int64)).y.shape
+    torch.Size([4])
+    """
 
     x: Tensor
     y: Tensor
@@ -92,6 +96,8 @@ class LocalClient:
             that stay where they are; `key` says what else it depends on.
         task_loss: `task_loss(logits, labels)` is what the run trains on, before any method's terms.
         views: of a composition, this client as each of its parts sees it, by the part's name.
+
+    No example: the engine makes it and hands it to a method's hooks; see `Method` for one that uses it.
     """
 
     name: str

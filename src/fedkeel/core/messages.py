@@ -19,6 +19,8 @@ from torch import Tensor
 from fedkeel.core.naming import visible
 from fedkeel.core.state import Tensors, nbytes, select, to_device
 
+__all__ = ["Answer", "BadMessage", "Broadcast", "Message", "Update", "pack", "unpack"]
+
 M = TypeVar("M", bound="Message")
 GROUPS = ("weights", "statistics", "extras", "tensors")  # what of a message is tensors
 _SEPARATOR = "//"  # between a group ("weights") and a tensor's own name
@@ -29,6 +31,10 @@ class BadMessage(ValueError):
 
     It may quote the message, whose names are the sender's: in a log they must not be able to move the cursor or pose
     as another line.
+
+    >>> unpack(b"not a message")
+    Traceback (most recent call last):
+    fedkeel.core.messages.BadMessage: it cannot be read: ...
     """
 
     def __init__(self, reason: str) -> None:
@@ -52,7 +58,7 @@ def reading(what: str = "it cannot be read") -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Message:
-    """What travels: groups of named tensors, and a header of all else."""
+    """What travels: groups of named tensors, and a header of all else; see `Broadcast` and `Update`."""
 
     @property
     def groups(self) -> dict[str, Tensors]:
@@ -77,8 +83,15 @@ class Message:
 class Broadcast(Message):
     """What the server sends at the start of a round.
 
-    `rounds` is the number of rounds in all: schedules such as "from the middle on" need it. `extras` are the
-    method's own tensors (prototypes, control variates), named `part/name`.
+    Attributes:
+        round: from 0.
+        rounds: in all: schedules such as "from the middle on" need it.
+        weights, statistics: by their names in `state_dict()`; the counters are among the statistics.
+        extras: the method's own tensors (prototypes, control variates), named `part/name`.
+
+    >>> message = Broadcast(0, 10, {"w": torch.ones(2)}, {})
+    >>> broadcast_from_bytes(broadcast_to_bytes(message)).weights
+    {'w': tensor([1., 1.])}
     """
 
     round: int
@@ -93,7 +106,18 @@ class Broadcast(Message):
 
 @dataclass(frozen=True)
 class Update(Message):
-    """What a client sends back after training."""
+    """What a client sends back after training.
+
+    Attributes:
+        client, samples: who it is, and how many samples it trained on, its weight in a mean.
+        weights, statistics: by the names in the broadcast.
+        extras: the method's own tensors.
+        metrics: numbers of the client, such as its training loss.
+        round: that it belongs to, from 0.
+
+    >>> Update("clinic", 40, {"w": torch.ones(2)}, {}, metrics={"loss": 0.5}).nbytes
+    8
+    """
 
     client: str
     samples: int
@@ -106,7 +130,7 @@ class Update(Message):
 
 @dataclass(frozen=True)
 class Answer(Message):
-    """What a client sends back when a method asked it something inside a round."""
+    """What a client sends back when a method asked it something inside a round: see `Server.ask`."""
 
     client: str
     samples: int
@@ -126,6 +150,9 @@ def pack(header: Mapping[str, Any], **groups: Mapping[str, Tensor]) -> bytes:
 
     Safetensors sorts by dtype and name. The order goes along, because sums over tensors depend on it: a client must
     compute the same bits whether its message came through memory, a pipe or a checkpoint.
+
+    >>> unpack(pack({"round": 3}, weights={"w": torch.ones(2)}))
+    ({'round': 3}, {'weights': {'w': tensor([1., 1.])}})
     """
     flat: Tensors = {}
     seen: set[int] = set()
@@ -140,7 +167,7 @@ def pack(header: Mapping[str, Any], **groups: Mapping[str, Tensor]) -> bytes:
 
 
 def unpack(data: bytes) -> tuple[dict[str, Any], dict[str, Tensors]]:
-    """The inverse of `pack`; raises `BadMessage` on anything that is not one."""
+    """The inverse of `pack`, with an example there; raises `BadMessage` on anything that is not one."""
     with reading():
         tensors = safetensors.torch.load(data)
         length = int.from_bytes(data[:8], "little")

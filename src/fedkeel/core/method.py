@@ -37,6 +37,9 @@ class Traits:
         private: nothing that a client sends depends on its samples but through the gradients of the task loss, so
             that noise on these hides a sample ("dp=local").
         only_mean: its rule for the weights looks at their mean and not at the updates themselves ("dp=central").
+
+    >>> Traits(needs_batch_norm=True).needs_memory
+    False
     """
 
     needs_memory: bool = False
@@ -55,6 +58,16 @@ class Method:
 
     A method with options is a dataclass of them: `mu: Annotated[float, Range(0)] = 0.01`; `traits` declares what the
     engine must know of it beforehand; `kept` are the entries of `state_dict()` that never travel, if `prepare` says so.
+
+    >>> class Damped(Method):
+    ...     'Goes half of the way to the mean.'
+    ...
+    ...     def weights(self, server, updates, mean):
+    ...         return {name: (server.weights[name] + new) / 2 for name, new in mean.items()}
+    >>> Damped().overrides("weights"), Damped().overrides("loss")
+    (True, False)
+
+    With `@fedkeel.register("damped")` above the class, `fedkeel run --import FILE --method damped+greg` knows it.
     """
 
     name: str = ""

@@ -31,6 +31,8 @@ class Server:
         network: the prepared network, to know its shape; its weights are whatever it was last used for.
         memory: the part's own tensors on the server, kept between rounds and in checkpoints.
         extras: the part's own tensors in the latest broadcast.
+
+    No example: the engine makes it and hands it to a method's rules; see `Method` for one that uses it.
     """
 
     round: int

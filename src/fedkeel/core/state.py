@@ -13,16 +13,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+__all__ = ["Layout", "Role", "Tensors", "add", "batch_norms", "load", "moment_names", "nbytes", "roles", "subtract"]
+
 Tensors = dict[str, Tensor]
+"""Tensors by their names, as in `state_dict()`."""
 
 
 class Role(str, Enum):
-    """What an entry of `state_dict()` is.
+    """What an entry of `state_dict()` is: see `roles`.
 
-    WEIGHT: learnable; travels; sample-weighted mean on the server.
-    STATISTIC: running mean or variance of a normalisation layer; travels; a method may replace its rule.
-    COUNTER: an integer such as `num_batches_tracked`; travels; maximum, never a mean.
-    LOCAL: what the method keeps on the client; never travels.
+    Attributes:
+        WEIGHT: learnable; travels; sample-weighted mean on the server.
+        STATISTIC: running mean or variance of a normalisation layer; travels; a method may replace its rule.
+        COUNTER: an integer such as `num_batches_tracked`; travels; maximum, never a mean.
+        LOCAL: what the method keeps on the client; never travels.
     """
 
     WEIGHT = "weight"
@@ -38,7 +42,11 @@ class KeepsLocal(Protocol):
 
 
 def roles(model: nn.Module, method: KeepsLocal | None = None) -> dict[str, Role]:
-    """The role of every entry of `model.state_dict()`, in its order."""
+    """The role of every entry of `model.state_dict()`, in its order; what `method.is_local` names is LOCAL.
+
+    >>> {name: role.value for name, role in roles(nn.BatchNorm1d(1, affine=False)).items()}
+    {'running_mean': 'statistic', 'running_var': 'statistic', 'num_batches_tracked': 'counter'}
+    """
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     result: dict[str, Role] = {}
     for name, tensor in model.state_dict().items():
@@ -57,12 +65,19 @@ def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     """Every batch norm of torch's kind (1d, 2d, 3d, Sync, Lazy, subclasses) by its name in `named_modules()`.
 
     A module that is used in two places appears once. `HybridBatchNorm` is none of these.
+
+    >>> list(batch_norms(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))
+    ['1']
     """
     return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
 
 
 def moment_names(layer: str) -> tuple[str, str]:
-    """What `state_dict()` calls the running mean and variance of a layer."""
+    """What `state_dict()` calls the running mean and variance of a layer.
+
+    >>> moment_names("encoder.bn1")
+    ('encoder.bn1.running_mean', 'encoder.bn1.running_var')
+    """
     prefix = f"{layer}." if layer else ""
     return f"{prefix}running_mean", f"{prefix}running_var"
 
@@ -85,7 +100,7 @@ def untouched(statistics: Mapping[str, Tensor]) -> bool:
 
 
 class Layout:
-    """The roles of one model, with the names of each kind ready at hand."""
+    """The roles of one model, with the names of each kind ready at hand: see `roles`."""
 
     def __init__(self, role_of: Mapping[str, Role]) -> None:
         self.role_of = dict(role_of)
@@ -109,7 +124,13 @@ def copies(entries: Mapping[str, Tensor], names: Iterable[str]) -> Tensors:
 @torch.no_grad()
 def load(entries: nn.Module | Mapping[str, Tensor], *groups: Mapping[str, Tensor]) -> None:
     """Copy named tensors into a model, or into its entries, in place: optimisers and captured graphs keep their
-    pointers. A later group overrides an earlier one."""
+    pointers. A later group overrides an earlier one.
+
+    >>> model = nn.Linear(1, 1)
+    >>> load(model, {"weight": torch.tensor([[2.0]])})
+    >>> model.weight.item()
+    2.0
+    """
     if isinstance(entries, nn.Module):
         entries = entries.state_dict(keep_vars=True)
     given = {name: tensor for group in groups for name, tensor in group.items()}
@@ -132,6 +153,11 @@ def to_device(tensors: Mapping[str, Tensor], device: torch.device | str) -> Tens
 
 
 def clone(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Copies of all of them, detached.
+
+    >>> clone({"w": torch.ones(1, requires_grad=True)})
+    {'w': tensor([1.])}
+    """
     return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
 
@@ -147,12 +173,20 @@ def prefixed(tensors: Tensors, part: str) -> Tensors:
 
 
 def subtract(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> Tensors:
-    """left - right, entry by entry."""
+    """left - right, entry by entry.
+
+    >>> subtract({"w": torch.tensor(5.0)}, {"w": torch.tensor(3.0)})
+    {'w': tensor(2.)}
+    """
     return {name: tensor - right[name] for name, tensor in left.items()}
 
 
 def add(left: Mapping[str, Tensor], right: Mapping[str, Tensor], scale: float = 1.0) -> Tensors:
-    """left + scale * right, entry by entry."""
+    """left + scale * right, entry by entry.
+
+    >>> add({"w": torch.tensor(5.0)}, {"w": torch.tensor(3.0)}, scale=2)
+    {'w': tensor(11.)}
+    """
     return {name: tensor + scale * right[name] for name, tensor in left.items()}
 
 
@@ -162,5 +196,9 @@ def keep_variances_positive(statistics: Tensors) -> Tensors:
 
 
 def nbytes(tensors: Mapping[str, Tensor]) -> int:
-    """Bytes that these tensors take on the wire."""
+    """Bytes that these tensors take on the wire.
+
+    >>> nbytes({"w": torch.zeros(10), "n": torch.zeros((), dtype=torch.int64)})
+    48
+    """
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())

@@ -6,9 +6,9 @@ from fedkeel.data.federation import Client, Federation, Transform
 from fedkeel.data.load import load, load_spec
 from fedkeel.data.own import federation
 from fedkeel.data.partition import PARTITIONS, Partition
-from fedkeel.data.population import Population, Split
+from fedkeel.data.population import Split
 from fedkeel.data.reader import DATASETS, Reader, TreeReader, published
-from fedkeel.data.show import ClientRow, contact_sheet, describe
+from fedkeel.data.show import contact_sheet, describe
 from fedkeel.data.transforms import TRANSFORMS, Pipeline, parse_transforms
 
 __all__ = [
@@ -16,12 +16,10 @@ __all__ = [
     "PARTITIONS",
     "TRANSFORMS",
     "Client",
-    "ClientRow",
     "Dataset",
     "Federation",
     "Partition",
     "Pipeline",
-    "Population",
     "Reader",
     "Split",
     "Transform",

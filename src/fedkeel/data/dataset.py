@@ -134,7 +134,9 @@ class Manifest:
 # -- as it was read -------------------------------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Dataset:
-    """Images (uint8, (N, C, H, W)), labels and each domain's split, with the data set's usual transforms."""
+    """Images (uint8, (N, C, H, W)), labels and each domain's split, with the data set's usual transforms. No example: a
+    reader returns it, and `fedkeel.data.load` makes a `Federation` of it.
+    """
 
     name: str
     images: Tensor

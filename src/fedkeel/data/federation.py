@@ -34,6 +34,11 @@ class Transform(Protocol):
     `draws` is the number of uniform random numbers in [0, 1) that it needs for each image; it gets them in
     `u` of shape (N, draws) and has no randomness of its own. So the same batch is the same bits under every
     executor, and the whole thing can be captured in a CUDA graph.
+
+    >>> from fedkeel.data import parse_transforms
+    >>> flip = parse_transforms("flip")
+    >>> flip.draws, flip(torch.tensor([[[[0.0, 1.0]]]]), torch.tensor([[0.1]]))
+    (1, tensor([[[[1., 0.]]]]))
     """
 
     @property
@@ -59,6 +64,11 @@ class Federation:
         clients: those that train, in a fixed order; a list, or a `Population` that makes them on demand.
         unseen: those that are only evaluated, never trained on.
         train_transform, test_transform: batch as stored -> float batch.
+
+    >>> from fedkeel.data import load
+    >>> federation = load("digits-shift")
+    >>> federation.num_classes, federation.image_shape, federation.domains
+    (10, (3, 32, 32), ['scan', 'paper', 'texture', 'stroke', 'street'])
     """
 
     name: str

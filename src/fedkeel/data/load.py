@@ -98,6 +98,10 @@ def load(name: str, **options: Any) -> Federation:
 
     The options are those of `Cut` (`partition`, `unseen`, `unseen_split`, `subsample`, `seed`, `train_transform`,
     `test_transform`) and those of the reader, e.g. `root` and `size`.
+
+    >>> federation = load("digits-shift", unseen="scan", partition="even(clients=2)")
+    >>> len(federation.clients), [client.name for client in federation.unseen]
+    (8, ['scan'])
     """
     # All that can be refused without reading a single image is refused first.
     cut = Cut(**{field.name: options.pop(field.name) for field in fields(Cut) if field.name in options})
@@ -122,6 +126,9 @@ def load_spec(
     """Load from text as people type it: `folder(root=./images, size=64, unseen=sketch)`.
 
     The options in the brackets are those of `load`; what is given both there and as an argument is refused.
+
+    >>> load_spec("digits-shift(unseen=scan)", partition="even(clients=2)").unseen[0].name
+    'scan'
     """
     parsed = spec.parse(text)
     options: dict[str, Any] = {"seed": seed, **parsed.options}

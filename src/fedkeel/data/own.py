@@ -48,18 +48,20 @@ def federation(
 
     Args:
         data: uint8 images (N, C, H, W), (N, H, W, C) or (N, H, W); float images (N, C, H, W) or vectors (N, D), taken
-            as they are; a pandas table, whose columns are features; a torch `Dataset` that gives (image, label), or a
-            Hugging Face one.
+            as they are; a pandas table of features; a torch `Dataset` of (image, label), or a Hugging Face one.
         labels: of each sample, whole numbers from 0 or names; where the data have them, they are left out.
         clients: whose each sample is (a name for each, or a column's name), or their samples' numbers, {name: numbers}
             or a list of lists. Without, `partition` cuts the data, domain by domain.
         domains: what each sample's domain is called (a column's name, too), or each client's, {client: domain}. By
             default a client is a domain of its own.
-        test, validation: the share of each client's samples, class by class; or which samples they are: their numbers,
-            true or false for each, or a column of that.
+        test, validation: the share of each client's samples, by class; or which: numbers, truth values, a column.
         classes: their names, in label order; by default the labels themselves.
         options: those of `Source`, how the data are read (`name`, `image`, `label`, `size`, `split_seed`), and those of
             `Cut`, as in `fedkeel.data.load` (`partition`, `unseen`, `seed`, `train_transform`, ...).
+
+    >>> images, labels = np.zeros((60, 8, 8), np.uint8), np.arange(60) % 3
+    >>> federation(images, labels, clients=["north", "south"] * 30, test=0.2)["north"].samples
+    24
     """
     columns = frozenset(given for given in (clients, domains, test, validation) if isinstance(given, str))
     source, cut = read_options(options, columns)

@@ -35,6 +35,14 @@ class Partition:
     """Cuts one domain's training samples into clients.
 
     A new one overrides `cut`; or `shares`, if its clients are to be made on demand or are not called by numbers.
+
+    >>> class Halves(Partition):
+    ...     def cut(self, domain, labels, generator):
+    ...         return np.array_split(generator.permutation(len(labels)), 2)
+    >>> [len(part) for part in Halves().cut("scan", np.zeros(9), np.random.default_rng(0))]
+    [5, 4]
+
+    `@PARTITIONS.register("halves")` above it makes it known by name.
     """
 
     def check(self, domains: Sequence[str]) -> None:
@@ -50,6 +58,7 @@ class Partition:
 
 
 PARTITIONS: Registry[Partition] = Registry("partition")
+"""The partitions by name."""
 
 
 def build(partition: str | Partition) -> Partition:
@@ -115,8 +124,8 @@ class Dirichlet(Partition):
     many images by them, which others may have too. `minimum`, `redraws` and `balanced` are then not needed.
     """
 
-    alpha: Annotated[float, Range(1e-6, 1e6)] = 0.5
-    clients: Count = 10
+    alpha: Annotated[float, Range(1e-6, 1e6)] = 0.5  # the smaller, the fewer classes a client has
+    clients: Count = 10  # of each domain
     minimum: Annotated[int, Range(0)] = 10
     redraws: Annotated[int, Range(0)] = 100
     balanced: bool = False
@@ -247,7 +256,7 @@ class Shards(Partition):
     A class is cut into a number of shards that follows its size, so a client has at most `classes_per_client` classes.
     """
 
-    clients: Count = 10
+    clients: Count = 10  # of each domain
     classes_per_client: Count = 2
 
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:

@@ -26,7 +26,11 @@ IntArray = npt.NDArray[np.int64]
 
 
 class Split(NamedTuple):
-    """Indices into the store of the images of a domain or a client, by what they are for."""
+    """Indices into the store of the images of a domain or a client, by what they are for.
+
+    >>> Split(torch.tensor([3, 0]), torch.tensor([1]), torch.tensor([2])).all()
+    tensor([0, 1, 2, 3])
+    """
 
     train: Tensor
     validation: Tensor
@@ -42,7 +46,11 @@ USES = Split._fields
 
 @dataclass(frozen=True)
 class Client:
-    """One site: its name, the domain its images come from, and the indices of its images in the store."""
+    """One site: its name, the domain its images come from, and the indices of its images in the store.
+
+    >>> Client("clinic", "scanner A", torch.arange(80), torch.arange(80, 90), torch.arange(90, 100)).samples
+    80
+    """
 
     name: str
     domain: str

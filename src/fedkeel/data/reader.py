@@ -32,7 +32,7 @@ FEDBN = ("flip+rotation(degrees=30)", "")  # FedBN's transforms: nothing is norm
 
 @dataclass(frozen=True)
 class Reader:
-    """A data set as its authors publish it."""
+    """A data set as its authors publish it. No example: it reads files, see "Add a data set" in Contributing."""
 
     root: Root = None  # by default one of `folders` in $FEDKEEL_DATA
     size: Count | None = None  # pixels of a side
@@ -115,7 +115,7 @@ class Reader:
 
 @dataclass(frozen=True)
 class TreeReader(Reader):
-    """Images in `root/<domain>/<class>/`; each domain's split is what its lists say, those of `splits/` as a rule."""
+    """Images in `root/<domain>/<class>/`, split as its lists say, those of `splits/` as a rule: see `Reader`."""
 
     validation: Fraction = 0.1
     test: Fraction = 0.2
@@ -181,12 +181,13 @@ class Datasets(Registry[Dataset]):
 
 
 DATASETS = Datasets("data set", "data")
+"""The data sets by name."""
 PUBLISHED: dict[str, type[Reader]] = {}
 R = TypeVar("R", bound=type[Reader])
 
 
 def published(reader: R) -> R:
-    """Class decorator: make a reader known by its name."""
+    """Class decorator: make a reader known by its name; see `Reader`."""
     PUBLISHED[reader.name] = reader
     return DATASETS.register(reader.name)(reader)
 

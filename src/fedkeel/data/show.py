@@ -35,6 +35,10 @@ def describe(federation: Federation, most: int | None = None) -> list[ClientRow]
     """A row for each client, the unseen ones last; `classes` counts those it trains on (unseen: is tested on).
 
     With `most`, only the first that many of those that train, and all unseen ones.
+
+    >>> from fedkeel.data import load
+    >>> describe(load("digits-shift"), most=1)[0].classes
+    10
     """
     unseen = {client.name for client in federation.unseen}
     return [
@@ -54,7 +58,8 @@ def describe(federation: Federation, most: int | None = None) -> list[ClientRow]
 def contact_sheet(federation: Federation, path: str | os.PathLike[str], *, per_class: int = 3, cell: int = 64) -> Path:
     """Write a PNG with a block of rows for each domain and a column for each class.
 
-    A block has `per_class` rows, the first images of each class in the domain; each image is `cell` pixels wide.
+    A block has `per_class` rows, the first images of each class in the domain; each image is `cell` pixels wide. No
+    example here, since it writes a file: `contact_sheet(load("digits-shift"), "digits.png")`.
     """
     checked(per_class, Count, "per_class")
     checked(cell, Annotated[int, Range(16)], "cell")

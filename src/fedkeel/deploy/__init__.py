@@ -23,7 +23,7 @@ from fedkeel.errors import FedkeelError
 if TYPE_CHECKING:
     from fedkeel.deploy.apps import client_app, server_app
 
-__all__ = ["client_app", "need_flower", "server_app"]
+__all__ = ["client_app", "server_app"]
 
 
 def need_flower() -> None:

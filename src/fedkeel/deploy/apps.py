@@ -25,7 +25,9 @@ from fedkeel.engine.executors.flower.roster import Enrolment
 from fedkeel.errors import FedkeelError
 
 server_app = ServerApp()
+"""The round loop as a Flower app. No example: `flwr run` starts it, from a pyproject.toml that names it."""
 client_app = ClientApp()
+"""One site as a Flower app, likewise."""
 
 
 def main(grid: Grid, context: Context) -> None:

@@ -63,7 +63,14 @@ def printable(value: Any) -> Any:
 
 
 class Drawing:
-    """A figure to be looked at: a notebook shows it, `save` writes it, and `spec` is all of it as Vega-Lite."""
+    """A figure to be looked at: a notebook shows it, `save` writes it, and `spec` is all of it as Vega-Lite.
+
+    `figure` is a plain table of the kind lines, bars, matrix or points, as `Run.plot` and the diagnostics make it.
+
+    >>> line = {"name": "fedavg", "x": [1, 2], "y": [3.0, 1.0]}
+    >>> Drawing({"kind": "lines", "title": "loss", "x_label": "round", "series": [line]})
+    Drawing('loss, by round: fedavg')
+    """
 
     def __init__(self, figure: Mapping[str, Any]) -> None:
         self.figure = dict(figure)

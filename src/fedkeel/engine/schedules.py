@@ -14,8 +14,12 @@ from fedkeel.errors import FedkeelError
 from fedkeel.options import Count, Positive, PositiveShare, described
 from fedkeel.registry import Registry
 
+__all__ = ["SCHEDULES", "Schedule"]
+
 Schedule = Callable[[int, int], float]
+"""The round, from 0, and their number -> a factor of the learning rate."""
 SCHEDULES: Registry[Schedule] = Registry("schedule")
+"""The schedules by name."""
 
 
 @SCHEDULES.register("constant")
@@ -38,13 +42,13 @@ def cosine() -> Schedule:
 
 @SCHEDULES.register("step")
 def step(every: Count = 30, factor: Positive = 0.1) -> Schedule:
-    """Times `factor` after every so many rounds."""
+    """Times `factor` after every `every` rounds."""
     return lambda round, _: factor ** (round // every)
 
 
 @SCHEDULES.register("warmup")
 def warmup(rounds: Count = 5, then: str = "constant") -> Schedule:
-    """Up in equal steps over the first rounds; then another schedule over those that are left."""
+    """Up in equal steps over the first `rounds`; `then` another schedule over those that are left."""
     following, first = _build(spec.parse(then)), rounds
 
     def factor(round: int, rounds: int) -> float:

@@ -28,6 +28,7 @@ from fedkeel.engine.profile import Profile
 from fedkeel.engine.stopwatch import READING, SET_UP
 from fedkeel.engine.threads import choose_threads
 from fedkeel.errors import FedkeelError, nearest
+from fedkeel.models.wrapped import refuse_lazy
 from fedkeel.spec import parse
 from fedkeel.trust import privacy
 from fedkeel.trust.rules import Rules, clients_per_round
@@ -166,7 +167,7 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
             shape = probe(federation).shape[1:]
             network: nn.Module = models.build_for(config.model, federation.num_classes, shape)
         else:
-            models.refuse_lazy(given)
+            refuse_lazy(given)
             network = copy.deepcopy(given)  # the caller's own stays as it is, for the next run
         classifier = checks.check_classifier(network)
         if config.weights:

@@ -1,7 +1,5 @@
 """Compare methods over several seeds: each (method, seed) is a run directory, the result is a table.
 
-    compare(["fedavg", "fedbn", "fedprox(mu=0.1)@learning_rate=0.1"], seeds=3, data="digits-shift", rounds=30)
-
 What is finished is not run again, and what was interrupted goes on: the same call continues a comparison. A run of
 which the data or the code have changed since is not used: a directory that was given and holds one is refused, and
 without one the next number is taken.
@@ -56,7 +54,7 @@ FILE = "comparison.json"
 
 @dataclass(frozen=True)
 class Comparison:
-    """The runs of a comparison, in the order of the table."""
+    """The runs of a comparison, in the order of the table; made by `compare`, which has an example."""
 
     directory: Path  # holds `<method>/seed<k>/`, each a run directory
     trials: Sequence[Trial]
@@ -153,6 +151,10 @@ def compare(
         options: of all runs, as in `Config`; `model` may be a network, and `federation` in place of `data` an object.
 
     Raises `fedkeel.stopping.Stopped` when it was asked to stop; the same call then continues it.
+
+    >>> comparison = fedkeel.compare(["fedavg", "fedbn"], seeds=1, rounds=1, subsample=30)
+    >>> [(row["method"], row["seeds"]) for row in comparison.rows()]
+    [('fedavg', [0]), ('fedbn', [0])]
     """
     leave_if_imported_again()
     configs, given = read_objects(methods, {**options})

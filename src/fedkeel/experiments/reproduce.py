@@ -18,6 +18,7 @@ from statistics import fmean
 from typing import Any
 
 from fedkeel import analysis, methods
+from fedkeel.analysis.diagnostic import FOLDER
 from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
@@ -156,7 +157,7 @@ class TableRuns:
         for directory in dict.fromkeys(self.runs.values()):
             for run in self._finished(directory).values():
                 for name in self.diagnostics:
-                    if (run / analysis.FOLDER / f"{name}.json").exists():
+                    if (run / FOLDER / f"{name}.json").exists():
                         continue
                     try:
                         analysis.run(name, run)
@@ -278,7 +279,7 @@ def read(run: Run, reading: Mapping[str, str]) -> float | None:
     """The number of a finished run that a cell shows: accuracies in %, times in seconds."""
     kind = reading.get("read", "accuracy")
     if kind in DIAGNOSTICS:
-        path = run.directory / analysis.FOLDER / f"{kind}.json"
+        path = run.directory / FOLDER / f"{kind}.json"
         return analysis.number(json.loads(path.read_text())) if path.exists() else None
     if kind == "seconds":
         return epoch_seconds(run)

@@ -25,7 +25,8 @@ def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[floa
         x = sum_k w_k / W x_k,    W = sum_k w_k
 
     Computed as x_1 + sum_k w_k / W (x_k - x_1): the mean of identical clients is that client, bit for bit. Half
-    precision, which would lose the small differences between clients, is accumulated in float32.
+    precision, which would lose the small differences between clients, is accumulated in float32. No state at all raises
+    `ValueError`.
 
     Reference: FedAvg (McMahan et al., AISTATS 2017), Alg. 1; HBN, Eq. 3; FedCoda, Eq. 2.
 

@@ -31,6 +31,9 @@ def variance_across_clients(statistics: Tensor) -> Tensor:
         v = 1/channels sum_c 1/K sum_k (s_k,c - 1/K sum_j s_j,c)^2
 
     Reference: GReg, Figure 1, which leaves the average open.
+
+    >>> variance_across_clients(torch.tensor([[0.0, 5.0], [2.0, 5.0]]))
+    tensor(0.5000)
     """
     return statistics.var(dim=0, correction=0).mean()
 
@@ -45,6 +48,9 @@ def feature_divergence(features_i: Tensor, features_j: Tensor, eps: float = 1e-5
         eps: added to every variance s, since behind a ReLU a channel may not vary at all.
 
     Reference: GReg, Sec. 4.4.
+
+    >>> feature_divergence(torch.tensor([[0.0], [2.0]]), torch.tensor([[2.0], [4.0]]), eps=0)  # d = 4, variances 1
+    tensor(4.)
     """
     variance_i, variance_j = (f.var(dim=0, correction=0) + eps for f in (features_i, features_j))
     distance = (features_i.mean(dim=0) - features_j.mean(dim=0)).square()
@@ -55,6 +61,9 @@ def true_class_probability(logits: Tensor, labels: Tensor) -> Tensor:
     """q^y, the predicted probability of the true class: (N, C) and (N,) -> (N,).
 
     Reference: GReg, Proposition 1 and Figure 7.
+
+    >>> true_class_probability(torch.tensor([[0.8, 0.2]]).log(), torch.tensor([0]))
+    tensor([0.8000])
     """
     return F.cross_entropy(logits, labels, reduction="none").neg().exp()
 
@@ -70,6 +79,11 @@ def prototype_similarities(prototypes: Tensor, present: Tensor) -> Tensor:
         (C, K, K)
 
     Reference: FedCoda, Table 7.
+
+    >>> prototypes = torch.tensor([[[1.0, 0.0]], [[0.0, 2.0]]])  # two clients, one class
+    >>> prototype_similarities(prototypes, torch.tensor([[True], [True]]))
+    tensor([[[1., 0.],
+             [0., 1.]]])
     """
     by_class = torch.stack([cosines(rows, rows) for rows in prototypes.unbind(dim=1)])
     shared = present.T[:, :, None] & present.T[:, None, :]
@@ -80,6 +94,9 @@ def mean_similarity(similarities: Tensor) -> Tensor:
     """(C, K, K) -> the mean over the pairs that share a class, then over the classes; NaN if no two clients share one.
 
     Reference: FedCoda, Table 7, which leaves the average open.
+
+    >>> mean_similarity(torch.tensor([[[1.0, 0.5], [0.5, 1.0]]]))
+    tensor(0.5000)
     """
     pairs = torch.ones_like(similarities[0], dtype=torch.bool).triu(diagonal=1)
     return similarities[:, pairs].nanmean(dim=1).nanmean()
@@ -91,6 +108,9 @@ def prototype_distances(prototypes: Tensor, present: Tensor) -> Tensor:
         1/|C_k| sum_{c in C_k} ||p_k,c - p_c||,    p_c the mean over the clients that have the class
 
     Reference: FedCoda, Eqs. 4-5.
+
+    >>> prototype_distances(torch.tensor([[[0.0, 0.0]], [[6.0, 8.0]]]), torch.tensor([[True], [True]]))
+    tensor([5., 5.])
     """
     centers, _ = global_prototypes(list(prototypes), list(present), mean_prototype)
     distances = (prototypes - centers).norm(dim=-1)
@@ -111,6 +131,9 @@ def clustering_nmi(features: Tensor, labels: Tensor, clusters: int, seed: int = 
         clusters: as many as there are classes; fewer where there are not that many different points.
 
     Reference: FedCoda, Tables 5 and 12.
+
+    >>> clustering_nmi(torch.tensor([[0.0], [0.1], [9.0], [9.1]]), torch.tensor([0, 0, 1, 1]), clusters=2)
+    1.0
     """
     from sklearn.cluster import KMeans  # takes a second
     from sklearn.metrics import normalized_mutual_info_score
@@ -124,6 +147,11 @@ def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
     """The L2 norm of all gradients together, in double precision, on their device.
 
     Reference: FedCoda, Figure 4.
+
+    >>> weight = torch.zeros(2, requires_grad=True)
+    >>> weight.grad = torch.tensor([3.0, 4.0])
+    >>> gradient_norm([weight]).item()
+    5.0
     """
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
@@ -136,6 +164,9 @@ def effective_rank(singular_values: Tensor) -> float:
     """exp of the entropy of the normalised singular values: all equal give their number.
 
     Reference: Roy and Vetterli, 2007; for the classifier of UniVarFL, Figure 1.
+
+    >>> round(effective_rank(torch.tensor([2.0, 2.0, 2.0])), 4)
+    3.0
     """
     shares = singular_values[singular_values > 0] / singular_values.sum()
     return float(torch.special.entr(shares).sum().exp())

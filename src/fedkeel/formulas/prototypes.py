@@ -13,6 +13,9 @@ from fedkeel.core.client import Batch
 from fedkeel.formulas.clustering import cluster_means
 from fedkeel.formulas.similarity import cosines, directions
 
+__all__ = ["clustered", "cosine_pull", "direction_distance", "global_prototypes", "local_prototypes"]
+__all__ += ["prototype_contrast"]
+
 _LEAST_SIMILARITY = 1e-6
 """Where a power below 1 of a similarity stops growing steeper."""
 
@@ -25,6 +28,12 @@ def local_prototypes(model: nn.Module, batches: Iterable[Batch], num_classes: in
 
     Returns:
         Prototypes (C, d), zero for a class that is not there, and the number of samples of each class, (C,).
+
+    >>> from fedkeel.models import Classifier
+    >>> model = Classifier(nn.Identity(), nn.Linear(1, 2), feature_dim=1, num_classes=2)
+    >>> local_prototypes(model, [Batch(torch.tensor([[1.0], [3.0], [5.0]]), torch.tensor([0, 0, 1]))], num_classes=2)
+    (tensor([[2.],
+            [5.]]), tensor([2., 1.]))
     """
     training = model.training
     model.eval()
@@ -59,6 +68,11 @@ def global_prototypes(
 
     Returns:
         Prototypes (C, d), zero for absent classes, and which classes have one, (C,), bool.
+
+    >>> ours, theirs = torch.tensor([[1.0], [8.0]]), torch.tensor([[3.0], [0.0]])
+    >>> have = [torch.tensor([True, True]), torch.tensor([True, False])]
+    >>> global_prototypes([ours, theirs], have, rule=lambda rows: rows.mean(dim=0))[0].flatten()
+    tensor([2., 8.])
     """
     stacked, having = torch.stack(list(prototypes)), torch.stack(list(present))
     result, known = previous if previous is not None else (torch.zeros_like(stacked[0]), torch.zeros_like(having[0]))
@@ -77,6 +91,11 @@ def clustered(points: Tensor, classes: Tensor) -> tuple[Tensor, Tensor]:
 
     Returns:
         Prototypes (P, d), class by class, and the class of each, (P,).
+
+    >>> points = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 1.0], [0.0, 5.0]])
+    >>> clustered(points, torch.tensor([0, 0, 0, 0]))
+    (tensor([[2., 0.],
+            [0., 3.]]), tensor([0, 0]))
     """
     points, classes = points.detach().cpu(), classes.cpu()
     rows, names = [points[:0]], [classes[:0]]

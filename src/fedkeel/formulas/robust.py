@@ -15,6 +15,9 @@ def clipped(states: Sequence[Tensors], origin: Tensors, norm: float | None = Non
 
     A state that is near enough stays as it is, bit for bit. Every entry lies between x and x_i, so a variance does not
     become negative. Integers stay.
+
+    >>> clipped([{"w": torch.tensor([3.0, 4.0])}], origin={"w": torch.zeros(2)}, norm=1.0)
+    [{'w': tensor([0.6000, 0.8000])}]
     """
     floating = [name for name, tensor in origin.items() if is_continuous(tensor)]
     if not floating:
@@ -61,7 +64,7 @@ def trimmed_mean(tensors: Sequence[Tensor], cut: int) -> Tensor:
 
 
 def trimmed_number(share: float, clients: int) -> int:
-    """How many are left out at either end: `share` of them, rounded down. 0.3 * 10 is below 3."""
+    """How many are left out at either end, see `trimmed_mean`: `share` of them, rounded down. 0.3 * 10 is below 3."""
     return int(share * clients + 1e-9)
 
 
@@ -69,6 +72,9 @@ def krum_scores(states: Sequence[Tensors], liars: int) -> Tensor:
     """For each of K states, the sum of the squared distances to its K - liars - 2 nearest others, (K,), float64.
 
     Reference: Blanchard et al. 2017, Section 4.
+
+    >>> krum_scores([{"w": torch.tensor([x])} for x in (0.0, 1.0, 2.0, 90.0)], liars=1)
+    tensor([1.0000e+00, 1.0000e+00, 1.0000e+00, 7.7440e+03], dtype=torch.float64)
     """
     count = len(states)
     squares = torch.zeros(count, count, dtype=torch.float64)

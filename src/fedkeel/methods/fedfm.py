@@ -44,7 +44,7 @@ class FedFM(Method):
     lambda_: NotNegative = 50.0  # weight of the matching
     temperature: Positive = 0.1  # tau
     from_round: NotNegative = 20  # the first round that matches, from 0; below 1, the share of the rounds before it
-    matching: Literal["contrastive", "l2"] = "contrastive"
+    matching: Literal["contrastive", "l2"] = "contrastive"  # with the anchors
     momentum: Decay = 0.0  # share of the old anchors in the new
     anchors: Literal["asked", "update"] = "asked"  # in an exchange of their own, or sent with the update
 

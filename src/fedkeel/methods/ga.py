@@ -33,7 +33,7 @@ class GA(Method):
     traits = Traits(replaces={"shares"})
 
     step_size: Share = 0.2  # d
-    measure: Literal["accuracy", "loss"] = "accuracy"
+    measure: Literal["accuracy", "loss"] = "accuracy"  # by which the models are compared
     centred: bool = False  # take the mean of the gaps off each, as in the paper's formula and not in its code
 
     def finish(self, client: LocalClient) -> Tensors:

@@ -53,7 +53,7 @@ class HBN(Method):
         pooling: Literal["pooled", "mean"] = "pooled",  # Eq. 8: Table 6
         local_momentum: PositiveShare = 0.1,  # of "moving-average"
         warm_start: WarmStart = "auto",  # with the first round's moments: few rounds from scratch do
-        variant: Literal["paper", "released"] = "paper",
+        variant: Literal["paper", "released"] = "paper",  # as described, or as the authors' code does it
     ) -> None:
         given = dict(locals())
         for option, hint in hints_of(HBN).items():

@@ -8,8 +8,8 @@ from fedkeel.core.types import Classifier, Output
 from fedkeel.errors import FedkeelError
 from fedkeel.models import timm_models
 from fedkeel.models.checkpoint import load_weights
-from fedkeel.models.encoder import MODELS, Encoder, ImageSize, Projector, classify, height_width, network
-from fedkeel.models.wrapped import Wrapped, refuse_lazy, wrap
+from fedkeel.models.encoder import MODELS, Encoder, ImageSize, classify, height_width, network
+from fedkeel.models.wrapped import wrap
 from fedkeel.registry import discover
 from fedkeel.spec import parse
 
@@ -17,17 +17,11 @@ __all__ = [
     "MODELS",
     "Classifier",
     "Encoder",
-    "ImageSize",
     "Output",
-    "Projector",
-    "Wrapped",
     "build",
-    "build_for",
-    "build_spec",
     "load_weights",
     "names",
     "network",
-    "refuse_lazy",
     "wrap",
 ]
 
@@ -74,7 +68,11 @@ def build_for(text: str, num_classes: int, shape: Sequence[int]) -> Classifier:
 
 
 def names() -> list[str]:
-    """The networks of this package; timm's come on top where it is installed."""
+    """The networks of this package; timm's come on top where it is installed.
+
+    >>> "resnet18" in names()
+    True
+    """
     return MODELS.names()
 
 

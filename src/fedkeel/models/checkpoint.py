@@ -48,7 +48,11 @@ class Loaded:
 
 
 def load_weights(model: Classifier, path: str | Path) -> Loaded:
-    """Copy the file's tensors into the model where names and shapes fit, and say what did not."""
+    """Copy the file's tensors into the model where names and shapes fit, and say what did not. `path` is .safetensors,
+    .pth or .pt, also as other libraries name the layers; nothing in it is executed.
+
+    No example here, since it needs a file: `load_weights(model, "resnet18.safetensors").missing`.
+    """
     entries = dict(model.state_dict(keep_vars=True))
     head = next(f"{name}." for name, module in model.named_modules() if module is model.head)
     given, body = _best_fit(read(path), entries)

@@ -14,6 +14,7 @@ from fedkeel.options import hints_of
 from fedkeel.registry import Registry, first_sentence
 
 MODELS: Registry[Classifier] = Registry("model")
+"""The networks by name; those of timm are not among them."""
 
 ImageSize = int | tuple[int, int]
 """Height and width of the images in pixels; one number for square ones."""
@@ -35,7 +36,17 @@ class Projector(nn.Sequential):
 
 
 class Encoder(nn.Module):
-    """Images (N, C, H, W) -> features (N, `feature_dim`). A network writes `extract`."""
+    """Images (N, C, H, W) -> features (N, `feature_dim`). A network writes `extract`.
+
+    >>> class Flat(Encoder):
+    ...     def __init__(self, in_channels=3):
+    ...         super().__init__(feature_dim=in_channels)
+    ...
+    ...     def extract(self, x):
+    ...         return x.mean((2, 3))
+    >>> Flat()(torch.zeros(2, 3, 8, 8)).shape
+    torch.Size([2, 3])
+    """
 
     # A member of the encoder and not a module around it: the names of the network's own parameters stay the same
     # with and without a projector, so a checkpoint fits both.
@@ -123,6 +134,13 @@ def network(name: str, *, paper: str) -> Callable[[B], B]:
     """Decorator: make an encoder's builder known as a model. The head, and a projector if asked for, are added here.
 
     The builder takes `in_channels`, `image_size` (None when unknown) if the network depends on it, and its own options.
+
+    >>> @network("colours-example", paper="none")
+    ... class Colours(Encoder):
+    ...     def __init__(self, in_channels=3):
+    ...         super().__init__(feature_dim=in_channels)
+    >>> MODELS.make("colours-example", num_classes=5).head
+    Linear(in_features=3, out_features=5, bias=True)
     """
 
     def remember(encoder: B) -> B:

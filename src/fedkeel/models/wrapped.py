@@ -69,6 +69,11 @@ def wrap(
     `head` is the dotted name of its last layer as in `named_modules()`. `example`, a batch of images or the shape of
     one image such as `(3, 32, 32)`, lets the network be tried at once; without it, a network that never calls its head
     is found at the first forward.
+
+    >>> network = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 5))
+    >>> model = wrap(network, head="3", example=(3, 2, 2))
+    >>> model.feature_dim, model(torch.zeros(1, 3, 2, 2)).logits.shape
+    (8, torch.Size([1, 5]))
     """
     if not isinstance(module, nn.Module):
         raise FedkeelError(

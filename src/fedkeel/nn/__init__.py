@@ -7,14 +7,12 @@ from fedkeel.nn.hybrid_batch_norm import (
     HybridBatchNorm1d,
     HybridBatchNorm2d,
     HybridBatchNorm3d,
-    hybrid_norms,
     to_hybrid,
 )
 from fedkeel.nn.scaled_ws_conv import ScaledWSConv1d, ScaledWSConv2d, ScaledWSConv3d, ScaledWSLinear, fold, to_scaled_ws
 from fedkeel.nn.surgery import (
     batch_statistics,
     frozen_statistics,
-    group_count,
     remove_normalisation,
     replace_modules,
     to_group_norm,
@@ -37,8 +35,6 @@ __all__ = [
     "batch_statistics",
     "fold",
     "frozen_statistics",
-    "group_count",
-    "hybrid_norms",
     "remove_normalisation",
     "replace_modules",
     "to_group_norm",

@@ -17,6 +17,19 @@ def agc_(parameters: Iterable[Tensor] | Tensor, clipping: float, eps: float = 1e
     """Scale the gradient G_i of each output unit i down to `clipping` * max(||W_i||, eps) where it is longer.
 
     A unit is a row of a matrix, a filter of a convolution, and the whole of a one-dimensional parameter.
+
+    Args:
+        parameters: whose `.grad` is scaled in place; those without one are left alone.
+        clipping: lambda of the paper, above 0.
+        eps: the least norm that a unit's weights are taken to have.
+
+    Reference: FedWon, appendix Eq. 4 (Brock et al., ICML 2021).
+
+    >>> weight = torch.nn.Parameter(torch.tensor([[3.0, 4.0]]))
+    >>> weight.grad = torch.tensor([[6.0, 8.0]])  # twice as long as the weight
+    >>> agc_([weight], clipping=0.5)
+    >>> weight.grad
+    tensor([[1.5000, 2.0000]])
     """
     if clipping <= 0:
         raise FedkeelError(f"The clipping threshold is {clipping}: it must be above 0.")
@@ -50,6 +63,14 @@ class HistoryClip:
     A norm of zero starts no history, and one that is not finite does not enter it.
 
     `parameters` are tensors, or pairs of name and tensor as from `named_parameters()`.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> clip = HistoryClip([weight], alpha=1.5)
+    >>> for gradient in ([3.0, 4.0], [30.0, 40.0]):  # norms 5 and 50, of which 1.5 * 5 are left
+    ...     weight.grad = torch.tensor(gradient)
+    ...     clip.step()
+    >>> weight.grad
+    tensor([4.5000, 6.0000])
     """
 
     def __init__(

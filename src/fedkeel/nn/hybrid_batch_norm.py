@@ -83,12 +83,25 @@ class _Normalise(torch.autograd.Function):
 class HybridBatchNorm(nn.Module):
     """HBN for inputs (N, C, ...): Eqs. 1, 9 and 10.
 
+        y = gamma (x - m) / sqrt(v + eps) + beta,    m = a mu_g + (1 - a) mu_b,    v = a sigma_g^2 + (1 - a) sigma_b^2
+
+    with mu_g, sigma_g^2 of the federation, mu_b, sigma_b^2 of the batch, and a = sigmoid(alpha).
+
     Learnable: `weight`, `bias` (gamma, beta) and `alpha`, one per channel, initially 0; sigmoid(alpha) is the share of
     the *global* statistics in the mixture. Buffers: `running_mean`, `running_var`, the global statistics, set by the
     server and never by a forward. In evaluation the global statistics alone are used, or, inside
     `fedkeel.nn.batch_statistics`, those of the batch alone.
 
-    `mix` gives HBN's ablations (Table 6): "fixed" is 1:1, "global" and "batch" use one of the two.
+    Args:
+        num_features: C.
+        eps: added to the variance.
+        affine: whether there are `weight` and `bias`.
+        mix: HBN's ablations (Table 6): "fixed" is 1:1, "global" and "batch" use one of the two.
+        device, dtype: of its tensors.
+
+    >>> layer = HybridBatchNorm2d(1, eps=0)
+    >>> layer(torch.tensor([6.0, 8.0]).view(2, 1, 1, 1)).flatten().tolist()  # m = 7 / 2, v = (1 + 1) / 2
+    [2.5, 4.5]
     """
 
     running_mean: Tensor
@@ -199,19 +212,19 @@ class HybridBatchNorm(nn.Module):
 
 
 class HybridBatchNorm1d(HybridBatchNorm):
-    """HBN for (N, C) and (N, C, L)."""
+    """HBN for (N, C) and (N, C, L): see `HybridBatchNorm`."""
 
     _check_input_dim = nn.BatchNorm1d._check_input_dim
 
 
 class HybridBatchNorm2d(HybridBatchNorm):
-    """HBN for (N, C, H, W)."""
+    """HBN for (N, C, H, W): see `HybridBatchNorm`."""
 
     _check_input_dim = nn.BatchNorm2d._check_input_dim
 
 
 class HybridBatchNorm3d(HybridBatchNorm):
-    """HBN for (N, C, D, H, W)."""
+    """HBN for (N, C, D, H, W): see `HybridBatchNorm`."""
 
     _check_input_dim = nn.BatchNorm3d._check_input_dim
 
@@ -230,7 +243,12 @@ def recorded_moments(layers: Mapping[str, HybridBatchNorm]) -> dict[str, Tensor]
 
 
 def to_hybrid(model: nn.Module, mix: str = "learned") -> list[str]:
-    """Replace every batch norm by HBN with the same affine parameters and running statistics; returns the names."""
+    """Replace every batch norm by HBN with the same affine parameters and running statistics; returns the names.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    >>> to_hybrid(model), type(model[1]).__name__
+    (['1'], 'HybridBatchNorm2d')
+    """
     kinds = {
         nn.BatchNorm1d: HybridBatchNorm1d,
         nn.BatchNorm2d: HybridBatchNorm2d,

@@ -104,25 +104,35 @@ def _wanted_type() -> torch.dtype:
 
 
 class ScaledWSConv1d(_ScaledWSConv, nn.Conv1d):
-    """`nn.Conv1d` with scaled weight standardisation."""
+    """`nn.Conv1d` with scaled weight standardisation: see `ScaledWSConv2d`."""
 
     plain = nn.Conv1d
 
 
 class ScaledWSConv2d(_ScaledWSConv, nn.Conv2d):
-    """`nn.Conv2d` with scaled weight standardisation: FedWon Eq. 3 and Listing 1."""
+    """`nn.Conv2d` with scaled weight standardisation: FedWon Eq. 3 and Listing 1.
+
+        W_hat = gain (W - mean) / sqrt(max(var N, 1e-4))
+
+    mean and unbiased variance of an output channel over its fan-in N; `gain` is learnt, one for each output channel.
+    Arguments and shapes are those of `nn.Conv2d`.
+
+    >>> layer = ScaledWSConv2d(3, 8, 3)
+    >>> layer(torch.zeros(1, 3, 9, 9)).shape, bool(layer.standardised_weight().sum((1, 2, 3)).abs().max() < 1e-5)
+    (torch.Size([1, 8, 7, 7]), True)
+    """
 
     plain = nn.Conv2d
 
 
 class ScaledWSConv3d(_ScaledWSConv, nn.Conv3d):
-    """`nn.Conv3d` with scaled weight standardisation."""
+    """`nn.Conv3d` with scaled weight standardisation: see `ScaledWSConv2d`."""
 
     plain = nn.Conv3d
 
 
 class ScaledWSLinear(_ScaledWS, nn.Linear):
-    """`nn.Linear` with scaled weight standardisation of its rows, for networks on vectors."""
+    """`nn.Linear` with scaled weight standardisation of its rows, for networks on vectors: see `ScaledWSConv2d`."""
 
     plain = nn.Linear
 
@@ -146,6 +156,10 @@ def to_scaled_ws(model: nn.Module, skip: Collection[str] = (), init: str = "xavi
     convolutions with "same" padding) goes on computing its own way, with standardised weights. Transposed convolutions
     stay plain: their weights are laid out by input channel. `gain` is where the learnable gains start. Of a network
     without convolutions, the fully connected layers are replaced, but for its head.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU())
+    >>> to_scaled_ws(model), type(model[0]).__name__
+    (['0'], 'ScaledWSConv2d')
     """
     if init not in INITS:
         raise FedkeelError(f"to_scaled_ws has no init '{init}': {nearest(str(init), INITS)}")
@@ -189,7 +203,13 @@ def _standardisable(model: nn.Module) -> list[str]:
 
 
 def fold(model: nn.Module) -> nn.Module:
-    """A copy of the model with plain layers and the same outputs: nothing is left to standardise at inference."""
+    """A copy of the model with plain layers and the same outputs: nothing is left to standardise at inference.
+
+    >>> model = nn.Sequential(ScaledWSConv2d(3, 8, 3))
+    >>> x, plain = torch.rand(1, 3, 9, 9), fold(model)
+    >>> type(plain[0]).__name__, torch.allclose(plain(x), model(x), atol=1e-6)
+    ('Conv2d', True)
+    """
     if isinstance(model, _ScaledWS):
         return model.fold()
     folded = copy.deepcopy(model)

@@ -35,6 +35,10 @@ def replace_modules(
 
     A module that is used in two places is built once and stays one object. What `build` returns is not searched
     again. Returns the names of what was replaced.
+
+    >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    >>> replace_modules(model, lambda name, module: isinstance(module, nn.ReLU), lambda name, module: nn.GELU())
+    ['1']
     """
     if match("", model):
         raise FedkeelError(f"The {type(model).__name__} itself is to be replaced: put it inside a module first.")
@@ -96,6 +100,10 @@ def to_group_norm(model: nn.Module, groups: int | Callable[[str, int], int] = 32
 
     `groups` is HBN's 2, FedWon's 32 (see `group_count`), or a function of a layer's name and channels, for tables such
     as FedWon's own for its AlexNet, where later layers have 64.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8))
+    >>> to_group_norm(model, groups=2), model[1].num_groups
+    (['1'], 2)
     """
     if isinstance(groups, int) and groups < 1:
         raise FedkeelError(f"groups is {groups}: a group norm has at least 1.")
@@ -112,7 +120,9 @@ def to_group_norm(model: nn.Module, groups: int | Callable[[str, int], int] = 32
 
 
 def to_layer_norm(model: nn.Module) -> list[str]:
-    """Replace every batch norm by layer norm as the papers have it: group norm with one group, GroupNorm(1, C)."""
+    """Replace every batch norm by layer norm as the papers have it: group norm with one group, GroupNorm(1, C). For the
+    rest see `to_group_norm`.
+    """
     return to_group_norm(model, groups=1)
 
 
@@ -121,6 +131,10 @@ def remove_normalisation(model: nn.Module, *, add_bias: bool = True) -> list[str
 
     A convolution that had no bias, because the shift of the normalisation after it made one pointless, gets a bias of
     zeros: the convolutions of FedWon's Listing 1 have one, and the network would lose its shifts otherwise.
+
+    >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, bias=False), nn.BatchNorm2d(8))
+    >>> remove_normalisation(model), model[1], model[0].bias.shape
+    (['1'], Identity(), torch.Size([8]))
     """
     names = replace_modules(
         model,
@@ -192,6 +206,11 @@ def using_statistics(model: nn.Module | Norms, statistics: Mapping[str, Tensor])
 
     `statistics` has the names of `state_dict()`, e.g. "encoder.bn1.running_mean"; a layer that is not in it uses its
     own running ones. Running statistics are not updated.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(1, eps=0))
+    >>> with using_statistics(model, {"0.running_mean": torch.tensor([4.0]), "0.running_var": torch.tensor([4.0])}):
+    ...     model(torch.tensor([[6.0], [8.0]])).flatten().tolist()
+    [1.0, 2.0]
     """
     norms = _norms(model)
     given: list[Change] = []
@@ -208,7 +227,13 @@ def using_statistics(model: nn.Module | Norms, statistics: Mapping[str, Tensor])
 
 
 def frozen_statistics(model: nn.Module | Norms) -> AbstractContextManager[None]:
-    """Inside, batch norms use their running statistics and do not update them; all else trains (FedCoda, FixBN)."""
+    """Inside, batch norms use their running statistics and do not update them; all else trains (FedCoda, FixBN).
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(1, eps=0)).train()  # running statistics (0, 1)
+    >>> with frozen_statistics(model):
+    ...     model(torch.tensor([[6.0], [8.0]])).flatten().tolist()
+    [6.0, 8.0]
+    """
     return changed(_frozen(_norms(model)))
 
 
@@ -221,6 +246,11 @@ def batch_statistics(model: nn.Module | Norms) -> AbstractContextManager[None]:
 
     The rest of the model stays in the mode it is in, e.g. evaluation; there a `HybridBatchNorm` uses the batch's
     alone too. As in training, a batch must have more than one value per channel.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(1, eps=1e-9)).eval()
+    >>> with batch_statistics(model):
+    ...     model(torch.tensor([[6.0], [8.0]])).flatten().tolist()
+    [-1.0, 1.0]
     """
     modules = model.modules() if isinstance(model, nn.Module) else model.values()
     changes: list[Change] = [(vars(m), "tested_by_batch", True) for m in modules if hasattr(m, "tested_by_batch")]

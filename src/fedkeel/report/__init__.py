@@ -15,11 +15,11 @@ from pathlib import Path
 from fedkeel.errors import FedkeelError
 from fedkeel.files import write_atomically
 from fedkeel.options import as_path, described
-from fedkeel.report.collect import Collected, collect
+from fedkeel.report.collect import collect
 from fedkeel.report.page import GENERATOR, render
-from fedkeel.report.paper import require_printer, write_figures, write_pdf, write_tables, writing
+from fedkeel.report.paper import write_figures, write_pdf, write_tables, writing
 
-__all__ = ["Collected", "collect", "require_printer", "write", "write_figures", "write_pdf", "write_tables"]
+__all__ = ["collect", "write", "write_figures", "write_pdf", "write_tables"]
 
 NAME = "report.html"
 MOST_IMAGES = 50
@@ -40,6 +40,10 @@ def write(
         metric: what its table of results is of; curves and bars are of accuracy.
         images: of each site so many test images that the best model has right and wrong. Whoever gets the page sees
             them, which is not always right.
+
+    >>> run = fedkeel.simulate(rounds=1, subsample=30, directory="runs/digits")
+    >>> write(["runs/digits"]).name
+    'report.html'
     """
     if isinstance(images, bool) or not isinstance(images, int) or not 0 <= images <= MOST_IMAGES:
         raise FedkeelError(f"'images' is {described(images)}: give a number from 0 to {MOST_IMAGES}, of each site.")

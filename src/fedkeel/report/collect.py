@@ -148,7 +148,10 @@ class Collected:
 
 
 def collect(directories: Sequence[str | Path], *, metric: str = "accuracy") -> Collected:
-    """From run directories, directories of `fedkeel compare`, and folders that hold run directories."""
+    """From run directories, directories of `fedkeel compare`, and folders that hold run directories.
+
+    No example here: see `write_tables`, which takes what it returns.
+    """
     if not directories:
         raise FedkeelError("There is nothing to report: give a run directory or one that 'fedkeel compare' made.")
     notices: list[str] = []

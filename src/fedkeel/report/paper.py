@@ -29,7 +29,12 @@ def writing(path: Path, option: str) -> Iterator[None]:
 
 
 def write_tables(collected: Collected, directory: str | Path) -> list[Path]:
-    """The results as Markdown, LaTeX and CSV: `table.md`, `table.tex`, `table.csv`, numbered where data differ."""
+    """The results as Markdown, LaTeX and CSV: `table.md`, `table.tex`, `table.csv`, numbered where data differ.
+
+    >>> run = fedkeel.simulate(rounds=1, subsample=30, directory="runs/digits")
+    >>> [path.name for path in write_tables(fedkeel.report.collect(["runs/digits"]), "tables")]
+    ['table.md', 'table.tex', 'table.csv']
+    """
     place = Path(directory)
     written = []
     for number, group in enumerate(collected.groups, start=1):
@@ -49,7 +54,10 @@ def write_tables(collected: Collected, directory: str | Path) -> list[Path]:
 
 
 def write_figures(collected: Collected, directory: str | Path, format: str = "svg") -> list[Path]:
-    """Every figure as a file of its own; returns their paths."""
+    """Every figure as a file of its own; returns their paths. `format` is svg, png or pdf.
+
+    No example here, since it needs `fedkeel[report]`: `write_figures(collect(["runs/digits"]), "figures", "pdf")`.
+    """
     require_converter()
     place, written = Path(directory), list[Path]()
     with writing(place, "--figures"):
@@ -74,7 +82,10 @@ def require_printer() -> None:
 
 
 def write_pdf(page: Path, path: Path) -> Path:
-    """The page printed, by Chromium."""
+    """The page printed, by Chromium: `page` is what `write` has written.
+
+    No example here, since it needs a browser: `write_pdf(write(["runs/digits"]), Path("report.pdf"))`.
+    """
     require_printer()
     from playwright.sync_api import Error, sync_playwright
 

@@ -50,7 +50,12 @@ def given_in_python(config: Config) -> list[str]:
 
 
 class Run(Measured):
-    """A run directory, read. Also of a run that is not finished yet."""
+    """A run directory, read. Also of a run that is not finished yet.
+
+    >>> run = fedkeel.simulate(rounds=1, subsample=30)
+    >>> fedkeel.Run(run.directory).accuracy == run.accuracy
+    True
+    """
 
     def __init__(self, directory: str | Path) -> None:
         super().__init__(as_path(directory))
@@ -316,8 +321,9 @@ def load(
         model, method: the objects that the run was made with, where they were given in Python and not by name. The
             model need not be trained: it gets the run's weights, and the layers that the method puts into it.
 
-    >>> trained = fedkeel.load("runs/hospitals")                       # doctest: +SKIP
-    >>> trained.predict("new/").classes                                # doctest: +SKIP
+    >>> run = fedkeel.simulate(rounds=1, subsample=30, directory="runs/digits")
+    >>> fedkeel.load("runs/digits").predict(torch.zeros(2, 16, 16, dtype=torch.uint8))
+    Predictions(2 images, 10 classes)
     """
     check_objects(model=model, method=method)
     return Run(directory).trained(client, model=model, method=method)

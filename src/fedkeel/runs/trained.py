@@ -51,7 +51,12 @@ def as_tested(transform: Transform, images: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model says of some images, in their order."""
+    """What a model says of some images, in their order.
+
+    >>> found = Predictions(["a.png"], torch.tensor([[0.1, 0.9]]), ["cat", "dog"])
+    >>> found.classes, [round(share, 2) for share in found.confidence]
+    (['dog'], [0.9])
+    """
 
     images: Sequence[str]  # paths, or numbers from 0
     probabilities: Tensor  # (N, C)
@@ -96,7 +101,10 @@ class Predictions:
 
 @dataclass(frozen=True)
 class Trained:
-    """A trained network in evaluation mode, and what belongs to it."""
+    """A trained network in evaluation mode, and what belongs to it.
+
+    No example here: it comes of a run, see `fedkeel.load`.
+    """
 
     network: nn.Module  # float images, (N, C, H, W), -> logits
     labels: tuple[str, ...]  # names of the classes, in the order of the logits

@@ -49,6 +49,8 @@ from fedkeel.spec import parse
 from fedkeel.trust.rules import Mean, MeanAggregator, PlainGradients, Rules, UniformSampler
 from fedkeel.trust.secrets import Randomness, fingerprint
 
+__all__ = ["composed", "epsilon"]
+
 log = logging.getLogger("fedkeel")
 
 
@@ -64,12 +66,15 @@ def require_accountant() -> None:
 
 @lru_cache(maxsize=4096)
 def epsilon(noise: float, rate: float, steps: int, delta: float) -> float:
-    """Of `steps` sampled Gaussian mechanisms with this noise multiplier and sampling rate, at `delta`."""
+    """Of `steps` sampled Gaussian mechanisms of this noise multiplier and sampling rate: see `composed`."""
     return composed([(noise, rate, steps)], delta)
 
 
 def composed(history: Sequence[tuple[float, float, int]], delta: float) -> float:
-    """Epsilon of several of these one after another: noise multiplier, sampling rate and steps of each."""
+    """Epsilon of several of these one after another: noise multiplier, sampling rate and steps of each.
+
+    No example here, since it needs `fedkeel[privacy]`: `composed([(1.0, 0.1, 100), (2.0, 0.1, 50)], delta=1e-5)`.
+    """
     from opacus.accountants import RDPAccountant
 
     accountant = RDPAccountant()

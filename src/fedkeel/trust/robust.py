@@ -66,9 +66,8 @@ class NormClip(Rule):
 
     paper = "Sun et al. 2019"
 
-    # The largest change of all weights together; None for the median of the round. Statistics, whose change has another
-    # scale, are clipped to the median of theirs.
-    norm: Positive | None = None
+    # Statistics, whose change has another scale, are clipped to the median of theirs.
+    norm: Positive | None = None  # the largest change of all weights together; None for the median of the round
 
     def select(self, broadcast: Broadcast, updates: Sequence[Update]) -> list[Update]:
         weights = clipped([update.weights for update in updates], broadcast.weights, self.norm)

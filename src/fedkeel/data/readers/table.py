@@ -37,7 +37,7 @@ class Table(Reader):
     name = "table"
     transforms = ("flip+normalise", "normalise")
 
-    file: Root = None
+    file: Root = None  # the table
     size: Count = 32
     validation: Fraction = 0.15
     test: Fraction = 0.25

@@ -18,11 +18,16 @@ from fedkeel.errors import FedkeelError
 from fedkeel.registry import Registry, discover
 
 TRANSFORMS: Registry[Transform] = Registry("transform")
+"""The transforms by name."""
 
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Transforms one after another; a uint8 batch first becomes float32 in [0, 1]."""
+    """Transforms one after another; a uint8 batch first becomes float32 in [0, 1].
+
+    >>> Pipeline()(torch.tensor([[[[0, 255]]]], dtype=torch.uint8), torch.empty(1, 0))
+    tensor([[[[0., 1.]]]])
+    """
 
     transforms: tuple[Transform, ...] = ()
 
@@ -41,7 +46,11 @@ class Pipeline:
 
 
 def parse_transforms(text: str) -> Pipeline:
-    """A pipeline from its text: transforms joined by `+`; the empty text only converts to float."""
+    """A pipeline from its text: transforms joined by `+`; the empty text only converts to float.
+
+    >>> parse_transforms("crop(padding=4)+flip").draws
+    3
+    """
     if not text.strip():
         return Pipeline()
     return Pipeline(tuple(TRANSFORMS.make(part.name, **part.options) for part in spec.parse_sum(text)))

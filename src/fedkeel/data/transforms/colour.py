@@ -27,8 +27,8 @@ class Normalise:
     `like` takes both from a data set: "imagenet" or "cifar10".
     """
 
-    mean: float | Sequence[float] = 0.5
-    std: float | Sequence[float] = 0.5
+    mean: float | Sequence[float] = 0.5  # of images with values in [0, 1]
+    std: float | Sequence[float] = 0.5  # likewise
     like: str | None = None
     draws = 0
 
@@ -68,7 +68,7 @@ def on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
 class Grayscale:
     """Replace the colours by their luminance with probability p, keeping three channels."""
 
-    p: Share = 0.1
+    p: Share = 0.1  # probability
     draws = 1
     of_colours = True
 
@@ -84,10 +84,10 @@ class ColourJitter:
     The first three are factors in [1 - v, 1 + v]; hue is shifted by up to v turns of the colour wheel.
     """
 
-    brightness: Share = 0.4
-    contrast: Share = 0.4
-    saturation: Share = 0.4
-    hue: Annotated[float, Range(0, 0.5)] = 0.0
+    brightness: Share = 0.4  # most that it changes by, as a factor
+    contrast: Share = 0.4  # likewise
+    saturation: Share = 0.4  # likewise
+    hue: Annotated[float, Range(0, 0.5)] = 0.0  # most turns of the colour wheel
     draws = 4
     of_colours = True
 

@@ -32,7 +32,7 @@ class Resize:
 class Crop:
     """Pad with zeros on every side, then cut out a window of the old size at a random place."""
 
-    padding: Annotated[int, Range(0)] = 4
+    padding: Annotated[int, Range(0)] = 4  # pixels on every side
     draws = 2
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class Crop:
 class Flip:
     """Mirror left and right with probability p."""
 
-    p: Share = 0.5
+    p: Share = 0.5  # probability
     draws = 1
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class Flip:
 class Rotation:
     """Rotate about the centre by a random angle in [-degrees, degrees]; what comes from outside is black."""
 
-    degrees: Annotated[float, Range(0, 180)] = 30.0
+    degrees: Annotated[float, Range(0, 180)] = 30.0  # most, to either side
     draws = 1
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:

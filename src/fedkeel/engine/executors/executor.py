@@ -47,7 +47,9 @@ class Attendance:
 class Executor(ABC):
     """Runs clients somewhere. Results come in the order of `clients`, whatever order they finished in.
 
-    Class attributes:
+    The engine makes it by the option `executor`. No example: see "Add an executor in one file" in Contributing.
+
+    Attributes:
         rank: of those that suit a run, `auto` takes the one with the highest; 0 is chosen by name alone.
         captures_steps: local steps are replayed as CUDA graphs, so gradients of single samples cannot be had.
         single_threaded: every client has one thread; a run whose steps use several goes to another executor.
@@ -81,7 +83,9 @@ class Executor(ABC):
         return 1
 
     @abstractmethod
-    def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]: ...
+    def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
+        """Every client trains from the broadcast: its update, or why there is none."""
+        ...
 
     @abstractmethod
     def evaluate(
@@ -91,13 +95,16 @@ class Executor(ABC):
         ...
 
     @abstractmethod
-    def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]: ...
+    def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
+        """What a method's `answer` gives on every client, or why there is none."""
+        ...
 
     def close(self) -> None:  # noqa: B027
         """The run is over."""
 
 
 EXECUTORS: Registry[Executor] = Registry("executor")
+"""The executors by name."""
 
 
 def executor_class(name: str) -> type[Executor]:

@@ -17,8 +17,12 @@ from fedkeel.errors import FedkeelError, first_line
 from fedkeel.options import described
 from fedkeel.registry import Registry, discover
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # logits (N, C) and labels (N,) -> (N,), or their mean, ()
+__all__ = ["LOSSES", "Loss"]
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""Logits (N, C) and labels (N,) -> the loss of each sample, (N,), or their mean, ()."""
 LOSSES: Registry[Loss] = Registry("loss")
+"""The losses by name. One of your own: `@LOSSES.register("name")` above a function that takes its options."""
 
 
 def requested(text: str) -> Loss:

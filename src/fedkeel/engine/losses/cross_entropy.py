@@ -15,7 +15,7 @@ from fedkeel.options import Share, check_fields
 class CrossEntropy:
     """-log of the probability of the true class, of which label_smoothing is given to all classes alike."""
 
-    label_smoothing: Share = 0.0
+    label_smoothing: Share = 0.0  # of the probability that is spread over all classes
     class_weights: Any = ""  # "balanced", or a number for each class
 
     def __post_init__(self) -> None:

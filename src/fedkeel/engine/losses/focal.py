@@ -15,7 +15,7 @@ from fedkeel.options import NotNegative, check_fields
 class Focal:
     """-alpha (1 - p)^gamma log p with p the probability of the true class: samples that are certain count little."""
 
-    gamma: NotNegative = 2.0
+    gamma: NotNegative = 2.0  # how little samples count that are predicted well; 0 is the cross-entropy
     alpha: Any = ""  # "balanced", or a number for each class
 
     def __post_init__(self) -> None:

@@ -19,12 +19,14 @@ from fedkeel.errors import FedkeelError
 from fedkeel.registry import Registry, discover
 
 F = TypeVar("F", bound=Callable[..., Any])
+__all__ = ["METRICS", "Metric", "register_metric"]
+
 RECORDED = ("accuracy", "loss")  # in every test, without being asked for
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A function of outputs and labels; `lower`: the lower the better."""
+    """A function of outputs and labels; `lower`: the lower the better. See `register_metric`, which makes it."""
 
     measure: Callable[..., Any]
     per_sample: bool = False
@@ -35,10 +37,25 @@ class Metric:
 
 
 METRICS: Registry[Metric] = Registry("metric")
+"""The metrics by name."""
 
 
 def register_metric(name: str, *, per_sample: bool = False, lower: bool = False, paper: str = "") -> Callable[[F], F]:
-    """Decorator: make a function of outputs and labels a metric; its keyword-only parameters are options of it."""
+    """Decorator: make a function of outputs and labels a metric; its keyword-only parameters are options of it.
+
+    Args:
+        name: that `--metrics` and `select_by` know it by.
+        per_sample: it gets logits (N, C) and labels (N,) as tensors and gives a number for each sample, (N,). Else it
+            gets probabilities and labels of a whole test set as arrays, and gives a number or a `Measure`.
+        lower: the lower, the better.
+        paper: that it is from.
+
+    >>> @register_metric("sure-example", per_sample=True)
+    ... def sure(logits, labels, *, least: float = 0.9):
+    ...     return logits.softmax(1).amax(1) >= least
+    >>> METRICS.make("sure-example", least=0.5)(torch.tensor([[2.0, 0.0]]), torch.tensor([0]))
+    tensor([True])
+    """
 
     def remember(measure: F) -> F:
         @functools.wraps(measure)

@@ -1,7 +1,6 @@
 """How fast Fedkeel is on this machine: the rows of docs/benchmarks.md, measured here. `fedkeel bench` is the command.
 
->>> from fedkeel.experiments.bench import bench, choose                     # doctest: +SKIP
->>> bench(choose(["cpu4"])).results[0].ratio                    # doctest: +SKIP
+bench(choose(["cpu4"])).results[0].ratio
 """
 
 from fedkeel.experiments.bench.measure import Report, Result, bench, reason_to_skip
