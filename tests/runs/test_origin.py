@@ -39,9 +39,9 @@ def edit(directory: Path, **changes: Any) -> None:
 def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     run = interrupted(tmp_path / "r")
     before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
-    with pytest.raises(FedkeelError, match="'clinic' has 8 training images, and had 9 when the run began: put them"):
+    with pytest.raises(FedkeelError, match="'clinic' has 8 training samples, and had 9 when the run began: put them"):
         tiny.resume(run.directory, on=tiny.federation({**tiny.SIZES, "clinic": 8}))
-    with pytest.raises(FedkeelError, match="have changed, the training images of 'ward' are not those") as caught:
+    with pytest.raises(FedkeelError, match="have changed, the training samples of 'ward' are not those") as caught:
         tiny.resume(run.directory, on=tiny.federation(seed=1))
     assert "\n" not in str(caught.value)
     assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
@@ -85,9 +85,9 @@ def mislabel(root: Path) -> None:
     ("change", "said"),
     [
         (delete, "the domain 'a' has"),
-        (replace_one, "images of 'b' are not"),
-        (replace_secretly, "images of 'b' are not"),
-        (mislabel, "images of 'a' are not"),
+        (replace_one, "samples of 'b' are not"),
+        (replace_secretly, "samples of 'b' are not"),
+        (mislabel, "samples of 'a' are not"),
     ],
 )
 def test_images_that_were_deleted_or_replaced_are_noticed_on_the_command_line(

@@ -46,7 +46,7 @@ def clients_table(clients: Mapping[str, Contribution]) -> str:
     rows = [table_row(named(name), _cells(clients[name])) for name in clients if name in shown]
     few = f" {MOST_CLIENTS} of {len(clients)} clients." if len(shown) < len(clients) else ""
     caption = "Updates that came, were dropped, or were not chosen by a robust rule. MB: an even share of what all "
-    headings = ["client", "updates", "dropped", "not chosen", "training images", "last loss", "MB sent", "last reason"]
+    headings = ["client", "updates", "dropped", "not chosen", "training samples", "last loss", "MB sent", "last reason"]
     return table(headings, rows, f"{caption}clients of a round sent.{few}")
 
 

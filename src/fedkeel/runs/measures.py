@@ -241,7 +241,7 @@ class Measures:
         if small := [name for name, share in known.items() if share.high - share.low > TOO_WIDE]:
             first = f"'{small[0]}' has {self.samples(small[0])}"
             notes.append(
-                f"Too few test images to tell much: {quoted(small)} ({first}, and its accuracy is "
+                f"Too few test samples to tell much: {quoted(small)} ({first}, and its accuracy is "
                 f"{interval(known[small[0]])} %)."
             )
         return notes
