@@ -16,7 +16,7 @@ from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.core import imports, naming
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.method import Method
-from fedkeel.data.federation import Federation
+from fedkeel.data.federation import Federation, called
 from fedkeel.engine.checks import check_objects, refuse_name, refuse_unused
 from fedkeel.engine.children import leave_if_imported_again
 from fedkeel.engine.examination import examine
@@ -264,7 +264,7 @@ def tables(setup: Setup, examined: Sequence[Evaluation], note: Callable[[str], N
         note(sentence)
     yield MEASURES, text + b"\n"
     if config.predictions:
-        yield from predictions(examined, classes, setup.given.paths)
+        yield from predictions(examined, classes, setup.given.paths, called(setup.given.image_shape))
 
 
 def prepare_run(

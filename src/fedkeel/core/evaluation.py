@@ -90,7 +90,7 @@ class Scores:
     diverged: list[str] = field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
-        """As it is recorded: without metrics, where none are asked for, and without those that diverged, if none did."""
+        """As it is recorded: without metrics, where none are asked for, and without who diverged, if none did."""
         return {name: value for name, value in vars(self).items() if name not in ("metrics", "diverged") or value}
 
 

@@ -62,6 +62,7 @@ class Outline:
     unit: str = "client"  # or "domain": what `content` is by
     division: str = ""  # a digest of which client has which images
     dtype: str = "uint8"  # of the store; or "float32"
+    columns: tuple[str, ...] = ()  # the names of a vector's numbers
 
     @staticmethod
     def of(federation: Federation) -> Outline:
@@ -92,6 +93,7 @@ class Outline:
             unit=unit,
             division=division(clients) if few else "",
             dtype=str(federation.images.dtype).removeprefix("torch."),
+            columns=federation.columns,
         )
 
     def federation(self) -> Federation:
@@ -113,10 +115,11 @@ class Outline:
             unseen=tuple(map(client, self.unseen)),
             train_transform=transform,
             test_transform=transform,
+            columns=self.columns,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "columns" or value}
 
     @staticmethod
     def from_dict(stored: Mapping[str, Any]) -> Outline:
@@ -124,8 +127,8 @@ class Outline:
             table = dict(stored)
             for name in ("clients", "unseen"):
                 table[name] = tuple(ClientOutline(**entry) for entry in table[name])
-            for name in ("classes", "shape", "seen"):
-                table[name] = tuple(table[name])
+            for name in ("classes", "shape", "seen", "columns"):
+                table[name] = tuple(table.get(name, ()))
             return Outline(**table)
         except (KeyError, TypeError) as error:
             raise StoreError(

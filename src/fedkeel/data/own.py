@@ -90,7 +90,7 @@ def federation(
         cut.federation(dataset) if clients is None else with_clients(dataset, cut, domains_of(parts, domains, count))
     )
     refuse_transforms(result)
-    return result
+    return replace(result, columns=samples.columns)
 
 
 def refuse_unclear(clients: Any, domains: Any, partition: Any) -> None:

@@ -43,6 +43,7 @@ class Samples:
     labels: Any
     column: Callable[[str], Any]
     classes: Sequence[str] | None = None
+    columns: tuple[str, ...] = ()  # the names of a vector's numbers
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,8 @@ class Source:
                     "(pandas.get_dummies), or leave it out of the table."
                 )
         values = torch.from_numpy(table[features].to_numpy(np.float32, na_value=np.nan).copy())
-        return Samples(finite(values, [str(name) for name in features]), found, column)
+        columns = tuple(map(str, features))
+        return Samples(finite(values, columns), found, column, columns=columns)
 
     def _hugging_face(self, data: Any, labels: Any) -> Samples:
         data = data.with_format(None)

@@ -95,7 +95,7 @@ def document(
 
 
 def predictions(
-    evaluations: Sequence[Evaluation], classes: Sequence[str], paths: Sequence[str]
+    evaluations: Sequence[Evaluation], classes: Sequence[str], paths: Sequence[str], unit: str = "image"
 ) -> Iterator[tuple[str, bytes]]:
     """A table for each client: the image's path, or else its position in the data, its class, the predicted one, all
     probabilities."""
@@ -109,7 +109,7 @@ def predictions(
             [paths[image] if paths else image, classes[label], classes[predicted], *row]
             for image, label, predicted, row in sorted(rows)
         ]
-        headings = ["image", "label", "predicted", *(f"p({name})" for name in classes)]
+        headings = [unit, "label", "predicted", *(f"p({name})" for name in classes)]
         yield f"predictions/{file_name(evaluation.client)}.csv", csv_table([headings, *lines]).encode()
 
 

@@ -94,7 +94,7 @@ def selection(config: Config) -> Callable[[Mapping[str, Any]], float]:
         value = known[name] if name in known else scores.get("metrics", {}).get(name, {}).get("average")
         if value is None or not math.isfinite(value) or (name != "accuracy" and scores.get("diverged")):
             return -math.inf
-        return -value if lower else value
+        return float(-value if lower else value)
 
     return good
 
