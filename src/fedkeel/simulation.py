@@ -32,7 +32,7 @@ from fedkeel.runs.extension import reopen
 from fedkeel.runs.intact import how_to_continue
 from fedkeel.runs.measures import FILE as MEASURES
 from fedkeel.runs.measures import Measures, document, predictions, reported
-from fedkeel.runs.origin import Origin, records, refuse_other_code, refuse_other_data
+from fedkeel.runs.origin import Origin, data_from_afar, records, refuse_other_code, refuse_other_data
 from fedkeel.runs.progress import watched
 from fedkeel.runs.run import PYTHON_OBJECT, Run
 from fedkeel.runs.store import Store, numbered
@@ -180,6 +180,7 @@ def _go_on(
     if before and not settings.threads and not names_single_threaded(settings) and "workers" not in machine:
         # As many as it began with, whatever this machine would take: their number decides the last bits.
         settings = settings.replace(threads=before.threads or 0)
+    objects = {**objects, "federation": objects["federation"] or data_from_afar(run.directory, settings)}
     setup = prepare_run(settings, **objects)
     refuse_other_data(run.directory, setup)
     now = Origin.of(setup)

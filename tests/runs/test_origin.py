@@ -109,6 +109,52 @@ def test_images_that_were_deleted_or_replaced_are_noticed_on_the_command_line(
     assert "put them back as they were, or start a new run." in text
 
 
+FOLDER = pytest.param("folder(root=./images, size=8)", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("data", ["table(file=lists/images.csv, root=images, size=8)", FOLDER])
+def test_a_relative_path_is_found_from_another_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    monkeypatch.setenv("FEDKEEL_CACHE", "off")
+    for folder in ("here/lists", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+    root, run = tree(tmp_path / "here" / "images", ["a", "b"], ["cat", "dog"], 8), tmp_path / "run"
+    files = sorted(file.relative_to(root) for file in root.rglob("*.png"))
+    rows = [f"{file},{file.parts[1]},{file.parts[0]}" for file in files]
+    (tmp_path / "here/lists/images.csv").write_text("\n".join(["path,label,site", *rows]))
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["run", *options(root), f"--data={data}", "--rounds=1", "--out", str(run), "--quiet"]) == 0
+    written = (run / "config.toml").read_text()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["extend", str(run), "--rounds=2", "--quiet"]) == 0
+    assert main(["analyse", "label-distribution", str(run)]) == 0
+    assert main(["report", str(run), "--images=1", "-o", "page.html"]) == 0
+    assert (run / "config.toml").read_text() == written.replace("rounds = 1", "rounds = 2")
+    root.rename(tmp_path / "elsewhere" / "images")
+    (tmp_path / "here/lists").rename(tmp_path / "elsewhere/lists")
+    assert main(["extend", str(run), "--rounds=3", "--quiet"]) == 0  # from here
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert main(["extend", str(run), "--rounds=4", "--quiet"]) == 2
+    told = capsys.readouterr().err
+    assert f"The data of '{run}' are not in '{root}' any more: put them back there, or go to where 'images' is." in told
+
+
+def test_an_absolute_path_that_leads_nowhere_is_told_and_none_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDKEEL_CACHE", "off")
+    root, run = tree(tmp_path / "images", ["a"], ["cat", "dog"], 8), tmp_path / "run"
+    assert main(["run", *options(root), "--rounds=1", "--out", str(run), "--quiet"]) == 0
+    stored = Origin.load(run)
+    assert stored is not None
+    assert stored.folder == ""
+    root.rename(tmp_path / "moved")
+    assert main(["extend", str(run), "--rounds=2", "--quiet"]) == 2
+    assert f"The data of '{run}' are not in '{root}' any more: put them back there.\n" in capsys.readouterr().err
+
+
 # -- code ------------------------------------------------------------------------------------------------------------
 def mine(factor: float) -> type[Method]:
     """The same class, typed again with another line in it."""

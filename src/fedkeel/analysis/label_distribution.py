@@ -5,6 +5,7 @@ from fedkeel.analysis.figures import Figure, matrix
 from fedkeel.analysis.snapshot import some_clients
 from fedkeel.core import imports
 from fedkeel.engine.setup import load_federation
+from fedkeel.runs.origin import data_from_afar
 from fedkeel.runs.run import Run
 
 
@@ -19,7 +20,7 @@ class LabelDistribution(Diagnostic):
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
         objects.refuse_missing(run, "data")
         imports.recall(run.directory)
-        federation = objects.federation or load_federation(run.config)
+        federation = objects.federation or data_from_afar(run.directory, run.config) or load_federation(run.config)
         clients, total = some_clients(federation, run.config.seed), len(federation.clients)
         counts = [federation.labels[c.train].bincount(minlength=federation.num_classes).tolist() for c in clients]
         note = {"note": f"{len(clients)} of {total:,} clients, drawn at random."} if len(clients) < total else {}
