@@ -58,8 +58,8 @@ def federation(
         test, validation: the share of each client's samples, class by class; or which samples they are: their numbers,
             true or false for each, or a column of that.
         classes: their names, in label order; by default the labels themselves.
-        options: those of `Source`, how the data are read (`name`, `image`, `label`, `size`, `split_seed`), and those of
-            `Cut`, as in `fedkeel.data.load` (`partition`, `unseen`, `seed`, `train_transform`, ...).
+        options: those of `Source`, how the data are read (`name`, `image`, `label`, `size`, `split_seed`, `verbose`),
+            and those of `Cut`, as in `fedkeel.data.load` (`partition`, `unseen`, `seed`, `train_transform`, ...).
     """
     columns = frozenset(given for given in (clients, domains, test, validation) if isinstance(given, str))
     source, cut = read_options(options, columns)
