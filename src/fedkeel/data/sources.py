@@ -296,4 +296,4 @@ def counted(count: int, what: str, verbose: bool | None = None) -> Iterator[int]
     console = Console(stderr=True)
     hidden = not (console.is_terminal or console.is_jupyter) if verbose is None else not verbose
     rest = range(number + 1, count)
-    yield from track(rest, what, total=count, completed=number, console=console, transient=True, disable=hidden)
+    yield from track(rest, what, total=count, completed=number, console=console, transient=not verbose, disable=hidden)

@@ -108,7 +108,7 @@ def resize_all(images: Bytes, size: int, into: Bytes | None = None) -> Bytes:
 
 @dataclass(frozen=True)
 class Encoded:
-    """Images as they lie in files: `contents` gives their files or bytes, and is only called when they are not cached."""
+    """Images as they lie in files: `contents` gives files or bytes, and is only called when they are not cached."""
 
     name: str  # of the data set
     about: str  # where they lie
