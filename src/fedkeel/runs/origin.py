@@ -5,6 +5,7 @@ It is compared when the run is resumed or used again. Data are compared by their
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import re
@@ -185,12 +186,19 @@ def model_digest(model: nn.Module) -> str:
     return code_digest(re.sub(r" at 0x[0-9a-f]+", "", repr(model)), shapes, settings, *kinds, *replaced)
 
 
+def weights_digest(model: nn.Module) -> str:
+    found = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        found.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    return found.hexdigest()[:32]
+
+
 def identify(thing: Any) -> dict[str, str]:
     """A name for a table, and a digest that differs where the thing does."""
     kind = type(thing).__name__
     if isinstance(thing, nn.Module):
         name = type(thing.network).__name__ if isinstance(thing, Wrapped) else kind
-        return {"name": name, "digest": model_digest(thing)}
+        return {"name": name, "digest": model_digest(thing), "weights": weights_digest(thing)}
     if isinstance(thing, Method):
         parts = getattr(thing, "parts", [thing])
         text = "+".join(with_options(part) for part in parts)
