@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 from pathlib import Path
 
 import pytest
 
 from fedkeel import drawing
+from fedkeel.drawing.show import packed_vega
 
 vl_convert = pytest.importorskip("vl_convert")
 LICENCE = (Path(drawing.__file__).parent / "vega.licence").read_text()
@@ -35,6 +37,10 @@ def test_every_package_that_vega_embed_leads_to_is_named_with_its_version() -> N
     named = set(re.findall(r"(?<![\w-])[a-z][a-z0-9.-]*@[0-9][0-9.]*[0-9]", LICENCE))
     assert len(inside) > 50
     assert named == inside
+
+
+def test_it_travels_in_every_page() -> None:
+    assert LICENCE in gzip.decompress(packed_vega()).decode()
 
 
 def test_what_vega_embed_and_others_have_in_them_is_named_with_where() -> None:
