@@ -171,9 +171,9 @@ def _go_on(
                 f"give it again, {'federation' if name == 'data' else name}=...."
             )
     if objects["federation"] is None and (run.directory / SITES).exists():
+        how = how_to_continue(directory)
         raise FedkeelError(
-            f"'{directory}' is a run over a network, whose images are at the sites: continue it with "
-            f"'{how_to_continue(directory)}'."
+            f"'{directory}' is a run over a network, its data are at the sites: continue it with '{how}'."
         )
     imports.recall(run.directory)
     before = Origin.load(run.directory)

@@ -267,19 +267,13 @@ def recall(directory: Path) -> None:
 
 
 def _unusable(module: OwnModule) -> str:
-    if reason := _other(module.file, module.digest):
-        return reason
-    for _, file, known in module.beside:
-        if reason := _other(file, known):
-            return f"imports '{file}', which {reason}"
+    for _, file, known in (("", module.file, module.digest), *module.beside):
+        there = bool(file) and Path(file).is_file()
+        if not there or digest(Path(file).read_bytes()) != known:
+            reason = "has changed since" if there else "is not there"
+            return reason if file == module.file else f"imports '{file}', which {reason}"
     named = _entry(Path(module.file), module.digest) in _named()
     return "" if named else "was not named with --import on this machine before"
-
-
-def _other(file: str, known: str) -> str:
-    if not file or not Path(file).is_file():
-        return "is not there"
-    return "has changed since" if digest(Path(file).read_bytes()) != known else ""
 
 
 # -- what this user has named ----------------------------------------------------------------------------------------

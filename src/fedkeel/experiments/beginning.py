@@ -11,7 +11,7 @@ from fedkeel.data.outline import Outline, changed
 from fedkeel.experiments.jobs import Job
 from fedkeel.files import explained
 from fedkeel.runs.origin import Origin, read_outline
-from fedkeel.runs.store import Store
+from fedkeel.runs.store import Store, numbered
 
 
 class Beginning(NamedTuple):
@@ -49,8 +49,8 @@ def put_outdated_aside(jobs: Sequence[Job], now: Mapping[str, Beginning], note: 
 
 def put_aside(directory: Path) -> Path:
     """Give a run directory a name beside its own: `seed0-before`, `seed0-before-2`, ..."""
-    names = (f"{directory.name}-before{number}" for number in ("", *(f"-{n}" for n in range(2, 10_000))))
-    aside = next(path for path in map(directory.with_name, names) if not path.exists())
+    names = (directory.with_name(path.name) for path in numbered(f"{directory.name}-before"))
+    aside = next(path for path in names if not path.exists())
     store = Store.open(directory)  # refused while somebody is at work there
     try:
         with explained(directory):

@@ -250,8 +250,7 @@ def check_all(configs: Mapping[str, Config], seed: int, given: Mapping[str, Mapp
         if key not in loaded:
             loaded[key] = given[label].get("federation") or load_federation(config)
         setup = prepare_run(config, **{**given[label], "federation": loaded[key]})
-        origin = Origin.of(setup, {"model": given[label].get("model")})
-        found[label] = Beginning(origin, outline_of(setup), seed)
+        found[label] = Beginning(Origin.of(setup, {"model": given[label].get("model")}), outline_of(setup), seed)
     return found
 
 

@@ -5,7 +5,6 @@ It is compared when the run is resumed or used again. Data are compared by their
 
 from __future__ import annotations
 
-import hashlib
 import os
 import platform
 import re
@@ -29,7 +28,7 @@ from fedkeel.data.outline import Outline, changed
 from fedkeel.engine.executors.executor import executor_class
 from fedkeel.engine.setup import Setup, load_federation
 from fedkeel.errors import StoreError
-from fedkeel.files import read_sealed, seal
+from fedkeel.files import digest, read_sealed, seal
 from fedkeel.models.wrapped import Wrapped
 from fedkeel.registry import REGISTRIES
 from fedkeel.runs.bytecode import PLAIN, code_digest, is_followed, python_version
@@ -149,13 +148,12 @@ def data_from_afar(directory: Path, config: Config) -> Federation | None:
     if not lost:
         return None
     origin, data = Origin.load(directory), parse(config.data)
-    there = {name: Path(origin.folder if origin else "").absolute() / path for name, path in lost.items()}
+    there = {name: str(Path(origin.folder if origin else "").absolute() / path) for name, path in lost.items()}
     for name, path in there.items():
-        if not path.exists():
-            here = "" if lost[name] == path else f", or go to where '{lost[name]}' is"
+        if not Path(path).exists():
+            here = "" if lost[name].is_absolute() else f", or go to where '{lost[name]}' is"
             raise StoreError(f"The data of '{directory}' are not in '{path}' any more: put them back there{here}.")
-    found = {name: str(path) for name, path in there.items()}
-    return load_federation(config.replace(data=str(replace(data, options={**data.options, **found}))))
+    return load_federation(config.replace(data=str(replace(data, options={**data.options, **there}))))
 
 
 # -- code ------------------------------------------------------------------------------------------------------------
@@ -186,19 +184,13 @@ def model_digest(model: nn.Module) -> str:
     return code_digest(re.sub(r" at 0x[0-9a-f]+", "", repr(model)), shapes, settings, *kinds, *replaced)
 
 
-def weights_digest(model: nn.Module) -> str:
-    found = hashlib.sha256()
-    for tensor in model.state_dict().values():
-        found.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
-    return found.hexdigest()[:32]
-
-
 def identify(thing: Any) -> dict[str, str]:
     """A name for a table, and a digest that differs where the thing does."""
     kind = type(thing).__name__
     if isinstance(thing, nn.Module):
         name = type(thing.network).__name__ if isinstance(thing, Wrapped) else kind
-        return {"name": name, "digest": model_digest(thing), "weights": weights_digest(thing)}
+        weights = (tensor.detach().cpu().reshape(-1).view(torch.uint8) for tensor in thing.state_dict().values())
+        return {"name": name, "digest": model_digest(thing), "weights": digest(torch.cat([*weights]).numpy().tobytes())}
     if isinstance(thing, Method):
         parts = getattr(thing, "parts", [thing])
         text = "+".join(with_options(part) for part in parts)

@@ -225,8 +225,8 @@ class Run(Measured):
             )
         plain = Deployed(fold(network)).eval().requires_grad_(False)
         shape, floats = federation.image_shape, federation.images.is_floating_point()
-        columns = federation.columns
-        return Trained(plain, tuple(federation.classes), shape, federation.test_transform, floats, columns)
+        classes, transform = tuple(federation.classes), federation.test_transform
+        return Trained(plain, classes, shape, transform, floats, federation.columns)
 
     def remember(self, **objects: Any) -> Run:
         """Keep the objects that it was made with in this process: no file can."""
