@@ -172,9 +172,7 @@ def _go_on(
             )
     if objects["federation"] is None and (run.directory / SITES).exists():
         how = how_to_continue(directory)
-        raise FedkeelError(
-            f"'{directory}' is a run over a network, its data are at the sites: continue it with '{how}'."
-        )
+        raise FedkeelError(f"'{directory}' is a run over a network, with data at its sites: continue it with '{how}'.")
     imports.recall(run.directory)
     before = Origin.load(run.directory)
     if before and not settings.threads and not names_single_threaded(settings) and "workers" not in machine:
