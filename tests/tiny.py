@@ -153,7 +153,7 @@ def result(run: Run) -> dict[str, bytes]:
     return {name: (run.directory / name).read_bytes() for name in files} | {p.name: p.read_bytes() for p in personal}
 
 
-REMARKS = ("The model is at chance level", "Never predicted", "Too few test images")
+REMARKS = ("The model is at chance level", "Never predicted", "Too few test samples")
 
 
 class Notes(fedkeel.Observer):

@@ -80,7 +80,13 @@ def checked(value: Any, hint: Any, subject: str) -> Any:
         except OverflowError:
             raise FedkeelError(f"{subject} is a number beyond all measure: give a finite number.") from None
     if kind in KINDS and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
-        raise FedkeelError(f"{subject} is {described(value)}, which is not {KINDS[kind]}.")
+        wanted = next((f": {limit.wanted}" for limit in limits if isinstance(limit, Range)), ".")
+        raise FedkeelError(f"{subject} is {described(value)}, which is not {KINDS[kind]}{wanted}")
+    parts = get_args(kind) if get_origin(kind) is tuple else ()
+    if parts and all({int, float} & {part, *get_args(part)} for part in parts):
+        several = isinstance(value, tuple | list) and len(value) == len(parts)
+        if not several or not all(isinstance(number, int | float) for number in value):
+            raise FedkeelError(f"{subject} is {described(value)}: give {len(parts)} numbers in brackets.")
     if kind is str and any("\ud800" <= character <= "\udfff" for character in value):
         raise FedkeelError(f"{subject} is {value!r}, which is not valid Unicode: rename what it names.")
     if kind is float and not value - value == 0:

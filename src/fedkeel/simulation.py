@@ -16,7 +16,7 @@ from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.core import imports, naming
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.method import Method
-from fedkeel.data.federation import Federation
+from fedkeel.data.federation import Federation, called
 from fedkeel.engine.checks import check_objects, refuse_name, refuse_unused
 from fedkeel.engine.children import leave_if_imported_again
 from fedkeel.engine.examination import examine
@@ -33,7 +33,7 @@ from fedkeel.runs.intact import how_to_continue
 from fedkeel.runs.live import STOPPED, Live
 from fedkeel.runs.measures import FILE as MEASURES
 from fedkeel.runs.measures import Measures, document, predictions, reported
-from fedkeel.runs.origin import Origin, records, refuse_other_code, refuse_other_data
+from fedkeel.runs.origin import Origin, data_from_afar, records, refuse_other_code, refuse_other_data
 from fedkeel.runs.progress import watched
 from fedkeel.runs.run import PYTHON_OBJECT, Run
 from fedkeel.runs.store import Store, numbered
@@ -183,15 +183,14 @@ def _go_on(
                 f"give it again, {'federation' if name == 'data' else name}=...."
             )
     if objects["federation"] is None and (run.directory / SITES).exists():
-        raise FedkeelError(
-            f"'{directory}' is a run over a network, whose images are at the sites: continue it with "
-            f"'{how_to_continue(directory)}'."
-        )
+        how = how_to_continue(directory)
+        raise FedkeelError(f"'{directory}' is a run over a network, with data at its sites: continue it with '{how}'.")
     imports.recall(run.directory)
     before = Origin.load(run.directory)
     if before and not settings.threads and not names_single_threaded(settings) and "workers" not in machine:
         # As many as it began with, whatever this machine would take: their number decides the last bits.
         settings = settings.replace(threads=before.threads or 0)
+    objects = {**objects, "federation": objects["federation"] or data_from_afar(run.directory, settings)}
     setup = prepare_run(settings, **objects)
     refuse_other_data(run.directory, setup)
     now = Origin.of(setup)
@@ -279,7 +278,7 @@ def tables(setup: Setup, examined: Sequence[Evaluation], note: Callable[[str], N
         note(sentence)
     yield MEASURES, text + b"\n"
     if config.predictions:
-        yield from predictions(examined, classes, setup.given.paths)
+        yield from predictions(examined, classes, setup.given.paths, called(setup.given.image_shape))
 
 
 def prepare_run(

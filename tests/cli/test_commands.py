@@ -20,7 +20,7 @@ from fedkeel.config import Config, option_names
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import METHODS
 from fedkeel.runs.run import Run
-from tests.experiments.test_comparison import finish
+from tests.experiments.made_up import finish
 
 COMMANDS = sorted(path.stem for path in Path(cli.__file__).parent.glob("[a-z]*.py"))
 GREET = '''"""Greet a site.

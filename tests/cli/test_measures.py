@@ -24,7 +24,7 @@ def test_show_has_the_sites_with_intervals_and_what_to_know(runs: Path, capsys: 
     shown = capsys.readouterr().out
     assert "balanced accuracy %" in shown
     assert "25.0 (7.1 to 59.1)" in shown
-    assert "note    Too few test images to tell much: 'bright', 'dark', 'tinted'" in shown
+    assert "note    Too few test samples to tell much: 'bright', 'dark', 'tinted'" in shown
     assert "is taken for" not in shown
 
 

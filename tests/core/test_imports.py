@@ -259,11 +259,39 @@ def test_code_that_has_changed_or_is_gone_is_asked_for(code: Path, capsys: pytes
 
 def test_a_helper_in_another_file_counts(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = run(code)
+    forget()
+    helper = code.parent / "own_helper.py"
+    helper.write_text("def factor():\n    return 0.5 + 0.25\n")
+    told = f"which imports '{helper}', which has changed since: name the file with --import"
+    assert told in said(capsys, "export", str(directory), "--out", "m.pt2")
+    stop(directory)
+    assert told in said(capsys, "resume", str(directory))
+    named = ["resume", str(directory), "--import", str(code)]
+    assert "The code of the method 'own-method' is not what" in said(capsys, *named)
+    assert main([*named, "--quiet", "--changed-code"]) == 0
+
+
+def test_the_copies_are_whole_with_what_the_file_imports_from_its_folder(code: Path) -> None:
+    package = code.parent / "own_parts"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "numbers.py").write_text("ONE = 1.0\n")
+    (code.parent / "own_helper.py").write_text("from own_parts import numbers\ndef factor():\n    return numbers.ONE\n")
+    (code.parent / "own_stranger.py").write_text("")  # lies there, and is not imported
+    directory = run(code)
+    names = {"own_code", "own_helper", "own_parts", "own_parts.numbers"}
+    assert {file.name for file in (directory / "code").iterdir()} == {f"{name}.py" for name in names}
+    assert (directory / "code" / "own_parts.numbers.py").read_text() == "ONE = 1.0\n"
+    assert imports.files(directory) == [str(code)]  # what would be named
+
+
+def test_a_run_of_copies_finds_the_helper_among_them(code: Path) -> None:
+    directory = run(code)
     stop(directory)
     forget()
-    (code.parent / "own_helper.py").write_text("def factor():\n    return 0.5 + 0.25\n")
-    assert "The code of the method 'own-method' is not what" in said(capsys, "resume", str(directory))
-    assert main(["resume", str(directory), "--quiet", "--changed-code"]) == 0
+    shutil.rmtree(code.parent)
+    sys.path.remove(str(code.parent))
+    assert main(["resume", str(directory), "--quiet", "--import", str(directory / "code" / "own_code.py")]) == 0
 
 
 def test_a_metric_s_code_counts_too(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -397,10 +425,13 @@ def test_a_trusted_file_does_not_vouch_for_another_module(code: Path) -> None:
     assert not mark.exists()
 
 
-@pytest.mark.parametrize("registers", [[1], [["methods", "method", ["x"]]], 3, [[["a"], "b", "c"]]])
-def test_nonsense_in_what_is_remembered_is_told(code: Path, capsys: pytest.CaptureFixture[str], registers: Any) -> None:
+def test_nonsense_in_what_is_remembered_is_told(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = run(code)
     stored = unseal((directory / imports.FILE).read_bytes())
-    stored["modules"][0] |= {"registers": registers}
-    (directory / imports.FILE).write_bytes(seal(stored))
-    assert "of another version of Fedkeel" in said(capsys, "export", str(directory), "--out", "m.pt2")
+    sound = stored["modules"][0]
+    registers: list[Any] = [[1], [["methods", "method", ["x"]]], 3, [[["a"], "b", "c"]]]
+    beside: list[Any] = [3, ["b"], [["a"]], [["a", 3, "c"]], [["a", "b", None]]]
+    for nonsense in (*({"registers": given} for given in registers), *({"beside": given} for given in beside)):
+        stored["modules"] = [sound | nonsense]
+        (directory / imports.FILE).write_bytes(seal(stored))
+        assert "of another version of Fedkeel" in said(capsys, "export", str(directory), "--out", "m.pt2")

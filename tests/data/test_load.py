@@ -74,7 +74,7 @@ def test_subsampled_clients_have_equally_many_images_of_each_class() -> None:
 
 
 def test_too_large_a_subsample_names_the_client() -> None:
-    with pytest.raises(DataError, match="The client 'scan' has 220 training images, fewer than subsample=500"):
+    with pytest.raises(DataError, match="The client 'scan' has 220 training samples, fewer than subsample=500"):
         load("digits-shift", subsample=500)
 
 
@@ -92,7 +92,7 @@ def test_transforms_can_be_replaced() -> None:
         ({"unseen_split": "some"}, "unseen_split is 'some': choose from all, test"),
         ({"subsample": 0}, "subsample is 0"),
         ({"partition": "clients(strret=2)"}, "no training domain named 'strret'"),
-        ({"partition": "even(clients=500)"}, "The client 'scan-220' gets none of the 220 training images"),
+        ({"partition": "even(clients=500)"}, "The client 'scan-220' gets none of the 220 training samples"),
         ({"size": 3}, "has no option 'size'"),
     ],
 )

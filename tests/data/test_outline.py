@@ -103,10 +103,10 @@ def other_augmentation(federation: Federation) -> Federation:
 
 
 CHANGES: list[tuple[Callable[[Federation], Federation], str]] = [
-    (fewer, "the client 'ward' has 13 training images, and had 14 when the run began"),
-    (other_pixel, "the test images of 'clinic' are not those that the run began with"),
-    (other_label, "the training images' labels of 'hospital' are not those that the run began with"),
-    (other_order, "the training images of 'ward' are not those that the run began with"),
+    (fewer, "the client 'ward' has 13 training samples, and had 14 when the run began"),
+    (other_pixel, "the test samples of 'clinic' are not those that the run began with"),
+    (other_label, "the training samples' labels of 'hospital' are not those that the run began with"),
+    (other_order, "the training samples of 'ward' are not those that the run began with"),
     (no_client, "the client 'ward' was there when the run began and is not"),
     (renamed_class, "the classes are 'dot', 'bar', 'cross', 'ring' and were 'dot', 'bar', 'cross', 'frame' when"),
     (other_augmentation, "the train transform is 'flip(p=0.1)' and was 'flip(p=0.5)' when the run began"),
@@ -165,7 +165,7 @@ def test_of_a_data_set_with_a_name_the_images_do_not_depend_on_the_seed_and_the_
     first, second = (Outline.of(data.load("digits-shift", seed=seed, **options)) for seed in (0, 1))
     assert first.unit == "domain"
     assert changed(first, second, divided=False) == ""
-    assert changed(first, second) == "the images are divided among the clients in another way than when the run began"
+    assert changed(first, second) == "the samples are divided among the clients in another way than when the run began"
 
 
 def test_of_very_many_clients_a_few_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,7 +189,7 @@ def test_of_very_many_clients_in_a_list_it_speaks_by_domain(monkeypatch: pytest.
     before = stored(tiny.federation())
     assert (before.unit, list(before.content)) == ("domain", ["bright", "dark", "tinted"])
     assert changed(before, Outline.of(fewer(tiny.federation()))).startswith(
-        "the domain 'bright' has 13 training images"
+        "the domain 'bright' has 13 training samples"
     )
 
 
@@ -199,7 +199,7 @@ def test_of_a_very_large_store_every_image_is_still_looked_at(monkeypatch: pytes
     before = Outline.of(federation)
     images = federation.images.clone()
     images[federation.clients[0].train[5]] += 1
-    assert "training images of 'ward'" in changed(before, Outline.of(replace(federation, images=images)))
+    assert "training samples of 'ward'" in changed(before, Outline.of(replace(federation, images=images)))
 
 
 def test_a_run_that_wrote_a_whole_number_where_it_is_a_float_now_has_the_same_data() -> None:

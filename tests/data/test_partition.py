@@ -94,7 +94,7 @@ def test_dirichlet_respects_the_minimum() -> None:
 
 def test_dirichlet_gives_up_after_its_redraws() -> None:
     y = np.repeat(np.arange(2), 60)
-    with pytest.raises(DataError, match=r"In 3 redraws .* never had more than \d+ images, below minimum=12"):
+    with pytest.raises(DataError, match=r"In 3 redraws .* never had more than \d+, below minimum=12"):
         cut("dirichlet(alpha=0.01, clients=10, minimum=12, redraws=3)", y)
 
 

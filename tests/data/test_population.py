@@ -26,7 +26,7 @@ EVERY_KIND = [MANY, "by-user", "by-user(minimum=4)", "even(clients=300)", "diric
 
 
 def read() -> Dataset:
-    """Two domains of 5,000 training images, of a class and a user each, and 100 for testing."""
+    """Two domains of 5,000 training samples, of a class and a user each, and 100 for testing."""
     generator = np.random.default_rng(0)
     total = 2 * (IMAGES + TESTS)
     labels = torch.from_numpy(generator.choice(4, total, p=[0.4, 0.3, 0.2, 0.1]))
@@ -235,11 +235,11 @@ def test_the_picture_shows_what_clients_draw_from(tmp_path: object) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"partition": "dirichlet(samples=5001)"}, "'left' has 5000 training images, fewer than the 5001 samples"),
+        ({"partition": "dirichlet(samples=5001)"}, "'left' has 5000 training samples, fewer than the 5001 samples"),
         ({"partition": MANY, "subsample": 10}, "draws 20 samples of its own, so subsample=10 has nothing to do"),
-        ({"partition": "by-user(minimum=500)"}, "No user of the domain 'left' has 500 training images"),
-        ({"partition": "by-user", "subsample": 4}, r"The client 'left-\d+' has \d training images, fewer than"),
-        ({"partition": "dirichlet(clients=100000)"}, "or give samples, the number of images that each client draws"),
+        ({"partition": "by-user(minimum=500)"}, "No user of the domain 'left' has 500 training samples"),
+        ({"partition": "by-user", "subsample": 4}, r"The client 'left-\d+' has \d training samples, fewer than"),
+        ({"partition": "dirichlet(clients=100000)"}, "or give samples, the number of them that each client draws"),
     ],
 )
 def test_what_cannot_be_cut_is_refused(options: dict[str, object], message: str) -> None:

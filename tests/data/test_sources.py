@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from fedkeel import data
 from fedkeel.data import memory, sources
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, FedkeelError
 from tests import vectors
 
 GENERATOR = np.random.default_rng(0)
@@ -118,6 +118,22 @@ def test_what_does_not_fit_is_said_before_it_is_read(monkeypatch: pytest.MonkeyP
 def test_reading_for_long_shows_a_bar_and_gives_every_number_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "PATIENCE", -1)
     assert list(sources.counted(5, "Reading")) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("verbose", [True, False, None])
+def test_the_bar_is_shown_as_told_or_else_where_a_person_looks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], verbose: bool | None
+) -> None:
+    monkeypatch.setattr(sources, "PATIENCE", -1)
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    for terminal in (False, True):
+        if terminal:
+            monkeypatch.setenv("FORCE_COLOR", "1")
+        assert stored(Items(PICTURES), verbose=verbose).shape == (12, 3, 5, 7)
+        shown = "Reading own" in capsys.readouterr().err
+        assert shown is (terminal if verbose is None else verbose)
+    with pytest.raises(FedkeelError, match="'verbose' is 'no', which is not true or false"):
+        stored(Items(PICTURES), verbose="no")
 
 
 class Table:

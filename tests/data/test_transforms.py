@@ -200,7 +200,7 @@ def test_no_transform_asks_the_host_for_a_value(name: str) -> None:
         ("normalise(std=0)", "must be above 0"),
         ("normalise(mean=a)", "mean in normalise is 'a'"),
         ("normalise(like=mnist)", "no statistics of 'mnist'"),
-        ("resized-crop(scale=0.5)", "give a range"),
+        ("resized-crop(scale=0.5)", "give 2 numbers in brackets"),
         ("jitter(hue=2)", "The 'hue' of jitter is 2"),
         ("flipp", "did you mean 'flip'"),
     ],

@@ -42,7 +42,7 @@ def test_a_site_without_test_images_is_in_the_table_with_a_dash(tmp_path: Path) 
     clients = [replace(c, test=empty) if c.name == "clinic" else c for c in federation.clients]
     notes = tiny.Notes()
     run = over_network(tmp_path, on=replace(federation, clients=clients), rounds=1, observer=notes)
-    assert [note for note in notes.notes if "'dark' has no test images" in note]
+    assert [note for note in notes.notes if "'dark' has no test samples" in note]
     results = collect_runs([run.directory]).results
     assert results.cells(results.rows[0])[results.domains.index("dark")] is None
     assert "Not tested, –: dark." in results.text()

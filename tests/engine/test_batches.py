@@ -184,7 +184,7 @@ def test_memory_is_counted_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available", lambda: needed)
     ImageStore(on, torch.device("cpu"))
     monkeypatch.setattr(memory, "available", lambda: needed - 1)
-    with pytest.raises(DataError, match="Batches of the images of 'own', 6 numbers,"):
+    with pytest.raises(DataError, match="Batches of the samples of 'own', 6 numbers,"):
         ImageStore(on, torch.device("cpu"))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (2 * on.images.nbytes - 1, 0))
     assert too_large(on.images, torch.device("cuda"))

@@ -115,6 +115,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "The 'width' of simple_cnn is 'x', which is not a whole number.",
     ),
     "no width": (lambda: models.build("simple_cnn", num_classes=4, width=0), "a layer of the model without weights"),
+    "true for a share": (
+        lambda: data.load("folder", root=".", tolerate=True),
+        "The 'tolerate' of folder is True, which is not a number: give a number from 0, below 1.",
+    ),
     "no method": (lambda: methods.build(None), "A name is None, which is not text"),  # type: ignore[arg-type]
     "a list of methods": (lambda: methods.build(["gn"]), "join names by '+'"),  # type: ignore[arg-type]
     "no network to wrap": (lambda: models.wrap(None), "What is to be wrapped is None"),  # type: ignore[arg-type]
@@ -130,11 +134,11 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "no labels": (lambda: reproduce("hbn/table1", only=3), "is 3: give a list of labels"),  # type: ignore[arg-type]
     "a diagnostic of letters": (
         lambda: analysis.build("tsne(samples=x)"),
-        "The 'samples' of tsne is 'x', which is not a whole number.",
+        "The 'samples' of tsne is 'x', which is not a whole number: give at least",
     ),
     "liars of letters": (
         lambda: on_tiny(robust="krum(liars=x)"),
-        "The 'liars' of krum is 'x', which is not a whole number.",
+        "The 'liars' of krum is 'x', which is not a whole number: give at least",
     ),
     "dropout of letters": (
         lambda: models.build_spec("vgg11(dropout=x)", num_classes=4),

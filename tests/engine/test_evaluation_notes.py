@@ -150,8 +150,8 @@ class TestUntested:
     ) -> None:
         notes = tiny.Notes()
         run = tiny.run(tmp_path / "run", method, on=lacking("test", "clinic"), observer=notes)
-        assert [note for note in notes.notes if "no test images" in note] == [
-            "'dark' has no test images: that accuracy is not known, and averages are over the others."
+        assert [note for note in notes.notes if "no test samples" in note] == [
+            "'dark' has no test samples: that accuracy is not known, and averages are over the others."
         ]
         assert run.summary is not None
         assert run.summary["untested_domains"] == ["dark"]
@@ -175,7 +175,7 @@ class TestUntested:
         notes = tiny.Notes()
         federation = lacking("validation", "ward", "clinic")
         run = tiny.run(tmp_path / "run", on=federation, observer=notes, result="best-validation")
-        assert "'bright', 'dark' have no validation images: the others say which round was best." in notes.notes
+        assert "'bright', 'dark' have no validation samples: the others say which round was best." in notes.notes
         assert sorted(run.domains) == ["bright", "dark", "tinted"]
         assert run.summary is not None
         best = max(run.scores("validation"), key=lambda e: (e["average"], -e["round"]))
@@ -185,7 +185,7 @@ class TestUntested:
         notes = tiny.Notes()
         tiny.run(tmp_path / "run", on=lacking("validation", "ward"), observer=notes)
         tiny.run(tmp_path / "unseen", on=tiny.federation(unseen=4), observer=notes, result="best-validation")
-        assert not [note for note in notes.notes if "images" in note]
+        assert not [note for note in notes.notes if "samples" in note]
 
     def test_a_summary_with_something_else_there_is_refused(self, tmp_path: Path) -> None:
         run = tiny.run(tmp_path / "run", on=lacking("test", "clinic"))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import torch
 from sklearn.metrics import confusion_matrix, roc_auc_score
 
 from fedkeel.config import LATER_OPTIONS, MACHINE_OPTIONS, Config
+from fedkeel.core.evaluation import Evaluation, Scores, summarise
+from fedkeel.engine import rounds
 from fedkeel.engine.metrics import METRICS, register_metric, selection
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run
@@ -95,7 +99,7 @@ def test_one_of_ones_own_is_one_function(tmp_path: Path) -> None:
     [
         ("text", "The metric 'wrong' gives 'text': let it give a number, or one for each of the 4 classes."),
         ([1.0, 2.0], "let it give a number, or one for each of the 4 classes."),
-        (ValueError("no such\nthing"), "The metric 'wrong' failed on 8 images with a ValueError: no such."),
+        (ValueError("no such\nthing"), "The metric 'wrong' failed on 8 samples with a ValueError: no such."),
     ],
 )
 def test_a_function_that_gives_something_else_is_told_in_one_sentence(
@@ -189,6 +193,44 @@ def test_where_there_is_no_number_no_round_is_best() -> None:
     assert selection(Config(select_by="brier"))(
         {"average": 0.0, "loss": 0.0, "metrics": {"brier": {"average": 0.5}}}
     ) == pytest.approx(-0.5)
+
+
+def test_a_value_that_is_infinite_or_a_site_that_diverged_is_worse_than_any() -> None:
+    scores = {"average": 0.9, "loss": 0.1, "metrics": {"auc": {"average": 0.9}}}
+    for select_by in ("loss", "auc"):
+        good = selection(Config(select_by=select_by))
+        assert np.isfinite(good(scores))
+        assert good({**scores, "diverged": ["ward"]}) == -np.inf
+    assert selection(Config(select_by="auc"))({**scores, "metrics": {"auc": {"average": np.inf}}}) == -np.inf
+    # Its accuracy is part of the mean, so that a site that diverged costs the round that much and no more.
+    assert selection(Config())({**scores, "diverged": ["ward"]}) == 0.9
+
+
+@pytest.mark.parametrize("select_by", ["loss", "brier"])
+def test_a_round_in_which_a_site_diverged_is_never_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, select_by: str
+) -> None:
+    options = {"rounds": 3, "result": "best-validation", "select_by": select_by, "learning_rate": 0.05}
+    plain = tiny.run(tmp_path / "plain", **options)
+    assert plain.summary is not None
+    best = plain.summary["round"]
+    validated: list[bool] = []
+
+    def spoilt(evaluations: list[Evaluation], unseen: Iterable[str]) -> Scores:
+        if evaluations[0].split == "validation":
+            validated.append(True)
+            if len(validated) == best + 1:
+                evaluations = [replace(evaluations[0], loss_sum=math.nan), *evaluations[1:]]
+        return summarise(evaluations, unseen)
+
+    monkeypatch.setattr(rounds, "summarise", spoilt)
+    run = tiny.run(tmp_path / "run", patience=9, **options)
+    good = selection(run.config)
+    others = [entry for entry in run.scores("validation") if entry["round"] != best]
+    assert run.summary is not None
+    assert run.summary["round"] == max(others, key=good)["round"] != best
+    # The model is that of the round that the summary names, and what patience waits for is its value.
+    assert {site: measure.value for site, measure in run.measure("accuracy").items()} == run.domains
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])

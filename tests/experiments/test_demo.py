@@ -18,7 +18,7 @@ from fedkeel.experiments.demo import BASELINES, MARK, PAPERS, SETTINGS, claim, f
 from fedkeel.experiments.jobs import Trial
 from fedkeel.experiments.rows import read_methods
 from fedkeel.experiments.tables import Cell, Results, Row
-from tests.experiments.test_comparison import finish
+from tests.experiments.made_up import finish
 
 
 @pytest.mark.slow

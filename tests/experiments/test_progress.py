@@ -16,7 +16,7 @@ from fedkeel.experiments.jobs import Job
 from fedkeel.experiments.progress import ComparisonProgress
 from fedkeel.runs.progress import Display, RunProgress
 from tests import tiny
-from tests.experiments.test_comparison import finish as finish_run
+from tests.experiments.made_up import finish as finish_run
 from tests.runs.test_run import interrupted
 
 

@@ -26,7 +26,7 @@ from fedkeel.runs.bytecode import python_version
 from fedkeel.runs.origin import Origin
 from fedkeel.runs.run import Run
 from fedkeel.runs.summary import summarise_run
-from tests.experiments.test_comparison import Watching, finish
+from tests.experiments.made_up import Watching, finish
 
 RECIPE = """
 paper = "HBN"

@@ -63,7 +63,7 @@ def test_classes_and_sites_are_those_of_the_measures(run: Run) -> None:
     assert "street (unseen)" in titles
     whole = figures_in(page, "matrix")[0]["data"]
     assert whole[3]["value"] == pytest.approx([round(100 * n / counts[3].sum(), 1) for n in counts[3]])
-    sizes = next(figure for figure in figures_in(page, "matrix") if figure["title"] == "Test images of each class")
+    sizes = next(figure for figure in figures_in(page, "matrix") if figure["title"] == "Test samples of each class")
     assert {row["row"]: sum(row["value"]) for row in sizes["data"]} == {
         domain: sum(site.samples for site in sites) for domain, sites in run.measures.domains.items()
     }

@@ -16,7 +16,7 @@ from tests.runs.test_measures import GOOD, measured
 
 def test_a_site_has_its_metric_with_an_interval_and_the_usual_others() -> None:
     headings, rows, caption = site_table(measured({"north": GOOD, "far": GOOD}, ("far",)), "auc")
-    assert headings == ["site", "images", "AUC %", "balanced accuracy %", "F1 %"]
+    assert headings == ["site", "samples", "AUC %", "balanced accuracy %", "F1 %"]
     assert rows[0] == ["north", "300", "50.0 (40.0 to 60.0)", "90.0", "90.0"]
     assert rows[1][0] == "far (unseen)"
     assert rows[2][:2] == ["average", "300"]
@@ -25,7 +25,7 @@ def test_a_site_has_its_metric_with_an_interval_and_the_usual_others() -> None:
 
 def test_every_class_has_a_row_and_one_that_is_not_there_a_dash() -> None:
     headings, rows, _ = class_table(measured({"north": [[9, 1, 0], [1, 9, 0], [0, 0, 0]]}))
-    assert headings == ["class", "images", "predicted", "recall %", "precision %", "F1 %"]
+    assert headings == ["class", "samples", "predicted", "recall %", "precision %", "F1 %"]
     assert rows[0][:3] == ["cat", "10", "10"]
     assert rows[2] == ["owl", "0", "0", "–", "–", "–"]
 
@@ -50,7 +50,7 @@ def test_a_page_has_the_tables_and_the_remarks_and_a_chosen_metric(tmp_path: Pat
     page = report.write([tmp_path / "runs"], tmp_path / "page.html").read_text()
     assert "By class and site" in page
     assert "All trained sites" in page
-    assert "Too few test images to tell much" in page
+    assert "Too few test samples to tell much" in page
     other = report.write([tmp_path / "runs"], tmp_path / "other.html", metric="balanced-accuracy").read_text()
     assert "Test accuracy in %" in page
     assert "Test balanced accuracy in %" in other

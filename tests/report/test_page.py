@@ -145,7 +145,7 @@ def test_a_single_seed_has_the_error_that_its_test_images_leave(tmp_path: Path) 
     half = z * (share * (1 - share) / n + z**2 / (4 * n**2)) ** 0.5 / (1 + z**2 / n)  # Wilson (1927)
     assert row["over"][1] - row["under"][1] == pytest.approx(200 * half, abs=0.02)
     assert row["under"][3] == row["over"][3] == pytest.approx(row["value"][3], abs=0.01), "of how many is not known"
-    table = page[page.index("Images of each domain") :].partition("</table>")[0]
+    table = page[page.index("Samples of each domain") :].partition("</table>")[0]
     assert f"±{100 * half:.1f}" in table
     assert ">100<" in table
     assert ">25<" in table

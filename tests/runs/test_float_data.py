@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 import pytest
 import torch
 
 import fedkeel
-from fedkeel import data
+from fedkeel import data, report
 from fedkeel.analysis import DIAGNOSTICS
 from fedkeel.cli import main
 from fedkeel.data.federation import Federation
@@ -93,6 +95,61 @@ def test_what_is_missing_can_be_tolerated(run: Run) -> None:
     x[1, 2] = np.nan
     predicted = run.predict(x, tolerate=True)
     assert (predicted.images, list(predicted.unreadable)) == (["0", "2"], ["1"])
+
+
+def table(x: Any = X) -> pandas.DataFrame:
+    return pandas.DataFrame(x, columns=list("abcdef"))
+
+
+@pytest.fixture(scope="module")
+def named(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Trained on a table, so that its columns have names."""
+    _, labels, sites = vectors.arrays()
+    federation = data.federation(table().assign(sort=labels, site=sites), label="sort", clients="site")
+    options = {**OPTIONS, "model": "mlp(hidden=4)", "predictions": True}
+    return fedkeel.simulate(options, federation=federation, directory=tmp_path_factory.mktemp("named") / "run")
+
+
+def test_columns_are_found_by_their_names(named: Run, tmp_path: Path) -> None:
+    expected = named.predict(X).probabilities  # an array has no names: by position
+    other = table()[list("fdbace")].assign(who='one, "two"')
+    other.to_csv(tmp_path / "other.csv", index=False)
+    other.to_csv(tmp_path / "semicolons.csv", index=False, sep=";")
+    table().to_csv(tmp_path / "bare.csv", index=False, header=False)
+    for given in (other, tmp_path / "other.csv", tmp_path / "semicolons.csv", tmp_path / "bare.csv"):
+        torch.testing.assert_close(fedkeel.load(named.directory).predict(given).probabilities, expected)
+
+
+def test_columns_that_are_missing_or_empty_are_told(named: Run, tmp_path: Path) -> None:
+    table().rename(columns={"c": "C"}).to_csv(tmp_path / "few.csv", index=False)
+    with pytest.raises(FedkeelError, match=r"few.csv' lacks 'c': it must have every column that the model was trained"):
+        named.predict(tmp_path / "few.csv")
+    with pytest.raises(FedkeelError, match="The table lacks 'a', 'b': it must have every column"):
+        named.predict(table()[list("fedc")])
+    gap = table(X[:2]).astype(object)
+    gap.loc[1, "b"] = ""
+    gap.to_csv(tmp_path / "gap.csv", index=False)
+    with pytest.raises(FedkeelError, match="The sample 1 has a value that is not a finite number"):
+        named.predict(tmp_path / "gap.csv")
+    with pytest.raises(FedkeelError, match="no numbers"):
+        named.predict(gap.assign(b="much"))
+
+
+def test_nothing_that_is_told_of_vectors_speaks_of_images(
+    named: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table().to_csv(tmp_path / "new.csv", index=False)
+    for words in (["show"], ["show", "--details"], ["predict"]):
+        command, *flags = words
+        files = [str(tmp_path / "new.csv")] if command == "predict" else []
+        assert main([command, str(named.directory), *files, *flags]) == 0
+        told = capsys.readouterr()
+        assert "image" not in told.out + told.err
+    assert (named.directory / "predictions/north.csv").read_text().startswith("row,label,")
+    assert "images, " not in repr(named.predict(X))
+    page = report.write([named.directory], tmp_path / "report.html").read_text()
+    told, options = re.findall(r">([^<{}]*\bimages\b[^<{}]*)<", page.partition("</main>")[0]), "folder(root=./images"
+    assert [text for text in told if options not in text] == []
 
 
 @pytest.mark.slow

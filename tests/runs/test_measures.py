@@ -102,7 +102,7 @@ def test_a_class_that_is_predicted_at_another_site_is_not_lost() -> None:
 
 def test_a_test_set_that_is_too_small_to_tell_anything_is_remarked_upon() -> None:
     (note,) = measured({"north": GOOD, "lab": [[4, 1, 1], [0, 4, 1], [1, 1, 4]]}).notes()
-    assert note.startswith("Too few test images to tell much: 'lab' ('lab' has 17, and its accuracy is 70.6 (")
+    assert note.startswith("Too few test samples to tell much: 'lab' ('lab' has 17, and its accuracy is 70.6 (")
 
 
 def test_the_end_of_a_run_tells_what_is_remarkable(tmp_path: Path) -> None:

@@ -39,9 +39,9 @@ def edit(directory: Path, **changes: Any) -> None:
 def test_a_run_does_not_go_on_with_other_data(tmp_path: Path) -> None:
     run = interrupted(tmp_path / "r")
     before = {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()}
-    with pytest.raises(FedkeelError, match="'clinic' has 8 training images, and had 9 when the run began: put them"):
+    with pytest.raises(FedkeelError, match="'clinic' has 8 training samples, and had 9 when the run began: put them"):
         tiny.resume(run.directory, on=tiny.federation({**tiny.SIZES, "clinic": 8}))
-    with pytest.raises(FedkeelError, match="have changed, the training images of 'ward' are not those") as caught:
+    with pytest.raises(FedkeelError, match="have changed, the training samples of 'ward' are not those") as caught:
         tiny.resume(run.directory, on=tiny.federation(seed=1))
     assert "\n" not in str(caught.value)
     assert {path: path.read_bytes() for path in run.directory.rglob("*") if path.is_file()} == before
@@ -85,9 +85,9 @@ def mislabel(root: Path) -> None:
     ("change", "said"),
     [
         (delete, "the domain 'a' has"),
-        (replace_one, "images of 'b' are not"),
-        (replace_secretly, "images of 'b' are not"),
-        (mislabel, "images of 'a' are not"),
+        (replace_one, "samples of 'b' are not"),
+        (replace_secretly, "samples of 'b' are not"),
+        (mislabel, "samples of 'a' are not"),
     ],
 )
 def test_images_that_were_deleted_or_replaced_are_noticed_on_the_command_line(
@@ -107,6 +107,52 @@ def test_images_that_were_deleted_or_replaced_are_noticed_on_the_command_line(
     text = capsys.readouterr().err
     assert said in text
     assert "put them back as they were, or start a new run." in text
+
+
+FOLDER = pytest.param("folder(root=./images, size=8)", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("data", ["table(file=lists/images.csv, root=images, size=8)", FOLDER])
+def test_a_relative_path_is_found_from_another_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
+    monkeypatch.setenv("FEDKEEL_CACHE", "off")
+    for folder in ("here/lists", "elsewhere"):
+        (tmp_path / folder).mkdir(parents=True)
+    root, run = tree(tmp_path / "here" / "images", ["a", "b"], ["cat", "dog"], 8), tmp_path / "run"
+    files = sorted(file.relative_to(root) for file in root.rglob("*.png"))
+    rows = [f"{file},{file.parts[1]},{file.parts[0]}" for file in files]
+    (tmp_path / "here/lists/images.csv").write_text("\n".join(["path,label,site", *rows]))
+    monkeypatch.chdir(tmp_path / "here")
+    assert main(["run", *options(root), f"--data={data}", "--rounds=1", "--out", str(run), "--quiet"]) == 0
+    written = (run / "config.toml").read_text()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    assert main(["extend", str(run), "--rounds=2", "--quiet"]) == 0
+    assert main(["analyse", "label-distribution", str(run)]) == 0
+    assert main(["report", str(run), "--images=1", "-o", "page.html"]) == 0
+    assert (run / "config.toml").read_text() == written.replace("rounds = 1", "rounds = 2")
+    root.rename(tmp_path / "elsewhere" / "images")
+    (tmp_path / "here/lists").rename(tmp_path / "elsewhere/lists")
+    assert main(["extend", str(run), "--rounds=3", "--quiet"]) == 0  # from here
+    monkeypatch.chdir(tmp_path)
+    capsys.readouterr()
+    assert main(["extend", str(run), "--rounds=4", "--quiet"]) == 2
+    told = capsys.readouterr().err
+    assert f"The data of '{run}' are not in '{root}' any more: put them back there, or go to where 'images' is." in told
+
+
+def test_an_absolute_path_that_leads_nowhere_is_told_and_none_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDKEEL_CACHE", "off")
+    root, run = tree(tmp_path / "images", ["a"], ["cat", "dog"], 8), tmp_path / "run"
+    assert main(["run", *options(root), "--rounds=1", "--out", str(run), "--quiet"]) == 0
+    stored = Origin.load(run)
+    assert stored is not None
+    assert stored.folder == ""
+    root.rename(tmp_path / "moved")
+    assert main(["extend", str(run), "--rounds=2", "--quiet"]) == 2
+    assert f"The data of '{run}' are not in '{root}' any more: put them back there.\n" in capsys.readouterr().err
 
 
 # -- code ------------------------------------------------------------------------------------------------------------
@@ -249,8 +295,13 @@ class Scaled(Method):
 
 def test_objects_have_a_name_and_differ_where_they_are_different() -> None:
     assert identify(wrap(Net(192)))["name"] == "Net"
-    assert identify(wrap(Net(192))) == identify(wrap(Net(192)))
-    assert identify(wrap(Net(192))) != identify(wrap(Net(48)))
+    nets = []
+    for side, seed in ((192, 0), (192, 0), (192, 1), (48, 0)):
+        torch.manual_seed(seed)
+        nets.append(identify(wrap(Net(side))))
+    assert nets[0] == nets[1]
+    assert nets[0]["digest"] == nets[2]["digest"] != nets[3]["digest"]
+    assert nets[0]["weights"] != nets[2]["weights"]
     assert identify(Scaled(0.5))["name"] == "Scaled(factor=0.5)"
     assert identify(Scaled(0.5)) != identify(Scaled(0.25))
     assert identify(tiny.federation())["name"] == "tiny"

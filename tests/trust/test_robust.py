@@ -153,7 +153,7 @@ def test_rules_that_select_come_before_the_one_that_averages() -> None:
         ({"robust": "mediam"}, "There is no robust rule named 'mediam': did you mean 'median'?"),
         ({"robust": "median(share=0.2)"}, "has no option 'share': it takes none."),
         ({"robust": "trimmed-mean(share=0.5)"}, "The 'share' of trimmed-mean is 0.5: give a number above 0, below"),
-        ({"robust": "trimmed-mean(share=x)"}, "The 'share' of trimmed-mean is 'x', which is not a number."),
+        ({"robust": "trimmed-mean(share=x)"}, "The 'share' of trimmed-mean is 'x', which is not a number: give"),
         ({"robust": "norm-clip(norm=0)"}, "The 'norm' of norm-clip is 0: give a number above 0."),
         ({"robust": "krum(liars=-1)"}, "The 'liars' of krum is -1: give at least 0."),
         ({"robust": "median+trimmed-mean"}, "'median' and 'trimmed-mean' both take the place of the mean"),

@@ -27,6 +27,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.observer import Aggregated
 from fedkeel.runs.extension import extensions
+from fedkeel.runs.origin import data_from_afar
 from fedkeel.runs.run import Run, given_in_python
 from fedkeel.runs.store import MODEL, checkpoints, read_checkpoint
 
@@ -276,7 +277,8 @@ def of_run(run: Run, objects: Objects) -> list[Snapshot]:
         raise FedkeelError(f"'{run.directory}' has neither a model nor a checkpoint: let it train for a round first.")
     imports.recall(run.directory)
     config = run.config.replace(executor="serial", device="auto", profile=False, compile=False)
-    setup = prepare(config, federation=objects.federation, model=objects.model, method=objects.method)
+    federation = objects.federation or data_from_afar(run.directory, config)
+    setup = prepare(config, federation=federation, model=objects.model, method=objects.method)
     layout, snapshots = setup.worker.layout, []
     for round, (tensors, local) in models.items():
         missing = [name for name in (*layout.weights, *layout.statistics) if name not in tensors]

@@ -62,7 +62,7 @@ class FeatureMap(Diagnostic):
         classes = snapshot.federation.classes
         nmi = clustering_nmi(features, labels, len(classes))
         if len(features) < 4:
-            raise FedkeelError(f"There are {len(features)} test images: a map needs at least 4.")
+            raise FedkeelError(f"There are {len(features)} test samples: a map needs at least 4.")
         drawn = np.sort(np.random.default_rng(self.seed).permutation(len(features))[: self.samples])
         x, y = embedding(features[drawn], self.perplexity, self.seed)
         shown = {"class": [classes[label] for label in labels[drawn]], "domain": [domains[i] for i in drawn]}

@@ -32,13 +32,13 @@ def run(arguments: Arguments) -> int:
     from fedkeel.runs.run import load
 
     found = load(arguments.directory, client=arguments.client).predict(arguments.images, tolerate=True)
-    rows = [(row["image"], row["class"], f"{row['probability']:.3f}") for row in found.rows()]
+    rows = [(row[found.unit], row["class"], f"{row['probability']:.3f}") for row in found.rows()]
     if arguments.out:
         print(found.to_csv(arguments.out))
     else:
         more = [f"and {len(rows) - MOST_ROWS} more: --out FILE.csv has all of them."] if len(rows) > MOST_ROWS else []
         show(
-            [Table(["image", "class", "probability"], rows[:MOST_ROWS]), *more],
+            [Table([found.unit, "class", "probability"], rows[:MOST_ROWS]), *more],
             list(found.rows()),
             as_json=arguments.json,
         )

@@ -78,6 +78,7 @@ class Scores:
         unseen: mean over the unseen domains, if there are any.
         loss: over all samples of the training domains whose loss is finite; None where none is.
         metrics: of each metric that is asked for, `domains`, `average` and `unseen`, over those that have a number.
+        diverged: the training domains whose loss is not finite, which the means of loss and metrics leave out.
     """
 
     domains: dict[str, float]
@@ -86,10 +87,11 @@ class Scores:
     unseen: float | None
     loss: float | None
     metrics: dict[str, dict[str, Any]] = field(default_factory=dict)
+    diverged: list[str] = field(default_factory=list)
 
     def record(self) -> dict[str, Any]:
-        """As it is recorded: without metrics, where none are asked for."""
-        return {name: value for name, value in vars(self).items() if name != "metrics" or value}
+        """As it is recorded: without metrics, where none are asked for, and without who diverged, if none did."""
+        return {name: value for name, value in vars(self).items() if name not in ("metrics", "diverged") or value}
 
 
 def summarise(evaluations: Iterable[Evaluation], unseen: Iterable[str] = ()) -> Scores:
@@ -110,6 +112,7 @@ def summarise(evaluations: Iterable[Evaluation], unseen: Iterable[str] = ()) -> 
         unseen=sum(held) / len(held) if held else None,
         loss=_mean_loss(counted),
         metrics={name: _averages(name, by_domain, seen) for name in counted[0].metrics},
+        diverged=diverged_domains(counted),
     )
 
 

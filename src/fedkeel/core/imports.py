@@ -11,6 +11,7 @@ text. Anything else is asked for with `--import`.
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.util
 import json
@@ -21,6 +22,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -43,6 +45,7 @@ class OwnModule:
     file: str  # nothing for a notebook
     digest: str  # of the file's text
     registers: Sequence[Sequence[str]]  # group, kind and name of what the run uses
+    beside: Sequence[Sequence[str]] = ()  # name, file and digest of the modules of its folder that it imports
 
     def missing(self) -> str:
         """What is not known here, as part of a sentence."""
@@ -167,8 +170,35 @@ def homes(entries: Sequence[tuple[str, Entry[Any]]]) -> list[OwnModule]:
         file = getattr(sys.modules.get(name), "__file__", None) or ""
         path = str(Path(file).absolute()) if file.endswith(".py") and Path(file).is_file() else ""
         name = Path(path).stem if name == "__main__" and path else name
-        made.append(OwnModule(name, path, digest(_text(path)), registers))
+        others = [(other, file, digest(_text(file))) for other, file in beside(name, path).items()] if path else []
+        made.append(OwnModule(name, path, digest(_text(path)), registers, others))
     return made
+
+
+def beside(name: str, path: str) -> dict[str, str]:
+    """The files in its folder, or below, of what a module imports, and of what that imports; by its name."""
+    found, pending = {name: path}, [name]
+    while pending:
+        for other in _imported(pending.pop(0), found):
+            file = Path(getattr(sys.modules.get(other), "__file__", None) or "").absolute()
+            own = file.is_relative_to(Path(path).parent) and "site-packages" not in file.parts
+            if own and file.suffix == ".py" and file.is_file() and str(file) not in found.values():
+                found[other] = str(file)
+                pending.append(other)
+    return {other: file for other, file in found.items() if file != path}
+
+
+def _imported(name: str, files: Mapping[str, str]) -> Iterator[str]:
+    """What the text of a module says that it imports, by full names."""
+    with suppress(SyntaxError, OSError):  # edited since
+        for node in ast.walk(ast.parse(_text(files[name]))):
+            found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom):
+                package = getattr(sys.modules.get(name), "__package__", None)
+                with suppress(ImportError):  # one that was only tried
+                    whole = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
+                    found = [whole, *(f"{whole}.{alias.name}" for alias in node.names)]
+            yield from (one for full in found for one in accumulate(full.split("."), "{}.{}".format))
 
 
 def _text(path: str) -> bytes:
@@ -198,6 +228,8 @@ def records(config: Config) -> dict[str, bytes]:
     for module in modules:
         if module.file:
             files[f"{COPIES}/{module.name}.py"] = _text(module.file)
+        for name, file, _ in module.beside:
+            files[f"{COPIES}/{name}.py"] = _text(file)
     return files
 
 
@@ -206,6 +238,8 @@ def remembered(directory: Path) -> list[tuple[OwnModule, str]]:
     stored: Mapping[str, Any] = read_sealed(directory / FILE) or {"modules": []}
     try:
         modules = [OwnModule(**table) for table in stored["modules"]]
+        if not all(isinstance(text, str) for m in modules for _, file, known in m.beside for text in (file, known)):
+            raise TypeError("'beside' is no text")
         return [(module, module.missing()) for module in modules]
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"'{directory / FILE}' is of another version of Fedkeel: read it with that one.") from error
@@ -233,12 +267,12 @@ def recall(directory: Path) -> None:
 
 
 def _unusable(module: OwnModule) -> str:
-    path = Path(module.file)
-    if not module.file or not path.is_file():
-        return "is not there"
-    if digest(path.read_bytes()) != module.digest:
-        return "has changed since"
-    named = _entry(path, module.digest) in _named()
+    for _, file, known in (("", module.file, module.digest), *module.beside):
+        there = bool(file) and Path(file).is_file()
+        if not there or digest(Path(file).read_bytes()) != known:
+            reason = "has changed since" if there else "is not there"
+            return reason if file == module.file else f"imports '{file}', which {reason}"
+    named = _entry(Path(module.file), module.digest) in _named()
     return "" if named else "was not named with --import on this machine before"
 
 

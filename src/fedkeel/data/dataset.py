@@ -22,7 +22,7 @@ from torch import Tensor
 from fedkeel.data import memory
 from fedkeel.data.federation import Transform
 from fedkeel.data.formats.cache import Bytes, NoRoom, cache_folder, stored
-from fedkeel.data.formats.images import TOLERATED, Source, decode_all, resize_all
+from fedkeel.data.formats.images import TOLERATED, Encoded, decode_all, resize_all
 from fedkeel.data.formats.npz import fingerprint
 from fedkeel.data.population import IntArray, Split
 from fedkeel.errors import DataError
@@ -282,7 +282,7 @@ def decode_files(
     files = [run.files[i] for *_, run, wanted in runs if not run.load for i in wanted]
     if files:
         key = [fingerprint(file.absolute()) for file in files]
-        source = Source(
+        source = Encoded(
             manifest.name, str(manifest.root.absolute()), key, len(files), lambda: files, lambda i: str(files[i])
         )
         decoded, good = decode_all(source, size, tolerate=tolerate, on_disk=on_disk)

@@ -47,6 +47,11 @@ class Transform(Protocol):
     def __call__(self, x: Tensor, u: Tensor) -> Tensor: ...
 
 
+def called(shape: Sequence[int]) -> str:
+    """What a sample of this shape is."""
+    return "image" if len(shape) == 3 else "row"
+
+
 def extent(shape: Sequence[int]) -> str:
     """The size of a sample in words: 32 x 32 pixels, or 30 numbers."""
     return f"{shape[-2]} x {shape[-1]} pixels" if len(shape) == 3 else f"{math.prod(shape):,} numbers"
@@ -81,6 +86,7 @@ class Federation:
     unseen: Sequence[Client] = field(default=())
     on_disk: bool = False  # the images are mapped from a file, since memory has no room for them
     paths: Sequence[str] = ()  # the file that each image came from, where they are files
+    columns: tuple[str, ...] = ()  # the names of a vector's numbers, where it was a row of a table
 
     def __post_init__(self) -> None:
         if not (self.images.ndim == 4 if self.images.dtype == torch.uint8 else self._is_float):

@@ -87,7 +87,7 @@ class Cut:
         empty = np.flatnonzero(shares.sizes == 0)
         if len(empty):
             raise DataError(
-                f"The client '{group.name(int(empty[0]))}' gets none of the {len(labels)} training images of "
+                f"The client '{group.name(int(empty[0]))}' gets none of the {len(labels)} training samples of "
                 f"'{domain}': ask for fewer clients or a more even partition."
             )
         return group if self.subsample is None else subsampled(group, labels, self.subsample, self.seed)
@@ -155,7 +155,7 @@ def subsampled(group: ClientGroup, labels: IntArray, samples: int, seed: int) ->
     few = np.flatnonzero(sizes < samples)
     if len(few):
         raise DataError(
-            f"The client '{group.name(int(few[0]))}' has {sizes[few[0]]} training images, fewer than "
+            f"The client '{group.name(int(few[0]))}' has {sizes[few[0]]} training samples, fewer than "
             f"subsample={samples}: lower subsample or ask for fewer clients."
         )
     kept = []
@@ -171,7 +171,7 @@ def warn_of_empty_classes(dataset: Dataset) -> None:
     missing = [name for label, name in enumerate(dataset.classes) if label not in present]
     if missing:
         counts = f"{len(missing)} of the {len(dataset.classes)} classes"
-        log.warning("'%s' has no image of %s: %s.", dataset.name, counts, quoted(missing, 3, "others"))
+        log.warning("'%s' has no sample of %s: %s.", dataset.name, counts, quoted(missing, 3, "others"))
 
 
 def warn_of_untrained_classes(federation: Federation) -> None:

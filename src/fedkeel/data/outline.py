@@ -62,6 +62,7 @@ class Outline:
     unit: str = "client"  # or "domain": what `content` is by
     division: str = ""  # a digest of which client has which images
     dtype: str = "uint8"  # of the store; or "float32"
+    columns: tuple[str, ...] = ()  # the names of a vector's numbers
 
     @staticmethod
     def of(federation: Federation) -> Outline:
@@ -92,6 +93,7 @@ class Outline:
             unit=unit,
             division=division(clients) if few else "",
             dtype=str(federation.images.dtype).removeprefix("torch."),
+            columns=federation.columns,
         )
 
     def federation(self) -> Federation:
@@ -113,10 +115,11 @@ class Outline:
             unseen=tuple(map(client, self.unseen)),
             train_transform=transform,
             test_transform=transform,
+            columns=self.columns,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {name: value for name, value in asdict(self).items() if name != "columns" or value}
 
     @staticmethod
     def from_dict(stored: Mapping[str, Any]) -> Outline:
@@ -124,8 +127,8 @@ class Outline:
             table = dict(stored)
             for name in ("clients", "unseen"):
                 table[name] = tuple(ClientOutline(**entry) for entry in table[name])
-            for name in ("classes", "shape", "seen"):
-                table[name] = tuple(table[name])
+            for name in ("classes", "shape", "seen", "columns"):
+                table[name] = tuple(table.get(name, ()))
             return Outline(**table)
         except (KeyError, TypeError) as error:
             raise StoreError(
@@ -200,7 +203,7 @@ def changed(before: Outline, now: Outline, *, divided: bool = True) -> str:
         here, there = (quoted(outline.classes, 10, "others") for outline in (now, before))
         return f"the classes are {here} and were {there} when the run began"
     if before.shape != now.shape:
-        return f"images have the shape {now.shape} and had {before.shape} when the run began"
+        return f"samples have the shape {now.shape} and had {before.shape} when the run began"
     for which in ("train_transform", "test_transform"):
         ours, theirs = getattr(now, which), getattr(before, which)
         if not same_transform(ours, theirs):
@@ -215,14 +218,14 @@ def changed(before: Outline, now: Outline, *, divided: bool = True) -> str:
         # Of numbers first: they say more than that something is another.
         for split, (count, *_) in before.content[name].items():
             if now.content[name][split][0] != count:
-                images = f"{now.content[name][split][0]} {WORDS[split]} images"
-                return f"the {unit} '{name}' has {images}, and had {count} when the run began"
+                samples = f"{now.content[name][split][0]} {WORDS[split]} samples"
+                return f"the {unit} '{name}' has {samples}, and had {count} when the run began"
     for name, splits in before.content.items():
         for split, (_, labels, digest) in splits.items():
             _, labels_now, digest_now = now.content[name][split]
             if (labels, digest) != (labels_now, digest_now):
-                what = "images" if digest != digest_now else "images' labels"
+                what = "samples" if digest != digest_now else "samples' labels"
                 return f"the {WORDS[split]} {what} of '{name}' are not those that the run began with"
     if divided and (before.division, before.number) != (now.division, now.number):
-        return "the images are divided among the clients in another way than when the run began"
+        return "the samples are divided among the clients in another way than when the run began"
     return ""

@@ -56,8 +56,8 @@ def federation(
             default a client is a domain of its own.
         test, validation: the share of each client's samples, by class; or which: numbers, truth values, a column.
         classes: their names, in label order; by default the labels themselves.
-        options: those of `Source`, how the data are read (`name`, `image`, `label`, `size`, `split_seed`), and those of
-            `Cut`, as in `fedkeel.data.load` (`partition`, `unseen`, `seed`, `train_transform`, ...).
+        options: those of `Source`, how the data are read (`name`, `image`, `label`, `size`, `split_seed`, `verbose`),
+            and those of `Cut`, as in `fedkeel.data.load` (`partition`, `unseen`, `seed`, `train_transform`, ...).
 
     >>> images, labels = np.zeros((60, 8, 8), np.uint8), np.arange(60) % 3
     >>> federation(images, labels, clients=["north", "south"] * 30, test=0.2)["north"].samples
@@ -92,7 +92,7 @@ def federation(
         cut.federation(dataset) if clients is None else with_clients(dataset, cut, domains_of(parts, domains, count))
     )
     refuse_transforms(result)
-    return result
+    return replace(result, columns=samples.columns)
 
 
 def refuse_unclear(clients: Any, domains: Any, partition: Any) -> None:

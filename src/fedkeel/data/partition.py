@@ -140,7 +140,7 @@ class Dirichlet(Partition):
             return super().shares(pool)
         if len(pool.labels) < self.samples:
             raise DataError(
-                f"The domain '{pool.domain}' has {len(pool.labels)} training images, fewer than the {self.samples} "
+                f"The domain '{pool.domain}' has {len(pool.labels)} training samples, fewer than the {self.samples} "
                 "samples that each client is to have: ask for fewer samples."
             )
         return DirichletDraws(pool, self.alpha, self.clients, self.samples)
@@ -148,9 +148,9 @@ class Dirichlet(Partition):
     def cut(self, domain: str, labels: IntArray, generator: np.random.Generator) -> Positions:
         if len(labels) < self.clients * max(self.minimum, 1):
             raise DataError(
-                f"The domain '{domain}' has {len(labels)} training images, too few for {self.clients} clients of at "
-                f"least {max(self.minimum, 1)} images each: ask for fewer clients or a lower minimum, or give samples, "
-                "the number of images that each client draws and may share with others."
+                f"The domain '{domain}' has {len(labels)} training samples, too few for {self.clients} clients of at "
+                f"least {max(self.minimum, 1)} each: ask for fewer clients or a lower minimum, or give samples, the "
+                "number of them that each client draws and may share with others."
             )
         members = shuffled_classes(labels, generator)
         best = 0
@@ -163,7 +163,7 @@ class Dirichlet(Partition):
             best = max(best, smallest)
         raise DataError(
             f"In {self.redraws} redraws of dirichlet(alpha={self.alpha}, clients={self.clients}) over the "
-            f"{len(labels)} training images of '{domain}' the smallest client never had more than {best} images, below "
+            f"{len(labels)} training samples of '{domain}' the smallest client never had more than {best}, below "
             f"minimum={self.minimum}: lower minimum, raise alpha, ask for fewer clients or set balanced=true."
         )
 
@@ -243,7 +243,7 @@ class ByUser(Partition):
         kept = sizes >= self.minimum
         if not kept.any():
             raise DataError(
-                f"No user of the domain '{pool.domain}' has {self.minimum} training images: lower minimum in by-user."
+                f"No user of the domain '{pool.domain}' has {self.minimum} training samples: lower minimum in by-user."
             )
         return Slices([part for part in parts if len(part) >= self.minimum], ids[kept])
 
@@ -270,7 +270,7 @@ class Shards(Partition):
             )
         if shards > len(labels):
             raise DataError(
-                f"The domain '{domain}' has {len(labels)} training images, too few for {shards} shards: ask for fewer "
+                f"The domain '{domain}' has {len(labels)} training samples, too few for {shards} shards: ask for fewer "
                 "clients or fewer classes per client."
             )
         sizes = np.array([len(own) for own in members])

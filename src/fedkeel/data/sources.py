@@ -43,6 +43,7 @@ class Samples:
     labels: Any
     column: Callable[[str], Any]
     classes: Sequence[str] | None = None
+    columns: tuple[str, ...] = ()  # the names of a vector's numbers
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,7 @@ class Source:
     label: str | None = None  # and that of labels
     size: Count | None = None  # images are squeezed to size x size pixels
     split_seed: int = 0  # of the shares for testing and validation
+    verbose: bool | None = None  # show how far a long reading is; by default where a person looks
     others: frozenset[str] = frozenset()  # columns that are no features
 
     def __post_init__(self) -> None:
@@ -104,7 +106,8 @@ class Source:
                     "(pandas.get_dummies), or leave it out of the table."
                 )
         values = torch.from_numpy(table[features].to_numpy(np.float32, na_value=np.nan).copy())
-        return Samples(finite(values, [str(name) for name in features]), found, column)
+        columns = tuple(map(str, features))
+        return Samples(finite(values, columns), found, column, columns=columns)
 
     def _hugging_face(self, data: Any, labels: Any) -> Samples:
         data = data.with_format(None)
@@ -176,7 +179,7 @@ class Source:
         found: list[Any] = []
         with memory.holding(count * first.nbytes, what, "give a smaller size=, or fewer samples"):
             values = torch.empty(count, *first.shape, dtype=first.dtype)
-            for number in counted(count, f"Reading {self.name}"):
+            for number in counted(count, f"Reading {self.name}", self.verbose):
                 sample, own = parted(data[number], image, label, labels is not None)
                 array = self._sample(sample, number)
                 if array.shape != first.shape or array.dtype != first.dtype:
@@ -278,8 +281,8 @@ def finite(values: Tensor, names: Sequence[str] = ()) -> Tensor:
     return values
 
 
-def counted(count: int, what: str) -> Iterator[int]:
-    """The numbers below `count`; where it takes long and a person looks, with a bar."""
+def counted(count: int, what: str, verbose: bool | None = None) -> Iterator[int]:
+    """The numbers below `count`; where it takes long and a person looks, with a bar; or as told."""
     began = time.monotonic()
     for number in range(count):
         yield number
@@ -291,6 +294,6 @@ def counted(count: int, what: str) -> Iterator[int]:
     from rich.progress import track
 
     console = Console(stderr=True)
-    hidden = not (console.is_terminal or console.is_jupyter)
+    hidden = not (console.is_terminal or console.is_jupyter) if verbose is None else not verbose
     rest = range(number + 1, count)
-    yield from track(rest, what, total=count, completed=number, console=console, transient=True, disable=hidden)
+    yield from track(rest, what, total=count, completed=number, console=console, transient=not verbose, disable=hidden)

@@ -94,7 +94,7 @@ class ImageStore:
         images = self.federation.images
         sets = [max(client.samples, len(client.test)) for client in self.federation.one_of_each()]
         some = images[: min(SAMPLES_AT_ONCE, max(sets, default=0))].numel()
-        what = f"Batches of the images of '{self.federation.name}', {extent(images.shape[1:])},"
+        what = f"Batches of the samples of '{self.federation.name}', {extent(images.shape[1:])},"
         room.require(some * (images.element_size() + 4) + copied * images.nbytes, what, "give a smaller size")
 
     def batch(self, indices: Tensor, uniforms: Tensor, transform: Transform) -> Batch:

@@ -223,7 +223,7 @@ class FederatedEvaluation:
             lacking = {site.domain for site in sites} - having
             asked = setup.domains if split == "test" else trained
             if new := self._new(split, [name for name in asked if name in lacking]):
-                self.note(f"{quoted(new)} {'has' if len(new) == 1 else 'have'} no {split} images: {end}")
+                self.note(f"{quoted(new)} {'has' if len(new) == 1 else 'have'} no {split} samples: {end}")
 
     def _new(self, what: str, domains: Sequence[str]) -> list[str]:
         new = [name for name in domains if (what, name) not in self._told]

@@ -45,7 +45,7 @@ def refuse_too_large(config: Config, federation: Federation, device: torch.devic
     batch = config.batch_size if training >= testing else config.evaluation_batch
     room.require(
         needed,
-        f"The weights of '{config.model}' and a batch of {batch} images of {extent(shape)}",
+        f"The weights of '{config.model}' and a batch of {batch} samples of {extent(shape)}",
         "give a smaller size, batch or model",
     )
 

@@ -74,7 +74,7 @@ def read(name: str, metric: Metric, chances: Array, labels: Array) -> Measure:
         raise
     except Exception as error:
         raise FedkeelError(
-            f"The metric '{name}' failed on {len(labels)} images with a {type(error).__name__}: {first_line(error)}."
+            f"The metric '{name}' failed on {len(labels)} samples with a {type(error).__name__}: {first_line(error)}."
         ) from error
     if isinstance(given, Measure):
         return given

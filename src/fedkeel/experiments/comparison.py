@@ -1,8 +1,8 @@
 """Compare methods over several seeds: each (method, seed) is a run directory, the result is a table.
 
 What is finished is not run again, and what was interrupted goes on: the same call continues a comparison. A run of
-which the data or the code have changed since is not used: a directory that was given and holds one is refused, and
-without one the next number is taken.
+which the data or the code have changed since is not used: in a directory that was given it is put aside, and without
+one the next number is taken.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fedkeel import analysis
 from fedkeel import methods as registered
@@ -22,12 +22,12 @@ from fedkeel.core.composition import Composition
 from fedkeel.core.naming import slug
 from fedkeel.core.readable import html_table
 from fedkeel.data.federation import Federation
-from fedkeel.data.outline import Outline, changed
 from fedkeel.engine.children import leave_if_imported_again
 from fedkeel.engine.executors.executor import choose_executor
 from fedkeel.engine.setup import choose_device, load_federation
 from fedkeel.engine.threads import available_cores
 from fedkeel.errors import FedkeelError
+from fedkeel.experiments.beginning import Beginning, put_outdated_aside
 from fedkeel.experiments.jobs import Job, JobsObserver, Trial, beside_others, run_all, uses_gpu
 from fedkeel.experiments.objects import read_objects
 from fedkeel.experiments.progress import watched
@@ -35,7 +35,7 @@ from fedkeel.experiments.rows import SET_BY_COMPARISON, read_seeds
 from fedkeel.experiments.tables import Results
 from fedkeel.files import explained, write_atomically
 from fedkeel.options import as_path, described
-from fedkeel.runs.origin import Origin, outline_of, read_outline
+from fedkeel.runs.origin import Origin, outline_of
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import has_finished, numbered
 from fedkeel.runs.tables import as_frame, result_row
@@ -185,7 +185,7 @@ def _compare(
     now = check_all(configs, numbers[0], given)
     folder = free_folder(configs, numbers, now, observer.note) if directory is None else as_path(directory)
     planned = [replace(job, track=track, given=given[job.label]) for job in plan(configs, numbers, folder)]
-    refuse_outdated(planned, now, observer.note)
+    put_outdated_aside(planned, now, observer.note)
     finished = [job for job in planned if has_finished(job.directory)]
     todo = [job for job in planned if job not in finished]
     processes = min(processes, max(1, len(todo)))
@@ -238,37 +238,6 @@ def other_option(job: Job) -> str:
     return next((f"{name} is {theirs[name]!r} there and {ours[name]!r} here" for name in differing), "")
 
 
-class Beginning(NamedTuple):
-    """What a method would begin with now: its code, and the data, divided by that seed."""
-
-    origin: Origin
-    outline: Outline
-    seed: int
-
-    def differs(self, job: Job) -> str:
-        """What of it is not as when the run of this job began, as the end of a sentence, or nothing."""
-        before, outline = Origin.load(job.directory), read_outline(job.directory)
-        if outline is not None and (what := changed(outline, self.outline, divided=job.seed == self.seed)):
-            return f"its data have changed: {what}"
-        what = before.changed_code(self.origin.code) if before is not None else ""
-        return f"the code of {what} has changed since then" if what else ""
-
-
-def refuse_outdated(jobs: Sequence[Job], now: Mapping[str, Beginning], note: Callable[[str], None]) -> None:
-    """A run of other code or other data must not stand in a table as one of these, nor go on as one."""
-    versions: set[str] = set()
-    for job in jobs:
-        if what := now[job.label].differs(job):
-            raise FedkeelError(
-                f"'{job.directory}' cannot be used again, since {what}: choose another directory to train anew, or "
-                "remove that one."
-            )
-        if before := Origin.load(job.directory):
-            versions.add(before.fedkeel)
-    if others := sorted(versions - {beginning.origin.fedkeel for beginning in now.values()}):
-        note(f"Runs that are used again were made by fedkeel {', '.join(others)}: their results may differ.")
-
-
 def check_all(configs: Mapping[str, Config], seed: int, given: Mapping[str, Mapping[str, Any]]) -> dict[str, Beginning]:
     """Everything that can be refused before training, for every method, before the first one trains."""
     for label, config in configs.items():  # all names first, since reading images takes longer
@@ -283,7 +252,7 @@ def check_all(configs: Mapping[str, Config], seed: int, given: Mapping[str, Mapp
         if key not in loaded:
             loaded[key] = given[label].get("federation") or load_federation(config)
         setup = prepare_run(config, **{**given[label], "federation": loaded[key]})
-        found[label] = Beginning(Origin.of(setup), outline_of(setup), seed)
+        found[label] = Beginning(Origin.of(setup, {"model": given[label].get("model")}), outline_of(setup), seed)
     return found
 
 

@@ -56,7 +56,7 @@ def clients_table(clients: Mapping[str, Contribution]) -> str:
         "Updates that came, were dropped, or were not chosen by a robust rule. MB: an even share of what all clients "
         "of a round sent. Seconds: of its training in a round, on average; none where clients ran at once on a GPU."
     )
-    headings = ["client", "updates", "dropped", "not chosen", "training images", "last loss", "MB sent", "s/round"]
+    headings = ["client", "updates", "dropped", "not chosen", "training samples", "last loss", "MB sent", "s/round"]
     return table([*headings, "last reason"], rows, f"{caption}{few}")
 
 

@@ -196,7 +196,7 @@ def confusions(member: Member) -> dict[str, Figure]:
         counts = measures.confusion(site)
         shares = [[round(100 * n / sum(row), 1) if sum(row) else None for n in row] for row in counts.tolist()]
         title = "All trained sites" if site is None else f"{site} (unseen)" if site in measures.unseen else site
-        note = f"In % of the images of a class; {int(counts.sum())} images."
+        note = f"In % of the samples of a class; {int(counts.sum())} samples."
         found[title] = matrix(title, measures.classes, measures.classes, shares, "taken for", "class", note=note)
     return found
 
@@ -206,7 +206,7 @@ def class_counts(member: Member) -> Figure | None:
     if len(measures.classes) > MOST_CLASSES:
         return None
     counts = [measures.confusion(site).sum(1).tolist() for site in measures.domains]
-    return matrix("Test images of each class", list(measures.domains), measures.classes, counts, "class", "site")
+    return matrix("Test samples of each class", list(measures.domains), measures.classes, counts, "class", "site")
 
 
 def figures_of(group: Group) -> Iterator[tuple[str, Figure]]:

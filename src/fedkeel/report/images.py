@@ -16,6 +16,7 @@ from fedkeel.engine.setup import load_federation
 from fedkeel.errors import FedkeelError
 from fedkeel.methods import build
 from fedkeel.report.collect import Group, Member
+from fedkeel.runs.origin import data_from_afar
 from fedkeel.runs.run import given_in_python
 from fedkeel.runs.trained import Trained
 
@@ -55,7 +56,7 @@ def data_of(member: Member) -> Federation:
             f"The data of {member} are not here to be shown (they were given in Python, or stay at their sites): leave "
             "--images out."
         )
-    federation = load_federation(member.config)
+    federation = data_from_afar(member.run.directory, member.config) or load_federation(member.config)
     if federation.images.dtype != torch.uint8 or federation.images.ndim != 4:
         raise FedkeelError(f"The data of {member} are not images that can be shown: leave --images out.")
     return federation

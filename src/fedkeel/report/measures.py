@@ -23,10 +23,10 @@ def site_table(measures: Measures, metric: str = "accuracy") -> Drawn:
         rows.append([name, f"{measures.samples(site)}", *cells])
     averages = {name: measures.average(name) for name in found}
     rows.append(["average", f"{sum(map(measures.samples, measures.trained))}", *_cells(averages)])
-    caption = "By site, the resulting model; in brackets the 95 % interval that the number of images leaves."
+    caption = "By site, the resulting model; in brackets the 95 % interval that the number of samples leaves."
     if measures.unseen:
         caption += " The average leaves the unseen out."
-    return ["site", "images", *map(_heading, found)], rows, caption
+    return ["site", "samples", *map(_heading, found)], rows, caption
 
 
 def class_table(measures: Measures) -> Drawn:
@@ -35,8 +35,8 @@ def class_table(measures: Measures) -> Drawn:
     for place, name in enumerate(measures.classes):
         cells = _cells({one: of_classes[place] for one, of_classes in by_class.items()})
         rows.append([name, f"{counts[place].sum()}", f"{counts[:, place].sum()}", *cells])
-    caption = f"By class, over all trained sites; {DASH} where there are no images of it."
-    return ["class", "images", "predicted", *map(_heading, by_class)], rows, caption
+    caption = f"By class, over all trained sites; {DASH} where there are no samples of it."
+    return ["class", "samples", "predicted", *map(_heading, by_class)], rows, caption
 
 
 def confusion_table(measures: Measures) -> Drawn:
@@ -44,11 +44,11 @@ def confusion_table(measures: Measures) -> Drawn:
     counts, names = measures.confusion(), measures.classes
     if len(names) <= MOST_CLASSES:
         rows = [[name, *(f"{count}" for count in row)] for name, row in zip(names, counts, strict=True)]
-        return ["is \\ is taken for", *names], rows, "Confusion matrix, over all trained sites: numbers of test images."
+        return ["is \\ is taken for", *names], rows, "Confusion matrix, over all trained sites, in test samples."
     wrong = [(int(counts[i, j]), i, j) for i, j in zip(*counts.nonzero(), strict=True) if i != j]
     worst = sorted(wrong, reverse=True)[:MOST_CLASSES]
     rows = [[names[i], names[j], f"{count}", f"{int(counts[i].sum())}"] for count, i, j in worst]
-    return ["is", "is taken for", "images", "of"], rows, "What is confused most, over all trained sites."
+    return ["is", "is taken for", "samples", "of"], rows, "What is confused most, over all trained sites."
 
 
 def _heading(name: str) -> str:

@@ -146,7 +146,7 @@ def domains_section(group: Group, page: Figures) -> str:
     if not group.results.rows:
         return ""
     seeds = "Whiskers are the standard deviation over seeds, dots the seeds." if has_seeds(group) else ""
-    images = "Whiskers are the 95 % interval that the number of test images leaves." if group.test_images else ""
+    images = "Whiskers are the 95 % interval that the number of test samples leaves." if group.test_images else ""
     figure = page.one_of([figures.by_domain(group)], [""], hidden(group))
     return f'<p class="what">{seeds or images}</p>{figure}{sizes_table(group)}'
 
@@ -165,10 +165,10 @@ def sizes_table(group: Group) -> str:
         cells = [number(value, value or DASH) for value in (*known, size or "")]
         rows.append(table_row(named(domain), [*cells, number(off, f"±{off}" if off else DASH)]))
     caption = (
-        f"Images of each domain. The error is half of Wilson's 95 % interval, in points, around the accuracy of "
-        f"{group.results.name(best)}: what another draw of as many test images could change."
+        f"Samples of each domain. The error is half of Wilson's 95 % interval, in points, around the accuracy of "
+        f"{group.results.name(best)}: what another draw of as many test samples could change."
     )
-    headings = ["domain", "clients", "training images", "test images", "error, points"]
+    headings = ["domain", "clients", "training samples", "test samples", "error, points"]
     return table(headings, rows, caption) if group.test_images else ""
 
 
@@ -179,7 +179,7 @@ def measures_section(group: Group, page: Figures) -> str:
         return ""
     pair = {group.results.name(row) for row in rivals(group.results) or ()}
     others = [name for name in figures.names(group).values() if pair and name not in pair]
-    what = "Over all trained sites; whiskers are the 95 % interval that the number of images leaves."
+    what = "Over all trained sites; whiskers are the 95 % interval that the number of samples leaves."
     parts = [f'<h4>How much of each class is found</h4><p class="what">{what}</p>', page.one_of([figure], [""], others)]
     shown = [member for member in group.measured if member.label in first_shown(group)]
     matrices = {f"{member}: {site}": [one] for member in shown for site, one in figures.confusions(member).items()}

@@ -95,7 +95,7 @@ def document(
 
 
 def predictions(
-    evaluations: Sequence[Evaluation], classes: Sequence[str], paths: Sequence[str]
+    evaluations: Sequence[Evaluation], classes: Sequence[str], paths: Sequence[str], unit: str = "image"
 ) -> Iterator[tuple[str, bytes]]:
     """A table for each client: the image's path, or else its position in the data, its class, the predicted one, all
     probabilities."""
@@ -109,7 +109,7 @@ def predictions(
             [paths[image] if paths else image, classes[label], classes[predicted], *row]
             for image, label, predicted, row in sorted(rows)
         ]
-        headings = ["image", "label", "predicted", *(f"p({name})" for name in classes)]
+        headings = [unit, "label", "predicted", *(f"p({name})" for name in classes)]
         yield f"predictions/{file_name(evaluation.client)}.csv", csv_table([headings, *lines]).encode()
 
 
@@ -241,7 +241,7 @@ class Measures:
         if small := [name for name, share in known.items() if share.high - share.low > TOO_WIDE]:
             first = f"'{small[0]}' has {self.samples(small[0])}"
             notes.append(
-                f"Too few test images to tell much: {quoted(small)} ({first}, and its accuracy is "
+                f"Too few test samples to tell much: {quoted(small)} ({first}, and its accuracy is "
                 f"{interval(known[small[0]])} %)."
             )
         return notes

@@ -9,7 +9,7 @@ import os
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -22,15 +22,17 @@ from fedkeel.config import Config
 from fedkeel.core import imports
 from fedkeel.core.composition import Composition
 from fedkeel.core.method import Method
+from fedkeel.data.federation import Federation
 from fedkeel.data.outline import FILE as FEDERATION
 from fedkeel.data.outline import Outline, changed
 from fedkeel.engine.executors.executor import executor_class
-from fedkeel.engine.setup import Setup
+from fedkeel.engine.setup import Setup, load_federation
 from fedkeel.errors import StoreError
-from fedkeel.files import read_sealed, seal
+from fedkeel.files import digest, read_sealed, seal
 from fedkeel.models.wrapped import Wrapped
 from fedkeel.registry import REGISTRIES
 from fedkeel.runs.bytecode import PLAIN, code_digest, is_followed, python_version
+from fedkeel.spec import parse
 
 FILE = "origin.json"
 MACHINE = ("cpu", "capability", "gpu", "torch", "settings")  # what decides the last bits, beside the threads
@@ -46,6 +48,7 @@ class Origin:
     given: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # in Python: see `identify`
     machine: Mapping[str, str] = field(default_factory=dict)
     threads: int | None = None  # of a local step, where that decides bits
+    folder: str = ""  # where a relative path of its data begins; nothing where there is none
 
     @staticmethod
     def of(setup: Setup, given: Mapping[str, Any] | None = None) -> Origin:
@@ -60,6 +63,7 @@ class Origin:
             given={name: identify(thing) for name, thing in (given or {}).items() if thing is not None},
             machine=machine(worker.device),
             threads=threads if worker.device.type == "cpu" else None,
+            folder="" if all(path.is_absolute() for path in data_paths(setup.config).values()) else os.getcwd(),
         )
 
     @staticmethod
@@ -132,6 +136,26 @@ def refuse_other_code(directory: Path, before: Origin, now: Origin) -> None:
         )
 
 
+def data_paths(config: Config) -> dict[str, Path]:
+    """The options of the data set that are paths."""
+    options = {} if config.data.startswith("(") else parse(config.data).options
+    return {name: Path(str(options[name])).expanduser() for name in ("root", "file") if options.get(name) is not None}
+
+
+def data_from_afar(directory: Path, config: Config) -> Federation | None:
+    """The data of a stored run whose relative paths lead nowhere from here: read from where it began; else None."""
+    lost = {name: path for name, path in data_paths(config).items() if not path.exists()}
+    if not lost:
+        return None
+    origin, data = Origin.load(directory), parse(config.data)
+    there = {name: str(Path(origin.folder if origin else "").absolute() / path) for name, path in lost.items()}
+    for name, path in there.items():
+        if not Path(path).exists():
+            here = "" if lost[name].is_absolute() else f", or go to where '{lost[name]}' is"
+            raise StoreError(f"The data of '{directory}' are not in '{path}' any more: put them back there{here}.")
+    return load_federation(config.replace(data=str(replace(data, options={**data.options, **there}))))
+
+
 # -- code ------------------------------------------------------------------------------------------------------------
 def own_code(config: Config) -> dict[str, str]:
     """Of what the configuration names that is not Fedkeel's: losses, metrics, transforms, ..."""
@@ -165,7 +189,8 @@ def identify(thing: Any) -> dict[str, str]:
     kind = type(thing).__name__
     if isinstance(thing, nn.Module):
         name = type(thing.network).__name__ if isinstance(thing, Wrapped) else kind
-        return {"name": name, "digest": model_digest(thing)}
+        weights = (tensor.detach().cpu().reshape(-1).view(torch.uint8) for tensor in thing.state_dict().values())
+        return {"name": name, "digest": model_digest(thing), "weights": digest(torch.cat([*weights]).numpy().tobytes())}
     if isinstance(thing, Method):
         parts = getattr(thing, "parts", [thing])
         text = "+".join(with_options(part) for part in parts)

@@ -230,7 +230,8 @@ class Run(Measured):
             )
         plain = Deployed(fold(network)).eval().requires_grad_(False)
         shape, floats = federation.image_shape, federation.images.is_floating_point()
-        return Trained(plain, tuple(federation.classes), shape, federation.test_transform, floats)
+        classes, transform = tuple(federation.classes), federation.test_transform
+        return Trained(plain, classes, shape, transform, floats, federation.columns)
 
     def remember(self, **objects: Any) -> Run:
         """Keep the objects that it was made with in this process: no file can."""

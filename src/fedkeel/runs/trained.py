@@ -9,7 +9,8 @@ A run directory holds all of it: neither the data nor the weights that the run s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -21,10 +22,11 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fedkeel.core.readable import csv_table
-from fedkeel.data.federation import Transform
+from fedkeel.data.federation import Transform, called
 from fedkeel.data.formats.folders import is_litter
 from fedkeel.data.formats.images import is_image, open_image, reason, rgb
-from fedkeel.errors import FedkeelError
+from fedkeel.data.formats.lists import read_table
+from fedkeel.errors import FedkeelError, quoted
 from fedkeel.files import explained
 from fedkeel.options import described
 
@@ -62,12 +64,13 @@ class Predictions:
     probabilities: Tensor  # (N, C)
     labels: Sequence[str]  # the class that each column is of
     unreadable: Mapping[str, str] = field(default_factory=dict)  # why an image is not among them, by its path
+    unit: str = "image"  # or "row": what each is
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __repr__(self) -> str:
-        return f"Predictions({len(self)} images, {len(self.labels)} classes)"
+        return f"Predictions({len(self)} {self.unit}s, {len(self.labels)} classes)"
 
     @property
     def classes(self) -> list[str]:
@@ -85,14 +88,14 @@ class Predictions:
         for image, name, p, each in zip(
             self.images, self.classes, self.confidence, self.probabilities.tolist(), strict=True
         ):
-            yield {"image": image, "class": name, "probability": p, **dict(zip(self.headings(), each, strict=True))}
+            yield {self.unit: image, "class": name, "probability": p, **dict(zip(self.headings(), each, strict=True))}
 
     def headings(self) -> list[str]:
         return [f"p({label})" for label in self.labels]
 
     def to_csv(self, path: str | Path) -> Path:
         """Write the rows, with six digits."""
-        headings = ["image", "class", "probability", *self.headings()]
+        headings = [self.unit, "class", "probability", *self.headings()]
         lines = [[f"{v:.6f}" if isinstance(v, float) else v for v in row.values()] for row in self.rows()]
         with explained(Path(path), ""):
             Path(path).write_bytes(csv_table([headings, *lines]).encode())
@@ -111,6 +114,7 @@ class Trained:
     shape: tuple[int, ...]  # channels, height and width that images are brought to before they are transformed
     transform: Transform  # as stored -> float, as in testing
     floats: bool = False  # samples are float arrays of that shape, a vector's is (D,), and are taken as they are
+    columns: tuple[str, ...] = ()  # the names of a vector's numbers
 
     def preprocess(self, images: Any) -> Tensor:
         """Images as the network takes them, (N, C, H, W); `images` as in `predict`."""
@@ -126,7 +130,8 @@ class Trained:
         Args:
             images: a path or a folder, a PIL image, a uint8 array or tensor, (H, W), (H, W, C), (C, H, W), or N of
                 these, or a sequence of any of these. For a model of float images or vectors: an array, tensor or
-                table (N, *shape), one sample of that shape, or a file of either (.npy, .csv).
+                table (N, *shape), one sample of that shape, or a file of either (.npy, .csv). Tables are read by the
+                names of the columns that it was trained on, where both have names.
             tolerate: leave out what cannot be read, and say so in `unreadable`; else it is an error.
             batch: images at a time.
         """
@@ -151,12 +156,13 @@ class Trained:
         if not found:
             few = f" ({next(iter(unreadable.values()))})" if unreadable else ""
             raise FedkeelError(f"There is no image to look at{few}: give image files, or a folder that has some in it.")
-        return Predictions(names, torch.cat(found), self.labels, unreadable)
+        return Predictions(names, torch.cat(found), self.labels, unreadable, called(self.shape))
 
     def _each(self, images: Any) -> Iterator[tuple[str, Any]]:
         if not self.floats:
             return pictures(images, self.shape)
-        return ((str(number), sample) for number, sample in enumerate(float_samples(images, self.shape)))
+        found = float_samples(images, self.shape, self.columns)
+        return ((str(number), sample) for number, sample in enumerate(found))
 
     def _stored(self, picture: Any, name: str) -> Tensor:
         """As the data set stores its images: uint8, (C, H, W), or floats."""
@@ -195,13 +201,17 @@ def opened(given: Any) -> Image.Image:
     return Image.fromarray(array[..., 0] if array.ndim == 3 and array.shape[2] == 1 else array)
 
 
-def float_samples(given: Any, shape: tuple[int, ...]) -> Tensor:
-    """Samples of this shape, (N, *shape), from an array, a table, or files."""
+def float_samples(given: Any, shape: tuple[int, ...], columns: Sequence[str] = ()) -> Tensor:
+    """Samples of this shape, (N, *shape), from an array, a table, or files; by the names of columns, if there are."""
     if isinstance(given, list | tuple) and given and isinstance(given[0], str | Path):
-        return torch.cat([float_samples(one, shape) for one in given])
+        return torch.cat([float_samples(one, shape, columns) for one in given])
     try:
         if isinstance(given, str | Path):
-            given = _numbers_in(Path(given))
+            given = _numbers_in(Path(given), columns)
+        elif columns and hasattr(given, "iloc") and hasattr(given, "columns"):
+            named = given.rename(columns=str)
+            _check_columns("The table", named.columns, columns)
+            given = named[list(columns)]
         array = given.detach().cpu() if isinstance(given, Tensor) else torch.from_numpy(np.array(given, np.float32))
     except (OSError, TypeError, ValueError) as error:
         what = f"'{given}' has" if isinstance(given, str | Path) else "What is given are"
@@ -216,13 +226,32 @@ def float_samples(given: Any, shape: tuple[int, ...]) -> Tensor:
     return found
 
 
-def _numbers_in(file: Path) -> Any:
+def _numbers_in(file: Path, columns: Sequence[str]) -> Any:
     if file.suffix.lower() == ".npy":
         return np.load(file, allow_pickle=False)
     if file.suffix.lower() != ".csv":
         raise ValueError("it is neither .csv nor .npy")
+    table = read_table(file, ()) if columns else []
+    if table and (set(columns) <= set(table[0]) or any(np.isnan(_number(cell)) for cell in table[0])):  # a heading
+        _check_columns(f"'{file}'", table[0], columns)
+        return np.array([[_number(row[column]) for column in columns] for row in table], np.float32)
     rows = np.genfromtxt(file, np.float32, delimiter=",", ndmin=2)
     return rows[1:] if len(rows) and np.isnan(rows[0]).all() else rows  # without the names of the columns
+
+
+def _check_columns(what: str, present: Iterable[Any], columns: Sequence[str]) -> None:
+    known = list(present)
+    if missing := [column for column in columns if column not in known]:
+        raise FedkeelError(
+            f"{what} lacks {quoted(missing)}: it must have every column that the model was trained on, in any order."
+        )
+
+
+def _number(cell: str | None) -> float:
+    try:
+        return float(cell or "nan")
+    except ValueError:
+        return math.nan
 
 
 def pictures(images: Any, shape: tuple[int, ...]) -> Iterator[tuple[str, Any]]:

@@ -164,17 +164,20 @@ def test_a_limit_lets_those_go_first_that_were_not_used_for_longest(
     assert (first.exists(), second.exists(), third.exists()) == (True, False, True)
 
 
-@pytest.mark.parametrize("limit", ["lots", "20 GiB", "-1"])
+@pytest.mark.parametrize("limit", ["lots", "20 Gigs", "5iB", "-1"])
 def test_a_limit_that_is_none_is_told_before_an_image_is_decoded(
     root: Path, monkeypatch: pytest.MonkeyPatch, limit: str
 ) -> None:
     monkeypatch.setattr(images, "decode", lambda *_: pytest.fail("an image was decoded"))
     monkeypatch.setenv("FEDKEEL_CACHE_LIMIT", limit)
-    with pytest.raises(DataError, match=f"FEDKEEL_CACHE_LIMIT is '{limit}': give a size, such as 500MB or 20GB"):
+    with pytest.raises(DataError, match=f"FEDKEEL_CACHE_LIMIT is '{limit}': give a size, such as 500MB, 20GB or 20GiB"):
         load("folder", root=root)
 
 
-@pytest.mark.parametrize(("text", "size"), [("500", 500), ("1.5 kB", 1500), ("20GB", 20 * 10**9), ("2T", 2 * 10**12)])
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("500", 500), ("1.5 kB", 1500), ("1KB", 1000), ("3KiB", 3072), ("20gb", 20 * 10**9), ("2T", 2 * 10**12)],
+)
 def test_a_limit_is_read_with_its_unit(monkeypatch: pytest.MonkeyPatch, text: str, size: int) -> None:
     monkeypatch.setenv("FEDKEEL_CACHE_LIMIT", text)
     assert cache.limit() == size

@@ -104,7 +104,7 @@ def test_a_column_says_what_each_image_is_for(tmp_path: Path, rows: list[Row]) -
 def test_another_group_or_label_is_another_data_set(tmp_path: Path, rows: list[Row]) -> None:
     first = Outline.of(load("table", file=write(tmp_path / "t.csv", rows), size=4))
     regrouped = [{**row, "group": f"g{number % 20}"} for number, row in enumerate(rows)]
-    assert "images" in changed(first, Outline.of(load("table", file=write(tmp_path / "t.csv", regrouped), size=4)))
+    assert "samples" in changed(first, Outline.of(load("table", file=write(tmp_path / "t.csv", regrouped), size=4)))
     relabelled = [{**row, "label": ("ill", "healthy")[number % 2]} for number, row in enumerate(rows)]
     assert changed(first, Outline.of(load("table", file=write(tmp_path / "t.csv", relabelled), size=4)))
 

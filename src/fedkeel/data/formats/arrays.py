@@ -19,7 +19,7 @@ import numpy as np
 
 from fedkeel.data.dataset import Images, pixels
 from fedkeel.data.formats.cache import Bytes
-from fedkeel.data.formats.images import Source, decode_all
+from fedkeel.data.formats.images import Encoded, decode_all
 from fedkeel.data.formats.npz import fingerprint, read_arrays, write_arrays
 from fedkeel.data.population import IntArray
 from fedkeel.errors import DataError
@@ -205,7 +205,7 @@ def encoded_images(name: str, file: Path, num_classes: int) -> Images:
 
     def load(positions: IntArray, size: int) -> tuple[Bytes, IntArray]:
         key = fingerprint(file.absolute())
-        rows = Source(name, str(file), key, len(labels), contents, lambda i: f"{file} row {i}")
+        rows = Encoded(name, str(file), key, len(labels), contents, lambda i: f"{file} row {i}")
         images, kept = decode_all(rows, size)
         if len(positions) == len(labels):
             return images, kept

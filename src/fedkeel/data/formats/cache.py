@@ -160,10 +160,10 @@ def stored(name: str, key: object, shape: tuple[int, ...], build: Build, *, abou
 def limit() -> int | None:
     """$FEDKEEL_CACHE_LIMIT in bytes."""
     given = os.environ.get("FEDKEEL_CACHE_LIMIT", "").strip()
-    match = re.fullmatch(r"(\d+(?:\.\d+)?) *([kMGT]?)B?", given)
+    match = re.fullmatch(r"(\d+(?:\.\d+)?) *(?:([KMGT])(I?))?B?", given.upper())
     if given and match is None:
-        raise DataError(f"FEDKEEL_CACHE_LIMIT is '{given}': give a size, such as 500MB or 20GB.")
-    return int(float(match[1]) * 1000 ** " kMGT".index(match[2] or " ")) if match else None
+        raise DataError(f"FEDKEEL_CACHE_LIMIT is '{given}': give a size, such as 500MB, 20GB or 20GiB.")
+    return int(float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")) if match else None
 
 
 def _in_memory(shape: tuple[int, ...], build: Build) -> Decoded:

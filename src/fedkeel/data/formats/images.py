@@ -107,8 +107,8 @@ def resize_all(images: Bytes, size: int, into: Bytes | None = None) -> Bytes:
 
 
 @dataclass(frozen=True)
-class Source:
-    """Encoded images: `contents` gives their files or bytes, and is only called when they are not cached."""
+class Encoded:
+    """Images as they lie in files: `contents` gives files or bytes, and is only called when they are not cached."""
 
     name: str  # of the data set
     about: str  # where they lie
@@ -119,7 +119,7 @@ class Source:
 
 
 def decode_all(
-    source: Source, size: int, *, tolerate: float = TOLERATED, on_disk: bool = False
+    source: Encoded, size: int, *, tolerate: float = TOLERATED, on_disk: bool = False
 ) -> tuple[Bytes, IntArray]:
     """Decode images, or take them from the cache: (images, positions of those that could be decoded).
 
@@ -158,7 +158,7 @@ def decode_all(
     return images, kept
 
 
-def refuse_too_many(source: Source, broken: Mapping[int, str], tolerate: float) -> None:
+def refuse_too_many(source: Encoded, broken: Mapping[int, str], tolerate: float) -> None:
     if len(broken) <= tolerate * source.count:
         return
     few = [f"'{source.label(position)}' ({problem})" for position, problem in list(broken.items())[:3]]

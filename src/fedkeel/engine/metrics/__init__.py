@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -100,7 +101,7 @@ def asked(config: Config) -> dict[str, Metric]:
 
 def selection(config: Config) -> Callable[[Mapping[str, Any]], float]:
     """How good the scores of a round are by `select_by`: the higher the better, whatever is measured; where there is
-    no number, worse than any."""
+    no number, worse than any. So is a round by loss or metric in which a site diverged: their means leave it out."""
     found = chosen(config)
     name = next(iter(found), config.select_by)
     lower = found[name].lower if found else name == "loss"
@@ -108,7 +109,9 @@ def selection(config: Config) -> Callable[[Mapping[str, Any]], float]:
     def good(scores: Mapping[str, Any]) -> float:
         known = {"accuracy": scores["average"], "loss": scores["loss"]}
         value = known[name] if name in known else scores.get("metrics", {}).get(name, {}).get("average")
-        return -float("inf") if value is None or value != value else -value if lower else value
+        if value is None or not math.isfinite(value) or (name != "accuracy" and scores.get("diverged")):
+            return -math.inf
+        return float(-value if lower else value)
 
     return good
 
