@@ -33,6 +33,7 @@ def test_a_comparison_is_shown_and_has_a_row_for_each_run(tmp_path: Path) -> Non
     page = comparison._repr_html_()
     assert "&lt;script&gt;" in page
     assert "<script>" not in page
+    assert "* best of its column, or level with it within the spread." in page
     frame = comparison.frame()
     assert frame["seed"].tolist() == [0, 1]
     assert frame["domains.<script>"].tolist() == [0.5, 0.75]

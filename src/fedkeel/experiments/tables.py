@@ -205,6 +205,11 @@ class Results:
             sentences.append(f"Diverged, the test loss is not finite: {'; '.join(diverged)}.")
         return " ".join([*sentences, *(f"Epsilon: {SOURCES[source]}." for source in SOURCES if source in sources)])
 
+    @property
+    def legend(self) -> str:
+        """The caption, and what the star means that `lines` has."""
+        return self.caption + (" * best of its column, or level with it within the spread." if self.rows else "")
+
     def _lines(self, text: Callable[[str], str], cell: Callable[[Cell | None, bool], str]) -> list[list[str]]:
         """The headings and the rows, as a kind of document writes names, and numbers that may be the best."""
         lines = [[text(heading) for heading in self.headings]]
@@ -222,14 +227,7 @@ class Results:
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * width for width in widths])
         padded = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-        return "\n".join(
-            [
-                *padded,
-                "",
-                visible(self.caption)
-                + (" * best of its column, or level with it within the spread." if self.rows else ""),
-            ]
-        )
+        return "\n".join([*padded, "", visible(self.legend)])
 
     def markdown(self) -> str:
         """A table for a README or a paper's notes, the best of each column in bold."""

@@ -33,7 +33,7 @@ from fedkeel.runs.measures import Measured
 from fedkeel.runs.origin import Origin, read_outline
 from fedkeel.runs.store import MODEL, SUMMARY, read_config
 from fedkeel.runs.summary import unsound
-from fedkeel.runs.tables import as_frame, shown
+from fedkeel.runs.tables import as_frame, named, shown
 from fedkeel.runs.trained import Deployed, Predictions, Trained
 from fedkeel.spec import Spec, parse
 
@@ -203,8 +203,9 @@ class Run(Measured):
             {"name": name, "x": rounds, "y": [value if value is None else 100 * value for value in values]}
             for name, values in curves.items()
         ]
+        data = named(self, "data").partition("(")[0] or "data given in Python"  # its options are too long for a title
         about = {
-            "title": f"{self.config.method} on {self.config.data}",
+            "title": f"{named(self, 'method')} on {data}",
             "x_label": "round",
             "y_label": "test accuracy, %",
         }

@@ -21,12 +21,16 @@ def shown(run: Run) -> tuple[str, list[Sequence[str]]]:
     """What it is, and its result for each domain as far as a screen has room."""
     summary = run.sound_summary(whole=False)
     result = f"{percent(summary['accuracy'])} %" if summary else "unfinished"
-    names = {name: thing["name"] for name, thing in run.given.items()}
-    method, data = (names.get(name, getattr(run.config, name)) for name in ("method", "data"))
     domains = [(name, percent(value)) for name, value in (summary["domains"] if summary else {}).items()]
     more = [(f"and {len(domains) - MOST_SHOWN} more", "")] if len(domains) > MOST_SHOWN else []
-    caption = f"Run('{run.directory}'): {method} on {data}, seed {run.config.seed}, {result}"
+    what = f"{named(run, 'method')} on {named(run, 'data')}"
+    caption = f"Run('{run.directory}'): {what}, seed {run.config.seed}, {result}"
     return caption, [("domain", "accuracy %"), *domains[:MOST_SHOWN], *more] if domains else []
+
+
+def named(run: Run, option: str) -> str:
+    """What its method or its data are called, also where they were given in Python."""
+    return run.given[option]["name"] if option in run.given else str(getattr(run.config, option))
 
 
 def result_row(run: Run) -> dict[str, Any]:
