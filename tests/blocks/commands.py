@@ -41,6 +41,9 @@ else:
     import tomli as tomllib
 
 
+FOREVER = ("server", "join", "watch")
+
+
 def commands_of(block: Block) -> list[str]:
     """The lines of a block without comments, those that end in a backslash joined with the next."""
     lines = block.text.replace("\\\n", " ").splitlines()
@@ -146,6 +149,7 @@ def run(command: str) -> None:
     if words[0] != "fedkeel":
         subprocess.run(["bash", "-ec", command], check=True, timeout=60, stdout=subprocess.DEVNULL)
         return
+    assert words[1:2] != [] and words[1] not in FOREVER, f"'{command}' waits until it is stopped: mark the block"
     words = [found for word in words for found in sorted(glob.glob(word)) or [word]]
     with mock.patch.dict(os.environ, environment), redirect_stdout(io.StringIO()) as said:
         code = main(shortened(words[1:]))

@@ -1,12 +1,13 @@
 """Where the blocks are run: a folder with the things that pages speak of, and runs that are cut short.
 
-What a reader types is what is run, but for its size. Runs have two rounds and their clients few images; `demo` and
-`bench` get their `--quick`; clients run in this process. Nothing else is changed.
+What a reader types is what is run, but for its size. Runs have two rounds, comparisons two seeds, clients few images;
+`demo` and `bench` get their `--quick`; clients run in this process. Nothing else is changed.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import re
 import shutil
@@ -24,13 +25,15 @@ from PIL import Image
 import fedkeel
 from fedkeel import models
 from fedkeel.config import Config
+from fedkeel.data import partition
 from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.data.load import Cut
 from fedkeel.data.population import Split
+from fedkeel.experiments.rows import read_seeds
 from fedkeel.registry import REGISTRIES
 
-ROUNDS, TRAINED, TESTED = 2, 40, 20  # at most: rounds of a run, images of a domain
+ROUNDS, SEEDS, TRAINED, TESTED = 2, 2, 16, 10  # at most: rounds of a run, seeds of a comparison, images of a domain
 QUICKLY: Mapping[str, Any] = {"executor": "serial", "threads": 1}
 
 
@@ -49,14 +52,15 @@ def cut_short() -> Iterator[None]:
         return simulate(config, **short(options, config if isinstance(config, Config) else Config()))
 
     def of_several(methods: Any, **options: Any) -> Any:
-        return compare(methods, **{"jobs": 1, **short(options, Config())})
+        seeds = read_seeds(options.get("seeds", SEEDS))[:SEEDS]
+        return compare(methods, **short(options, Config()) | {"seeds": seeds, "jobs": options.get("jobs") or 1})
 
     def more(directory: Any, *, rounds: int, **options: Any) -> fedkeel.Run:
         return extend(directory, rounds=min(rounds, fedkeel.Run(directory).rounds_done + 1), **options)
 
     def fewer(cut: Cut, dataset: Dataset) -> Federation:
-        plain = "domains" in str(cut.partition).lower()  # others may need every image
-        train = TRAINED if plain else len(dataset.images)
+        divided = cut.partition != partition.build("domains")  # over several clients, each of which needs some
+        train = len(dataset.images) if divided else max(TRAINED, cut.subsample or 0)
         domains = {
             name: Split(some(split.train, train), some(split.validation, TESTED), some(split.test, TESTED))
             for name, split in dataset.domains.items()
@@ -105,18 +109,21 @@ def provide(text: str, shelf: Path) -> None:
             (shutil.copytree if kept.is_dir() else shutil.copyfile)(kept, place)
 
 
-def draw(folder: Path, count: int, *, side: int = 32, names: str = "patient{:02}_{}.png") -> None:
+def draw(folder: Path, count: int, first: int = 0) -> None:
     """Pictures of noise, two of each patient."""
     folder.mkdir(parents=True)
-    for number in range(count):
-        pixels = np.random.default_rng(number).integers(0, 256, (side, side, 3), dtype=np.uint8)
-        Image.fromarray(pixels).save(folder / names.format(number // 2, number % 2))
+    for number in range(first, first + count):
+        draw_one(folder / f"patient{number // 2:02}_{number % 2}.png", number)
+
+
+def draw_one(place: Path, number: int = 0) -> None:
+    pixels = np.random.default_rng(number).integers(0, 256, (32, 32, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(place)
 
 
 def make_tree(domains: tuple[str, ...], classes: tuple[str, ...], place: Path) -> None:
-    for domain in domains:
-        for name in classes:
-            draw(place / domain / name, 20)
+    for number, (domain, name) in enumerate(itertools.product(domains, classes)):
+        draw(place / domain / name, 20, first=20 * number)
 
 
 def make_classes(place: Path) -> None:
@@ -177,20 +184,16 @@ class MyNet(SimpleCNN):
 """
 
 
-def one_image(place: Path) -> None:
-    draw(place.with_suffix(".folder"), 1, names=place.name)
-    shutil.move(place.with_suffix(".folder") / place.name, place)
-
-
 # What a page may name without saying how to make it, and how it is made.
 THINGS: Mapping[str, Callable[[Path], None]] = {
     r"\bruns/(?:demo|compare-[\w-]+)": make_comparison,
     r"\bruns/(?!demo|compare-)\w[\w-]*": make_run,
-    r"(?<![\w/])images\b(?!\.)": functools.partial(make_tree, ("photo", "sketch"), ("cat", "dog")),
+    r"(?<![\w/-])(?:\./)?images\b(?!\.)": functools.partial(make_tree, ("photo", "sketch"), ("cat", "dog")),
     r"\bscans\b": make_classes,
     r"\bimages\.csv\b": make_table,
+    r"\./data\b": Path.mkdir,
     r"\bnew(?:-images)?/": functools.partial(draw, count=2),
-    r"\b[ab]\.png\b": one_image,
+    r"\b[ab]\.png\b": draw_one,
     r"\bmy_methods\.py\b": lambda place: place.write_text(OWN_METHOD) and None,
     r"\bmy_models\.py\b": lambda place: place.write_text(OWN_MODEL) and None,
     r"\b(?:resnet18|imagenet)\.pth\b": functools.partial(make_weights, "resnet18"),
