@@ -10,7 +10,7 @@ import re
 import shlex
 import subprocess
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from unittest import mock
 
@@ -42,6 +42,7 @@ else:
 
 
 FOREVER = ("server", "join", "watch")
+LACKING = re.compile(r"\b(pip|playwright) install\b")  # what a sentence says that names a missing extra or browser
 
 
 def commands_of(block: Block) -> list[str]:
@@ -81,9 +82,9 @@ def understand_fedkeel(words: list[str]) -> None:
     except SystemExit:  # --help and the like
         return
     except FedkeelError as error:
-        if "which is not installed" in str(error):
-            return
-        raise
+        if not LACKING.search(str(error)):
+            raise
+        return
     if getattr(arguments, "config", None) or getattr(arguments, "imports", None):
         return  # what a file adds is known when it is there
     command = arguments.run.__module__.rpartition(".")[2] if hasattr(arguments, "run") else ""
@@ -151,9 +152,10 @@ def run(command: str) -> None:
         return
     assert words[1:2] != [] and words[1] not in FOREVER, f"'{command}' waits until it is stopped: mark the block"
     words = [found for word in words for found in sorted(glob.glob(word)) or [word]]
-    with mock.patch.dict(os.environ, environment), redirect_stdout(io.StringIO()) as said:
+    said, told = io.StringIO(), io.StringIO()
+    with mock.patch.dict(os.environ, environment), redirect_stdout(said), redirect_stderr(told):
         code = main(shortened(words[1:]))
-    assert code == 0, f"'{command}' ended with {code}"
+    assert code == 0 or LACKING.search(told.getvalue()), f"'{command}' ended with {code}: {told.getvalue()[-500:]}"
     if out:
         out.write_text(said.getvalue())
 

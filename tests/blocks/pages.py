@@ -70,4 +70,12 @@ def remark_above(lines: list[str]) -> tuple[str, str]:
 
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page.read_text(encoding="utf-8"), name_of(page))]
-BY_PAGE = {page: [block for block in BLOCKS if block.page == page] for page in {block.page: None for block in BLOCKS}}
+BY_PAGE: dict[str, list[Block]] = {
+    page: [block for block in BLOCKS if block.page == page] for page in {block.page: None for block in BLOCKS}
+}
+
+if __name__ == "__main__":
+    left = [block for block in BLOCKS if block.kind == "not run:"]
+    for block in left:
+        print(f"{block} ({block.language}): {block.said}")
+    print(f"{len(BLOCKS)} blocks on {len(BY_PAGE)} pages, {len(left)} of them not run.")
