@@ -175,5 +175,5 @@ def run(block: Block, reader: ModuleType, shelf: Path) -> None:
 def test_a_page_that_is_wrong_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for language, text in (("sh", "fedkeel run --model alexnet"), ("sh", "ls nowhere"), ("python", "1 / 0")):
-        with workshop.cut_short(), pytest.raises(AssertionError, match="page.md:3"):
+        with workshop.cut_short(), pytest.raises(AssertionError, match=r"page\.md:3"):
             run(Block("page.md", 3, language, text), ModuleType("reader"), tmp_path)

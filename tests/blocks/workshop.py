@@ -30,6 +30,7 @@ from fedkeel.data.dataset import Dataset
 from fedkeel.data.federation import Federation
 from fedkeel.data.load import Cut
 from fedkeel.data.population import Split
+from fedkeel.data.reader import PUBLISHED
 from fedkeel.experiments.rows import read_seeds
 from fedkeel.registry import REGISTRIES
 
@@ -70,7 +71,7 @@ def cut_short() -> Iterator[None]:
     with (
         mock.patch.multiple(fedkeel, simulate=of_one, compare=of_several, extend=more),
         mock.patch.object(Cut, "federation", fewer),
-        mock.patch.object(os, "fsync", lambda _: None),
+        mock.patch.object(os, "fsync"),
         forgetting(),
     ):
         yield
@@ -86,7 +87,8 @@ def some(indices: torch.Tensor, most: int) -> torch.Tensor:
 def forgetting() -> Iterator[None]:
     before = {group: dict(registry._entries) for group, registry in REGISTRIES.items()}
     try:
-        yield
+        with mock.patch.dict(PUBLISHED):
+            yield
     finally:
         for group, entries in before.items():
             REGISTRIES[group]._entries = entries
