@@ -24,7 +24,7 @@ from fedkeel.engine.children import Heart
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments import jobs
 from fedkeel.experiments.comparison import Comparison, collect_runs, compare, read_comparison, write_index
-from fedkeel.experiments.demo import findings
+from fedkeel.experiments.findings import findings
 from fedkeel.experiments.jobs import Job, JobsObserver, Trial
 from fedkeel.experiments.rows import read_method, read_seeds
 from fedkeel.files import seal, unseal
