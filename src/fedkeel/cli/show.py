@@ -2,7 +2,7 @@
 
 examples:
   fedkeel show runs/digits-shift-fedavg-seed0
-  fedkeel show runs/demo/feature-shift
+  fedkeel show runs/demo
   fedkeel show runs/* --metric balanced-accuracy
   fedkeel show runs/digits-shift-fedavg-seed0 --details
 """
@@ -36,8 +36,13 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: Arguments) -> int:
-    from fedkeel.experiments.comparison import collect_runs
+    from fedkeel.experiments.comparison import collect_runs, comparisons_in
 
+    parts = comparisons_in(arguments.directories[0]) if len(arguments.directories) == 1 else []
+    if len(parts) > 1 and not (arguments.details or arguments.json):  # such as the demo: a table for each
+        for part in parts:
+            show_comparison(collect_runs([part]), as_json=False, metric=arguments.metric)
+        return 0
     comparison = collect_runs(arguments.directories)
     if len(comparison.trials) == 1:
         run = fedkeel.Run(comparison.trials[0].directory)
