@@ -36,10 +36,8 @@ def test_of_an_unseen_domain_the_same_is_asked_by_itself() -> None:
     said = findings(table(fedavg=(0.6, 0.4), greg=(0.8, 0.6), fedwon=(0.8, 0.75)))
     assert said == [
         "Ahead of fedavg by more than the spread: greg (80.0), fedwon (80.0).",
-        "Last on average, by more than the spread: fedavg (60.0).",
         "On 'street', which no client has: ahead of fedavg by more than the spread: greg (60.0), fedwon (75.0).",
         "On 'street', which no client has: best, by more than the spread: fedwon (75.0).",
-        "On 'street', which no client has: last, by more than the spread: fedavg (40.0).",
     ]
 
 

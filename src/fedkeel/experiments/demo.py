@@ -63,12 +63,12 @@ PARTS = (
     ),
     Part(
         "label-shift",
-        "Label shift: ten clients with digits of one look, each with two of the ten digits.",
+        "Label shift: ten clients with digits of one look, each with three of the ten digits.",
         ("central", "standalone", "fedavg", "fedbn", "hbn", "univarfl"),
         ("standalone", "fedavg"),
         {
             "data": drawn_small("digits"),
-            "partition": "shards(clients=10, classes_per_client=2)",
+            "partition": "shards(clients=10, classes_per_client=3)",
             "model": "simple_cnn(projector=128)",  # UniVarFL spreads the features of a projector, as in its paper
         },
     ),

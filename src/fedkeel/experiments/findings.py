@@ -75,13 +75,14 @@ class Table:
         return [f"No method here is ahead of {self.fedavg.method} by more than the spread."]
 
     def ends(self, domains: Sequence[str]) -> list[str]:
-        """The first and the last, where they stand apart from all others."""
+        """The first and the last, where they stand apart from all others; what others are ahead of is said before."""
         found = []
         for row in self.federated:
             others = [other for other in self.federated if other is not row]
             if others and all(self.above(row.average, other.average, domains) for other in others):
                 found.append(f"Best on average, by more than the spread: {listed([row])}.")
-            if len(others) > 1 and all(self.above(other.average, row.average, domains) for other in others):
+            is_last = len(others) > 1 and all(self.above(other.average, row.average, domains) for other in others)
+            if is_last and (self.fedavg is None or row.method != self.fedavg.method):
                 found.append(f"Last on average, by more than the spread: {listed([row])}.")
         return sorted(found)
 
