@@ -54,7 +54,8 @@ class Table:
 
     def above(self, one: Cell, other: Cell, domains: Sequence[str]) -> bool:
         """Whether the first is higher, of two accuracies that are means over these domains."""
-        return apart(one, other) and one.mean - other.mean > margin(one, other, [self.count(name) for name in domains])
+        sizes = [self.images.get(name, 0) for name in domains]
+        return apart(one, other) and one.mean - other.mean > margin(one, other, sizes)
 
     def gap(self, domains: Sequence[str]) -> list[str]:
         if self.central is None or self.fedavg is None:
@@ -107,21 +108,19 @@ class Table:
             if len(column) == len(self.federated):
                 means[domain] = Cell(fmean(cell.mean for cell in column), fmean(cell.std or 0.0 for cell in column))
         hardest, *rest = sorted(means, key=lambda domain: means[domain].mean) or [""]
-        if not rest or not self.above(means[rest[0]], means[hardest], [min((hardest, rest[0]), key=self.count)]):
+        fewest = min((hardest, *rest[:1]), key=lambda domain: self.images.get(domain, 0))
+        if not rest or not self.above(means[rest[0]], means[hardest], [fewest]):
             return []
         return [f"The hardest domain is '{hardest}': {means[hardest].mean:.1f} % over the federated methods."]
 
     def unseen(self, domain: str) -> list[str]:
         """The same questions of a domain that no client has."""
         here = [replace(row, average=row.domains[domain]) for row in self.federated if domain in row.domains]
-        fedavg = self.fedavg and replace(self.fedavg, average=self.fedavg.domains[domain])
-        own = replace(self, federated=here, fedavg=fedavg)
+        fedavg = [row for row in here if self.fedavg and row.method == self.fedavg.method]
+        own = replace(self, federated=here, fedavg=fedavg[0] if fedavg else None)
         said = [*own.ahead([domain]), *own.ends([domain])]
         texts = [text[0].lower() + text[1:].replace(" on average", "") for text in said]
         return [f"On '{domain}', which no client has: {text}" for text in texts]
-
-    def count(self, domain: str) -> int:
-        return self.images.get(domain, 0)
 
 
 def margin(one: Cell, other: Cell, images: Sequence[int]) -> float:
