@@ -2,13 +2,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CORE := $(VENV)/.core
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test test-elsewhere test-network check lint types docs clean help setup
 
 help:
-	@echo "make demo   compare the methods on the embedded digits (about three minutes)"
+	@echo "make demo   what shifts do to federated learning, on the embedded digits (about two minutes)"
 	@echo "make test   lint, types and every test"
 	@echo "make test-elsewhere   every test on one core, under load and with fewer CPU instructions (about an hour)"
 	@echo "make test-network   a federation of real processes on loopback (minutes for each test)"
@@ -18,7 +19,8 @@ help:
 
 setup: $(READY)
 
-$(READY): pyproject.toml constraints.txt
+# What the package itself needs, for the demo; the first part of constraints.txt.
+$(CORE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
 		|| { echo "Fedkeel needs Python 3.10 or newer; this is $$($(PYTHON) --version). Try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "Setting up $(VENV) (once; a few minutes the first time, torch is large) ..."
@@ -26,11 +28,19 @@ $(READY): pyproject.toml constraints.txt
 	@# A build of torch that is kept on the machine (pip's find-links) goes before the registry's, which brings CUDA along.
 	@sed -n '/^torch==/,/[^\\]$$/p' constraints.txt > $(VENV)/torch.txt
 	@$(PIP) --no-deps --require-hashes --no-index -r $(VENV)/torch.txt 2> /dev/null || true
+	@sed '/^# --- for development/,$$d' constraints.txt > $(VENV)/core.txt
+	@$(PIP) --no-deps --require-hashes -r $(VENV)/core.txt
+	@$(PIP) --no-build-isolation -e .
+	@touch $(CORE)
+
+# And what the tests, the documentation and the extras need, in the same environment.
+$(READY): $(CORE)
+	@echo "Adding what the tests need to $(VENV) (once) ..."
 	@$(PIP) --no-deps --require-hashes -r constraints.txt
 	@$(PIP) --no-build-isolation -e ".[dev]"
 	@touch $(READY)
 
-demo: $(READY)
+demo: $(CORE)
 	@$(BIN)/fedkeel demo
 
 lint: $(READY)

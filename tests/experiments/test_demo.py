@@ -1,24 +1,24 @@
-"""The demo: it runs end to end, replaces only what is its own, and its sentences say what the numbers say."""
+"""The demo: it runs end to end, replaces only what is its own, and is described where people read of it."""
 
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 
-from fedkeel import methods as registered
 from fedkeel.analysis import requested
 from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.comparison import Comparison
-from fedkeel.experiments.demo import BASELINES, MARK, PAPERS, SETTINGS, claim, findings, methods
-from fedkeel.experiments.jobs import Trial
+from fedkeel.experiments.demo import MARK, PARTS, SETTINGS, claim
+from fedkeel.experiments.findings import findings
 from fedkeel.experiments.rows import read_methods
 from fedkeel.experiments.tables import Cell, Results, Row
 from tests.experiments.made_up import finish
+
+README = Path(__file__).parents[2] / "README.md"
+PAPERS = ("greg", "hbn", "fedwon", "fedcoda", "univarfl")
 
 
 @pytest.mark.slow
@@ -28,9 +28,12 @@ def test_quick_runs_end_to_end_and_again(
     monkeypatch.chdir(tmp_path)
     assert main(["demo", "--quick", "--json"]) == 0
     first = json.loads(capsys.readouterr().out)
-    assert [row["method"] for row in first["rows"]] == ["central", "standalone", "fedavg", "fedbn"]
-    assert first["domains"] == ["scan", "paper", "texture", "stroke", "street"]
-    summary = Path("runs/demo/fedavg/seed0/summary.json")
+    looks, labels = first["parts"]["feature-shift"], first["parts"]["label-shift"]
+    assert [row["method"] for row in looks["rows"]] == ["central", "fedavg", "fedbn"]
+    assert looks["domains"] == ["scan", "paper", "texture", "stroke", "street"]
+    assert looks["unseen_domains"] == ["street"]
+    assert [row["method"] for row in labels["rows"]] == ["standalone", "fedavg"]
+    summary = Path("runs/demo/feature-shift/fedavg/seed0/summary.json")
     made = summary.stat().st_mtime_ns
     assert main(["demo", "--quick", "--resume"]) == 0
     assert summary.stat().st_mtime_ns == made, "--resume keeps what is finished"
@@ -39,41 +42,33 @@ def test_quick_runs_end_to_end_and_again(
     assert text.endswith("The report, with curves: runs/demo/report.html\n")
     assert first["report"] == "runs/demo/report.html"
     page = Path("runs/demo/report.html").read_text()
-    assert "4 methods on digits-shift" in page
+    assert "2 federations: digits-shift, digits" in page
     assert "divergence between domains" in page[page.index('class="keys"') :], "and it says why"
 
 
-def test_it_takes_whatever_is_registered() -> None:
-    names = [re.split("[@(]", text)[0] for text in methods()]
-    assert names[: len(BASELINES)] == list(BASELINES)
-    assert set(names[len(BASELINES) :]) == {name for name in PAPERS if name in registered.METHODS}
-    for config in read_methods(methods(), SETTINGS).values():
-        assert [diagnostic.needs for diagnostic in requested(config)] == ["", ""], "some have no batch norm"
-
-
-def test_of_a_method_with_several_options_the_best_counts_and_is_named_with_them(tmp_path: Path) -> None:
-    places = []
-    for label, value in (("central", 0.9), ("fedavg@learning_rate=0.1", 0.6), ("fedavg", 0.4), ("gn", 0.5)):
-        for seed in range(2):
-            finish(tmp_path / label / str(seed), Config(seed=seed), {"scan": value})
-            places.append(Trial(label, seed, tmp_path / label / str(seed)))
-    sentences = findings(Comparison(tmp_path, places).results)
-    assert sentences[0] == "Best on average, by more than the spread: fedavg@learning_rate=0.1 (60.0)."
-    assert sentences[1].startswith("The shift costs fedavg@learning_rate=0.1 30.0 points")
+def test_all_five_papers_take_part_and_curves_have_more_than_two_points() -> None:
+    tables = [read_methods(part.methods, SETTINGS | part.settings) for part in PARTS]
+    shown = [config for table in tables for config in table.values()]
+    assert {config.method for config in shown} >= set(PAPERS)
+    for config in shown:
+        assert sum(map(config.evaluates, range(config.rounds))) > 2
+        assert all(diagnostic.needs == "" for diagnostic in requested(config)), "some have no batch norm"
 
 
 class TestClaim:
     def test_an_earlier_demo_is_replaced_and_a_note_in_it_stays(self, tmp_path: Path) -> None:
         place = tmp_path / "demo"
         claim(place, keep=False)
-        finish(place / "fedavg" / "seed0", Config(), {"scan": 0.5})
-        run = {"method": "fedavg", "seed": 0, "directory": "fedavg/seed0"}
-        (place / "comparison.json").write_text(json.dumps({"runs": [run]}))
+        runs = [place / "fedavg" / "seed0", place / "label-shift" / "fedavg" / "seed0"]  # an old demo's, and one now
+        for directory in runs:
+            finish(directory, Config(), {"scan": 0.5})
+            run = {"method": "fedavg", "seed": 0, "directory": "fedavg/seed0"}
+            (directory.parents[1] / "comparison.json").write_text(json.dumps({"runs": [run]}))
         (place / "notes.txt").write_text("mine")
         claim(place, keep=True)
-        assert (place / "fedavg" / "seed0").exists()
+        assert all(directory.exists() for directory in runs)
         claim(place, keep=False)
-        assert not (place / "fedavg" / "seed0").exists()
+        assert not any(directory.exists() for directory in runs)
         assert (place / "notes.txt").read_text() == "mine"
 
     def test_a_directory_of_someone_else_is_refused(self, tmp_path: Path) -> None:
@@ -92,69 +87,25 @@ class TestClaim:
         assert (outside / "summary.json").exists()
 
 
-class TestFindings:
-    def comparison(self, place: Path, numbers: dict[str, list[tuple[float, float]]]) -> Comparison:
-        places = []
-        for method, rows in numbers.items():
-            for seed, (scan, street) in enumerate(rows):
-                directory = place / method / str(seed)
-                finish(directory, Config(method=method, seed=seed), {"scan": scan, "street": street})
-                places.append(Trial(f"{method}@learning_rate=0.1" if method == "gn" else method, seed, directory))
-        return Comparison(place, places)
-
-    def test_they_say_what_the_numbers_say(self, tmp_path: Path) -> None:
-        numbers = {"central": (0.9, 0.9), "standalone": (0.7, 0.2), "fedavg": (0.8, 0.3), "gn": (0.9, 0.6)}
-        twice = {method: [accuracies, accuracies] for method, accuracies in numbers.items()}
-        assert findings(self.comparison(tmp_path, twice).results) == [
-            "Best on average, by more than the spread: gn (75.0).",
-            "The shift costs fedavg 35.0 points against training on the pooled data (90.0).",
-            "Ahead of fedavg by more than the spread: gn (75.0).",
-            "Most methods are ahead of the client that trains alone by more than the spread on 'scan', 'street'.",
-            "The hardest domain is 'street': 45.0 % over the federated methods.",
-        ]
-
-    def test_nothing_is_claimed_within_the_spread(self, tmp_path: Path) -> None:
-        """Every method has its best and its worst seed in common with the others, more or less."""
-        numbers = {
-            "central": [(0.5, 0.6), (0.7, 0.6)],
-            "standalone": [(0.4, 0.5), (0.6, 0.5)],
-            "fedavg": [(0.5, 0.5), (0.6, 0.6)],
-            "gn": [(0.52, 0.52), (0.6, 0.6)],
-            "fedbn": [(0.1, 0.1), (0.12, 0.12)],
-        }
-        assert findings(self.comparison(tmp_path, numbers).results) == [
-            "Level within the spread: gn (56.0), fedavg (55.0).",
-            "fedavg (55.0) and training on the pooled data (60.0) are level within the spread.",
-            "No method here is ahead of fedavg by more than the spread.",
-            "On no domain are most methods ahead of the client that trains alone by more than the spread.",
-        ]
-
-    def test_one_seed_is_an_anecdote(self, tmp_path: Path) -> None:
-        numbers = {"central": [(0.9, 0.9)], "fedavg": [(0.2, 0.3)], "gn": [(0.7, 0.6)]}
-        assert findings(self.comparison(tmp_path, numbers).results) == [
-            "One seed tells no two methods apart: give several with --seeds."
-        ]
-
-    def test_no_loss_is_said_too(self, tmp_path: Path) -> None:
-        numbers = {"central": [(0.5, 0.5)] * 2, "standalone": [(0.9, 0.9)] * 2, "fedavg": [(0.6, 0.6)] * 2}
-        said = " ".join(findings(self.comparison(tmp_path, numbers).results))
-        assert "fedavg (60.0) is ahead of training on the pooled data (50.0)." in said
-        assert "On no domain are most methods ahead" in said
+def test_the_sentences_below_readmes_tables_are_what_the_demo_says_of_them() -> None:
+    block = next(part for part in README.read_text().split("```") if part.startswith("text\nFeature shift"))
+    tables = block.removeprefix("text\n").split("\n\n")
+    assert [table.splitlines()[0] for table in tables] == [part.title for part in PARTS]
+    sizes = [{"scan": 90, "paper": 90, "texture": 90, "stroke": 90, "street": 359}, {"scan": 450}]
+    for table, images in zip(tables, sizes, strict=True):
+        results, said = read_table(table, list(images))
+        assert said == findings(results, images)
 
 
-def test_the_sentences_below_readmes_table_are_what_the_demo_says_of_it() -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
-    block = next(part for part in readme.split("```text\n") if part.lstrip().startswith("method ")).partition("```")[0]
-    headings, _, *lines = [line for line in block.splitlines() if line.strip()]
-    domains = headings.split()[1:-3]
+def read_table(text: str, domains: list[str]) -> tuple[Results, list[str]]:
+    """A table as the demo prints it, and the sentences below it."""
+    _, headings, _, *lines = text.splitlines()
+    domains = [name for name in headings.replace(" (unseen)", "").split() if name in domains]
     rows = []
     for line in lines[: next(i for i, line in enumerate(lines) if line.startswith("Test accuracy"))]:
-        label, *numbers = line.rsplit(maxsplit=2 * len(domains) + 4)
-        cells = [
-            Cell(float(mean) / 100, float(std.lstrip("±")) / 100)
-            for mean, std in zip(numbers[:-2:2], numbers[1:-2:2], strict=True)
-        ]
-        rows.append(Row(label.strip(), [0, 1, 2], dict(zip(domains, cells, strict=False)), cells[-1]))
-    results = Results(rows, domains, frozenset(), ("last",))
-    said = [line.removeprefix("- ") for line in lines if line.startswith("- ")]
-    assert said == findings(results)
+        label, *numbers = line.replace("±", " ").split()
+        values = [float(number) / 100 for number in numbers[: 2 * len(domains) + 2]]
+        cells = [Cell(*pair) for pair in zip(values[::2], values[1::2], strict=True)]
+        rows.append(Row(label, [0, 1, 2], dict(zip(domains, cells, strict=False)), cells[-1]))
+    results = Results(rows, domains, frozenset({"street"} & set(domains)), ("last",))
+    return results, [line.removeprefix("- ") for line in lines if line.startswith("- ")]

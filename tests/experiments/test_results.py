@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 from torch import nn
 
+from fedkeel.cli import main
 from fedkeel.cli.terminal.console import drawn
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import Comparison, collect_runs, read_comparison, write_index
-from fedkeel.experiments.demo import findings
+from fedkeel.experiments.findings import findings
 from fedkeel.experiments.jobs import Job, Trial
 from fedkeel.models import wrap
 from fedkeel.report.collect import collect
@@ -144,6 +145,24 @@ class TestResults:
         assert [row["method"] for row in found.rows()] == ["fedavg@learning_rate=0.1", "fedavg@learning_rate=0.5"]
         assert len(found.missing) == 2
         assert [row["method"] for row in collect_runs([tmp_path / "0"]).rows()] == ["fedavg"]
+
+    def test_a_folder_of_comparisons_is_shown_and_reported_part_by_part(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for part, data in (("looks", "digits-shift"), ("labels", "digits")):
+            config = Config(method="fedavg", data=data)
+            finish(tmp_path / part / "fedavg" / "seed0", config, {"scan": 0.5 if part == "looks" else 0.75})
+            write_index(tmp_path / part, [Job("fedavg", 0, tmp_path / part, config)])
+        assert main(["show", str(tmp_path)]) == 0
+        shown = capsys.readouterr().out
+        assert shown.index(" 75.0 ") < shown.index(f"in {tmp_path}/labels/") < shown.index(" 50.0 ")
+        assert shown.endswith(f"The run directories are in {tmp_path}/looks/\n")
+        groups = collect([tmp_path]).groups
+        assert [group.labels for group in groups] == [["fedavg"], ["fedavg"]], "called as in their comparisons"
+        finish(tmp_path / "stray", Config(method="gn"), {"scan": 0.25})
+        assert len(collect_runs([tmp_path]).trials) == 3, "a run that is in none of them is not lost"
+        assert main(["show", str(tmp_path)]) == 0
+        assert " 25.0 " in capsys.readouterr().out
 
     def test_runs_of_different_objects_given_in_python_are_different_rows(self, tmp_path: Path) -> None:
         widths = {"narrow": 4, "wide": 5}

@@ -20,6 +20,7 @@ from fedkeel.cli import main
 from fedkeel.drawing.show import embedded
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import read_comparison
+from fedkeel.experiments.demo import PARTS
 from fedkeel.report.page import render
 from tests.report.samples import accuracy, add_diagnostics, make_comparison, make_run
 
@@ -304,12 +305,13 @@ class TestDemo:
     @pytest.fixture
     def place(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         """A demo that is over in no time."""
-        place = make_comparison(tmp_path / "demo", ("fedavg", "fedbn"))
-        monkeypatch.setattr("fedkeel.experiments.demo.demo", lambda *_, **__: read_comparison(place))
+        place = tmp_path / "demo"
+        parts = [read_comparison(make_comparison(place / part.name, ("fedavg", "fedbn"))) for part in PARTS]
+        monkeypatch.setattr("fedkeel.experiments.demo.demo", lambda *_, **__: parts)
         return place
 
     def test_it_ends_with_the_path_of_its_report(self, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["demo", "--quiet"]) == 0
+        assert main(["demo", "--quiet", "--out", str(place)]) == 0
         assert capsys.readouterr().out.splitlines()[-1] == f"The report, with curves: {place / 'report.html'}"
         assert (place / "report.html").exists()
 
@@ -317,7 +319,7 @@ class TestDemo:
         self, place: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         (place / "report.html").write_text("mine")
-        assert main(["demo", "--quiet"]) == 0
+        assert main(["demo", "--quiet", "--out", str(place)]) == 0
         output = capsys.readouterr()
         assert "fedbn" in output.out
         assert "there is no report" in output.err

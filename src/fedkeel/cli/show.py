@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedkeel
@@ -37,8 +36,13 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: Arguments) -> int:
-    from fedkeel.experiments.comparison import collect_runs
+    from fedkeel.experiments.comparison import collect_runs, comparisons_in
 
+    parts = comparisons_in(arguments.directories[0]) if len(arguments.directories) == 1 else []
+    if len(parts) > 1 and not (arguments.details or arguments.json):  # such as the demo: a table for each
+        for part in parts:
+            show_comparison(collect_runs([part]), as_json=False, metric=arguments.metric)
+        return 0
     comparison = collect_runs(arguments.directories)
     if len(comparison.trials) == 1:
         run = fedkeel.Run(comparison.trials[0].directory)
@@ -170,24 +174,21 @@ def size(count: float) -> str:
     return f"{count:.1f} GB"
 
 
-def show_comparison(
-    comparison: Comparison,
-    *,
-    as_json: bool,
-    findings: Sequence[str] | None = None,
-    page: Path | None = None,
-    metric: str = "accuracy",
-) -> int:
+def show_comparison(comparison: Comparison, *, as_json: bool, metric: str = "accuracy") -> int:
     """Returns the exit code of a command that was to fill the table: 1 where a run is missing."""
-    extra = {} if findings is None else {"findings": findings}
-    extra |= {"report": str(page)} if page else {}
+    lines = [*comparison_lines(comparison, metric), f"The run directories are in {comparison.directory}/"]
+    show(lines, comparison.to_dict(metric), as_json=as_json)
+    return tell_failures(comparison)
+
+
+def comparison_lines(comparison: Comparison, metric: str = "accuracy", findings: Sequence[str] = ()) -> list[Line]:
     results = comparison.results_by(metric)
     lines: list[Line] = [results] if results.rows else []
     lines += [*(f"- {sentence}" for sentence in findings), ""] if findings else []
-    lines += [f"Missing, not finished: {', '.join(comparison.missing)}."] if comparison.missing else []
-    lines += [f"The run directories are in {comparison.directory}/"]
-    lines += [f"The report, with curves: {page}"] if page else []
-    show(lines, {**comparison.to_dict(metric), **extra}, as_json=as_json)
+    return lines + ([f"Missing, not finished: {', '.join(comparison.missing)}."] if comparison.missing else [])
+
+
+def tell_failures(comparison: Comparison) -> int:
     for name, problem in comparison.failures.items():
         print(f"fedkeel: {visible(f'{name} is missing from the table: {problem}')}", file=sys.stderr)
     return 1 if comparison.missing else 0

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.comparison import find_trials, labels
+from fedkeel.experiments.comparison import comparisons_in, find_trials, labels
 from fedkeel.experiments.tables import Cell, Results
 from fedkeel.report.clients import Contribution, read_clients
 from fedkeel.report.diagnostics import ALL_RUNS, DiagnosticFigures, read_diagnostics
@@ -181,7 +181,8 @@ def find_runs(directories: Iterable[str | Path]) -> tuple[list[tuple[str, Run]],
     """Each run with its name in a comparison (empty where it is in none), and the names of those not started."""
     found: dict[Path, tuple[str, Run]] = {}
     missing: list[str] = []
-    for trial in (trial for directory in directories for trial in find_trials(directory)):
+    places = [place for directory in directories for place in comparisons_in(directory)]
+    for trial in (trial for place in places for trial in find_trials(place)):
         if trial.label and not (trial.directory / "config.toml").exists():
             missing.append(str(trial))
         else:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.core import imports
-from fedkeel.experiments.demo import findings
+from fedkeel.experiments.findings import findings
 from fedkeel.experiments.tables import apart, competes, percent
 from fedkeel.report import figures
 from fedkeel.report.clients import clients_table
@@ -102,7 +102,9 @@ def key_figures(group: Group) -> str:
 
 
 def findings_section(group: Group, _: Figures) -> str:
-    sentences = [*findings(group.results), *explanations(group)] if len(group.results.rows) > 1 else []
+    sentences = (
+        [*findings(group.results, group.test_images), *explanations(group)] if len(group.results.rows) > 1 else []
+    )
     return listed(sentences, ' class="findings"') if sentences else ""
 
 

@@ -46,6 +46,19 @@ def test_test_and_validation_sets_are_balanced() -> None:
         assert federation.labels[client.train].bincount(minlength=10).min() >= 20
 
 
+def test_digits_has_all_of_them_in_one_look() -> None:
+    federation = load("digits", partition="shards(clients=10, classes_per_client=2)")
+    assert {client.domain for client in federation.clients} == {"scan"}
+    first, trained = federation.clients[0], torch.cat([client.train for client in federation.clients])
+    assert torch.cat([trained, first.validation, first.test]).sort().values.equal(torch.arange(1797))
+    assert federation.labels[first.test].bincount().tolist() == [45] * 10
+    assert federation.labels[first.validation].bincount().tolist() == [25] * 10
+    assert all(len(federation.labels[client.train].unique()) == 2 for client in federation.clients)
+    shifted = load("digits-shift")
+    scans = shifted.clients[0].test
+    assert looks(federation.images)[scans].mean(0).allclose(looks(shifted.images)[scans].mean(0), rtol=0.02)
+
+
 def test_domains_look_different() -> None:
     """For any two domains, a line through a few numbers per image tells which one a test image is from."""
     federation = load("digits-shift")

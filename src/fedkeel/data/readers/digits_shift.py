@@ -1,4 +1,5 @@
-"""digits-shift, the embedded default: real handwritten digits that look different on every client.
+"""digits-shift, the embedded default: real handwritten digits that look different on every client; and digits, which
+has them all in one look, for shifts of the labels alone.
 
 The 1,797 digits of scikit-learn (8 x 8 pixels, Alpaydin and Kaynak, 1998), dealt without overlap to five domains in
 the manner of Digits-Five: each digit is in one domain only. Drawn at 32 x 32 in colour when loaded, and the same
@@ -49,6 +50,21 @@ def read_digits_shift() -> Dataset:
     )
 
 
+@DATASETS.register("digits", paper="Alpaydin and Kaynak (UCI, 1998)")
+@cache
+def read_digits() -> Dataset:
+    """Embedded: the same 1,797 digits in one look, white on black, for label shift (32 px, nothing to download)."""
+    glyphs, labels = read_glyphs()
+    images = scan(glyphs, RandomNumbers(seeds.numpy_generator(0, "digits", "scan")))
+    return Dataset(
+        name="digits",
+        images=torch.from_numpy(images),
+        labels=torch.from_numpy(labels),
+        classes=tuple("0123456789"),
+        domains={"scan": fixed_split(np.arange(len(labels)), labels, len(STYLES))},
+    )
+
+
 def read_glyphs() -> tuple[IntArray, IntArray]:
     """The digits (N, 8, 8) with values 0 to 16 and their labels, from the installed scikit-learn."""
     # Importing sklearn.datasets takes a second; the file alone does not.
@@ -77,15 +93,15 @@ def deal_to_domains(labels: IntArray) -> IntArray:
     return owners
 
 
-def fixed_split(members: IntArray, labels: IntArray) -> Split:
-    """The same number of each class for testing and for validation, the rest for training.
+def fixed_split(members: IntArray, labels: IntArray, times: int = 1) -> Split:
+    """The same number of each class for testing and for validation, the rest for training; `times` as many of both.
 
     `members` are in the order of the data set, in which a writer's digits lie together. Taking the test digits
     from places spread over it keeps all writers in all three.
     """
-    held = TEST_PER_CLASS + VALIDATION_PER_CLASS
+    held = times * (TEST_PER_CLASS + VALIDATION_PER_CLASS)
     # Of 14 places, 9 are for testing, evenly spread: those where floor(9 t / 14) steps.
-    tested = np.diff(np.arange(held + 1) * TEST_PER_CLASS // held) > 0
+    tested = np.diff(np.arange(held + 1) * (times * TEST_PER_CLASS) // held) > 0
     parts = []
     for own in (members[labels == label] for label in range(10)):
         places = np.arange(held) * len(own) // held
