@@ -26,7 +26,6 @@ import griffe
 DECORATOR = re.compile(r"(?:register|register_metric|network|diagnostic)\(\s*['\"]([^'\"]+)['\"]")
 PAGES = Path(__file__).parents[1] / "docs" / "reference"
 EXPLAINED = re.compile(r"^(Args|Attributes):$", re.MULTILINE)
-TOGETHER = re.compile(r"^    \w+(, \w+)+(?=: )", re.MULTILINE)
 Thing = griffe.Class | griffe.Function | griffe.Attribute
 
 
@@ -89,9 +88,7 @@ def linked(thing: griffe.Object, places: Mapping[str, str]) -> str:
         place = next((places[name] for name in known if name in places), "")
         return f"[{found[0]}][{place}]" if place and place.rpartition(".")[2] != thing.name else found[0]
 
-    text = thing.docstring.value if thing.docstring else ""
-    # Several names that share an explanation: what stands behind a space would be taken for a type.
-    lines = TOGETHER.sub(lambda found: found[0].replace(", ", ",\N{NO-BREAK SPACE}"), text).splitlines()
+    lines = thing.docstring.value.splitlines() if thing.docstring else []
     return "\n".join(line if line.startswith((">>>", "...")) else re.sub(r"`([\w.]+)`", link, line) for line in lines)
 
 

@@ -124,6 +124,12 @@ def test_every_public_name_has_an_example_or_says_why_not() -> None:
     assert [path for path, thing in public().items() if not is_explained(path, thing)] == []
 
 
+def test_attributes_are_explained_one_by_one() -> None:
+    """What stands behind the first of several names would be shown as its type."""
+    together = re.compile(r"^ +Attributes:\n(?: +\S.*\n)*? +\w+, \w+.*:", re.MULTILINE)
+    assert [name for name in MODULES if together.search(text_of(name))] == []
+
+
 def test_the_apps_are_on_a_page_and_explained() -> None:
     assert all(f"fedkeel.deploy.{name}" in named() and assigned(name) for name in deploy.__all__)
 

@@ -9,7 +9,7 @@ from fedkeel.experiments.comparison import Comparison
 from fedkeel.experiments.findings import findings, margin
 from fedkeel.experiments.jobs import Trial
 from fedkeel.experiments.tables import Cell, Results, Row
-from tests.experiments.test_comparison import finish
+from tests.experiments.made_up import finish
 
 
 def test_of_a_method_with_several_options_the_best_counts_and_is_named_with_them(tmp_path: Path) -> None:

@@ -97,7 +97,8 @@ class TestStale:
 
     def test_a_line_that_is_in_doubt_does_not_count(self, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path)
-        ledger.add([line("GN", "digits scan", 0, 50.0, doubt="the card was broken"), line("GN", "digits scan", 1, 60.0)])
+        broken = line("GN", "digits scan", 0, 50.0, doubt="the card was broken")
+        ledger.add([broken, line("GN", "digits scan", 1, 60.0)])
         fresh, stale = Ledger(tmp_path).of(small())
         assert [entry.value for entry in fresh] == [60.0]
         assert list(stale.values()) == ["the card was broken"]

@@ -79,8 +79,10 @@ class LocalClient:
     """A client during one round.
 
     Attributes:
-        name, samples: who it is and how many training samples it has.
-        round, rounds: this round, from 0, and their number.
+        name: of the client.
+        samples: how many it has to train on.
+        round: this one, from 0.
+        rounds: their number.
         model: the network that trains; the global weights are loaded into it before `Method.start`.
         broadcast: what the server sent, on the model's device.
         data: passes over the local data.

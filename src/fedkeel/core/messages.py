@@ -86,7 +86,8 @@ class Broadcast(Message):
     Attributes:
         round: from 0.
         rounds: in all: schedules such as "from the middle on" need it.
-        weights, statistics: by their names in `state_dict()`; the counters are among the statistics.
+        weights: by their names in `state_dict()`.
+        statistics: likewise; the counters are among them.
         extras: the method's own tensors (prototypes, control variates), named `part/name`.
 
     >>> message = Broadcast(0, 10, {"w": torch.ones(2)}, {})
@@ -109,8 +110,10 @@ class Update(Message):
     """What a client sends back after training.
 
     Attributes:
-        client, samples: who it is, and how many samples it trained on, its weight in a mean.
-        weights, statistics: by the names in the broadcast.
+        client: its name.
+        samples: how many it trained on, its weight in a mean.
+        weights: by the names in the broadcast.
+        statistics: likewise.
         extras: the method's own tensors.
         metrics: numbers of the client, such as its training loss.
         round: that it belongs to, from 0.

@@ -22,8 +22,10 @@ class Server:
     """The server between two rounds.
 
     Attributes:
-        round, rounds: this round, from 0, and their number.
-        weights, statistics: the global model. Rules return new ones; they never change these in place.
+        round: this one, from 0.
+        rounds: their number.
+        weights: of the global model. Rules return new ones; they never change these in place.
+        statistics: likewise.
         participants: clients sampled for this round.
         num_clients: of the whole federation.
         layout: roles of the model's tensors.

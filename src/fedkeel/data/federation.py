@@ -68,7 +68,8 @@ class Federation:
         classes: names of the classes, in label order.
         clients: those that train, in a fixed order; a list, or a `Population` that makes them on demand.
         unseen: those that are only evaluated, never trained on.
-        train_transform, test_transform: batch as stored -> float batch.
+        train_transform: batch as stored -> float batch.
+        test_transform: likewise.
 
     >>> from fedkeel.data import load
     >>> federation = load("digits-shift")
