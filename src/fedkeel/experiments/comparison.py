@@ -284,14 +284,6 @@ def find_trials(directory: str | Path) -> list[Trial]:
     return [Trial("", Run(path).config.seed, path) for path in below]
 
 
-def comparisons_in(directory: str | Path) -> list[Path]:
-    """The comparisons that a folder holds, each in a folder of its own, as the demo's; of any other, itself."""
-    place = Path(directory)
-    inner = [] if (place / FILE).exists() else sorted(path.parent for path in place.glob(f"*/{FILE}"))
-    runs = place.rglob("config.toml") if inner else ()
-    return inner if inner and all(any(folder in run.parents for folder in inner) for run in runs) else [place]
-
-
 def collect_runs(directories: Sequence[str | Path]) -> Comparison:
     """Runs from wherever they are: run directories, comparisons, folders of run directories."""
     trials = [trial for directory in directories for trial in find_trials(directory)]
