@@ -11,6 +11,7 @@ import pytest
 from fedkeel import files as durable
 from fedkeel.errors import StoreError
 from fedkeel.files import Unsealed, explained, seal, unseal, write_atomically
+from fedkeel.runs import live
 from fedkeel.runs.store import Store
 from tests import tiny
 
@@ -80,7 +81,8 @@ class Disk:
         assert inside not in self.unsynced, f"'{source}' is put in its place before the names in it are on disk"
         self._plain[name](source, target, **named)
         self.renamed += 1
-        self.unsynced.add(os.path.dirname(os.path.realpath(target)))
+        if os.path.basename(target) != live.FILE:  # which only tells of this moment
+            self.unsynced.add(os.path.dirname(os.path.realpath(target)))
 
     def _mkdir(self, path: Any, *given: Any, **named: Any) -> None:
         self._plain["mkdir"](path, *given, **named)

@@ -64,7 +64,7 @@ PARTS = (
     Part(
         "label-shift",
         "Label shift: ten clients with digits of one look, each with three of the ten digits.",
-        ("central", "standalone", "fedavg", "fedbn", "hbn", "univarfl"),
+        ("central", "standalone", "fedavg", "hbn", "univarfl"),
         ("standalone", "fedavg"),
         {
             "data": drawn_small("digits"),

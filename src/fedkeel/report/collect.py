@@ -181,7 +181,7 @@ def find_runs(directories: Iterable[str | Path]) -> tuple[list[tuple[str, Run]],
     """Each run with its name in a comparison (empty where it is in none), and the names of those not started."""
     found: dict[Path, tuple[str, Run]] = {}
     missing: list[str] = []
-    places = [place for directory in directories for place in comparisons_in(directory)]
+    places = dict.fromkeys(place for directory in directories for place in comparisons_in(directory))
     for trial in (trial for place in places for trial in find_trials(place)):
         if trial.label and not (trial.directory / "config.toml").exists():
             missing.append(str(trial))
