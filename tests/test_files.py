@@ -10,7 +10,7 @@ import pytest
 
 from fedkeel import files as durable
 from fedkeel.errors import StoreError
-from fedkeel.files import Unsealed, explained, seal, unseal, write_atomically
+from fedkeel.files import Unsealed, below, explained, seal, unseal, write_atomically, write_to_show
 from fedkeel.runs import live
 from fedkeel.runs.store import Store
 from tests import tiny
@@ -131,3 +131,32 @@ def test_a_file_system_that_cannot_sync_a_folder_is_no_error(tmp_path: Path, mon
     monkeypatch.setattr(os, "fsync", fsync)
     write_atomically(tmp_path / "file", b"1")
     assert (tmp_path / "file").read_bytes() == b"1"
+
+
+def test_what_is_written_to_be_looked_at_waits_for_no_disk_and_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fsync(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_to_show(tmp_path / "status.json", b"{}")
+    write_to_show(tmp_path / "gone" / "status.json", b"{}")
+    assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
+
+
+def test_a_folder_that_goes_while_runs_are_looked_for_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("b", "a", "checkpoint"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.toml").touch()
+    real = os.scandir
+
+    def scandir(path: Any) -> Any:
+        if Path(path).name == "checkpoint":
+            raise FileNotFoundError(path)
+        return real(path)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+    assert below(tmp_path, "config.toml") == [tmp_path / "a" / "config.toml", tmp_path / "b" / "config.toml"]

@@ -7,7 +7,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,15 @@ def write_atomically(path: Path, data: bytes) -> None:
     rename(aside, path)
 
 
+def write_to_show(path: Path, data: bytes) -> None:
+    """For whoever looks at it meanwhile. Nothing depends on it: it is not brought to disk, which would take longer than
+    what it tells of, and a full disk is told of by what a run needs."""
+    aside = path.with_name(f".{path.name}.writing")
+    with suppress(OSError):
+        aside.write_bytes(data)
+        os.replace(aside, path)
+
+
 def rename(source: Path, target: Path) -> None:
     """Put a file, or a folder with all its names, in its place, and bring the place itself to disk: after a power cut
     a name that was not synced may be the old one again, or none."""
@@ -84,6 +93,11 @@ def sync(path: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def below(directory: Path, name: str) -> list[Path]:
+    """The files of this name in a folder and below it; what goes meanwhile, as checkpoints do, is passed over."""
+    return sorted(Path(folder) / name for folder, _, files in os.walk(directory) if name in files)
 
 
 def state_folder() -> Path:

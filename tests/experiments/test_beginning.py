@@ -10,15 +10,25 @@ from typing import Any
 import pytest
 from torch import nn
 
+from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.comparison import collect_runs, compare
+from fedkeel.experiments.comparison import collect_runs, compare, find_trials
 from fedkeel.files import seal, unseal
 from fedkeel.methods import METHODS, register
 from fedkeel.models import MODELS, wrap
 from fedkeel.runs.store import Store
 from tests.data.made_up import image, tree
-from tests.experiments.made_up import TINY, Watching
+from tests.experiments.made_up import TINY, Watching, finish
 from tests.runs.test_origin import mine
+
+
+def test_what_is_put_aside_is_no_run_of_the_folders_above_it(tmp_path: Path) -> None:
+    place = tmp_path / "c" / "fedavg"
+    for name in ("seed0", "seed0-before", "seed0-before-2", "before"):
+        finish(place / name, Config(), {"scan": 0.5})
+    assert [trial.directory.name for trial in find_trials(tmp_path)] == ["before", "seed0"]
+    aside = place / "seed0-before"
+    assert [trial.directory for trial in find_trials(aside)] == [aside]  # asked for by its name
 
 
 @pytest.mark.slow

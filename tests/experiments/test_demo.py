@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -65,11 +66,16 @@ class TestClaim:
             run = {"method": "fedavg", "seed": 0, "directory": "fedavg/seed0"}
             (directory.parents[1] / "comparison.json").write_text(json.dumps({"runs": [run]}))
         (place / "notes.txt").write_text("mine")
+        own = place / "own" / "fedavg" / "seed0"  # of a comparison that somebody made below
+        finish(own, Config(), {"scan": 0.5})
+        shutil.copy(place / "comparison.json", place / "own")
         claim(place, keep=True)
         assert all(directory.exists() for directory in runs)
         claim(place, keep=False)
         assert not any(directory.exists() for directory in runs)
         assert (place / "notes.txt").read_text() == "mine"
+        assert (own / "summary.json").exists()
+        assert (place / "own" / "comparison.json").exists()
 
     def test_a_directory_of_someone_else_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "thesis.tex").write_text("years of work")

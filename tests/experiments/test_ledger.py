@@ -1,6 +1,7 @@
 """The ledger: what a line says, that it survives, and when it is stale."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,15 @@ class TestStale:
         fresh, stale = Ledger(tmp_path).of(small())
         assert [entry.value for entry in fresh] == [60.0]
         assert list(stale.values()) == ["the card was broken"]
+
+    def test_what_was_in_doubt_counts_once_it_was_run_again_whatever_came_out(self, tmp_path: Path) -> None:
+        again = line("GN", "digits scan", 0, 50.0)
+        Ledger(tmp_path).add([replace(again, doubt="the card was broken", seconds=12.5)])
+        ledger = Ledger(tmp_path)
+        assert ledger.add([replace(again, seconds=12.5)]) == 0  # the run that is in doubt, found once more
+        assert ledger.add([replace(again, seconds=12.6)]) == 1
+        fresh, stale = Ledger(tmp_path).of(small())
+        assert ([entry.value for entry in fresh], stale) == ([50.0], {})
 
 
 class TestFile:

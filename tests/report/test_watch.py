@@ -271,6 +271,16 @@ def test_what_cannot_be_read_is_a_sentence_on_the_page(tmp_path: Path) -> None:
     assert "config.toml" in json.loads(body)["problem"]
 
 
+def test_a_run_that_is_moved_meanwhile_is_a_sentence_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def look(_: Watch) -> Any:
+        raise FileNotFoundError(2, "No such file or directory", "run/seed0/metrics.jsonl")
+
+    with watch.Server(make_run(tmp_path / "run", done=2), 0) as server:
+        monkeypatch.setattr(Watch, "look", look)
+        _, body = server.answer("/state.json") or ("", b"")
+    assert "seed0/metrics.jsonl" in json.loads(body)["problem"]
+
+
 def test_many_who_ask_make_it_look_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [100.0]
     monkeypatch.setattr(watch.time, "monotonic", lambda: clock[0])

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 import fedkeel
+from fedkeel.deploy import serving
 from fedkeel.errors import FedkeelError
 from fedkeel.runs import live
 from fedkeel.stopping import Stopped, stop_requested
 from tests import tiny
+from tests.deploy.loop import over_network
 
 
 class Looking(tiny.Notes):
@@ -127,3 +129,13 @@ def test_the_records_of_a_round_can_be_read_when_it_is_over(tmp_path: Path) -> N
 
     tiny.run(tmp_path / "run", rounds=3, checkpoint_every=3, observer=tiny.Notes(look))
     assert read == [1, 2, 3]
+
+
+def test_who_no_longer_waits_for_sites_has_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def enrol(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(serving, "enrol", enrol)
+    with pytest.raises(KeyboardInterrupt):
+        over_network(tmp_path)
+    assert live.read(tmp_path / "run")["ended"] == live.STOPPED

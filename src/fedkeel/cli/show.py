@@ -36,8 +36,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: Arguments) -> int:
-    from fedkeel.experiments.comparison import collect_runs
-    from fedkeel.report.collect import comparisons_in
+    from fedkeel.experiments.comparison import collect_runs, comparisons_in
 
     parts = comparisons_in(arguments.directories[0]) if len(arguments.directories) == 1 else []
     if len(parts) > 1 and not (arguments.details or arguments.json):  # such as the demo: a table for each

@@ -23,7 +23,7 @@ from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.methods import build as build_method
 from fedkeel.observer import Observer
-from fedkeel.runs.live import Live
+from fedkeel.runs.live import STOPPED, Live
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import Store, fingerprint, read_config
 from fedkeel.simulation import finish, free_directory
@@ -92,11 +92,12 @@ def train(
         store, before = Store.open(directory), Roster.load(directory)
     else:
         store, before = Store.create(directory, config), None
-    observer = Live(directory, observer)  # who waits for sites watches this, too
+    live = observer = Live(directory, observer)  # who waits for sites watches this, too
     try:
         network = enrol(enrolment, config, before, observer, directory)
         setup = prepare_network(config, network, directory, model)
     except BaseException as error:
+        live.end(str(error) if isinstance(error, FedkeelError) else STOPPED)
         if isinstance(error, FedkeelError) and store.is_blank:
             store.discard()
         store.close()

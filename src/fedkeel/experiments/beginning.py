@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from fedkeel.experiments.jobs import Job
 from fedkeel.files import explained
 from fedkeel.runs.origin import Origin, read_outline
 from fedkeel.runs.store import Store, numbered
+
+ASIDE = re.compile(r"seed\d+-before(-\d+)?")  # names of what was put aside
 
 
 class Beginning(NamedTuple):

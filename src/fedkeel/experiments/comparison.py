@@ -27,13 +27,13 @@ from fedkeel.engine.executors.executor import choose_executor
 from fedkeel.engine.setup import choose_device, load_federation
 from fedkeel.engine.threads import available_cores
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.beginning import Beginning, put_outdated_aside
+from fedkeel.experiments.beginning import ASIDE, Beginning, put_outdated_aside
 from fedkeel.experiments.jobs import Job, JobsObserver, Trial, beside_others, run_all, uses_gpu
 from fedkeel.experiments.objects import read_objects
 from fedkeel.experiments.progress import watched
 from fedkeel.experiments.rows import SET_BY_COMPARISON, read_seeds
 from fedkeel.experiments.tables import Results
-from fedkeel.files import explained, write_atomically
+from fedkeel.files import below, explained, write_atomically
 from fedkeel.options import as_path, described
 from fedkeel.runs.origin import Origin, outline_of
 from fedkeel.runs.run import Run
@@ -276,12 +276,22 @@ def read_comparison(directory: str | Path) -> Comparison:
 
 
 def find_trials(directory: str | Path) -> list[Trial]:
-    """The runs of a comparison; or, without a label, the run in a directory or all those below it."""
+    """The runs of a comparison; or, without a label, the run in a directory or all those below it; what `compare` put
+    aside is none of them."""
     directory = Path(directory)
     if (directory / FILE).exists():
         return list(read_comparison(directory).trials)
-    below = sorted(path.parent for path in directory.rglob("config.toml")) or [directory]
-    return [Trial("", Run(path).config.seed, path) for path in below]
+    found = [path.parent for path in below(directory, "config.toml")]
+    runs = [run for run in found if run == directory or not ASIDE.fullmatch(run.name)] or [directory]
+    return [Trial("", Run(run).config.seed, run) for run in runs]
+
+
+def comparisons_in(directory: str | Path) -> list[Path]:
+    """The comparisons that a folder holds, each in a folder of its own, as the demo's; of any other, itself."""
+    place = Path(directory)
+    inner = [] if (place / FILE).exists() else sorted(path.parent for path in place.glob(f"*/{FILE}"))
+    runs = below(place, "config.toml") if inner else ()
+    return inner if inner and all(any(folder in run.parents for folder in inner) for run in runs) else [place]
 
 
 def collect_runs(directories: Sequence[str | Path]) -> Comparison:

@@ -116,7 +116,9 @@ def claim(place: Path, *, keep: bool) -> None:
     if place.exists() and not mark.exists() and (not place.is_dir() or any(place.iterdir())):
         raise FedkeelError(f"'{place}' is not empty and was not made by the demo: choose another directory with --out.")
     with explained(place):
-        for index in place.rglob(FILE) if mark.exists() and not keep else ():
+        # Where demos have put their comparisons: one that somebody made below stays.
+        places = [place, *(place / part.name for part in PARTS)] if mark.exists() and not keep else []
+        for index in (folder / FILE for folder in places if (folder / FILE).exists()):
             for run in read_comparison(index.parent).trials:
                 # Only the runs go: whatever else someone put there stays.
                 inside = place.resolve() in run.directory.resolve().parents

@@ -223,6 +223,8 @@ class Ledger:
             known is not None
             and (known.version, known.results) == (line.version, dict(line.results))
             and same(known.signature, line.signature)
+            # What is in doubt counts again when it was run again, by the same numbers too; not the same run once more.
+            and (not known.doubt or known.seconds == line.seconds)
         )
 
     def of(self, recipe: Recipe) -> tuple[list[Line], dict[Line, str]]:
@@ -256,7 +258,7 @@ def _is_json(text: bytes) -> bool:
 
 
 KINDS: Mapping[type | tuple[type, ...], Sequence[str]] = {
-    str: ("recipe", "row", "column", "rule", "method", "version", "device", "torch", "fedkeel", "date"),
+    str: ("recipe", "row", "column", "rule", "method", "version", "device", "torch", "fedkeel", "date", "doubt"),
     int: ("seed", "rounds", "of"),
     (int, float): ("seconds",),
     dict: ("results", "domains", "statistics", "changes"),

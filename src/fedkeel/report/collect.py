@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.comparison import FILE, find_trials, labels
+from fedkeel.experiments.comparison import comparisons_in, find_trials, labels
 from fedkeel.experiments.tables import Cell, Results
 from fedkeel.report.clients import Contribution, read_clients
 from fedkeel.report.diagnostics import ALL_RUNS, DiagnosticFigures, read_diagnostics
@@ -188,14 +188,6 @@ def find_runs(directories: Iterable[str | Path]) -> tuple[list[tuple[str, Run]],
         else:
             found.setdefault(trial.directory.resolve(), (trial.label, Run(trial.directory)))
     return list(found.values()), missing
-
-
-def comparisons_in(directory: str | Path) -> list[Path]:
-    """The comparisons that a folder holds, each in a folder of its own, as the demo's; of any other, itself."""
-    place = Path(directory)
-    inner = [] if (place / FILE).exists() else sorted(path.parent for path in place.glob(f"*/{FILE}"))
-    runs = place.rglob("config.toml") if inner else ()
-    return inner if inner and all(any(folder in run.parents for folder in inner) for run in runs) else [place]
 
 
 def read_member(label: str, run: Run, notices: list[str]) -> Member:

@@ -12,6 +12,7 @@ from fedkeel.config import from_one
 from fedkeel.engine.executors.flower.executor import STATUS, read_sites
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import FILE as COMPARISON
+from fedkeel.files import below
 from fedkeel.options import as_path
 from fedkeel.report.clients import Contribution
 from fedkeel.report.collect import Collected, Group, Member, by_federation, find_runs, name_apart, read_member, unique
@@ -48,8 +49,8 @@ class Watch:
 
     def _places(self) -> list[Path]:
         """The comparisons, which know of runs to come, and the directory itself where a run has begun."""
-        comparisons = [path.parent for path in sorted(self.directory.rglob(COMPARISON))]
-        return [*dict.fromkeys([*comparisons, *(self.directory for _ in self.directory.rglob("config.toml"))])]
+        comparisons = [path.parent for path in below(self.directory, COMPARISON)]
+        return [*dict.fromkeys([*comparisons, *(self.directory for _ in below(self.directory, "config.toml"))])]
 
     def look(self) -> tuple[Document, list[Group]]:
         """What there is to tell, as JSON can hold it, and the runs of each federation, for their curves."""

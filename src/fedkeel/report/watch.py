@@ -89,7 +89,7 @@ class Server(ThreadingHTTPServer):
                 drawn = self._drawn
                 document |= {"figures": hashlib.sha256(drawn).hexdigest(), "problem": ""}
                 pause = OVER if document["state"] == FINISHED else SOONEST
-            except FedkeelError as error:
+            except (FedkeelError, OSError) as error:  # the latter of a run that was moved or removed meanwhile
                 document = {"problem": str(error)}
             pause = max(pause, (time.monotonic() - began) / SHARE)
             state = json.dumps(plain({**document, "again": pause})).encode()

@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedkeel.files import write_to_show
 from fedkeel.observer import Observer
 
 if TYPE_CHECKING:
@@ -72,10 +73,8 @@ class Live(Observer):
             self._write()
 
     def _write(self) -> None:
-        began, aside = time.monotonic(), self._path.with_suffix(".writing")
-        with suppress(OSError):  # a full disk is told of by what the run needs
-            aside.write_text(json.dumps({**self.state, "at": time.time()}))
-            os.replace(aside, self._path)
+        began = time.monotonic()
+        write_to_show(self._path, json.dumps({**self.state, "at": time.time()}).encode())
         self._spent += min(time.monotonic() - began, SLOW)  # a machine that was busy for once says nothing of the next
 
 

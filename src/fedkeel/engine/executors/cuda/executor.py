@@ -77,6 +77,7 @@ class CudaExecutor(SerialExecutor):
             except DrawsByItself:
                 self._one_by_one = "the model or the method draws from torch's default generator"
             else:
+                self.attendance.tell(())
                 yield from (results[client] for client in clients)
                 return
             self._give_up_slots()  # the clients begin anew

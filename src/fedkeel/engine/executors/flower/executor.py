@@ -29,7 +29,7 @@ from fedkeel.engine.measuring import ALWAYS
 from fedkeel.engine.memory import ClientMemory
 from fedkeel.engine.metrics import Metric, asked
 from fedkeel.errors import StoreError, TrainingError
-from fedkeel.files import write_atomically
+from fedkeel.files import write_to_show
 from fedkeel.formulas.measures import Measure
 
 STATUS = "status.json"
@@ -54,7 +54,7 @@ class Status:
 
     def save(self) -> None:
         if self.directory is not None:
-            write_atomically(self.directory / STATUS, json.dumps(self.sites, indent=1).encode() + b"\n")
+            write_to_show(self.directory / STATUS, json.dumps(self.sites, indent=1).encode() + b"\n")
 
 
 def read_sites(directory: Path) -> dict[str, Table]:
