@@ -208,11 +208,13 @@ def float_samples(given: Any, shape: tuple[int, ...], columns: Sequence[str] = (
     try:
         if isinstance(given, str | Path):
             given = _numbers_in(Path(given), columns)
-        elif columns and hasattr(given, "iloc") and hasattr(given, "columns"):
-            named = given.rename(columns=str)
+        elif columns and hasattr(given, "iloc"):  # a table, or a row of one
+            named = (given if hasattr(given, "columns") else given.to_frame().T).rename(columns=str)
             _check_columns("The table", named.columns, columns)
             given = named[list(columns)]
         array = given.detach().cpu() if isinstance(given, Tensor) else torch.from_numpy(np.array(given, np.float32))
+    except FedkeelError:  # which is a ValueError, and says itself what is to be done
+        raise
     except (OSError, TypeError, ValueError) as error:
         what = f"'{given}' has" if isinstance(given, str | Path) else "What is given are"
         raise FedkeelError(
