@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -409,6 +410,20 @@ def test_a_package_is_remembered_as_one(code: Path) -> None:
     sys.path.remove(str(code.parent))
     assert main(["resume", "r", "--quiet"]) == 0
     assert sys.modules["own_package.methods"].__file__ == str(package / "methods.py")
+
+
+def test_fedkeel_and_python_are_not_ones_own_where_they_lie_below(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file in the folder of a checkout of Fedkeel, or in a home that Python is installed in."""
+    names = ("own_factors", "antigravity", "fedkeel.not_there")
+    for name in names:
+        (tmp_path / f"{name}.py").touch()
+        module = ModuleType(name)
+        module.__file__ = str(tmp_path / f"{name}.py")
+        monkeypatch.setitem(sys.modules, name, module)
+    (tmp_path / "own.py").write_text("".join(f"import {name}\n" for name in names))
+    assert imports.beside("own", str(tmp_path / "own.py")) == {"own_factors": str(tmp_path / "own_factors.py")}
 
 
 def test_a_trusted_file_does_not_vouch_for_another_module(code: Path) -> None:

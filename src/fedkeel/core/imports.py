@@ -35,6 +35,7 @@ from fedkeel.registry import REGISTRIES, Entry, log
 FILE, COPIES, NAMED = "imports.json", "code", "imports.jsonl"
 _texts: dict[str, bytes] = {}  # what the files were that are imported
 _under_way: list[str] = []
+THEIRS = frozenset({"fedkeel", *sys.stdlib_module_names})  # also below a folder of one's own: a checkout, a home
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,8 @@ def beside(name: str, path: str) -> dict[str, str]:
     while pending:
         for other in _imported(pending.pop(0), found):
             file = Path(getattr(sys.modules.get(other), "__file__", None) or "").absolute()
-            own = file.is_relative_to(Path(path).parent) and "site-packages" not in file.parts
+            installed = other.partition(".")[0] in THEIRS or {"site-packages", "dist-packages"} & {*file.parts}
+            own = file.is_relative_to(Path(path).parent) and not installed
             if own and file.suffix == ".py" and file.is_file() and str(file) not in found.values():
                 found[other] = str(file)
                 pending.append(other)
