@@ -12,6 +12,7 @@ import pytest
 from fedkeel.errors import FedkeelError
 from fedkeel.report import collect, write
 from fedkeel.report.collect import Curve, Group
+from fedkeel.report.sections import federation_names
 from tests.report.samples import accuracy, make_comparison, make_run
 
 
@@ -87,6 +88,22 @@ class TestDifferentData:
         assert [group.labels for group in collected.groups] == [["fedavg"], ["fedavg"]], "the heading names the data"
         assert "2 different federations (data differ)" in collected.notices[0]
         assert "not compared" in collected.notices[0]
+
+    def test_a_folder_of_comparisons_is_no_attempt_to_compare_them(self, tmp_path: Path) -> None:
+        make_comparison(tmp_path / "a", ("fedavg",), seeds=1)
+        make_comparison(tmp_path / "b", ("fedavg",), seeds=1, data="pacs", domains=("art",))
+        assert not any("federations" in notice for notice in collect([tmp_path]).notices)
+        assert any("2 different federations" in n for n in collect([tmp_path / "a", tmp_path / "b"]).notices)
+
+    def test_long_options_are_in_a_name_only_where_they_tell_two_apart(self, tmp_path: Path) -> None:
+        long = "digits-shift(train_transform='resize(size={0})+flip', test_transform='resize(size={0})+flip')"
+        make_run(tmp_path / "a", "fedavg", data=long.format(16), subsample=50)
+        make_run(tmp_path / "b", "fedavg", data="pacs", domains=("art",))
+        assert federation_names(collect([tmp_path]).groups) == ["digits-shift(…), subsample 50", "pacs"]
+        make_run(tmp_path / "c", "fedavg", data=long.format(32), subsample=50)
+        assert federation_names(collect([tmp_path]).groups) == [
+            f"{long.format(16)}, subsample 50", "pacs", f"{long.format(32)}, subsample 50",
+        ]  # fmt: skip
 
     @pytest.mark.parametrize("options", [{"partition": "dirichlet(alpha=0.1, clients=4)"}, {"subsample": 50}])
     def test_so_are_other_cuts_of_one_data_set(self, tmp_path: Path, options: dict[str, object]) -> None:

@@ -167,7 +167,7 @@ def collect(directories: Sequence[str | Path], *, metric: str = "accuracy") -> C
         groups.append(Group(named, diagnostics_of(named, notices), f"g{len(groups)}", metric))
         notices += remarks(groups[-1])
     notices += unfinished([member for group in groups for member in group.members if member.summary is None])
-    if len(groups) > 1:
+    if len(groups) > 1 and (len(directories) > 1 or comparisons_in(directories[0]) == [Path(directories[0])]):
         differ = ", ".join(name for name in FEDERATION if len({getattr(m.config, name) for m in members}) > 1)
         notices.insert(
             0,

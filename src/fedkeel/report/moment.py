@@ -17,7 +17,7 @@ from fedkeel.options import as_path
 from fedkeel.report.clients import Contribution
 from fedkeel.report.collect import Collected, Group, Member, by_federation, find_runs, name_apart, read_member, unique
 from fedkeel.report.page import heading, told_apart
-from fedkeel.report.sections import federation_name
+from fedkeel.report.sections import federation_names
 from fedkeel.runs import live
 from fedkeel.runs.intact import how_to_continue
 from fedkeel.runs.run import Run
@@ -59,7 +59,8 @@ class Watch:
         found = by_federation([self._member(label, run, notices) for label, run in placed])
         groups = [Group(unique(name_apart(own), notices), [], f"g{number}") for number, own in enumerate(found)]
         members = [member for group in groups for member in group.members]
-        places = [f" ({federation_name(group)})" * (len(groups) > 1) for group in groups for _ in group.members]
+        named = zip(federation_names(groups), groups, strict=True)
+        places = [f" ({name})" * (len(groups) > 1) for name, group in named for _ in group.members]
         runs = [progress(member, place) for member, place in zip(members, places, strict=True)]
         runs += [{"run": name, "state": WAITING, "share": 0.0, "training": []} for name in missing]
         notes = [{"at": None, "run": "", "text": text} for text in notices]

@@ -18,7 +18,7 @@ from fedkeel.drawing.show import embedded, packed_vega
 from fedkeel.report.collect import Collected, Group
 from fedkeel.report.figures import Figures
 from fedkeel.report.html import folded, listed
-from fedkeel.report.sections import Section, federation_name, part, sections
+from fedkeel.report.sections import Section, federation_names, part, sections
 
 GENERATOR = "Fedkeel report"  # how a page is known as one that may be written over
 
@@ -31,7 +31,7 @@ def render(collected: Collected, made: datetime, command: str, images: int = 0) 
     parts = [
         masthead(title, collected, shown[0]),
         notices(collected.notices),
-        *(part(group, own, alone=len(groups) == 1) for group, own in zip(groups, shown, strict=True)),
+        *(part(*given, alone=len(groups) == 1) for given in zip(groups, shown, federation_names(groups), strict=True)),
         footer(made, command),
     ]
     return whole(title, parts, figures)
@@ -94,7 +94,8 @@ def heading(collected: Collected) -> str:
 def told_apart(groups: Sequence[Group]) -> list[str]:
     """Short names of federations; where two would read the same, with what they differ in."""
     short = [group.members[0].config.data.partition("(")[0] for group in groups]
-    return [name if short.count(name) == 1 else federation_name(g) for name, g in zip(short, groups, strict=True)]
+    whole = federation_names(groups)
+    return [name if short.count(name) == 1 else other for name, other in zip(short, whole, strict=True)]
 
 
 def masthead(title: str, collected: Collected, first: Iterable[Section]) -> str:

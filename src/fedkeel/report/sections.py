@@ -1,7 +1,7 @@
 """The part of the page about one federation, section by section. Figures are drawn by `page.js`."""
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, fields
 from html import escape
 from statistics import fmean
@@ -24,6 +24,7 @@ from fedkeel.runs.origin import read_outline
 from fedkeel.runs.run import given_in_python
 
 NO_RESULTS = '<p class="notice">None of these runs is finished yet, so there is no table of results.</p>'
+LONG = 60  # letters of a name
 
 
 class Section(NamedTuple):
@@ -43,9 +44,9 @@ def sections(group: Group, page: Figures, images: int = 0) -> dict[Section, str]
     return {section: body for section, body in bodies.items() if body}
 
 
-def part(group: Group, shown: Mapping[Section, str], *, alone: bool) -> str:
+def part(group: Group, shown: Mapping[Section, str], name: str, *, alone: bool) -> str:
     """Everything about the runs of one federation."""
-    title = escape(federation_name(group))
+    title = escape(name)
     body = [
         f'<h2 class="{"unseen" if alone else "data"}">{title}</h2>',
         f'<p class="lead">{lead(group)}</p>',
@@ -56,10 +57,20 @@ def part(group: Group, shown: Mapping[Section, str], *, alone: bool) -> str:
     return f'<section class="part" id="{group.anchor}" aria-label="{title}">{"".join(body)}</section>'
 
 
-def federation_name(group: Group) -> str:
+def federation_name(group: Group, *, whole: bool = False) -> str:
+    """Long options of the data are left out, unless the `whole` is asked for: the configuration has them."""
     config, default = group.members[0].config, Config()
+    data = config.data if whole or len(config.data) <= LONG else f"{config.data.partition('(')[0]}(…)"
     differing = [name for name in FEDERATION[1:] if getattr(config, name) != getattr(default, name)]
-    return ", ".join([config.data, *(f"{name} {getattr(config, name)}" for name in differing)])
+    return ", ".join([data, *(f"{name} {getattr(config, name)}" for name in differing)])
+
+
+def federation_names(groups: Sequence[Group]) -> list[str]:
+    short = [federation_name(group) for group in groups]
+    return [
+        name if short.count(name) == 1 else federation_name(g, whole=True)
+        for name, g in zip(short, groups, strict=True)
+    ]
 
 
 def lead(group: Group) -> str:
@@ -68,10 +79,7 @@ def lead(group: Group) -> str:
     rounds = sorted({config.rounds for config in configs})
     length = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
     model = f"model <code>{escape(models[0])}</code>" if len(models) == 1 else f"{len(models)} models"
-    data = federation_name(group)
-    if len(data) > 60:  # the whole of it is in the configuration
-        data = f"{configs[0].data.partition('(')[0]}(…)"
-    return f"Data <code>{escape(data)}</code>, {model}, {length} rounds."
+    return f"Data <code>{escape(federation_name(group))}</code>, {model}, {length} rounds."
 
 
 def key_figures(group: Group) -> str:

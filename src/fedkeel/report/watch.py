@@ -26,7 +26,7 @@ from fedkeel.report.collect import Group, collect
 from fedkeel.report.figures import Figures
 from fedkeel.report.moment import FINISHED, Document, Watch
 from fedkeel.report.page import read, render, whole
-from fedkeel.report.sections import federation_name
+from fedkeel.report.sections import federation_names
 
 HOST, PORT = "127.0.0.1", 8350  # the same whenever it is free: a page that is open goes on after a restart
 NAMES = ("127.0.0.1", "localhost", "[::1]")
@@ -128,13 +128,12 @@ class Handler(BaseHTTPRequestHandler):
 def drawings(groups: Sequence[Group]) -> Document:
     """The curves: of each federation a figure of accuracy and one of loss, each one of several to choose from."""
     every, charts = Figures(), []
-    for group in groups:
+    for group, name in zip(groups, federation_names(groups), strict=True):
         choices: list[list[tuple[str, int]]] = [[], []]
         if len(group.labels) == 1 and (own := figures.by_round(group, MOST_ROUNDS)):
             choices[0].append(("Test accuracy by domain", every.add(own)))
         for metric in group.metrics:
             drawn = every.add(figures.curves(group, metric, MOST_ROUNDS), figures.hidden(group))
             choices[not metric.is_percent].append((metric.name, drawn))
-        name = federation_name(group) if len(groups) > 1 else ""
-        charts += [{"name": name, "choices": some} for some in choices if some]
+        charts += [{"name": name if len(groups) > 1 else "", "choices": some} for some in choices if some]
     return {**every.document(), "charts": charts}
