@@ -25,6 +25,7 @@ from fedkeel.runs.run import given_in_python
 
 NO_RESULTS = '<p class="notice">None of these runs is finished yet, so there is no table of results.</p>'
 LONG = 60  # letters of a name
+FEW = 6  # commands that are shown without being asked for
 
 
 class Section(NamedTuple):
@@ -288,7 +289,7 @@ def repeat_section(group: Group, _: Figures) -> str:
     body = "".join(singles)
     if several:
         whole = compare_command({label: [member.config for member in group.of(label)] for label in group.labels})
-        body = folded("Each run by itself", body, "" if whole else " open")
+        body = folded("Each run by itself", body, "" if whole or len(singles) > FEW else " open")
         if whole:
             title = "<p>All of it (with <code>--out</code> and its directory, only what is missing):</p>"
             body = title + code(whole) + body
