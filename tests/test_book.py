@@ -241,6 +241,8 @@ def test_the_search_finds_pages_and_no_other_host_is_asked(where: str, site: Pat
         found = page.locator(".md-search-result__item a")
         found.first.wait_for(timeout=120_000)
         links = [link.get_attribute("href") or "" for link in found.all()]
+        page.locator(".md-search__input").fill("--unseen")  # a minus is the search's word for without
+        page.locator(".md-search-result__item a[href*='/cli.html']").first.wait_for(timeout=120_000)
         browser.close()
     assert any(link.startswith(f"{start}/methods/hbn.html") for link in links)
     assert [url for url in asked if not url.startswith((start, "data:"))] == []

@@ -72,6 +72,16 @@ def test_whiskers_are_the_spread_or_the_interval_that_is_given() -> None:
     assert given.values["high"] == 7.0
 
 
+@pytest.mark.parametrize(("value", "width", "behind"), [(62.0, 900, False), (62.0, 260, False), (10.0, 260, True)])
+def test_what_is_written_beside_a_bar_is_not_cut_off(value: float, width: int, behind: bool) -> None:
+    pytest.importorskip("vl_convert")
+    series = [{"name": "a_method(of=3)", "values": [value], "spread": [5.0]}, {"name": "b", "values": [1.0]}]
+    spec = chart({**BARS, "categories": ["a"], "percent": True, "series": series}).whole()
+    drawn = as_file({**spec, "width": width}, "svg").decode()
+    [place] = re.findall(r"<text[^>]*translate\(([\d.]+)[^>]*>a_method[^<]*±", drawn)
+    assert (float(place) > 5) == behind  # only where there is room for it
+
+
 @pytest.mark.parametrize(
     ("values", "options", "wanted"),
     [

@@ -324,3 +324,17 @@ class TestDemo:
         assert "fedbn" in output.out
         assert "there is no report" in output.err
         assert (place / "report.html").read_text() == "mine"
+
+
+@pytest.mark.parametrize(("runs", "shown"), [(3, " open"), (12, "")])
+def test_many_commands_are_shown_when_asked_for(tmp_path: Path, runs: int, shown: str) -> None:
+    for seed in range(runs):  # of which no command makes a comparison, as each has a learning rate of its own
+        make_run(tmp_path / f"run{seed}", seed=seed, learning_rate=0.01 * (1 + seed))
+    assert f"<details{shown}><summary>Each run by itself</summary>" in page_of(*sorted(tmp_path.iterdir()))
+
+
+def test_the_data_of_a_part_is_said_once(tmp_path: Path) -> None:
+    make_run(tmp_path / "one")
+    make_run(tmp_path / "two", data="digits")
+    assert 'class="lead">Data <code>digits-shift</code>, model <code>' in page_of(tmp_path / "one")
+    assert page_of(tmp_path / "one", tmp_path / "two").count('class="lead">Model <code>') == 2

@@ -116,7 +116,7 @@ def test_it_waits_for_a_first_run_outlives_its_server_and_says_when_all_is_over(
     place.mkdir()
     port, end = served(place)
     page = opened(port)
-    says(page, "#told", "This page waits.")
+    says(page, "#told", "This page waits. A run or a comparison with")
     assert page.locator("#report").is_hidden()
     make_run(place / "run", done=3)
     says(page, "#told", "Stopped after 3 of 8 rounds.")

@@ -15,7 +15,7 @@ from fedkeel.drawing.theme import COLOURS, DASHES, SHAPES, config
 Spec = dict[str, Any]
 Given = Mapping[str, Any]
 WIDTH = 520  # of a figure on its own, in pixels of 1/96 inch: the text of a page with one column
-TEXT = 150  # pixels that a name and a number take
+LETTER = 6.5  # pixels that a letter of a name and its number takes
 BAR, GAP = 19, 8  # of bars, in pixels: how high each is, and the room between their groups
 FEW = 15  # rounds of which each has a dot
 WHOLE = "clamp(floor(last - first), 1, 5)"  # ticks between whole numbers: of more, 1.5 would be written as a second 2
@@ -196,9 +196,10 @@ def _bars(figure: Given) -> Chart:
         low, high = 10.0 ** math.floor(math.log10(min(every))), max(every)
     text = "format({0}, '.1f')" if figure.get("percent") else NUMBER
     number = f"{text.format('datum.value')} + (isValid(datum.spread) ? ' ±' + {text.format('datum.spread')} : '')"
-    # The text begins at the root of its bar, or, where whiskers would cross it, behind them.
-    room = TEXT if several else TEXT / 3
-    start = f"(datum.under - low) / (high - low) * width < {room} ? max(datum.over, base) : base" if not log else "base"
+    # The text begins at the root of its bar, or, where whiskers would cross it and there is room, behind them.
+    pixels, room = "({} - {}) / (high - low) * width", f"length(datum.label) * {LETTER} + 8"
+    crossed = f"{pixels.format('datum.under', 'low')} < {room} && {pixels.format('high', 'datum.over')} > {room}"
+    start = f"{crossed} ? max(datum.over, base) : base" if not log else "base"
     transform: list[Spec] = [
         {"flatten": ["category", "value", "spread", "under", "over", "seeds"]},
         *(_hides("name"), {"filter": "isValid(datum.value)"}),

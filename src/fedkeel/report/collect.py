@@ -333,11 +333,10 @@ def remarks(group: Group) -> list[str]:
 
 
 def unfinished(members: Sequence[Member]) -> list[str]:
-    if not members:
-        return []
     names = "; ".join(f"{member} ({member.rounds_done} of {member.config.rounds} rounds)" for member in members)
     continues = "continues it" if len(members) == 1 else "continues the first of them"
     return [
         f"Not finished: {names}. What was recorded is in the curves; nothing of it counts in the table. "
-        f"{shlex.join(['fedkeel', 'resume', str(members[0].run.directory)])} {continues}."
+        f"{shlex.join(['fedkeel', 'resume', str(member.run.directory)])} {continues}."
+        for member in members[:1]
     ]

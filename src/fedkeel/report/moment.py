@@ -44,7 +44,7 @@ class Watch:
             )
         if not self._places() and any(path.is_file() for path in self.directory.rglob("[!.]*")):
             raise FedkeelError(
-                f"'{self.directory}' holds no run: give a directory that 'fedkeel run' or 'fedkeel compare' made."
+                f"'{self.directory}' holds no run: give the directory of one, or an empty one where a run will begin."
             )
 
     def _places(self) -> list[Path]:

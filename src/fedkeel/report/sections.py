@@ -25,6 +25,7 @@ from fedkeel.runs.run import given_in_python
 
 NO_RESULTS = '<p class="notice">None of these runs is finished yet, so there is no table of results.</p>'
 LONG = 60  # letters of a name
+FEW = 6  # commands that are shown without being asked for
 
 
 class Section(NamedTuple):
@@ -49,7 +50,7 @@ def part(group: Group, shown: Mapping[Section, str], name: str, *, alone: bool) 
     title = escape(name)
     body = [
         f'<h2 class="{"unseen" if alone else "data"}">{title}</h2>',
-        f'<p class="lead">{lead(group)}</p>',
+        f'<p class="lead">{lead(group, alone=alone)}</p>',
         key_figures(group),
         "" if group.results.rows else NO_RESULTS,
         *(f'<section id="{group.anchor}-{s.anchor}"><h3>{s.heading}</h3>{text}</section>' for s, text in shown.items()),
@@ -73,13 +74,15 @@ def federation_names(groups: Sequence[Group]) -> list[str]:
     ]
 
 
-def lead(group: Group) -> str:
+def lead(group: Group, *, alone: bool) -> str:
     configs = [member.config for member in group.members]
     models = list(dict.fromkeys(config.model for config in configs))
     rounds = sorted({config.rounds for config in configs})
     length = f"{rounds[0]}" if len(rounds) == 1 else f"{rounds[0]} to {rounds[-1]}"
     model = f"model <code>{escape(models[0])}</code>" if len(models) == 1 else f"{len(models)} models"
-    return f"Data <code>{escape(federation_name(group))}</code>, {model}, {length} rounds."
+    data = f"data <code>{escape(federation_name(group))}</code>, " if alone else ""  # else the heading says it
+    text = f"{data}{model}, {length} rounds."
+    return text[0].upper() + text[1:]
 
 
 def key_figures(group: Group) -> str:
@@ -288,7 +291,7 @@ def repeat_section(group: Group, _: Figures) -> str:
     body = "".join(singles)
     if several:
         whole = compare_command({label: [member.config for member in group.of(label)] for label in group.labels})
-        body = folded("Each run by itself", body, "" if whole else " open")
+        body = folded("Each run by itself", body, "" if whole or len(singles) > FEW else " open")
         if whole:
             title = "<p>All of it (with <code>--out</code> and its directory, only what is missing):</p>"
             body = title + code(whole) + body

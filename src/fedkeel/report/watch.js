@@ -63,7 +63,7 @@
   /* A sentence that changes when something has happened, and not with every second: it is read aloud. */
   function told(state) {
     const { runs } = state;
-    if (state.state === "waiting") return runs.length ? `${runs.length} runs are planned, and none has begun yet.` : "Nothing has begun here yet. This page waits.";
+    if (state.state === "waiting") return runs.length ? `${runs.length} runs are planned, and none has begun yet.` : `This page waits. A run or a comparison with '--out ${state.directory}' is shown as soon as it begins.`;
     if (runs.length > 1) {
       const over = `${of(runs, "finished")} of ${runs.length} runs are finished`;
       const first = runs.find((run) => run.continue);
@@ -103,8 +103,8 @@
     const { runs } = state;
     const found = [];
     if (runs.length > 1) {
-      const row = (run) => [run.run, run.state, run.rounds ? `${run.round} of ${run.rounds}` : null, typeof run.accuracy === "number" ? Number(percent(run.accuracy)) : null, typeof run.left === "number" ? duration(run.left) : null, training(run)];
-      found.push({ title: "Runs", columns: ["run", "state", "round", "accuracy %", "time left", "trains now"], rows: runs.map(row) });
+      const row = (run) => [run.run, run.state, run.rounds ? `${run.round} of ${run.rounds}` : null, typeof run.accuracy === "number" ? 100 * run.accuracy : null, typeof run.left === "number" ? duration(run.left) : null, training(run)];
+      found.push({ title: "Runs", columns: ["run", "state", "round", "accuracy %", "time left", "trains now"], rows: runs.map(row), percent: true });
     }
     const all = everyone(state);
     if (!all.length) return found;
@@ -123,8 +123,8 @@
   const tables = new Map();
 
   /* New rows in the table that is there, in the order that was asked for. */
-  function fill({ title, columns, rows, note }) {
-    const made = tableOf(columns, rows, note ? `${title}, ${note}` : title);
+  function fill({ title, columns, rows, note, percent: shares }) {
+    const made = tableOf(columns, rows, note ? `${title}, ${note}` : title, shares);
     columns.forEach((_, i) => {
       if (!rows.some((row) => typeof row[i] === "number")) return;
       for (const cell of (tables.get(title) || made).querySelectorAll(`thead th:nth-child(${i + 1})`)) cell.classList.add("n");
@@ -151,7 +151,7 @@
     document.title = `${state.state === "running" ? `${Math.floor(100 * state.share)} %` : state.state} – ${state.title}`;
     say(at("title"), state.title);
     say(at("told"), told(known));
-    say(at("place"), `Looking at ${state.directory}. This page asks only the server on this machine that made it; 'fedkeel report ${state.directory}' writes what stays.`);
+    say(at("place"), `Looking at '${state.directory}'. This page asks only the server on this machine that made it; 'fedkeel report ${state.directory}' writes what stays.`);
     at("share").value = state.share;
     at("report").hidden = !state.runs.some((run) => run.state !== "waiting");
     if (!same(state.tiles, before.tiles)) at("tiles").replaceChildren(...state.tiles.map(([name, value, more]) => html("div", {}, html("dt", {}, name), html("dd", {}, html("b", {}, value), html("span", {}, more)))));
