@@ -13,6 +13,8 @@ from fedkeel.cli import main
 from fedkeel.cli.analyse import figure_table
 from fedkeel.config import Config
 
+pytestmark = pytest.mark.slow  # its runs are trained first
+
 SMALL = ["--rounds", "2", "--subsample", "20", "--executor", "serial", "--device", "cpu", "--quiet"]
 
 

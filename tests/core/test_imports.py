@@ -184,6 +184,7 @@ def test_an_edit_of_the_same_size_and_time_is_seen(code: Path) -> None:
 
 
 # -- a run remembers -------------------------------------------------------------------------------------------------
+@pytest.mark.slow
 def test_a_run_keeps_a_copy_and_is_used_again_without_being_told(code: Path) -> None:
     directory = run(code)
     assert (directory / "code" / "own_code.py").read_text() == code.read_text()
@@ -258,6 +259,7 @@ def test_code_that_has_changed_or_is_gone_is_asked_for(code: Path, capsys: pytes
     assert main(["resume", str(directory), "--quiet", "--import", str(directory / "code" / "own_code.py")]) == 0
 
 
+@pytest.mark.slow
 def test_a_helper_in_another_file_counts(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = run(code)
     forget()

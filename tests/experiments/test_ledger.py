@@ -14,6 +14,7 @@ from tests.experiments.lines import RECIPE, line, small
 
 
 class TestLines:
+    @pytest.mark.slow
     def test_a_finished_cell_becomes_a_line_with_every_rule(self, tmp_path: Path) -> None:
         recipe, ledger = small(), tmp_path / "results"
         options = {"directory": tmp_path / "runs", "jobs": 1, "ledger": ledger, "seeds": 1}

@@ -224,6 +224,7 @@ class TestWork:
         assert (done.written, done.left, done.blocks_left) == (0, 1, 1)
         assert not stop_requested.is_set()
 
+    @pytest.mark.slow
     def test_what_was_finished_when_a_slice_was_cut_off_is_written(
         self, recipe: str, request_: Request, tmp_path: Path
     ) -> None:
@@ -236,6 +237,7 @@ class TestWork:
 
 
 class TestCommand:
+    @pytest.mark.slow
     def test_from_the_shell(
         self, recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

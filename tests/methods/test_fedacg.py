@@ -71,10 +71,12 @@ def test_statistics_and_counters_of_a_round_are_those_of_fedavg(tmp_path: Path) 
     assert runs[1].server.memory.keys() == {f"fedacg/{name}" for name in runs[1].server.weights}
 
 
+@pytest.mark.slow
 def test_it_resumes(tmp_path: Path) -> None:
     together.assert_it_resumes(tmp_path, "fedacg")
 
 
+@pytest.mark.slow
 def test_executors_agree(tmp_path: Path) -> None:
     together.assert_executors_agree(tmp_path, "fedacg", participation=0.7)
 

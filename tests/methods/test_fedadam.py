@@ -59,6 +59,7 @@ def test_it_resumes(tmp_path: Path) -> None:
     together.assert_it_resumes(tmp_path, "fedadam")
 
 
+@pytest.mark.slow
 def test_executors_agree(tmp_path: Path) -> None:
     together.assert_executors_agree(tmp_path, "fedadam")
 

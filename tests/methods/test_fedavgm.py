@@ -56,6 +56,7 @@ def test_it_resumes(tmp_path: Path) -> None:
     together.assert_it_resumes(tmp_path, "fedavgm")
 
 
+@pytest.mark.slow
 def test_executors_agree(tmp_path: Path) -> None:
     together.assert_executors_agree(tmp_path, "fedavgm")
 

@@ -359,6 +359,7 @@ def test_stateless_clients_will_do(tmp_path):
     assert (run.server.extras["fedcoda/history"] > 0).all()
 
 
+@pytest.mark.slow
 def test_processes_agree_with_serial(tmp_path):
     results = []
     for executor in ("serial", "processes"):

@@ -170,10 +170,12 @@ def test_missing_classes_and_single_samples(tmp_path, batch_size):
     assert all(torch.isfinite(tensor).all() for tensor in after.values())
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_as_if_it_had_not_been(tmp_path):
     assert_it_resumes(tmp_path, "fedfa")
 
 
+@pytest.mark.slow
 def test_processes_agree_with_serial(tmp_path):
     assert_executors_agree("fedfa", tmp_path, small_federation())
 

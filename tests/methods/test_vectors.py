@@ -114,6 +114,7 @@ def test_the_statistics_of_batch_norm_in_one_dimension_are_statistics() -> None:
     assert roles["encoder.layers.1.weight"] == Role.WEIGHT
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_the_same_numbers_and_not_with_others(tmp_path: Path) -> None:
     def stop(round: int) -> None:
         if round == 0:
@@ -141,6 +142,7 @@ def test_networks_for_images_are_refused() -> None:
             prepare(Config(**{**OPTIONS, "model": model}), federation=vectors.federation())
 
 
+@pytest.mark.slow
 def test_a_network_of_one_s_own_takes_vectors(tmp_path: Path) -> None:
     def own() -> nn.Module:
         torch.manual_seed(0)

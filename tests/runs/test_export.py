@@ -22,6 +22,8 @@ from fedkeel.runs.export import FORMATS, export
 from fedkeel.runs.run import Run
 from tests import tiny
 
+pytestmark = pytest.mark.slow  # its runs are trained first
+
 SHORT: dict[str, Any] = {
     "rounds": 1,
     "subsample": 16,

@@ -95,6 +95,7 @@ def test_it_can_be_extended_again_and_killed_on_the_way(tmp_path: Path) -> None:
     assert run.summary["extended"] == [2, 5]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("done", ["record", "configuration"])
 def test_what_is_killed_before_it_trains_can_be_asked_for_again(done: str, tmp_path: Path) -> None:
     before = tiny.run(tmp_path / "run", rounds=2).directory
@@ -110,6 +111,7 @@ def test_what_is_killed_before_it_trains_can_be_asked_for_again(done: str, tmp_p
     assert run.summary["extended"] == [2]
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_costs_a_round_and_changes_nothing(tmp_path: Path) -> None:
     run = tiny.run(tmp_path / "run", rounds=3)
     (checkpoints(run.directory)[-1] / "server.safetensors").write_bytes(b"")

@@ -54,6 +54,7 @@ def test_parts_of_a_test_set_are_pooled_exactly() -> None:
     assert whole.metrics == {"top": 0.7}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_every_evaluation_has_them_and_nothing_else_changes(tmp_path: Path, executor: str) -> None:
     plain = tiny.run(tmp_path / "plain", "fedavg", executor=executor)
