@@ -6,7 +6,8 @@
 - What people type: a method, a transform, a metric ... is registered under a name. Its entry shows the name, and of a
   module that registers something no more than that is shown, and what its `__all__` names.
 - Examples stand in docstrings as doctest finds them; a page wants a fence around them.
-- A name in backticks becomes a link to where the reference has it.
+- A name in backticks becomes a link to where the reference has it, a paper's equation one to its method's page, where
+  it is set as a formula.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ import griffe
 DECORATOR = re.compile(r"(?:register|register_metric|network|diagnostic)\(\s*['\"]([^'\"]+)['\"]")
 PAGES = Path(__file__).parents[1] / "docs" / "reference"
 EXPLAINED = re.compile(r"^(Args|Attributes):$", re.MULTILINE)
+PAPER = re.compile(r"\b(GReg|HBN|FedWon|FedCoda|UniVarFL)(?=, (?:Eqs?\.|Algorithm|Proposition))")
 Thing = griffe.Class | griffe.Function | griffe.Attribute
 
 
@@ -88,8 +90,12 @@ def linked(thing: griffe.Object, places: Mapping[str, str]) -> str:
         place = next((places[name] for name in known if name in places), "")
         return f"[{found[0]}][{place}]" if place and place.rpartition(".")[2] != thing.name else found[0]
 
+    def both(line: str) -> str:
+        named = re.sub(r"`([\w.]+)`", link, line)
+        return PAPER.sub(lambda paper: f"[{paper[0]}](../methods/{paper[0].lower()}.md)", named)
+
     lines = thing.docstring.value.splitlines() if thing.docstring else []
-    return "\n".join(line if line.startswith((">>>", "...")) else re.sub(r"`([\w.]+)`", link, line) for line in lines)
+    return "\n".join(line if line.startswith((">>>", "...")) else both(line) for line in lines)
 
 
 # -- what people type -------------------------------------------------------------------------------------------------

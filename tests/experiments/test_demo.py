@@ -93,9 +93,9 @@ class TestClaim:
         assert (outside / "summary.json").exists()
 
 
-def test_the_sentences_below_readmes_tables_are_what_the_demo_says_of_them() -> None:
-    block = next(part for part in README.read_text().split("```") if part.startswith("text\nFeature shift"))
-    tables = block.removeprefix("text\n").split("\n\n")
+def test_the_sentences_below_the_pages_tables_are_what_the_demo_says_of_them() -> None:
+    blocks = "```".join(page.read_text() for page in (README, README.parent / "docs" / "cli.md")).split("```")
+    tables = [block.removeprefix("text\n") for block in blocks if block.startswith(("text\nFeature", "text\nLabel"))]
     assert [table.splitlines()[0] for table in tables] == [part.title for part in PARTS]
     sizes = [{"scan": 90, "paper": 90, "texture": 90, "stroke": 90, "street": 359}, {"scan": 450}]
     for table, images in zip(tables, sizes, strict=True):

@@ -96,15 +96,16 @@ def all_blocks(ledger: Ledger, own: Sequence[Recipe] = ()) -> tuple[list[Block],
 
 
 def verdicts(blocks: Sequence[Block]) -> Iterator[tuple[Claim, Verdict | None]]:
-    """Every claim of every paper, from lines without changes if there are any; one whose recipe was not run at all has
-    no verdict."""
+    """Every claim of every paper, from lines without changes if there are any; one whose rows were not run has no
+    verdict."""
     cells = {block.recipe.name: block.values() for block in reversed(blocks) if block.is_whole}
     for paper in PAPERS:
         claims = claims_of(paper)
         run = {claim.says for claim in claims if claim.recipe in cells}
         for claim in claims:
             if claim.recipe in cells:
-                yield claim, judge(claim, load(claim.recipe), cells[claim.recipe])
+                verdict = judge(claim, load(claim.recipe), cells[claim.recipe])
+                yield claim, verdict if verdict.decisive.ours else None
             elif claim.says not in run:
                 run.add(claim.says)
                 yield claim, None
