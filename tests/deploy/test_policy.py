@@ -52,7 +52,7 @@ def test_the_page_on_deployment_shows_every_line_of_a_policy(tmp_path: Path) -> 
         ("max-parameters = 3", "There is no 'max_parameters' in a policy: did you mean 'parameters'?"),
         ("source = 'x'", "There is no 'source' in a policy"),
         ("rounds = 0", "'rounds' is 0: give at least 1."),
-        ("rounds = 'many'", "'rounds' is 'many', which is not a whole number."),
+        ("rounds = 'many'", "'rounds' is 'many', which is not a whole number: give at least 1."),
         ("questions = 1", "'questions' is 1, which is not true or false."),
         ("dp = 'locl'", "'dp' is 'locl': did you mean 'local'?"),
         ("methods = ['fedavgg']", "'methods' in the policy has 'fedavgg', which is none: did you mean 'fedavg'?"),
