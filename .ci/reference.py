@@ -8,6 +8,7 @@
 - Examples stand in docstrings as doctest finds them; a page wants a fence around them.
 - A name in backticks becomes a link to where the reference has it, a paper's equation one to its method's page, where
   it is set as a formula.
+- Formulas stand in docstrings as one reads them in an editor, `1/K sum_k p_k`; pages have LaTeX, for .ci/book.py.
 """
 
 from __future__ import annotations
@@ -28,6 +29,23 @@ DECORATOR = re.compile(r"(?:register|register_metric|network|diagnostic)\(\s*['\
 PAGES = Path(__file__).parents[1] / "docs" / "reference"
 EXPLAINED = re.compile(r"^(Args|Attributes):$", re.MULTILINE)
 PAPER = re.compile(r"\b(GReg|HBN|FedWon|FedCoda|UniVarFL)(?=, (?:Eqs?\.|Algorithm|Proposition))")
+FORMAL = ("fedkeel.formulas.", "fedkeel.nn.")  # what is set apart there is a formula
+GREEK = {"alpha", "beta", "gamma", "delta", "Delta", "lambda", "mu", "rho", "sigma", "tau", "theta", "phi", "eps"}
+FUNCTIONS = {
+    "exp": r"\exp",
+    "log": r"\log",
+    "max": r"\max",
+    "min": r"\min",
+    "cos": r"\cos",
+    "in": r"\in",
+    "sum": r"\sum",
+}
+SIGNS = {"<=": r"\le", "<-": r"\leftarrow", "!=": r"\ne", " . ": r"\cdot", "*": r"\cdot", "||": r"\|"}
+TOKEN = re.compile(
+    r"(?P<fraction>\b\d+/(?:\|[^|]+\||\([^()]+\)|[A-Za-z]+(?:_[A-Za-z]+)?(?:\^\w)?|\d+))"
+    r"|(?P<small>\b1e-\d+)|(?P<word>[A-Za-z]+)|(?P<script>[_^](?:\{[^{}]*\}|[A-Za-z0-9]+(?:,[a-z])?))"
+    r"|(?P<gap>(?<=[\w)]) (?=\w))|(?P<sign><=|<-|!=|\s\.\s|\*|\|\|)|(?P<other>.)"
+)
 Thing = griffe.Class | griffe.Function | griffe.Attribute
 
 
@@ -47,7 +65,8 @@ class Reference(griffe.Extension):
                 if part.name.startswith("__") and part.name != "__init__":
                     part.docstring = None  # what has none is not shown
                 if part.docstring:
-                    part.docstring.value = fenced(linked(part, places))
+                    text = linked(part, places)
+                    part.docstring.value = fenced(with_formulas(text) if part.path.startswith(FORMAL) else text)
 
 
 def modules(module: griffe.Module) -> Iterator[griffe.Module]:
@@ -185,3 +204,68 @@ def fenced(text: str) -> str:
         lines += ["```pycon"] * begins + ["```"] * ends
         lines.append(re.sub(r"\s*# doctest:.*", "", line) if inside else line)
     return "\n".join([*lines, "```"] if inside else lines)
+
+
+# -- formulas ---------------------------------------------------------------------------------------------------------
+def with_formulas(text: str) -> str:
+    """Lines that stand apart, indented after an empty one, as display formulas."""
+    lines: list[str] = []
+    before, inside = "", False
+    for line in text.splitlines():
+        inside = line.startswith("    ") and (inside or not before.strip()) and bool(lines)
+        lines.append(display(line) if inside else line)
+        before = line
+    return "\n".join(lines)
+
+
+def display(line: str) -> str:
+    """Its parts have some room between them; words in one are no formula, and follow it."""
+    number = re.search(r"\(Eq\. (\d+)\)$", line.rstrip())
+    parts = re.split(r"\s{4,}", (line[: number.start()] if number else line).strip())
+    words = [part for part in parts if re.search(r"\b[a-z]{2,} [a-z]{2,}\b|: [a-z]{3}", part)]
+    shown = r" \qquad ".join(tex(part) for part in parts if part not in words)
+    mark = rf" \qquad ({number[1]})" if number else ""
+    return f"\n$${shown}{mark}$$\n\n{'; '.join(words)}"
+
+
+def tex(text: str) -> str:
+    r"""A formula of a docstring as LaTeX.
+
+    >>> tex("L_HE = 1/n^2 sum_i sqrt(zbar_i . mu)")
+    'L_{\\mathrm{HE}} = \\frac{1}{n^{2}}\\;\\sum _{i} \\sqrt{\\bar{z}_{i}\\cdot \\mu }'
+    """
+    text = text.replace("_hat", "hat")
+    if (start := text.find("sqrt(")) >= 0:
+        end, depth = start + 5, 1
+        while depth:
+            depth += {"(": 1, ")": -1}.get(text[end], 0)
+            end += 1
+        return f"{tex(text[:start])}\\sqrt{{{tex(text[start + 5 : end - 1])}}}{tex(text[end:])}"
+    return "".join(one(found) for found in TOKEN.finditer(text))
+
+
+def one(found: re.Match[str]) -> str:
+    token, kind = found[0], found.lastgroup
+    if kind == "fraction":
+        above, _, below = token.partition("/")
+        return f"\\frac{{{above}}}{{{tex(below.strip('()') if below[0] == '(' else below)}}}"
+    if kind == "small":
+        return f"10^{{-{token.partition('-')[2]}}}"
+    if kind == "script":
+        inner = token[1:].strip("{}")
+        return f"{token[0]}{{{tex(inner) if token[1] == '{' or len(inner) == 1 else word(inner)}}}"
+    if kind == "word":
+        return word(token)
+    if kind == "gap":
+        return r"\;"
+    return f"{SIGNS[token]} " if kind == "sign" else {"{": r"\{", "}": r"\}"}.get(token, token)
+
+
+def word(name: str) -> str:
+    if accent := re.fullmatch(r"([A-Za-z])(bar|hat|tilde)", name):
+        return f"\\{accent[2]}{{{accent[1]}}}"
+    if name in GREEK:
+        return f"\\{'epsilon' if name == 'eps' else name} "
+    if name in FUNCTIONS:
+        return f"{FUNCTIONS[name]} "
+    return name if len(name) == 1 or "," in name or name.isdigit() else f"\\mathrm{{{name}}}"

@@ -145,3 +145,16 @@ def test_a_method_has_an_example_on_its_own_page() -> None:
     for entry in REGISTRIES["methods"]:
         text = (ROOT / "docs" / "methods" / f"{entry.name}.md").read_text()
         assert re.search(rf"^fedkeel \w+ .*\b{entry.name}\b", text, re.MULTILINE), entry.name
+
+
+def test_a_formula_of_a_docstring_is_set_in_the_book() -> None:
+    pytest.importorskip("griffe")
+    place = importlib.util.spec_from_file_location("reference", ROOT / ".ci" / "reference.py")
+    assert place is not None
+    assert place.loader is not None
+    reference = importlib.util.module_from_spec(place)
+    place.loader.exec_module(reference)
+    assert doctest.testmod(reference) == (0, 1)
+    text = "The mean.\n\n    m = 1/K sum_k p_k,    of all\n\nArgs:\n    p: (K, d)"
+    shown = " ".join(reference.with_formulas(text).split())
+    assert shown == r"The mean. $$m = \frac{1}{K}\;\sum _{k}\;p_{k},$$ of all Args: p: (K, d)"

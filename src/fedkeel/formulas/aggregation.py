@@ -22,7 +22,7 @@ def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[floa
     """Mean of the clients' named tensors, each weighted by its share of the weights' sum; of integers (counters such as
     `num_batches_tracked`) and truth values the maximum.
 
-        x = sum_k w_k / W x_k,    W = sum_k w_k
+        x = sum_k (w_k / W) x_k,    W = sum_k w_k
 
     Computed as x_1 + sum_k w_k / W (x_k - x_1): the mean of identical clients is that client, bit for bit. Half
     precision, which would lose the small differences between clients, is accumulated in float32. No state at all raises
@@ -58,7 +58,7 @@ def pooled_moments(
 ) -> tuple[Tensor, Tensor]:
     """Mean and variance of the union of the clients' data, from each client's own.
 
-        mu_g = sum_k N_k / N mu_k,    sigma_g^2 = sum_k N_k (sigma_k^2 + (mu_k - mu_g)^2) / (N - 1)
+        mu_g = sum_k (N_k / N) mu_k,    sigma_g^2 = sum_k N_k (sigma_k^2 + (mu_k - mu_g)^2) / (N - 1)
 
     with N = sum_k N_k and the clients' sigma_k^2 biased (divided by N_k). Then sigma_g^2 is the unbiased variance
     of all data together; a plain mean of the clients' variances would miss how far apart their means are.
@@ -150,7 +150,7 @@ def mean_prototype(prototypes: Tensor) -> Tensor:
 def prototype_start(prototypes: Tensor) -> Tensor:
     """The mean of the clients' prototypes, weighted by how far each is from their plain mean.
 
-        ptilde = sum_k d_k / (sum_i d_i) p_k,    d_k = ||p_k - pbar||
+        ptilde = sum_k (d_k / sum_i d_i) p_k,    d_k = ||p_k - pbar||
 
     So a domain that few clients share counts for more. All prototypes the same: that prototype.
 

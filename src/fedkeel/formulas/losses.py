@@ -97,7 +97,7 @@ def loss_gap_bound(logits_global: Tensor, logits_batch: Tensor, labels: Tensor) 
 def proximal(weights: Iterable[Tensor], anchors: Iterable[Tensor]) -> Tensor:
     """Half the squared distance between weights and the anchors they should stay near.
 
-        1/2 ||w - w0||^2,    whose gradient is w - w0
+        1/2 ||w - w_0||^2,    whose gradient is w - w_0
 
     FedProx adds mu times this. A few kernels for all tensors together, however many there are.
 
