@@ -92,12 +92,8 @@ def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Open]:
         scheme = "dark" if dark else "light"
         context = browser.new_context(viewport={"width": width, "height": 800}, color_scheme=scheme, **options)
         contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: complaints.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: (complaints.append("a dialog"), dialog.dismiss()))
-        address = pages[name].resolve().as_uri()
-        page.on("request", lambda request: request.url == address or complaints.append(f"asked for {request.url}"))
+        page, address = context.new_page(), pages[name].resolve().as_uri()
+        listen(page, complaints, lambda url: url == address)
         page.goto(address)
         return page
 
@@ -105,6 +101,14 @@ def opened(browser: Any, pages: dict[str, Path]) -> Iterator[Open]:
     for context in contexts:
         context.close()
     assert complaints == []
+
+
+def listen(page: Any, complaints: list[str], may_ask: Callable[[str], bool], quiet: str = "\0") -> None:
+    """All that a page should not do is a complaint; but for what has `quiet` in it."""
+    page.on("console", lambda message: quiet in message.text or complaints.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("dialog", lambda dialog: (complaints.append("a dialog"), dialog.dismiss()))
+    page.on("request", lambda request: may_ask(request.url) or complaints.append(f"asked for {request.url}"))
 
 
 ALL = ["comparison", "odd", "forty", "mixed", "unfinished", "empty"]

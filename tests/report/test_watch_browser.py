@@ -15,7 +15,7 @@ from fedkeel.report import watch
 from fedkeel.runs import live
 from tests import tiny
 from tests.report.samples import make_comparison, make_run
-from tests.report.test_browser import CHROMIUM, LINES, browser, wait_for
+from tests.report.test_browser import CHROMIUM, LINES, browser, listen, wait_for
 
 __all__ = ["browser"]  # the fixture
 pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"), pytest.mark.slow]
@@ -56,10 +56,7 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     def open_page(port: int, width: int = 1200, **options: Any) -> Any:
         contexts.append(browser.new_context(viewport={"width": width, "height": 800}, **options))
         page, address = contexts[-1].new_page(), f"http://127.0.0.1:{port}/"
-        page.on("console", lambda m: "ERR_CONNECTION" in m.text or complaints.append(f"{m.type}: {m.text}"))
-        page.on("pageerror", lambda error: complaints.append(str(error)))
-        page.on("dialog", lambda dialog: (complaints.append("a dialog"), dialog.dismiss()))
-        page.on("request", lambda r: r.url.startswith(address) or complaints.append(f"asked for {r.url}"))
+        listen(page, complaints, lambda url: url.startswith(address), quiet="ERR_CONNECTION")
         page.goto(address)
         return page
 
