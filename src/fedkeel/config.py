@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -28,10 +28,28 @@ MACHINE_OPTIONS = (
     *("profile", "metrics", "predictions", "record", "record_every", "round_timeout"),
 )
 # What runs of earlier versions did not have: at its default it leaves their fingerprints as they were.
-LATER_OPTIONS = ("loss", "patience", "min_delta", "select_by")
+LATER_OPTIONS = ("loss", "patience", "min_delta", "select_by", "site_images", "site_prior", "site_always")
 
+# The statistics that an evaluation tests under; what is told of first is of the first of them.
+STATISTICS: dict[str, tuple[str, ...]] = {
+    "global": ("global",),
+    "batch": ("batch",),
+    "both": ("global", "batch"),
+    "site": ("site",),
+    "all": ("global", "batch", "site"),
+}
 # What other tools call them, for those who type it here.
 ELSEWHERE = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "epochs": "local_epochs"}
+
+
+def first_of(statistics: Iterable[str]) -> str:
+    """Of those that were tested under, the ones that results are told of.
+
+    >>> first_of(["batch", "global"]), first_of(["site"])
+    ('global', 'site')
+    """
+    found = set(statistics)
+    return next((kind for kind in STATISTICS["all"] if kind in found), "global")
 
 
 def from_one(round: int) -> int:
@@ -107,9 +125,12 @@ class Config:
     evaluate_every: Count = option(
         1, "rounds between evaluations; those that the result is taken from are always evaluated", "evaluation"
     )
-    evaluate_with: Literal["global", "batch", "both"] = option(
-        "global", "statistics that batch norm uses in evaluation"
+    evaluate_with: Literal["global", "batch", "both", "site", "all"] = option(
+        "global", "statistics that batch norm uses in evaluation; site: each client's, calibrated on images of its own"
     )
+    site_images: Number = option(64, "images that a client is calibrated on, without labels; 0 is all of them")
+    site_prior: NotNegative = option(16.0, "images that the federation's statistics are worth in a calibration")
+    site_always: bool = option(False, "calibrate by 'site_prior' alone, also where the class mix explains the distance")
     evaluate_clients: Number = option(
         1000, "most clients that a method with personal layers is tested on; 0 is all of them"
     )
@@ -162,6 +183,11 @@ class Config:
         """The options that decide the result."""
         unused = {name for name in LATER_OPTIONS if getattr(self, name) == getattr(Config, name)}
         return {name: value for name, value in self.to_dict().items() if name not in {*MACHINE_OPTIONS, *unused}}
+
+    @property
+    def statistics(self) -> tuple[str, ...]:
+        """Those that batch norm uses in evaluation, one after another: "global", "batch" and "site"."""
+        return STATISTICS[self.evaluate_with]
 
     def evaluates(self, round: int) -> bool:
         """Whether an evaluation follows this round: every few, the last, and all that the result is a mean of."""

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic
 from fedkeel.analysis.diagnostic import names
 from fedkeel.analysis.figures import Figure, lines
-from fedkeel.analysis.snapshot import RUNNING, normalised_layers
+from fedkeel.analysis.snapshot import RUNNING
 from fedkeel.data.federation import Client
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError, unknown
+from fedkeel.nn.calibration import normalised_layers
 
 
 def two_domains(clients: Sequence[Client]) -> list[str]:

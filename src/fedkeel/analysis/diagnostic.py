@@ -10,12 +10,13 @@ from torch import nn
 
 from fedkeel import spec
 from fedkeel.analysis.figures import Figure, by_round
-from fedkeel.analysis.snapshot import Objects, Snapshot, normalised_layers, of_run
+from fedkeel.analysis.snapshot import Objects, Snapshot, of_run
 from fedkeel.config import from_one
 from fedkeel.core.state import batch_norms
 from fedkeel.engine.local import StepWatch, Worker
 from fedkeel.errors import FedkeelError, first_line
 from fedkeel.files import explained, plain, write_atomically
+from fedkeel.nn.calibration import normalised_layers
 from fedkeel.registry import Registry
 from fedkeel.runs.run import Run
 

@@ -24,6 +24,7 @@ from fedkeel.engine.local import LOCAL, Worker
 from fedkeel.engine.memory_files import Damaged, MemoryFiles
 from fedkeel.engine.setup import prepare
 from fedkeel.errors import FedkeelError
+from fedkeel.nn.calibration import channel_sums, moments_of, normalised_layers
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.observer import Aggregated
 from fedkeel.runs.extension import extensions
@@ -199,11 +200,10 @@ class Snapshot:
 
     def _input_moments(self, client: Client) -> dict[str, Tensors]:
         """Over all values that a layer gets: samples and positions together."""
-        sums: dict[str, Tensor] = {}  # by layer: number, sum and sum of squares of each channel
+        sums: dict[str, Tensor] = {}
 
         def add(layer: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            x = inputs[0].detach().double().transpose(0, 1).flatten(1)
-            sums[layer] = sums.get(layer, 0) + torch.stack([torch.ones_like(x).sum(1), x.sum(1), x.square().sum(1)])
+            sums[layer] = sums.get(layer, 0) + channel_sums(inputs[0])
 
         self.put_local(client)
         layers = normalised_layers(self.worker.model)
@@ -211,20 +211,8 @@ class Snapshot:
             for name, layer in layers.items():
                 hooks.enter_context(layer.register_forward_pre_hook(partial(add, name)))
             self.outputs(client, client.train)
-        moments = {layer: (total / count, squares / count) for layer, (count, total, squares) in sums.items()}
-        return {
-            layer: {"mean": mean.cpu(), "variance": (square - mean**2).clamp_min(0).cpu()}
-            for layer, (mean, square) in moments.items()
-        }
-
-
-def normalised_layers(model: nn.Module) -> dict[str, nn.Module]:
-    """Every layer with a running mean and variance, batch norm and HBN's, in the network's order."""
-    return {
-        name: module
-        for name, module in model.named_modules()
-        if all(getattr(module, buffer, None) is not None for buffer in RUNNING.values())
-    }
+        moments = {layer: moments_of(total) for layer, total in sums.items()}
+        return {layer: {"mean": mean.cpu(), "variance": var.cpu()} for layer, (mean, var) in moments.items()}
 
 
 def joined(parts: Sequence[Outputs]) -> Outputs:

@@ -128,9 +128,10 @@ def accuracy_lines(run: fedkeel.Run, summary: dict[str, Any]) -> Iterator[str]:
     yield f"        {percent(summary['samples_accuracy'])} % over samples"
     if summary["unseen"] is not None:
         yield f"        {percent(summary['unseen'])} % on unseen domains"
-    if run.config.evaluate_with == "both":
-        by_batch = summarise_run(run, summary["unseen_domains"], "batch")
-        yield f"        {percent(by_batch['accuracy'])} % over domains with the batch's statistics"
+    for statistics in run.config.statistics[1:]:
+        found = summarise_run(run, summary["unseen_domains"], statistics)
+        whose = "calibrated to each site" if statistics == "site" else "with the batch's statistics"
+        yield f"        {percent(found['accuracy'])} % over domains {whose}"
     if untested := summary.get("untested_domains"):
         yield f"        {DASH} not tested: {', '.join(untested)}"
     if diverged := summary.get("diverged_domains"):

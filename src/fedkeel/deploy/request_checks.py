@@ -47,7 +47,7 @@ TAKEN = (
     *("dp", "dp_clip", "dp_noise", "dp_delta"),
     *("local_epochs", "batch_size", "drop_last", "loss", "optimizer", "learning_rate", "momentum", "weight_decay"),
     *("schedule", "decay", "clip_norm", "evaluate_with", "evaluation_batch", "seed", "precision", "checkpoint_every"),
-    *("metrics", "select_by"),
+    *("metrics", "select_by", "site_images", "site_prior", "site_always"),
 )
 LONGEST_TEXT = 4000  # of an option
 MOST_PARTS = 16  # of a composition, or of transforms

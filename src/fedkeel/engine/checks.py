@@ -30,7 +30,7 @@ from fedkeel.engine.batches import probe
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import Worker
 from fedkeel.errors import DataError, FedkeelError, MethodError, first_line, shortage
-from fedkeel.nn.hybrid_batch_norm import hybrid_norms
+from fedkeel.nn.calibration import normalised_layers
 from fedkeel.observer import Observer
 from fedkeel.options import described
 from fedkeel.registry import Entry
@@ -101,6 +101,10 @@ def check_options(config: Config, method: Composition, defence: Defence, executo
     check_training(config)
     if config.select_by != "accuracy" and config.result != "best-validation" and not config.patience:
         raise FedkeelError("'select_by' chooses a round, and none is chosen: give --result best-validation, too.")
+    if "site" not in config.statistics:
+        for name in ("site_images", "site_prior", "site_always"):
+            if getattr(config, name) != getattr(Config, name):
+                raise FedkeelError(f"'{name}' is of a calibration, and there is none: give --evaluate-with site, too.")
     if config.min_delta and not config.patience:
         raise FedkeelError("'min_delta' is what 'patience' asks for: give --patience, too.")
     defence.refuse_what_it_cannot_protect(method)
@@ -212,8 +216,8 @@ def warn(worker: Worker) -> None:
             "The batch size is 1, and a single sample has no batch statistics: batch norm will use the global ones. "
             "'gn', 'ln' or 'fedwon' suit such batches."
         )
-    if config.evaluate_with != "global" and not normalised and not hybrid_norms(worker.model):
+    if config.evaluate_with != "global" and not normalised_layers(worker.model):
         log.warning(
             f"'evaluate_with' is '{config.evaluate_with}', but the model has no batch norm: its accuracy is "
-            "the same with all statistics."
+            "the same with all statistics, and there is nothing to calibrate."
         )

@@ -28,6 +28,7 @@ from fedkeel.engine.batches import ImageStore
 from fedkeel.engine.measuring import completed
 from fedkeel.engine.metrics import asked
 from fedkeel.errors import quoted
+from fedkeel.nn.calibration import Calibrator
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.stopping import EVALUATION, reached
 
@@ -60,25 +61,51 @@ class Evaluator:
         self._sums = torch.zeros(2 + len(self._metrics), dtype=torch.float64, device=store.device)
         self._logits = torch.empty(0, store.federation.num_classes, dtype=torch.float32, device=store.device)
         self._place = torch.zeros(1, dtype=torch.int64, device=store.device)  # of the next batch in it
+        self._calibrator = Calibrator(model, lambda x: model(x).logits)
+
+    def calibrated(self, client: Client, repeat: Repeat = one_by_one, *, stranger: bool = False) -> Client:
+        """Calibrate the model, as it is loaded, to a client; returns it with the images that are left to be tested.
+
+        The images are of its training data, or, where it has none, of its test data. `stranger`: the model has no
+        statistics that were trained, so those of the client stand alone.
+        """
+        config, own = self.config, client.train if len(client.train) else client.test
+        most = len(own) if len(client.train) else len(own) // 2
+        generator = seeds.generator(config.seed, "site images", client.name)
+        drawn = torch.randperm(len(own), generator=generator)[: min(config.site_images or most, most)].sort().values
+        transform, images = self.store.federation.test_transform, own[drawn]
+        self.model.eval()
+        self._calibrator.calibrate(
+            lambda: self.store.in_order(images, config.evaluation_batch, transform),
+            0.0 if stranger else config.site_prior,
+            always=stranger or config.site_always,
+            repeat=repeat,
+        )
+        if len(client.train):
+            return client
+        left = torch.ones(len(own), dtype=torch.bool)
+        left[drawn] = False
+        return replace(client, test=own[left])
 
     @torch.no_grad()
     def evaluate(
         self,
         client: Client,
         splits: Sequence[str],
-        statistics: Sequence[str],
+        statistics: str = "global",
         part: slice | None = None,
         repeat: Repeat = one_by_one,
         *,
         detailed: bool = False,
     ) -> list[Evaluation]:
-        """`part`: of each split's samples those that count, if not all. `detailed`: with the outputs, which are there
-        without being asked for where a metric needs them."""
+        """`statistics`: "global", those that the model has, or "batch". `part`: of each split's samples those that
+        count, if not all. `detailed`: with the outputs, which are there without being asked for where a metric needs
+        them."""
         self.model.eval()
         collect = detailed or self._needs_outputs
         results = []
-        for split, kind in itertools.product(splits, statistics):
-            indices = self._order(client, split, kind)[part or slice(None)]
+        for split in splits:
+            indices = self._order(client, split, statistics)[part or slice(None)]
             if not len(indices):
                 continue
             self._sums.zero_()
@@ -86,10 +113,10 @@ class Evaluator:
             batches = self.store.in_order(indices, self.config.evaluation_batch, self.store.federation.test_transform)
             # A buffer that had to grow lies elsewhere: what was captured with the one before is not replayed.
             room = self._make_room(len(indices)) if collect else 0
-            repeat(("evaluation", kind, room), partial(self._add, kind, collect), batches)
+            repeat(("evaluation", statistics, room), partial(self._add, statistics, collect), batches)
             correct, loss, *sums = self._sums.tolist()
             metrics = dict(zip(self._metrics, sums, strict=True))
-            whole = Evaluation(client.name, client.domain, split, kind, int(correct), len(indices), loss, metrics)
+            whole = Evaluation(client.name, client.domain, split, statistics, int(correct), len(indices), loss, metrics)
             results.append(replace(whole, outputs=self._outputs(indices)) if collect else whole)
         return results
 
@@ -159,7 +186,7 @@ class FederatedEvaluation:
             for group in self.executor.evaluate(clients, broadcast, splits, detailed=detailed):
                 yield [completed(evaluation, metrics, seed, detailed=detailed) for evaluation in group]
 
-        return (self._personal if self.setup.worker.method.is_personal else self._common)(test, splits)
+        return (self._personal if self._by_client else self._common)(test, splits)
 
     def _common(self, test: Test, splits: Sequence[str]) -> Iterator[Evaluation]:
         """Under one global model, every set of a domain once."""
@@ -173,7 +200,7 @@ class FederatedEvaluation:
                 yield from group
 
     def _personal(self, test: Test, splits: Sequence[str]) -> Iterator[Evaluation]:
-        """Of every client, with the layers that it has of its own."""
+        """Of every client, with the layers or the statistics that it has of its own."""
         # Of a sample's clients that never trained, all that share their sets get the same numbers: the first one's.
         first_like: dict[Hashable, str] = {}
         like = {name: first_like.setdefault(self._alike(name), name) for name in self._names}
@@ -182,8 +209,13 @@ class FederatedEvaluation:
         for name in self._names:
             yield from (replace(result, client=name) for result in results[like[name]])
 
+    @property
+    def _by_client(self) -> bool:
+        """Whether clients that share a test set are tested on it one by one, as their models are not the same."""
+        return self.setup.worker.method.is_personal or "site" in self.setup.config.statistics
+
     def _alike(self, name: str) -> Hashable:
-        if not self._is_sampled or name in self.executor.memory:
+        if not self._is_sampled or name in self.executor.memory or "site" in self.setup.config.statistics:
             return name
         site = self.setup.federation[name]
         return site.domain, id(site.test), id(site.validation)

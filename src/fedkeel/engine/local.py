@@ -273,13 +273,18 @@ class Worker:
         """Accuracy and loss on one client's test and validation data, or on a part; in detail, of every image."""
         local = select(memory, LOCAL) if self.method.is_personal else {}
         self._load(broadcast, local)
-        statistics = {"both": ["global", "batch"]}.get(self.config.evaluate_with, [self.config.evaluate_with])
-        site, test = self.federation[name], partial(self._evaluator.evaluate, detailed=detailed)
-        if self.method.is_personal and not local and self.method.unseen_statistics == "batch":
-            # It has no layers of its own: its column is filled by the method's rule for such clients.
-            results = test(site, splits, ["batch"], part, self.replays)
-            return [replace(result, statistics=kind) for kind in statistics for result in results]
-        return test(site, splits, statistics, part, self.replays)
+        site, statistics = self.federation[name], self.config.statistics
+        test = partial(self._evaluator.evaluate, splits=splits, part=part, repeat=self.replays, detailed=detailed)
+        # One without layers of its own is tested by the method's rule for such clients.
+        stranger = self.method.is_personal and not local and self.method.unseen_statistics == "batch"
+        results = []
+        for kind in statistics:  # "site" comes last: it changes the model
+            if kind == "site":
+                found = test(self._evaluator.calibrated(site, self.replays, stranger=stranger), statistics="global")
+            else:
+                found = test(site, statistics="batch" if stranger else kind)
+            results += [replace(result, statistics=kind) for result in found]
+        return results
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around what only waits for the GPU."""

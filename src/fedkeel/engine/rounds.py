@@ -262,7 +262,7 @@ class Federated:
     @phase(stopwatch.EVALUATION)
     def _evaluate(self, server: Server) -> Scores | None:
         evaluations = self.evaluation.evaluate(make_broadcast(server, server.weights))
-        reported = "global" if "global" in {e.statistics for e in evaluations} else "batch"
+        reported = self.config.statistics[0]
         shown: Scores | None = None
         for split, statistics in sorted({(e.split, e.statistics) for e in evaluations}, reverse=True):
             group = [e for e in evaluations if (e.split, e.statistics) == (split, statistics)]

@@ -26,6 +26,7 @@ from fedkeel.runs.run import PYTHON_OBJECT, Run
 from fedkeel.runs.store import fingerprint
 from fedkeel.runs.summary import IF_THERE, RESULTS, SUMMARY
 
+BESIDE = {"batch": "Test accuracy with batch statistics", "site": "Test accuracy, calibrated to each site"}
 FEDERATION = ("data", "partition", "unseen", "subsample")  # runs that share these were made on the same data
 
 
@@ -241,7 +242,7 @@ def usable(summary: Mapping[str, Any] | None) -> dict[str, Any] | None:
 def read_curves(run: Run) -> dict[Metric, dict[int, float]]:
     """By round. A round that was not evaluated, or whose value is not a number, has no entry."""
     tested, rounds = run.scores(), run.records("round")
-    batch = run.scores(statistics="batch") if not tested or tested[-1]["statistics"] == "global" else []
+    beside = {kind: run.scores(statistics=kind) for kind in run.config.statistics[1:]}
     curves = {
         Metric("average", "Test accuracy, mean over domains"): {e["round"]: e["average"] for e in tested},
         Metric("unseen", "Test accuracy, mean over unseen domains"): {e["round"]: e.get("unseen") for e in tested},
@@ -251,7 +252,7 @@ def read_curves(run: Run) -> dict[Metric, dict[int, float]]:
         curves[domain] = {e["round"]: e["domains"].get(name) for e in tested}
     validation = Metric("validation", "Validation accuracy, mean over domains")
     curves |= {
-        Metric("batch", "Test accuracy with batch statistics"): {e["round"]: e["average"] for e in batch},
+        **{Metric(kind, BESIDE[kind]): {e["round"]: e["average"] for e in scores} for kind, scores in beside.items()},
         validation: {e["round"]: e["average"] for e in run.scores("validation")},
         Metric("test-loss", "Test loss", is_percent=False): {e["round"]: e.get("loss") for e in tested},
         Metric("train-loss", "Training loss", is_percent=False): {e["round"]: e.get("loss") for e in rounds},

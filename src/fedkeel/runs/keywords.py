@@ -59,7 +59,10 @@ class Options(MachineOptions, total=False):
     decay: float
     clip_norm: float
     evaluate_every: int
-    evaluate_with: Literal["global", "batch", "both"]
+    evaluate_with: Literal["global", "batch", "both", "site", "all"]
+    site_images: int
+    site_prior: float
+    site_always: bool
     evaluate_clients: int
     evaluation_batch: int
     result: Literal["last", "mean-last-10", "best-validation"]

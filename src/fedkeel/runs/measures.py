@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from fedkeel.config import Config
+from fedkeel.config import Config, first_of
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.naming import file_name
 from fedkeel.core.readable import DASH, csv_table
@@ -74,8 +74,8 @@ class Measured(Files):
 
 def reported(evaluations: Sequence[Evaluation]) -> list[Evaluation]:
     """Those under the statistics that results are told of."""
-    kinds = {evaluation.statistics for evaluation in evaluations}
-    return [e for e in evaluations if e.statistics == ("global" if "global" in kinds else "batch") and e.details]
+    told = first_of(evaluation.statistics for evaluation in evaluations)
+    return [e for e in evaluations if e.statistics == told and e.details]
 
 
 def document(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedkeel import methods
-from fedkeel.config import Config, from_one
+from fedkeel.config import Config, first_of, from_one
 from fedkeel.core import imports, naming, state
 from fedkeel.core.composition import Composition
 from fedkeel.core.method import Method
@@ -162,8 +162,7 @@ class Run(Measured):
     def scores(self, split: str = "test", statistics: str | None = None) -> list[dict[str, Any]]:
         """One entry per evaluated round."""
         scores = [record for record in self.records("scores") if record["split"] == split]
-        kinds = {record["statistics"] for record in scores}
-        wanted = statistics or ("global" if "global" in kinds else next(iter(kinds), "global"))
+        wanted = statistics or first_of(record["statistics"] for record in scores)
         return [record for record in scores if record["statistics"] == wanted]
 
     def evaluated(self) -> list[dict[str, Any]]:

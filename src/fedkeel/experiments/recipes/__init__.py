@@ -17,7 +17,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from fedkeel.config import Config, from_dict
+from fedkeel.config import STATISTICS, Config, from_dict
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.experiments.recipes.kinds import COLUMN, ENTRIES, ROW, Kind
 from fedkeel.options import described
@@ -47,7 +47,6 @@ DIAGNOSTICS = {
 }
 
 READINGS = ("accuracy", "samples", "unseen", "seconds", *DIAGNOSTICS)
-STATISTICS = ("global", "batch")
 ORDERS = ("rows", "columns")
 
 NOT_A_CELL = "-"  # the paper's table has no such cell, and it is not run
@@ -268,11 +267,11 @@ def _check_reading(config: Config, reading: Mapping[str, str], cell: str) -> Non
     """A run must have what is read of it."""
     if reading.get("read") == "unseen" and not (config.unseen or parse_spec(config.data).options.get("unseen")):
         raise FedkeelError(f"the cell '{cell}' reads the unseen domain, but there is none: set 'unseen' in its column.")
-    statistics = reading.get("statistics", config.evaluate_with)
-    if statistics != config.evaluate_with and config.evaluate_with != "both":
+    statistics = reading.get("statistics", config.statistics[0])
+    if statistics not in config.statistics:
         raise FedkeelError(
             f"the cell '{cell}' reads the accuracy under {statistics} statistics, but 'evaluate_with' is "
-            f"'{config.evaluate_with}': set it to 'both'."
+            f"'{config.evaluate_with}': set it to '{'all' if statistics == 'site' else 'both'}'."
         )
 
 
@@ -285,7 +284,7 @@ def _divided(entry: Mapping[str, Any], kinds: Mapping[str, Kind]) -> dict[str, A
         raise FedkeelError(f"{dict(entry)} has no label: add one.")
     reading = {key: entry[key] for key in READ if key in entry}
     _refuse_unknown([reading["read"]] if "read" in reading else [], READINGS, "reading")
-    _refuse_unknown([reading["statistics"]] if "statistics" in reading else [], STATISTICS, "statistics")
+    _refuse_unknown([reading["statistics"]] if "statistics" in reading else [], STATISTICS["all"], "statistics")
     options = {key: value for key, value in entry.items() if key not in own and key not in reading}
     return {**own, "reading": reading, "options": options}
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fedkeel.config import Config, from_one
+from fedkeel.config import STATISTICS, Config, from_one
 from fedkeel.core import messages
 from fedkeel.core.checking import check_samples
 from fedkeel.core.evaluation import Evaluation
@@ -33,7 +33,7 @@ from fedkeel.files import write_to_show
 from fedkeel.formulas.measures import Measure
 
 STATUS = "status.json"
-SPLITS, STATISTICS = ("test", "validation"), ("global", "batch")
+SPLITS = ("test", "validation")
 COUNTED = "step"
 NONE: Mapping[str, Metric] = MappingProxyType({})
 LARGEST_LOSS = 1e15  # of a sample; a sum of such is still a number
@@ -257,7 +257,7 @@ def evaluations_of(
     client: str, domain: str, given: object, metrics: Mapping[str, Metric] = NONE, classes: int = 0
 ) -> list[Evaluation]:
     """As a site sent them: at most one of each split and kind of statistics."""
-    if not isinstance(given, list) or len(given) > len(SPLITS) * len(STATISTICS):
+    if not isinstance(given, list) or len(given) > len(SPLITS) * len(STATISTICS["all"]):
         raise BadMessage("its evaluations are not a list, or too many")
     found = [evaluation_of(client, domain, entry, metrics, classes) for entry in given]
     if len({(evaluation.split, evaluation.statistics) for evaluation in found}) < len(found):
@@ -274,7 +274,7 @@ def evaluation_of(client: str, domain: str, given: object, metrics: Mapping[str,
         raise BadMessage("an evaluation of it is not a table")
     values: list[Any] = [given.get(name) for name in ("split", "statistics", "correct", "samples", "loss_sum")]
     split, kind, correct, samples, loss = values
-    if split not in SPLITS or kind not in STATISTICS:
+    if split not in SPLITS or kind not in STATISTICS["all"]:
         raise BadMessage(f"an evaluation of it is of {shown(split)} with {shown(kind)} statistics")
     if not is_whole(correct) or not is_whole(samples) or not 0 <= correct <= samples < MOST_SAMPLES or samples == 0:
         raise BadMessage(f"an evaluation of it has {shown(correct)} right of {shown(samples)}")

@@ -1,0 +1,252 @@
+"""Give a network's normalisation the statistics of a site, mixed with the federation's, from images without labels.
+
+First the site is looked at through the network as it is: what it says of the images, and how far each layer's means are
+from the federation's. That decides the share of the site's own statistics (`fedkeel.formulas.calibration`). Then layer
+after layer gets, with the layers before it calibrated already,
+
+    mean = (1 - share) global + share site,    variance likewise
+
+So neither the order of the images nor the size of a batch matters. All sums lie in tensors that stay where they are, so
+that every pass can be replayed as a CUDA graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedkeel.core.client import Batch, Repeat, one_by_one
+from fedkeel.core.state import moment_names
+from fedkeel.errors import FedkeelError
+from fedkeel.formulas.calibration import class_mix, explained_distance, look, site_share, squared_distance
+
+PRIOR = 16.0  # images that the federation's statistics are worth
+
+
+def normalised_layers(model: nn.Module) -> dict[str, nn.Module]:
+    """Every layer with a running mean and variance, batch norm and HBN's, in the network's order.
+
+    >>> list(normalised_layers(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))
+    ['1']
+    """
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if all(getattr(module, buffer, None) is not None for buffer in moment_names(""))
+    }
+
+
+def channel_sums(x: Tensor) -> Tensor:
+    """Number, sum and sum of squares of each channel's values, (3, C), in double precision; x is (N, C, ...).
+
+    >>> channel_sums(torch.tensor([[1.0], [3.0]])).flatten().tolist()
+    [2.0, 4.0, 10.0]
+    """
+    wide = x.detach().double().transpose(0, 1).flatten(1)
+    return torch.stack([wide.new_full((len(wide),), wide.shape[1]), wide.sum(1), wide.square().sum(1)])
+
+
+def moments_of(sums: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel, of `channel_sums`."""
+    count, total, squares = sums
+    mean = total / count
+    return mean, (squares / count - mean.square()).clamp_min(0)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What was seen of a site's images, and what came of it; made by `fedkeel.calibrate`, which has an example.
+
+    Attributes:
+        images: how many were looked at.
+        prior: how many images the federation's statistics are worth.
+        distance: of the site from the federation: the mean over layers of the squared distance of their means, in units
+            of the variance of single images.
+        explained: what the class mix and chance explain of it.
+        trust: the share of the distance that is the images' look.
+        share: of the site's statistics in the mixture; 0 is the model as it was.
+        mix: the shares of the classes, as the model takes them to be.
+        layers: the distance by layer.
+    """
+
+    images: int
+    prior: float
+    distance: float
+    explained: float
+    trust: float
+    share: float
+    mix: Sequence[float]
+    layers: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences())
+
+    def sentences(self) -> Iterator[str]:
+        """For a person: how far the site is, and what is expected of the calibration."""
+        if not self.images:
+            yield "There was no image to calibrate with: the model is as it was."
+            return
+        if self.images == 1:
+            yield "One image does not tell how much images of this site differ: the model is as it was."
+            return
+        yield (
+            f"The site's moments are {self.distance:.3g} from the federation's (squared, in units of what single "
+            f"images differ by); its class mix and the number of images explain {self.explained:.3g} of that."
+        )
+        if not self.share:
+            yield "So nothing says that its images look different: the model is as it was."
+            return
+        yield (
+            f"So {100 * self.trust:.0f} % is taken for the look of its images, and with {self.images} images against a "
+            f"prior of {self.prior:g} the statistics are {100 * self.share:.0f} % the site's own."
+        )
+
+
+class _Reached(Exception):
+    """The layer that is measured has its input: what comes after it need not be computed."""
+
+
+class Calibrator:
+    """Calibrates one network, for one site after another: whoever uses it loads the statistics anew in between."""
+
+    def __init__(self, model: nn.Module, logits: Callable[[Tensor], Tensor]) -> None:
+        """`logits`: of a batch, through this model."""
+        self.layers, self.logits = normalised_layers(model), logits
+        means = {name: _buffer(layer) for name, layer in self.layers.items()}
+        self._device = next((mean.device for mean in means.values()), torch.device("cpu"))
+        self._sums = {name: self._zeros(3, len(mean)) for name, mean in means.items()}
+        self._share, self._chances = self._zeros(), self._zeros(0, 0)
+        self._place = torch.zeros(1, dtype=torch.int64, device=self._device)
+        self._reached: dict[str, None] = {}  # layers, in the order of the forward pass
+
+    @torch.no_grad()
+    def calibrate(
+        self,
+        batches: Callable[[], Iterable[Batch]],
+        prior: float = PRIOR,
+        *,
+        always: bool = False,
+        mix: Tensor | None = None,
+        repeat: Repeat = one_by_one,
+    ) -> Calibration:
+        """Change the statistics of the model, which is in evaluation mode, in place.
+
+        Args:
+            batches: the site's images, the same each time it is called; labels are not looked at.
+            prior: how many images the federation's statistics are worth.
+            always: take the whole distance for the look of the images, whatever the class mix.
+            mix: the federation's shares of the classes, by default all the same.
+            repeat: how a pass over batches is run.
+        """
+        sizes = [len(batch.x) for batch in batches()]
+        images = sum(sizes)
+        if not images:
+            return Calibration(0, prior, 0.0, 0.0, 0.0, 0.0, (), {})
+        distances, found = self._look(batches, images, repeat)
+        distance = sum(distances.values()) / len(distances) if distances else 0.0
+        explained = explained_distance(found, images, mix)
+        # The spread of single images is not known of one.
+        trust = 1.0 if always else look(distance, explained) if images > 1 else 0.0
+        share = site_share(trust, images, prior)
+        if share > 0:
+            self._settle(batches, share, repeat, at_once=len(sizes) == 1)
+        return Calibration(images, prior, distance, explained, trust, share, tuple(found.tolist()), distances)
+
+    # -- the network as it is ----------------------------------------------------------------------------------
+    def _look(
+        self, batches: Callable[[], Iterable[Batch]], images: int, repeat: Repeat
+    ) -> tuple[dict[str, float], Tensor]:
+        """Of each layer the distance, and the class mix."""
+
+        def add(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            self._reached.setdefault(name)
+            x = inputs[0]
+            self._sums[name].add_(channel_sums(x.double().flatten(2).mean(2) if x.ndim > 2 else x))  # a value an image
+
+        def see(batch: Batch) -> None:
+            chances = self.logits(batch.x).double().softmax(1)
+            rows = self._place + torch.arange(len(chances), device=chances.device)
+            self._chances.index_copy_(0, rows, chances)
+            self._place.add_(len(chances))
+
+        self._make_room(batches, images)
+        self._clear()
+        with self._hooked(self.layers, add):
+            repeat(("look", len(self._chances)), see, batches())
+        distances = {}
+        for name in self._reached:
+            layer, (mean, spread) = self.layers[name], moments_of(self._sums[name])
+            moments = (_buffer(layer, 0).double(), _buffer(layer, 1).double())
+            distances[name] = float(squared_distance(mean, spread * images / max(images - 1, 1), *moments))
+        return distances, class_mix(self._chances[:images].cpu())
+
+    def _make_room(self, batches: Callable[[], Iterable[Batch]], images: int) -> None:
+        if images > len(self._chances):
+            outputs = self.logits(next(iter(batches())).x).shape[1]
+            self._chances = self._zeros(1 << (images - 1).bit_length(), outputs)
+        self._place.zero_()
+
+    def _zeros(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64, device=self._device)
+
+    # -- layer after layer -------------------------------------------------------------------------------------
+    def _settle(self, batches: Callable[[], Iterable[Batch]], share: float, repeat: Repeat, *, at_once: bool) -> None:
+        """A single batch settles all layers in one pass: each has all that it will see when it is reached."""
+        self._share.fill_(share)
+        self._clear()
+
+        def measure(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            self._sums[name].add_(channel_sums(inputs[0]))
+            if not at_once:
+                raise _Reached
+            self._mix(name)
+
+        def pass_over(batch: Batch) -> None:
+            with suppress(_Reached):
+                self.logits(batch.x)
+
+        for group in [list(self._reached)] if at_once else [[name] for name in self._reached]:
+            with self._hooked(group, measure):
+                repeat(("settle", at_once, *group), pass_over, batches())
+            if not at_once:
+                self._mix(group[0])
+
+    def _mix(self, name: str) -> None:
+        for buffer, moment in zip(moment_names(""), moments_of(self._sums[name]), strict=True):
+            tensor = getattr(self.layers[name], buffer)
+            # In double precision: mixed with itself, a number stays what it is.
+            tensor.copy_(tensor.double().lerp(moment, self._share))
+
+    def _clear(self) -> None:
+        for sums in self._sums.values():
+            sums.zero_()
+
+    @contextmanager
+    def _hooked(self, names: Iterable[str], hook: Callable[..., None]) -> Iterator[None]:
+        with ExitStack() as hooks:
+            for name in names:
+                hooks.enter_context(self.layers[name].register_forward_pre_hook(partial(hook, name)))
+            yield
+
+
+def _buffer(layer: nn.Module, number: int = 0) -> Tensor:
+    """The running mean, 0, or variance, 1."""
+    tensor = getattr(layer, moment_names("")[number])
+    assert isinstance(tensor, Tensor)
+    return tensor
+
+
+def refuse_without_statistics(model: nn.Module, what: str) -> None:
+    if not normalised_layers(model):
+        raise FedkeelError(
+            f"{what} has no layer with running statistics, so there is nothing to calibrate: use it as it is."
+        )
