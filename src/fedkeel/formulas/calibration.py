@@ -1,14 +1,14 @@
 """How far a site's images are from the federation's, and how much of that is their look: see docs/calibration.md.
 
 A layer's mean over the n images of a site differs from the federation's for three reasons: the site's images look
-different, its classes are mixed differently, and n images are few. In units of the spread of single images, the latter
-two explain a squared distance of
+different, its classes are mixed differently, and n images are few. In units of the variance of single images, the
+latter two explain a squared distance of at most
 
-    e = sum_c (p_c - u_c)^2 + 1 / n            p: the site's class mix, u: the federation's
+    e = max(sum_c (p_c - u_c)^2, 1 / n)        p: the class mix of the images, u: the federation's
 
-give or take a standard deviation of e sqrt(2 / v), with v = 1 / sum_c p_c^2 - 1 classes that are free to vary, at least
-one. What is beyond that is the look's share of the measured distance d, and so is the share of the site's own
-statistics, but for a prior worth m images:
+on average, with a standard deviation of e sqrt(2 / v), where v = 1 / sum_c p_c^2 - 1, at least 1, is the number of
+classes that are free to vary. What is beyond both is the look's share of the measured distance d, and so is the share
+of the site's own statistics, but for a prior worth m images:
 
     share = max(0, 1 - e (1 + sqrt(2 / v)) / d) n / (n + m)
 """
@@ -64,10 +64,10 @@ def explained_distance(site_mix: Tensor, images: int, mix: Tensor | None = None)
 
     >>> even = torch.full((10,), 0.1)
     >>> round(explained_distance(even, 64), 3), round(explained_distance(torch.eye(10)[:2].mean(0), 64), 3)
-    (0.023, 1.003)
+    (0.023, 0.966)
     """
     usual = torch.full_like(site_mix, 1 / len(site_mix)) if mix is None else mix.to(site_mix)
-    e = float((site_mix - usual).square().sum()) + 1 / images
+    e = max(float((site_mix - usual).square().sum()), 1 / images)
     free = max(1.0, 1 / float(site_mix.square().sum()) - 1)
     return e * (1 + math.sqrt(2 / free))
 
