@@ -27,7 +27,7 @@ from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, BadMessage, Broadcast, Update
 from fedkeel.core.state import Layout, Tensors, prefixed, select
 from fedkeel.core.types import Classifier, Output
-from fedkeel.data.federation import Federation
+from fedkeel.data.federation import Client, Federation
 from fedkeel.engine import optimizers, schedules, stopwatch
 from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, try_channels_last
 from fedkeel.engine.evaluation import Evaluator
@@ -108,7 +108,7 @@ class Worker:
         # Buffers outside of `state_dict()` do not travel, and must not go from one client to the next either.
         buffers = [buffer for name, buffer in self.model.named_buffers() if name not in self.entries]
         self._transient = [(buffer, buffer.clone()) for buffer in buffers]
-        self._evaluator = Evaluator(self.model, self.store, config)
+        self.evaluator = Evaluator(self.model, self.store, config)
         self.task_loss = TrainingLoss(config.loss, self.federation.num_classes, device)
         self.watch = self.watching(self.model) if self.watching else None
         self._compiled = self._compile()
@@ -274,17 +274,26 @@ class Worker:
         local = select(memory, LOCAL) if self.method.is_personal else {}
         self._load(broadcast, local)
         site, statistics = self.federation[name], self.config.statistics
-        test = partial(self._evaluator.evaluate, splits=splits, part=part, repeat=self.replays, detailed=detailed)
+        test = partial(self.evaluator.evaluate, splits=splits, part=part, repeat=self.replays, detailed=detailed)
         # One without layers of its own is tested by the method's rule for such clients.
         stranger = self.method.is_personal and not local and self.method.unseen_statistics == "batch"
         results = []
         for kind in statistics:  # "site" comes last: it changes the model
             if kind == "site":
-                found = test(self._evaluator.calibrated(site, self.replays, stranger=stranger), statistics="global")
+                found = test(self.calibrate(site, stranger=stranger), statistics="global")
             else:
                 found = test(site, statistics="batch" if stranger else kind)
             results += [replace(result, statistics=kind) for result in found]
         return results
+
+    def calibrate(self, site: Client, *, stranger: bool = False) -> Client:
+        """Give the model, as it is loaded, the statistics of a client; returns it with what is left to be tested on.
+
+        `stranger`: the model has no statistics that were trained, so those of the client stand alone.
+        """
+        config = self.config
+        prior, always = (0.0, True) if stranger else (config.site_prior, config.site_always)
+        return self.evaluator.calibrate(site, config.site_images, prior, always=always, repeat=self.replays)[0]
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around what only waits for the GPU."""

@@ -1,6 +1,6 @@
 """How far a site's images are from the federation's, and how much of that is their look: see docs/calibration.md.
 
-A layer's mean over the n images of a site differs from the federation's for three reasons: the site's images look
+A layer's moments over the n images of a site differ from the federation's for three reasons: the site's images look
 different, its classes are mixed differently, and n images are few. In units of the variance of single images, the
 latter two explain a squared distance of at most
 
@@ -46,17 +46,16 @@ def class_mix(probabilities: Tensor, mix: Tensor | None = None) -> Tensor:
     return found
 
 
-def squared_distance(mean: Tensor, spread: Tensor, global_mean: Tensor, global_variance: Tensor) -> Tensor:
-    """d of one layer: that of the means, in units of the variance of single images' means; all are (C,).
+def squared_distance(mean: Tensor, variance: Tensor, usual: float) -> Tensor:
+    """d of one moment of one layer: how far its mean over images is from the usual, in units of its variance over them.
 
-    Channels count by what they are after normalisation, so that a loud one does not drown the others.
+    Both are (C,), of values that are normalised by the federation's statistics, so that a loud channel does not drown
+    the others: the usual first moment is 0, and the usual second one is 1.
 
-    >>> squared_distance(torch.tensor([3.0]), torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([1.0])).item()
-    2.0
+    >>> squared_distance(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 3.0]), usual=0.0).item()
+    1.0
     """
-    scale = global_variance.clamp_min(1e-12)
-    between, within = ((mean - global_mean).square() / scale).sum(), (spread / scale).sum()
-    return between / within.clamp_min(1e-12)
+    return (mean - usual).square().sum() / variance.sum().clamp_min(1e-12)
 
 
 def explained_distance(site_mix: Tensor, images: int, mix: Tensor | None = None) -> float:
