@@ -44,9 +44,7 @@ SITUATIONS = (
         ("univarfl", "fedprox"),
         "local training leads away from the others",
     ),
-    Situation(
-        FEATURE, "one model for all, batch norm", ("greg",), "predictions must hold under the statistics of all"
-    ),
+    Situation(FEATURE, "one model for all, batch norm", ("greg",), "predictions must hold under the statistics of all"),
     Situation(FEATURE, SMALL_BATCHES, ("fedwon", "gn"), "nothing depends on the batch"),
     Situation(FEATURE, "a model for each site", ("fedbn", "silobn"), "each site keeps what fits its images"),
     Situation(FEATURE, "no batch norm", ("fedrdn", "fedfa"), "each site must see the looks of the others"),
@@ -79,8 +77,20 @@ class Evidence:
 
     @property
     def text(self) -> str:
+        return f"{self.points} ({self.count})"
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.where}: {self.row.lstrip('+')} {self.points} points over FedAvg, {self.count}, {self.verdict}"
+
+    @property
+    def points(self) -> str:
         spread = f" ±{self.half_width:.1f}" if self.half_width is not None and self.seeds >= FEWEST else ""
-        return f"{self.mean:+.1f}{spread} ({self.seeds} seed{'s' * (self.seeds > 1)})"
+        return f"{self.mean:+.1f}{spread}"
+
+    @property
+    def count(self) -> str:
+        return f"{self.seeds} seed{'s' * (self.seeds > 1)}"
 
     @property
     def where(self) -> str:
@@ -105,13 +115,14 @@ def evidence(blocks: Sequence[Block]) -> Iterator[Evidence]:
             continue
         recipe, cells, title = block.recipe, block.values(), block.reproduction().title
         base = next((row for row in recipe.rows if recipe.config(row, recipe.columns[0]).method == "fedavg"), None)
+        over = (base.label,) if base else ()
         columns: dict[tuple[str, str, str], list[RecipeColumn]] = {}
-        for row, column in recipe.cells():
+        for row, column in recipe.cells() if base else ():
             config = recipe.config(row, column)
             if config.method != "fedavg":
                 columns.setdefault((row.label, config.method, shift_of(config)), []).append(column)
-        for (label, method, kind), chosen in columns.items() if base else ():
-            claim = Claim(label, recipe.name, label, (base.label,), tuple(escape(column.name) for column in chosen))
+        for (label, method, kind), chosen in columns.items():
+            claim = Claim(label, recipe.name, label, over, tuple(escape(column.name) for column in chosen))
             found = judge(claim, recipe, cells).decisive
             if seeds := len(found.ours):
                 data = dict.fromkeys(column.group or column.name for column in chosen if column.name in found.columns)

@@ -2,12 +2,13 @@
 
 | function | what | chance |
 |---|---|---|
-| `label_distance` | how far a client's shares of the classes lie from those of all | samples are dealt to the clients anew |
-| `look_distance` | how far a class at a client looks from the class at all | those of a class, to the clients that have it |
-| `above_chance` | either of them | as many deals as are asked for |
+| `label_distance` | how far a client's shares of the classes lie from those of all | samples dealt anew |
+| `look_distance` | how far a class at a client looks from that class at all | samples of a class dealt anew |
+| `above_chance` | either of them | so many deals |
 
-The second deal leaves each client the labels it has. So a look that comes with the labels is in the chance too, and what
-is above it is the look alone; of a class that one client has to itself nothing can be said.
+Dealt anew are the clients: who has which sample. The second deal leaves each client the labels it has. So a look that
+comes with the labels is in the chance too, and what is above it is the look alone; of a class that one client has to
+itself nothing can be said.
 
 Symbols: N samples, K clients, C classes, d numbers that were measured of a sample.
 """

@@ -1,0 +1,202 @@
+"""Which methods to try, and whether to calibrate, from what was measured of a federation and what its clients can do.
+
+The table of `fedkeel.experiments.situations` says what is recommended for which shift. Of each of its lines that
+applies, the first method is taken that a run would not refuse, which the engine's own checks say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from fedkeel import methods
+from fedkeel.config import Config
+from fedkeel.core.composition import Composition
+from fedkeel.engine import checks
+from fedkeel.engine.executors.executor import executor_class
+from fedkeel.engine.setup import Setup, build_model
+from fedkeel.errors import FedkeelError
+from fedkeel.experiments.advice.survey import GREATLY, SOMEWHAT, Survey, apart, verdict
+from fedkeel.experiments.situations import (
+    BOTH,
+    FEATURE,
+    LABEL,
+    LEAST_BATCH,
+    SITUATIONS,
+    SMALL_BATCHES,
+    UNSEEN,
+    Evidence,
+    Situation,
+)
+from fedkeel.runs.run import without_weights
+from fedkeel.trust import privacy
+from fedkeel.trust.secrets import Randomness
+
+MOST = 3  # methods beside FedAvg
+FEW = 8  # a batch below which its statistics are noise
+REFERENCE = "the reference; what is not ahead of it is not worth its price"
+NOTHING = "nothing measured here yet"
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A method to try; `fedkeel.advise` makes it, and has an example.
+
+    Attributes:
+        method: as it is typed.
+        reason: why, with the number it rests on.
+        evidence: what the ledger has of it under this shift, a sentence each.
+    """
+
+    method: str
+    reason: str
+    evidence: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Whether sites should calibrate the model: "yes", "no", "try" or "not known", and why; see `fedkeel.advise`."""
+
+    verdict: str
+    reason: str
+
+
+# -- what there is ---------------------------------------------------------------------------------------------------
+def shifts(found: Survey) -> dict[str, str]:
+    """The shifts that matter, with the number that says so: those that are large, or else any that is there."""
+    told = {LABEL: labels_in_words(found), FEATURE: look_in_words(found)}
+    sizes = {LABEL: verdict(found.labels), FEATURE: verdict(found.look) if found.look else ""}
+    large = {shift: told[shift] for shift, size in sizes.items() if size == GREATLY}
+    present = large or {shift: told[shift] for shift, size in sizes.items() if size == SOMEWHAT}
+    both = {BOTH: " and ".join(present.values())} if len(large) == 2 else {}
+    unseen = {UNSEEN: f"the model goes to {', '.join(found.held_out)}"} if found.held_out else {}
+    return {**both, **unseen, **present}
+
+
+def labels_in_words(found: Survey) -> str:
+    return f"labels lie {apart(found.labels):.2f} apart"
+
+
+def look_in_words(found: Survey) -> str:
+    return f"looks lie {apart(found.look):.2f} apart" if found.look else "looks cannot be compared"
+
+
+# -- what can be run -------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Candidates:
+    """Says why a method would be refused for this federation, its model and options."""
+
+    setup: Setup
+    model: nn.Module | None  # given in Python
+
+    def refusal(self, method: str) -> str:
+        """In a sentence; nothing where it can be run."""
+        config = self.setup.config.replace(method=method)
+        try:
+            composed = Composition.of(methods.build(method))
+            with unheard():
+                self._check(config, composed)
+        except FedkeelError as error:
+            return str(error)
+        size = config.batch_size
+        if size == 1 and any(part.traits.needs_batch_norm for part in composed.parts):
+            return f"'{method}' acts on batch statistics, and a batch of one sample has none."
+        least = max((LEAST_BATCH.get(part.name, 1) for part in composed.parts), default=1)
+        return f"'{method}' goes by batches of {least} samples or more, and these have {size}." if size < least else ""
+
+    def _check(self, config: Config, method: Composition) -> None:
+        rules = privacy.choose_rules(config, method, Randomness.here())
+        checks.check_options(config, method, rules.aggregator.defence, executor_class(self.setup.executor_name))
+        network = build_model(without_weights(config), self.setup.given, method, self.model)
+        privacy.refuse_network(config, network)
+
+
+@contextmanager
+def unheard() -> Iterator[None]:
+    """Whoever runs a method is warned then, and not about those that are only thought of."""
+    log = logging.getLogger("fedkeel")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
+
+
+# -- what to try -----------------------------------------------------------------------------------------------------
+def suggest(
+    found: Survey, candidates: Candidates, known: Sequence[Evidence]
+) -> tuple[list[Suggestion], dict[str, str]]:
+    """FedAvg and up to three others; and why others that were thought of before them were left out."""
+    present, config = shifts(found), candidates.setup.config
+    lines = list(applicable(present, min(config.batch_size, found.samples[1]), found.batch_norm))
+    told = f"clients hardly differ ({labels_in_words(found)}, {look_in_words(found)}), so the plain mean should do"
+    suggestions, left_out = [Suggestion("fedavg", REFERENCE if present else told)], dict[str, str]()
+    for line, number in lines:
+        taken = {part for suggestion in suggestions for part in (suggestion.method, *suggestion.method.split("+"))}
+        if len(suggestions) > MOST or taken & {*line.methods}:
+            continue
+        for method in ranked(line, known):
+            refusal = left_out.get(method) or candidates.refusal(method)
+            if not refusal:
+                evidence = evidence_of(method, line.shift, known)
+                suggestions.append(Suggestion(method, f"{number}, and {line.why}", evidence))
+                break
+            left_out[method] = refusal
+    return suggestions, left_out
+
+
+def applicable(present: dict[str, str], batch_size: int, batch_norm: bool) -> Iterator[tuple[Situation, str]]:
+    """The lines of the table for these shifts, with the number that each rests on: one of each shift in turn; where
+    batches are small, those for small batches first."""
+    few = next(line for line in SITUATIONS if line.when == SMALL_BATCHES)
+    if batch_size == 1 and batch_norm:
+        yield few, "a batch of 1 sample has no statistics"
+    lines = {shift: [line for line in SITUATIONS if line.shift == shift] for shift in present}
+    if batch_size < FEW:
+        lines = {shift: sorted(those, key=lambda line: line != few) for shift, those in lines.items()}
+    for depth in range(max(map(len, lines.values()), default=0)):
+        yield from ((those[depth], present[shift]) for shift, those in lines.items() if depth < len(those))
+
+
+def ranked(situation: Situation, known: Sequence[Evidence]) -> list[str]:
+    """Its methods as the table has them, those last that were behind FedAvg here."""
+
+    def was_behind(method: str) -> bool:
+        verdicts = {one.verdict for one in known if one.shift == situation.shift and one.is_of([method])}
+        return "behind" in verdicts and "ahead" not in verdicts
+
+    return sorted(situation.methods, key=was_behind)
+
+
+def evidence_of(method: str, shift: str, known: Sequence[Evidence]) -> list[str]:
+    """Of the method under this shift; of a composition that was not run, of its parts under either of its shifts."""
+    either = (LABEL, FEATURE) if shift == BOTH else (shift,)
+    told = [one for one in known if one.shift in either and one.is_of([method])]
+    told = told or [one for one in known if one.shift in either and "+" in method and one.is_of(method.split("+"))]
+    return [one.sentence for one in told] or [NOTHING]
+
+
+# -- whether to calibrate --------------------------------------------------------------------------------------------
+def calibration(found: Survey) -> Calibration:
+    """Of a model with batch norm, where looks differ; a site's own moments hold its labels as well."""
+    if not found.batch_norm:
+        return Calibration("no", "the model has no batch norm, whose statistics a site could replace")
+    if found.look is None:
+        return Calibration("not known", "no class is at two clients, so that looks cannot be told from labels")
+    labels, look = verdict(found.labels) == GREATLY, verdict(found.look)
+    gain = found.pilot.gain if found.pilot and found.pilot.has_learned else None
+    told = "" if gain is None else f"; with the statistics of the test batch the pilot gets {gain:+.1f} points"
+    if look in (GREATLY, SOMEWHAT) and labels:
+        told = f"{look_in_words(found)}, but {labels_in_words(found)}, and a site's own moments hold both{told}"
+        return Calibration("try", told)
+    if look == GREATLY:
+        return Calibration("yes", f"{look_in_words(found)}, and {labels_in_words(found)}{told}")
+    if look == SOMEWHAT:
+        return Calibration("try", f"{look_in_words(found)}, which is little{told}")
+    return Calibration(
+        "no", f"{look_in_words(found)}, {look}: a site's own moments would add its labels and noise{told}"
+    )
