@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -81,7 +81,7 @@ class Advice:
         for suggestion in self.suggestions:
             yield f"  {suggestion.method}: {suggestion.reason}."
             yield from (f"    ledger: {sentence}." for sentence in suggestion.evidence)
-        yield from (f"  not {method}: {why}" for method, why in self.left_out.items())
+        yield from (f"  not {', '.join(those)}: {why}." for why, those in refused(self.left_out).items())
         yield f"Calibrate: {self.calibrate.verdict}, {self.calibrate.reason}."
         yield "Not known:"
         yield from (f"  {sentence}" for sentence in self.unknown)
@@ -133,7 +133,7 @@ def advise(
         if pilot:
             place = as_path(directory) if directory is not None else _own_folder(stack)
             run = _pilot(setup, place, given, stack.enter_context(watched(observer, verbose)))
-        found = survey(setup.given, run.model() if run else setup.worker.model, asked.seed, run)
+        found = survey(setup.given, run.model() if run else setup.worker.model, asked, run)
     return advice_on(found, setup, network)
 
 
@@ -166,7 +166,7 @@ def advice_on(found: Survey, setup: Setup, model: nn.Module | None) -> Advice:
     suggestions, left_out = suggest(found, Candidates(setup, model), read_evidence())
     calibrate, methods = calibration(found), [suggestion.method for suggestion in suggestions]
     return Advice(
-        found, suggestions, calibrate, list(unknown(found, setup.config)), left_out, following(methods, setup.config)
+        found, suggestions, calibrate, list(unknown(found)), left_out, following(methods, setup.config, calibrate)
     )
 
 
@@ -179,6 +179,10 @@ def measured(found: Survey) -> Iterator[str]:
     )
     own = f"{least}" if least == most else f"{least} to {most}"
     yield f"{found.data}: {found.clients:,} clients with {sizes}, and with {own} of {found.classes} classes."
+    state = "keep state" if found.keeps_state else "keep nothing"
+    norm = "has batch norm" if found.batch_norm else "has no batch norm"
+    come = "all" if found.participation == 1 else f"a share of {found.participation:g}"
+    yield f"They {state} between rounds, {come} take part in each, batches have {found.batch_size}; the model {norm}."
     yield f"Labels: {in_words(found.labels)}"
     where = f" at {found.layer}" if found.layer else ""
     if found.look is None:
@@ -198,6 +202,17 @@ def measured(found: Survey) -> Iterator[str]:
         )
 
 
+def refused(left_out: Mapping[str, str]) -> dict[str, list[str]]:
+    """Methods by why they are left out, without the remedy."""
+    found: dict[str, list[str]] = {}
+    for method, why in left_out.items():
+        why = why.partition(": ")[0].rstrip(".")
+        for part in (method, *method.split("+")):
+            why = why.replace(f"'{part}'", "it")
+        found.setdefault(why, []).append(method)
+    return found
+
+
 def in_words(found: AboveChance) -> str:
     size = verdict(found)
     if size == NOT_CLEAR:
@@ -206,7 +221,7 @@ def in_words(found: AboveChance) -> str:
     return f"{apart(found):.2f} apart, without the {found.chance:.2f} that chance gives: {told}."
 
 
-def unknown(found: Survey, config: Config) -> Iterator[str]:
+def unknown(found: Survey) -> Iterator[str]:
     """What this advice does not rest on, each with what would tell."""
     pilot = found.pilot
     if found.looked_at < found.clients:
@@ -229,16 +244,21 @@ def unknown(found: Survey, config: Config) -> Iterator[str]:
         width = 196 * (2 * pilot.accuracy * (1 - pilot.accuracy) / pilot.test_samples) ** 0.5
         count = f"{pilot.test_samples:,} test samples"
         yield f"What differs by less than {width:.1f} points: so much changes with other {count}."
-    if config.participation < 1:
-        share = f"a share of {config.participation:g} of the clients comes in a round"
+        if pilot.has_learned and pilot.gain is not None and pilot.gain > width:
+            yield (
+                f"Whether the {pilot.gain:+.1f} points of the test batch's statistics last: in the first rounds those "
+                "of the federation lag behind, whatever the shift."
+            )
+    if found.participation < 1:
+        share = f"a share of {found.participation:g} of the clients comes in a round"
         yield f"What it does to a method that remembers, and to the pilot, that {share}."
     if not found.held_out:
         yield "Whether the model will go to sites that did not train: if so, name a domain with --unseen."
     yield "Whether the learning rate suits each method, and what was measured on other data holds on yours: compare."
 
 
-def following(methods: list[str], config: Config) -> list[str]:
-    """What to do next: compare, and tune each; as commands, or as calls where something was given in Python."""
+def following(methods: list[str], config: Config, calibrate: Calibration) -> list[str]:
+    """What to do next: compare, tune each, calibrate; as commands, or as a call where something was given in Python."""
     tried = methods if len(methods) > 1 else ["central", *methods]
     own = {
         name: value
@@ -251,10 +271,10 @@ def following(methods: list[str], config: Config) -> list[str]:
         words += [f"{name}={value!r}" for name, value in own.items() if name not in objects]
         return [f"fedkeel.compare({tried!r}, {', '.join(words)}, seeds=3)"]
     flags = [word for name, value in own.items() for word in flag(name, value)]
-    return [
-        f"fedkeel {shlex.join(['compare', *tried, *flags, '--seeds', '3'])}",
-        f"fedkeel {shlex.join(['tune', *methods, *flags])}",
-    ]
+    commands = [["compare", *tried, *flags, "--seeds", "3"], ["tune", *methods, *flags]]
+    if calibrate.verdict in ("yes", "try"):
+        commands.append(["calibrate", "RUN", "--images", "DIR"])
+    return [shlex.join(["fedkeel", *words]) for words in commands]
 
 
 def flag(name: str, value: Any) -> list[str]:

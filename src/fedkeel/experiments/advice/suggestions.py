@@ -131,11 +131,10 @@ def suggest(
     found: Survey, candidates: Candidates, known: Sequence[Evidence]
 ) -> tuple[list[Suggestion], dict[str, str]]:
     """FedAvg and up to three others; and why others that were thought of before them were left out."""
-    present, config = shifts(found), candidates.setup.config
-    lines = list(applicable(present, min(config.batch_size, found.samples[1]), found.batch_norm))
+    present = shifts(found)
     told = f"clients hardly differ ({labels_in_words(found)}, {look_in_words(found)}), so the plain mean should do"
     suggestions, left_out = [Suggestion("fedavg", REFERENCE if present else told)], dict[str, str]()
-    for line, number in lines:
+    for line, number in applicable(present, min(found.batch_size, found.samples[1]), found.batch_norm):
         taken = {part for suggestion in suggestions for part in (suggestion.method, *suggestion.method.split("+"))}
         if len(suggestions) > MOST or taken & {*line.methods}:
             continue
@@ -182,21 +181,21 @@ def evidence_of(method: str, shift: str, known: Sequence[Evidence]) -> list[str]
 
 # -- whether to calibrate --------------------------------------------------------------------------------------------
 def calibration(found: Survey) -> Calibration:
-    """Of a model with batch norm, where looks differ; a site's own moments hold its labels as well."""
+    """Of a model with batch norm, where looks differ; a site's own moments hold its labels as well.
+
+    What batch statistics gain in the pilot is no reason: in its few rounds the federation's lag behind, whatever the
+    shift.
+    """
     if not found.batch_norm:
         return Calibration("no", "the model has no batch norm, whose statistics a site could replace")
     if found.look is None:
         return Calibration("not known", "no class is at two clients, so that looks cannot be told from labels")
     labels, look = verdict(found.labels) == GREATLY, verdict(found.look)
-    gain = found.pilot.gain if found.pilot and found.pilot.has_learned else None
-    told = "" if gain is None else f"; with the statistics of the test batch the pilot gets {gain:+.1f} points"
     if look in (GREATLY, SOMEWHAT) and labels:
-        told = f"{look_in_words(found)}, but {labels_in_words(found)}, and a site's own moments hold both{told}"
+        told = f"{look_in_words(found)}, but {labels_in_words(found)}, and a site's own moments hold both"
         return Calibration("try", told)
     if look == GREATLY:
-        return Calibration("yes", f"{look_in_words(found)}, and {labels_in_words(found)}{told}")
+        return Calibration("yes", f"{look_in_words(found)}, and {labels_in_words(found)}")
     if look == SOMEWHAT:
-        return Calibration("try", f"{look_in_words(found)}, which is little{told}")
-    return Calibration(
-        "no", f"{look_in_words(found)}, {look}: a site's own moments would add its labels and noise{told}"
-    )
+        return Calibration("try", f"{look_in_words(found)}, which is little")
+    return Calibration("no", f"{look_in_words(found)}, so a site's own moments add noise and, if any, its labels")

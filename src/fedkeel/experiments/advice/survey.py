@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedkeel import seeds
 from fedkeel.analysis.snapshot import normalised_layers, some_clients
+from fedkeel.config import Config
 from fedkeel.data.federation import Client, Federation
 from fedkeel.engine.batches import middle
 from fedkeel.formulas.heterogeneity import (
@@ -73,6 +74,7 @@ class Survey:
         comparable: the share of the images that are of a class which another client has too.
         layer: whose inputs, or outputs, were looked at.
         batch_norm: whether the model has any.
+        batch_size, keeps_state, participation: what the clients of the run can do, as its options say.
         held_out: domains that are only tested.
         pilot: None where there was none.
     """
@@ -88,6 +90,9 @@ class Survey:
     comparable: float
     layer: str
     batch_norm: bool
+    batch_size: int
+    keeps_state: bool
+    participation: float
     held_out: tuple[str, ...] = ()
     pilot: Pilot | None = None
 
@@ -113,8 +118,9 @@ def apart(found: AboveChance) -> float:
     return found.above if found.deviations >= CLEAR else 0.0
 
 
-def survey(federation: Federation, model: nn.Module, seed: int, run: Run | None) -> Survey:
+def survey(federation: Federation, model: nn.Module, config: Config, run: Run | None) -> Survey:
     """`model` is the one to look with, that of the pilot `run` where there was one."""
+    seed = config.seed
     clients = some_clients(federation, seed)
     labels = [federation.labels[client.train] for client in clients]
     owners, sizes = owners_of(labels), sorted(map(len, labels))
@@ -139,6 +145,9 @@ def survey(federation: Federation, model: nn.Module, seed: int, run: Run | None)
         comparable=comparable,
         layer=name,
         batch_norm=bool(normalised_layers(model)),
+        batch_size=config.batch_size,
+        keeps_state=not config.stateless,
+        participation=config.participation,
         held_out=tuple(dict.fromkeys(client.domain for client in federation.unseen)),
         pilot=None if run is None else pilot_of(run, federation),
     )
