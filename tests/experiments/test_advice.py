@@ -141,6 +141,14 @@ def test_few_images_that_can_be_compared_are_told() -> None:
     assert any("How far looks differ for most images" in sentence for sentence in half.unknown)
 
 
+def test_images_that_are_all_the_same_do_not_differ() -> None:
+    x, y = np.full((60, 8, 8, 3), 9, dtype=np.uint8), np.arange(60) % 2
+    advice = fedkeel.advise(data.federation(x, y, clients=[f"site{number // 20}" for number in range(60)]), **TINY)
+    assert advice.measures.look is not None
+    assert advice.measures.look.distance == 0
+    assert advice.methods == ["fedavg"]
+
+
 def test_two_clients_are_no_sample() -> None:
     advice = fedkeel.advise(made([[0, 1], [0, 1]], [20, 90]), **TINY)
     assert sizes(advice)[1] == "much"

@@ -22,7 +22,7 @@ from torch import Tensor
 
 
 class AboveChance(NamedTuple):
-    """A distance beside what chance gives; `above_chance`, which makes it, has an example.
+    """A distance beside what chance gives; made by `above_chance`, which has an example.
 
     Attributes:
         distance: as it is, from 0 to 1.

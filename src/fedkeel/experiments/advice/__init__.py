@@ -43,7 +43,7 @@ LITTLE = 0.2  # of the images, below which looks are compared on too few
 
 @dataclass(frozen=True)
 class Advice:
-    """What `fedkeel.advise` says; it prints as text.
+    """What to try on a federation; it prints as text. Made by `advise`, which has an example.
 
     Attributes:
         measures: the numbers it rests on.

@@ -44,7 +44,7 @@ NOTHING = "nothing measured here yet"
 
 @dataclass(frozen=True)
 class Suggestion:
-    """A method to try; `fedkeel.advise` makes it, and has an example.
+    """A method to try; made by `fedkeel.advise`, which has an example.
 
     Attributes:
         method: as it is typed.
@@ -198,4 +198,4 @@ def calibration(found: Survey) -> Calibration:
         return Calibration("yes", f"{look_in_words(found)}, and {labels_in_words(found)}")
     if look == SOMEWHAT:
         return Calibration("try", f"{look_in_words(found)}, which is little")
-    return Calibration("no", f"{look_in_words(found)}, so a site's own moments add noise and, if any, its labels")
+    return Calibration("no", f"{look_in_words(found)}, so a site's own moments would bring noise, and its labels")

@@ -62,7 +62,7 @@ class Pilot:
 
 @dataclass(frozen=True)
 class Survey:
-    """The numbers that advice rests on; `fedkeel.advise`, which makes it, has an example.
+    """The numbers that advice rests on; made by `fedkeel.advise`, which has an example.
 
     Attributes:
         data, clients, classes: what the federation is called, and how many it has.
