@@ -190,10 +190,23 @@ def test_stateless_clients_get_no_method_that_remembers() -> None:
 def test_batches_of_one_image_get_no_batch_norm(caplog: pytest.LogCaptureFixture) -> None:
     for shift in (LABEL_SHIFT, FEATURE_SHIFT, NEITHER):
         advice = advised(**shift, batch_size=1)
-        assert advice.methods[1] == "fedwon"
+        assert advice.methods[1:3] == ["fedwon", "gn"]
         assert "a batch of 1 sample has no statistics" in advice.suggestions[1].reason
         assert not {"greg", "hbn", "fixbn", "fedbn", "silobn", "univarfl"} & {*advice.methods}
     assert len([record for record in caplog.records if "batch size is 1" in record.message]) == 3  # once for each
+
+
+def test_local_privacy_gets_methods_that_hide_a_sample() -> None:
+    pytest.importorskip("opacus")
+    for shift in (LABEL_SHIFT, FEATURE_SHIFT, NEITHER):
+        advice = advised(**shift, dp="local")
+        assert advice.methods[:2] == ["fedwon", "gn"]  # batch norm mixes samples, so that FedAvg is refused too
+        assert advice.calibrate.verdict == "no"
+        assert "batch norm mixes" in advice.left_out["fedavg"]
+        assert all(fedkeel.methods.build(method).traits.private for method in advice.methods)
+        assert any("the pilot has none" in sentence for sentence in advice.unknown)
+    with pytest.raises(fedkeel.FedkeelError, match="--weighting uniform"):
+        advised(**NEITHER, dp="central")
 
 
 def test_small_batches_put_methods_without_batch_norm_first() -> None:

@@ -16,7 +16,9 @@ from typing import Any
 from torch import nn
 
 from fedkeel import config as configuration
+from fedkeel import methods
 from fedkeel.config import Config
+from fedkeel.core.composition import Composition
 from fedkeel.core.naming import visible
 from fedkeel.core.readable import percent
 from fedkeel.core.state import batch_norms
@@ -36,6 +38,7 @@ from fedkeel.runs.progress import watched
 from fedkeel.runs.run import PYTHON_OBJECT, Run, given_in_python
 from fedkeel.runs.store import Store
 from fedkeel.simulation import finish, prepare_run
+from fedkeel.trust import privacy
 
 FEW_CLIENTS = 4  # fewer are no sample of sites
 LITTLE = 0.2  # of the images, below which looks are compared on too few
@@ -106,7 +109,7 @@ def advise(
     Args:
         federation: an object, in place of `data`.
         rounds: of the pilot; nothing else is trained.
-        pilot: without it, looks are taken of the model as it begins, and accuracies are not known.
+        pilot: FedAvg without `dp`; without it, looks are taken of the model as it begins, and accuracies are not known.
         directory: where the pilot's run is kept; by default it is removed.
         model: a network, or its name.
         observer, verbose: as in `simulate`.
@@ -122,7 +125,8 @@ def advise(
     refuse_unused(options, federation=federation)
     given = {"data": federation, "model": network}
     asked = asked.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
-    setup = prepare_run(asked, federation=federation, model=network)
+    privacy.refuse_contradictions(asked, Composition.of(methods.build(asked.method)))
+    setup = prepare_run(asked.replace(dp="none"), federation=federation, model=network)
     if len(setup.given.clients) < 2:
         raise FedkeelError(
             f"'{setup.given.name}' has one client, and with one there is nothing federated to advise on: cut the data "
@@ -134,7 +138,7 @@ def advise(
             place = as_path(directory) if directory is not None else _own_folder(stack)
             run = _pilot(setup, place, given, stack.enter_context(watched(observer, verbose)))
         found = survey(setup.given, run.model() if run else setup.worker.model, asked, run)
-    return advice_on(found, setup, network)
+    return advice_on(found, Candidates(asked, setup, network))
 
 
 def _config(rounds: int, model: nn.Module | str | None, options: dict[str, Any]) -> Config:
@@ -161,13 +165,12 @@ def _pilot(setup: Setup, place: Path, given: dict[str, Any], observer: Observer)
     return finish(store, setup, observer).remember(model=given["model"])
 
 
-def advice_on(found: Survey, setup: Setup, model: nn.Module | None) -> Advice:
+def advice_on(found: Survey, candidates: Candidates) -> Advice:
     """From what was measured; nothing is trained."""
-    suggestions, left_out = suggest(found, Candidates(setup, model), read_evidence())
-    calibrate, methods = calibration(found), [suggestion.method for suggestion in suggestions]
-    return Advice(
-        found, suggestions, calibrate, list(unknown(found)), left_out, following(methods, setup.config, calibrate)
-    )
+    suggestions, left_out = suggest(found, candidates, read_evidence())
+    calibrate, config = calibration(found, left_out), candidates.config
+    commands = following([suggestion.method for suggestion in suggestions], config, calibrate)
+    return Advice(found, suggestions, calibrate, list(unknown(found, config)), left_out, commands)
 
 
 # -- in words --------------------------------------------------------------------------------------------------------
@@ -221,7 +224,7 @@ def in_words(found: AboveChance) -> str:
     return f"{apart(found):.2f} apart, without the {found.chance:.2f} that chance gives: {told}."
 
 
-def unknown(found: Survey) -> Iterator[str]:
+def unknown(found: Survey, config: Config) -> Iterator[str]:
     """What this advice does not rest on, each with what would tell."""
     pilot = found.pilot
     if found.looked_at < found.clients:
@@ -249,6 +252,8 @@ def unknown(found: Survey) -> Iterator[str]:
                 f"Whether the {pilot.gain:+.1f} points of the test batch's statistics last: in the first rounds those "
                 "of the federation lag behind, whatever the shift."
             )
+    if config.dp != "none":
+        yield f"What the noise of 'dp={config.dp}' costs: the pilot has none."
     if found.participation < 1:
         share = f"a share of {found.participation:g} of the clients comes in a round"
         yield f"What it does to a method that remembers, and to the pilot, that {share}."
@@ -257,9 +262,9 @@ def unknown(found: Survey) -> Iterator[str]:
     yield "Whether the learning rate suits each method, and what was measured on other data holds on yours: compare."
 
 
-def following(methods: list[str], config: Config, calibrate: Calibration) -> list[str]:
+def following(suggested: list[str], config: Config, calibrate: Calibration) -> list[str]:
     """What to do next: compare, tune each, calibrate; as commands, or as a call where something was given in Python."""
-    tried = methods if len(methods) > 1 else ["central", *methods]
+    tried = ["central", "fedavg"] if suggested == ["fedavg"] and config.dp == "none" else suggested
     own = {
         name: value
         for name, value in config.to_dict().items()
@@ -271,7 +276,7 @@ def following(methods: list[str], config: Config, calibrate: Calibration) -> lis
         words += [f"{name}={value!r}" for name, value in own.items() if name not in objects]
         return [f"fedkeel.compare({tried!r}, {', '.join(words)}, seeds=3)"]
     flags = [word for name, value in own.items() for word in flag(name, value)]
-    commands = [["compare", *tried, *flags, "--seeds", "3"], ["tune", *methods, *flags]]
+    commands = [["compare", *tried, *flags, "--seeds", "3"], ["tune", *suggested, *flags]]
     if calibrate.verdict in ("yes", "try"):
         commands.append(["calibrate", "RUN", "--images", "DIR"])
     return [shlex.join(["fedkeel", *words]) for words in commands]

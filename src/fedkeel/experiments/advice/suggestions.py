@@ -7,7 +7,7 @@ applies, the first method is taken that a run would not refuse, which the engine
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -40,6 +40,7 @@ MOST = 3  # methods beside FedAvg
 FEW = 8  # a batch below which its statistics are noise
 REFERENCE = "the reference; what is not ahead of it is not worth its price"
 NOTHING = "nothing measured here yet"
+UNUSABLE = "batch norm cannot be used here"  # where FedAvg is refused: it changes nothing, so it is the network
 
 
 @dataclass(frozen=True)
@@ -90,12 +91,13 @@ def look_in_words(found: Survey) -> str:
 class Candidates:
     """Says why a method would be refused for this federation, its model and options."""
 
+    config: Config  # as it was asked for: the pilot has another one
     setup: Setup
     model: nn.Module | None  # given in Python
 
     def refusal(self, method: str) -> str:
         """In a sentence; nothing where it can be run."""
-        config = self.setup.config.replace(method=method)
+        config = self.config.replace(method=method)
         try:
             composed = Composition.of(methods.build(method))
             with unheard():
@@ -131,12 +133,16 @@ def suggest(
     found: Survey, candidates: Candidates, known: Sequence[Evidence]
 ) -> tuple[list[Suggestion], dict[str, str]]:
     """FedAvg and up to three others; and why others that were thought of before them were left out."""
-    present = shifts(found)
-    told = f"clients hardly differ ({labels_in_words(found)}, {look_in_words(found)}), so the plain mean should do"
-    suggestions, left_out = [Suggestion("fedavg", REFERENCE if present else told)], dict[str, str]()
-    for line, number in applicable(present, min(found.batch_size, found.samples[1]), found.batch_norm):
+    present, batch_size = shifts(found), min(found.batch_size, found.samples[1])
+    alike = f"clients hardly differ ({labels_in_words(found)}, {look_in_words(found)}), so the plain mean should do"
+    first, refusal = Suggestion("fedavg", REFERENCE if present else alike), candidates.refusal("fedavg")
+    suggestions, left_out = ([], {"fedavg": refusal}) if refusal else ([first], dict[str, str]())
+    unusable = UNUSABLE if refusal else ""
+    if found.batch_norm and batch_size == 1:
+        unusable = "a batch of 1 sample has no statistics"
+    for line, number in applicable(present, batch_size, unusable):
         taken = {part for suggestion in suggestions for part in (suggestion.method, *suggestion.method.split("+"))}
-        if len(suggestions) > MOST or taken & {*line.methods}:
+        if sum(suggestion.method != "fedavg" for suggestion in suggestions) == MOST or taken & {*line.methods}:
             continue
         for method in ranked(line, known):
             refusal = left_out.get(method) or candidates.refusal(method)
@@ -148,12 +154,11 @@ def suggest(
     return suggestions, left_out
 
 
-def applicable(present: dict[str, str], batch_size: int, batch_norm: bool) -> Iterator[tuple[Situation, str]]:
-    """The lines of the table for these shifts, with the number that each rests on: one of each shift in turn; where
-    batches are small, those for small batches first."""
+def applicable(present: dict[str, str], batch_size: int, unusable: str) -> Iterator[tuple[Situation, str]]:
+    """The lines of the table for these shifts, with the number that each rests on: one of each shift in turn. The line
+    for small batches comes first where they are small, and its methods one by one where batch norm is `unusable`."""
     few = next(line for line in SITUATIONS if line.when == SMALL_BATCHES)
-    if batch_size == 1 and batch_norm:
-        yield few, "a batch of 1 sample has no statistics"
+    yield from ((few._replace(methods=(method,)), unusable) for method in few.methods if unusable)
     lines = {shift: [line for line in SITUATIONS if line.shift == shift] for shift in present}
     if batch_size < FEW:
         lines = {shift: sorted(those, key=lambda line: line != few) for shift, those in lines.items()}
@@ -180,7 +185,7 @@ def evidence_of(method: str, shift: str, known: Sequence[Evidence]) -> list[str]
 
 
 # -- whether to calibrate --------------------------------------------------------------------------------------------
-def calibration(found: Survey) -> Calibration:
+def calibration(found: Survey, left_out: Mapping[str, str]) -> Calibration:
     """Of a model with batch norm, where looks differ; a site's own moments hold its labels as well.
 
     What batch statistics gain in the pilot is no reason: in its few rounds the federation's lag behind, whatever the
@@ -188,6 +193,8 @@ def calibration(found: Survey) -> Calibration:
     """
     if not found.batch_norm:
         return Calibration("no", "the model has no batch norm, whose statistics a site could replace")
+    if "fedavg" in left_out:
+        return Calibration("no", UNUSABLE)
     if found.look is None:
         return Calibration("not known", "no class is at two clients, so that looks cannot be told from labels")
     labels, look = verdict(found.labels) == GREATLY, verdict(found.look)
