@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from fedkeel import methods
+from fedkeel.analysis.snapshot import normalised_layers
 from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.engine import checks
@@ -101,20 +102,22 @@ class Candidates:
         try:
             composed = Composition.of(methods.build(method))
             with unheard():
-                self._check(config, composed)
+                network = self._network(config, composed)
         except FedkeelError as error:
             return str(error)
         size = config.batch_size
-        if size == 1 and any(part.traits.needs_batch_norm for part in composed.parts):
+        acts_on_it = any(part.traits.needs_batch_norm for part in composed.parts) and normalised_layers(network)
+        if size == 1 and acts_on_it:  # "gn" needs batch norm too, and leaves none
             return f"'{method}' acts on batch statistics, and a batch of one sample has none."
         least = max((LEAST_BATCH.get(part.name, 1) for part in composed.parts), default=1)
         return f"'{method}' goes by batches of {least} samples or more, and these have {size}." if size < least else ""
 
-    def _check(self, config: Config, method: Composition) -> None:
+    def _network(self, config: Config, method: Composition) -> nn.Module:
         rules = privacy.choose_rules(config, method, Randomness.here())
         checks.check_options(config, method, rules.aggregator.defence, executor_class(self.setup.executor_name))
         network = build_model(without_weights(config), self.setup.given, method, self.model)
         privacy.refuse_network(config, network)
+        return network
 
 
 @contextmanager
