@@ -17,7 +17,7 @@ from fedkeel.engine.local import Worker
 from fedkeel.experiments.advice import Advice
 from fedkeel.experiments.advice.suggestions import NOTHING
 from fedkeel.experiments.advice.survey import apart, early_layer, moments, verdict
-from fedkeel.experiments.situations import FEATURE, SITUATIONS, read_evidence
+from fedkeel.experiments.situations import FEATURE, LABEL, SITUATIONS, read_evidence
 from fedkeel.models import build
 from fedkeel.simulation import simulate
 from tests import tiny, vectors
@@ -193,7 +193,10 @@ def test_batches_of_one_image_get_no_batch_norm(caplog: pytest.LogCaptureFixture
         assert advice.methods[1:3] == ["fedwon", "gn"]
         assert "a batch of 1 sample has no statistics" in advice.suggestions[1].reason
         assert not {"greg", "hbn", "fixbn", "fedbn", "silobn", "univarfl"} & {*advice.methods}
-    assert len([record for record in caplog.records if "batch size is 1" in record.message]) == 3  # once for each
+    by_label = advised(**LABEL_SHIFT, batch_size=1).suggestions[2]
+    assert by_label.method == "gn"
+    assert by_label.evidence == [one.sentence for one in read_evidence() if one.shift == LABEL and one.is_of(["gn"])]
+    assert len([record for record in caplog.records if "batch size is 1" in record.message]) == 4  # once for each
 
 
 def test_local_privacy_gets_methods_that_hide_a_sample() -> None:

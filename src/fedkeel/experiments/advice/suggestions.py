@@ -150,7 +150,8 @@ def suggest(
         for method in ranked(line, known):
             refusal = left_out.get(method) or candidates.refusal(method)
             if not refusal:
-                evidence = evidence_of(method, line.shift, known)
+                shift = line.shift if line.shift in present else next(iter(present), line.shift)
+                evidence = evidence_of(method, shift, known)
                 suggestions.append(Suggestion(method, f"{number}, and {line.why}", evidence))
                 break
             left_out[method] = refusal
