@@ -65,7 +65,9 @@ class Survey:
     """The numbers that advice rests on; made by `fedkeel.advise`, which has an example.
 
     Attributes:
-        data, clients, classes: what the federation is called, and how many it has.
+        data: what the federation is called.
+        clients: that train.
+        classes: that it has.
         looked_at: the clients that were looked at: all, or of very many a sample.
         samples: the training samples of the smallest, of the median and of the largest of them.
         classes_of_client: the number of classes of the client with the fewest, and of that with the most.
@@ -74,7 +76,9 @@ class Survey:
         comparable: the share of the images that are of a class which another client has too.
         layer: whose inputs, or outputs, were looked at.
         batch_norm: whether the model has any.
-        batch_size, keeps_state, participation: what the clients of the run can do, as its options say.
+        batch_size: of a local step.
+        keeps_state: whether clients remember something from round to round.
+        participation: the share of the clients in a round.
         held_out: domains that are only tested.
         pilot: None where there was none.
     """
