@@ -22,6 +22,8 @@ _HOMES = {
     "extend": "fedkeel.simulation",
     "Run": "fedkeel.runs.run",
     "load": "fedkeel.runs.run",
+    "advise": "fedkeel.experiments.advice",
+    "Advice": "fedkeel.experiments.advice",
     "compare": "fedkeel.experiments.comparison",
     "Comparison": "fedkeel.experiments.comparison",
     "Config": "fedkeel.config",
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
     from fedkeel.core.method import Method, Traits
     from fedkeel.engine.metrics import register_metric
     from fedkeel.errors import FedkeelError
+    from fedkeel.experiments.advice import Advice, advise
     from fedkeel.experiments.comparison import Comparison, compare
     from fedkeel.formulas import aggregation, losses
     from fedkeel.methods import register
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
     from fedkeel.simulation import extend, resume, simulate
 
 __all__ = [
+    "Advice",
     "Comparison",
     "Config",
     "FedkeelError",
@@ -62,6 +66,7 @@ __all__ = [
     "Observer",
     "Run",
     "Traits",
+    "advise",
     "aggregation",
     "analysis",
     "compare",
