@@ -102,7 +102,7 @@ class CalibrationCurve(Diagnostic):
                     told: (x, [found[AS_IT_IS], *(found[f"{way} {n}"] for n in self.counts)])
                     for way, told in WAYS.items()
                 },
-                numbers={f"{UNSEEN} {name}" if what == UNSEEN else name: 100 * value for name, value in found.items()},
+                **({"numbers": {name: 100 * value for name, value in found.items()}} if what != UNSEEN else {}),
             )
             for what, found in averages.items()
         ]
@@ -111,7 +111,8 @@ class CalibrationCurve(Diagnostic):
             told: {domain: found[name] for domain, found in values["domains"].items()}
             for told, name in ((AS_IT_IS, AS_IT_IS), ("calibrated by the rule", last))
         }
-        figures.append(bars(f"By domain, {measured[-1]}", label, by_domain, "domain"))
+        each = {f"{d} {name}": 100 * value for d, found in values["domains"].items() for name, value in found.items()}
+        figures.append(bars(f"By domain, {measured[-1]}", label, by_domain, "domain", numbers=each))
         rows = [
             [name, *(f"{site[key]:.3g}" for key in ("images", "distance", "explained", "share"))]
             for name, site in values["sites"].items()

@@ -119,7 +119,8 @@ def evidence(blocks: Sequence[Block]) -> Iterator[Evidence]:
         columns: dict[tuple[str, str, str], list[RecipeColumn]] = {}
         for row, column in recipe.cells() if base else ():
             config = recipe.config(row, column)
-            if config.method != "fedavg":
+            # A calibrated model against one as it is would say nothing of the method.
+            if config.method != "fedavg" and base and recipe.reading(row, column) == recipe.reading(base, column):
                 columns.setdefault((row.label, config.method, shift_of(config)), []).append(column)
         for (label, method, kind), chosen in columns.items():
             claim = Claim(label, recipe.name, label, over, tuple(escape(column.name) for column in chosen))
