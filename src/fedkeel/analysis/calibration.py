@@ -32,7 +32,6 @@ class CalibrationCurve(Diagnostic):
     prior: float = PRIOR
 
     title = "Accuracy after calibration to each site"
-    needs = "batch-norm statistics"
 
     def __post_init__(self) -> None:
         self.counts = {name: 0 if name == ALL else int(name) if name.isdigit() else -1 for name in names(self.images)}

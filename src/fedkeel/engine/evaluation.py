@@ -63,6 +63,32 @@ class Evaluator:
         self._place = torch.zeros(1, dtype=torch.int64, device=store.device)  # of the next batch in it
         self._calibrator = Calibrator(model, lambda x: model(x).logits)
 
+    def test(
+        self,
+        client: Client,
+        splits: Sequence[str],
+        part: slice | None = None,
+        repeat: Repeat = one_by_one,
+        *,
+        stranger: bool = False,
+        detailed: bool = False,
+    ) -> list[Evaluation]:
+        """Under all statistics that the run asks for, the last of which may change the model's.
+
+        `stranger`: the model has none that were trained for this client, so it is tested by batch, and calibrated to
+        the client's alone.
+        """
+        results, config = [], self.config
+        for kind in config.statistics:
+            tested, statistics = client, "batch" if stranger else kind
+            if kind == "site":
+                prior, always = (0.0, True) if stranger else (config.site_prior, config.site_always)
+                tested, _ = self.calibrate(client, config.site_images, prior, always=always, repeat=repeat)
+                statistics = "global"
+            found = self.evaluate(tested, splits, statistics, part, repeat, detailed=detailed)
+            results += [replace(result, statistics=kind) for result in found]
+        return results
+
     def calibrate(
         self, client: Client, images: int, prior: float, *, always: bool, repeat: Repeat = one_by_one
     ) -> tuple[Client, Calibration]:

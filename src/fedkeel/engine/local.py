@@ -27,7 +27,7 @@ from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, BadMessage, Broadcast, Update
 from fedkeel.core.state import Layout, Tensors, prefixed, select
 from fedkeel.core.types import Classifier, Output
-from fedkeel.data.federation import Client, Federation
+from fedkeel.data.federation import Federation
 from fedkeel.engine import optimizers, schedules, stopwatch
 from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, try_channels_last
 from fedkeel.engine.evaluation import Evaluator
@@ -273,27 +273,10 @@ class Worker:
         """Accuracy and loss on one client's test and validation data, or on a part; in detail, of every image."""
         local = select(memory, LOCAL) if self.method.is_personal else {}
         self._load(broadcast, local)
-        site, statistics = self.federation[name], self.config.statistics
-        test = partial(self.evaluator.evaluate, splits=splits, part=part, repeat=self.replays, detailed=detailed)
         # One without layers of its own is tested by the method's rule for such clients.
         stranger = self.method.is_personal and not local and self.method.unseen_statistics == "batch"
-        results = []
-        for kind in statistics:  # "site" comes last: it changes the model
-            if kind == "site":
-                found = test(self.calibrate(site, stranger=stranger), statistics="global")
-            else:
-                found = test(site, statistics="batch" if stranger else kind)
-            results += [replace(result, statistics=kind) for result in found]
-        return results
-
-    def calibrate(self, site: Client, *, stranger: bool = False) -> Client:
-        """Give the model, as it is loaded, the statistics of a client; returns it with what is left to be tested on.
-
-        `stranger`: the model has no statistics that were trained, so those of the client stand alone.
-        """
-        config = self.config
-        prior, always = (0.0, True) if stranger else (config.site_prior, config.site_always)
-        return self.evaluator.calibrate(site, config.site_images, prior, always=always, repeat=self.replays)[0]
+        test = partial(self.evaluator.test, stranger=stranger, detailed=detailed)
+        return test(self.federation[name], splits, part, self.replays)
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around what only waits for the GPU."""

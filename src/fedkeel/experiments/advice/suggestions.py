@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from fedkeel import methods
-from fedkeel.analysis.snapshot import normalised_layers
 from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.engine import checks
@@ -33,6 +32,7 @@ from fedkeel.experiments.situations import (
     Evidence,
     Situation,
 )
+from fedkeel.nn.calibration import normalised_layers
 from fedkeel.runs.run import without_weights
 from fedkeel.trust import privacy
 from fedkeel.trust.secrets import Randomness

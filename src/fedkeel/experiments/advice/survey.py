@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel import seeds
-from fedkeel.analysis.snapshot import normalised_layers, some_clients
+from fedkeel.analysis.snapshot import some_clients
 from fedkeel.config import Config
 from fedkeel.data.federation import Client, Federation
 from fedkeel.engine.batches import middle
@@ -28,6 +28,7 @@ from fedkeel.formulas.heterogeneity import (
     shared_classes,
     within_classes,
 )
+from fedkeel.nn.calibration import normalised_layers
 from fedkeel.runs.run import Run
 
 MOST_IMAGES = 4000  # that are looked at, of all clients together
