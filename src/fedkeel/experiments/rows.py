@@ -18,6 +18,7 @@ SET_BY_COMPARISON = ("method", "seed")
 # What the pilot of an advice sets itself, or has no use for.
 SET_BY_ADVICE = (
     *("method", "rounds", "evaluate_every", "evaluate_with", "result", "select_by", "patience", "min_delta"),
+    *("site_images", "site_prior", "site_always"),
     *("metrics", "predictions", "record", "record_every", "profile"),
 )
 

@@ -1,6 +1,7 @@
 """Layers and gradient clipping of the papers, and the surgery that puts layers into a model."""
 
 from fedkeel.core.state import batch_norms
+from fedkeel.nn.calibration import Calibration, Calibrator, normalised_layers
 from fedkeel.nn.clipping import HistoryClip, agc_
 from fedkeel.nn.hybrid_batch_norm import (
     HybridBatchNorm,
@@ -21,6 +22,8 @@ from fedkeel.nn.surgery import (
 )
 
 __all__ = [
+    "Calibration",
+    "Calibrator",
     "HistoryClip",
     "HybridBatchNorm",
     "HybridBatchNorm1d",
@@ -35,6 +38,7 @@ __all__ = [
     "batch_statistics",
     "fold",
     "frozen_statistics",
+    "normalised_layers",
     "remove_normalisation",
     "replace_modules",
     "to_group_norm",

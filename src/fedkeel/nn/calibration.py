@@ -116,7 +116,14 @@ class _Reached(Exception):
 
 
 class Calibrator:
-    """Calibrates one network, for one site after another: whoever uses it loads the statistics anew in between."""
+    """Calibrates one network, for one site after another: whoever uses it loads the statistics anew in between.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(2)).eval()
+    >>> x = torch.tensor([[9.0, 1.0], [1.0, 9.0]]).repeat(8, 1)
+    >>> record = Calibrator(model, model).calibrate(lambda: [Batch(x, torch.zeros(16))], always=True)
+    >>> record.share, model[0].running_mean.tolist()
+    (0.5, [2.5, 2.5])
+    """
 
     def __init__(self, model: nn.Module, logits: Callable[[Tensor], Tensor]) -> None:
         """`logits`: of a batch, through this model."""
