@@ -16,7 +16,7 @@ MOST_LINES = 40_547  # what is added must be smaller than what goes
 HEAVY = {
     *("flwr", "opacus", "pandas", "vl_convert", "onnx", "onnxruntime", "onnxscript", "timm", "torchvision", "pyarrow"),
     *("tensorboard", "mlflow", "triton", "scipy", "sklearn", "cryptography", "rich", "uvicorn", "starlette", "httpx"),
-    *("grpc", "fastapi", "sqlalchemy", "torch", "numpy", "PIL", "psutil", "pydicom", "playwright"),
+    *("grpc", "fastapi", "sqlalchemy", "torch", "numpy", "PIL", "psutil", "pydicom", "playwright", "optuna"),
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

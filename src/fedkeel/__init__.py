@@ -24,6 +24,8 @@ _HOMES = {
     "load": "fedkeel.runs.run",
     "compare": "fedkeel.experiments.comparison",
     "Comparison": "fedkeel.experiments.comparison",
+    "tune": "fedkeel.experiments.tune",
+    "Tuning": "fedkeel.experiments.tune",
     "Config": "fedkeel.config",
     "Method": "fedkeel.core.method",
     "Traits": "fedkeel.core.method",
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from fedkeel.engine.metrics import register_metric
     from fedkeel.errors import FedkeelError
     from fedkeel.experiments.comparison import Comparison, compare
+    from fedkeel.experiments.tune import Tuning, tune
     from fedkeel.formulas import aggregation, losses
     from fedkeel.methods import register
     from fedkeel.observer import Observer
@@ -62,6 +65,7 @@ __all__ = [
     "Observer",
     "Run",
     "Traits",
+    "Tuning",
     "aggregation",
     "analysis",
     "compare",
@@ -79,6 +83,7 @@ __all__ = [
     "resume",
     "simulate",
     "state",
+    "tune",
 ]
 
 

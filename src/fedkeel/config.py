@@ -28,7 +28,7 @@ MACHINE_OPTIONS = (
     *("profile", "metrics", "predictions", "record", "record_every", "round_timeout"),
 )
 # What runs of earlier versions did not have: at its default it leaves their fingerprints as they were.
-LATER_OPTIONS = ("loss", "patience", "min_delta", "select_by")
+LATER_OPTIONS = ("loss", "patience", "min_delta", "select_by", "evaluate_on")
 
 # What other tools call them, for those who type it here.
 ELSEWHERE = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "epochs": "local_epochs"}
@@ -109,6 +109,9 @@ class Config:
     )
     evaluate_with: Literal["global", "batch", "both"] = option(
         "global", "statistics that batch norm uses in evaluation"
+    )
+    evaluate_on: Literal["test", "validation"] = option(
+        "test", "samples that accuracies are of; with 'validation' nothing of a test set is looked at, nor the unseen"
     )
     evaluate_clients: Number = option(
         1000, "most clients that a method with personal layers is tested on; 0 is all of them"

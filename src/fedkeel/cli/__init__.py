@@ -44,6 +44,7 @@ ORDER = (
     *(
         "run",
         "compare",
+        "tune",
         "resume",
         "extend",
         "demo",

@@ -60,6 +60,7 @@ class Options(MachineOptions, total=False):
     clip_norm: float
     evaluate_every: int
     evaluate_with: Literal["global", "batch", "both"]
+    evaluate_on: Literal["test", "validation"]
     evaluate_clients: int
     evaluation_batch: int
     result: Literal["last", "mean-last-10", "best-validation"]
