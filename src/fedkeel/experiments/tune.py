@@ -86,8 +86,8 @@ class Tuning:
     def notes(self) -> list[str]:
         """What is remarkable about the choices."""
         return [
-            f"{option} of {method['method']}, {chosen(method)['params'][option]}, is at the {end} end of what was tried, "
-            f"{method['space'][option]}: widen it, in another directory."
+            f"{option} of {method['method']}, {chosen(method)['params'][option]}, is at the {end} end of what was "
+            f"tried, {method['space'][option]}: widen it, in another directory."
             for method in self.methods
             for option, end in method["edges"].items()
         ]
@@ -192,8 +192,8 @@ def fresh_seeds(seeds: int | str | Sequence[int], searched: int) -> list[int]:
         return [number for number in range(len(numbers) + 1) if number != searched][: len(numbers)]
     if searched in numbers:
         raise FedkeelError(
-            f"The seed {searched} is the search's, and what was chosen with it is compared with others: leave it out of "
-            "'seeds', or give another 'search_seed'."
+            f"The seed {searched} is the search's, and what was chosen with it is compared with others: leave it out "
+            "of 'seeds', or give another 'search_seed'."
         )
     return numbers
 
@@ -276,8 +276,8 @@ class Plan:
         """All that can be refused before anything trains: every method as it is, and with each end of each range."""
         rows, given = dict(self.configs), dict(self.objects)
         for label, space in self.spaces.items():
-            variants = [{}, *({name: value} for name, d in space.items() if isinstance(d, Choices) for value in d.values)]
-            for params in variants:
+            lists = {name: dimension.values for name, dimension in space.items() if isinstance(dimension, Choices)}
+            for params in [{}, *({name: value} for name, values in lists.items() for value in values)]:
                 called = f"{label} with {params}"
                 rows[called], given[called] = configured(self.searched(label), params), self.objects[label]
         check_all(rows, self.seed, given)

@@ -32,7 +32,7 @@ from fedkeel.runs.store import METRICS, has_finished
 
 JOURNAL, TRIALS = "tuning.journal", "trials"
 GENERATION = 5  # trials that are drawn together; the first are drawn at random
-FIRST = 3  # of the rounds, one in so many pass before a trial can be behind: what learns slowly may yet be good
+HALF = 2  # of the rounds pass before a trial can be behind: what learns slowly may yet be good
 FEWEST = 3  # trials to be behind of
 ENOUGH_TO_WEIGH = 8  # finished trials, for the importance of options
 PROBLEM = "problem"
@@ -81,9 +81,9 @@ def curve(directory: Path, config: Config) -> dict[int, float]:
             record = json.loads(line) if b'"scores"' in line else {}
         except ValueError:  # the last, which is still being written
             continue
-        if record.get("kind") == "scores" and record["split"] == "validation":
-            if record["statistics"] == "global" or config.evaluate_with == "batch":
-                found[int(record["round"])] = good(record)
+        counts = record.get("statistics") == "global" or config.evaluate_with == "batch"
+        if counts and record.get("kind") == "scores" and record["split"] == "validation":
+            found[int(record["round"])] = good(record)
     return found
 
 
@@ -190,7 +190,7 @@ class MethodSearch:
         for round, value in sorted(own.items()) if len(rivals) >= FEWEST else ():
             best = max(best, value)
             there = [rival[round] for rival in rivals if round in rival]
-            early = (round + 1) * FIRST < job.config.rounds or round + 1 >= job.config.rounds
+            early = (round + 1) * HALF < job.config.rounds or round + 1 >= job.config.rounds
             if not early and len(there) >= FEWEST and best < median(there):
                 self.ended[job.number] = round
                 return True
@@ -230,10 +230,10 @@ class MethodSearch:
         """The values of the best trial; an error where all failed."""
         if best := self.best():
             return self.params(best)
-        last = next((t.user_attrs[PROBLEM] for t in reversed(self.drawn()) if PROBLEM in t.user_attrs), "none has begun")
+        problems = [t.user_attrs[PROBLEM] for t in self.drawn() if PROBLEM in t.user_attrs] or ["none has begun"]
         raise FedkeelError(
-            f"All trials of '{self.label}' failed, the last: {last.rstrip('.')}; choose another space, and another "
-            "directory."
+            f"All trials of '{self.label}' failed, the last: {problems[-1].rstrip('.')}; choose another space, and "
+            "another directory."
         )
 
     def edges(self, params: Params) -> dict[str, str]:

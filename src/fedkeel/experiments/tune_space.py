@@ -112,8 +112,8 @@ Space = dict[str, Dimension]
 def read_space(given: str | Sequence[str] | Mapping[str, Any] | None) -> Space:
     """The dimensions by name, from text, several texts, or a table; whether methods have them is checked later.
 
-    >>> {name: str(dimension) for name, dimension in read_space("learning-rate=log(0.001, 0.3), batch_size=[16, 32]").items()}
-    {'learning_rate': 'log(0.001, 0.3)', 'batch_size': '[16, 32]'}
+    >>> read_space("learning-rate=log(0.001, 0.3)")
+    {'learning_rate': Span(kind='log', low=0.001, high=0.3)}
     """
     entries: list[tuple[str, Any]] = []
     if isinstance(given, Mapping):
