@@ -77,10 +77,10 @@ def _figures(method: Given, by: str) -> Iterator[tuple[str, Figure]]:
             log = method["space"][option].startswith("log") or (min(values) > 0 and max(values) >= 30 * min(values))
             states = ["chosen" if trial["number"] == method["best"] else trial["state"] for trial in scored]
             about = {"x_label": option, "y_label": unit, "log_x": log}
-            yield option, points(f"{unit} by {option}", values, scores, states, [""] * len(values), **about)
+            yield option, points(f"{by} by {option}", values, scores, states, [""] * len(values), **about)
         else:
             best = {str(v): max(s for s, w in zip(scores, values, strict=True) if w == v) for v in values}
-            yield option, bars(f"The best {unit} by {option}", unit, {option: best}, percent=share)
+            yield option, bars(f"The best {by} by {option}", unit, {option: best}, percent=share)
     if weights := method["importance"]:
         shares = {name: round(100 * weight, 1) for name, weight in weights.items()}
         title = "How much of the difference between finished trials each option explains, %"
