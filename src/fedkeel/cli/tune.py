@@ -9,6 +9,8 @@ examples:
   fedkeel tune fedavg --space 'optimizer=[sgd, adamw], local_epochs=int(1, 5)' --no-prune --out runs/search
 """
 
+from __future__ import annotations
+
 import argparse
 
 import fedkeel

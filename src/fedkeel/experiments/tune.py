@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Tuning:
-    """A search: what was tried, what was chosen, and the comparison of that; made by `tune`, which has an example."""
+    """A search: what was tried, what was chosen, and the comparison of that; see `tune`, which makes it."""
 
     directory: Path
     methods: Sequence[Mapping[str, Any]]  # as in tuning.json
@@ -149,10 +149,9 @@ def tune(
         options: of all runs, as in `compare`. And `prune`: whether trials that fall behind end early (they do);
             `search_seed`: of the search and its runs (0); `verbose`: as in `compare`.
 
-    >>> space = {"learning_rate": [0.01, 0.05]}
-    >>> tuning = fedkeel.tune(["fedavg", "fedbn"], space=space, seeds=1, rounds=1, subsample=30)
-    >>> sorted(tuning.best), len(tuning.trials), tuning.comparison.missing
-    (['fedavg', 'fedbn'], 4, [])
+    Raises `fedkeel.stopping.Stopped` when it was asked to stop; the same call then continues it.
+
+    No example here, since it needs `fedkeel[tune]`: `fedkeel.tune(["fedavg", "greg"], trials=10).best`.
     """
     leave_if_imported_again()
     require_optuna()
