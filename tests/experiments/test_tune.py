@@ -203,6 +203,24 @@ class TestGoingOn:
         assert not [text for text in watching.started if text.startswith(f"fedavg trial {number} ")]
         assert found(went_on) == found(tune(tmp_path / "w", **options))
 
+    @pytest.mark.slow
+    @pytest.mark.parametrize("line", range(2, 22, 2))
+    def test_one_that_was_cut_off_in_whatever_line_of_its_journal(self, line: int, tmp_path: Path) -> None:
+        options = {"trials": 4, "rounds": 1, "space": "learning_rate=log(0.01, 1), momentum=uniform(0, 0.9)"}
+        whole = tune(tmp_path / "w", **options)
+        (tmp_path / "c").mkdir()
+        lines = (tmp_path / "w" / "tuning.journal").read_bytes().splitlines(keepends=True)
+        (tmp_path / "c" / "tuning.journal").write_bytes(b"".join(lines[:line]) + lines[line][:-5])
+        assert found(tune(tmp_path / "c", **options)) == found(whole)
+
+    def test_a_damaged_journal_is_told(self, tmp_path: Path) -> None:
+        tune(tmp_path, trials=2, rounds=1)
+        journal = tmp_path / "tuning.journal"
+        lines = journal.read_bytes().splitlines(keepends=True)
+        journal.write_bytes(b"".join([*lines[:3], b"{\n", *lines[4:]]))
+        with pytest.raises(FedkeelError, match=r"'.*tuning\.journal' is damaged"):
+            tune(tmp_path, trials=2, rounds=1)
+
     def test_what_is_done_is_not_done_again(self, tmp_path: Path) -> None:
         first, watching = tune(tmp_path, trials=5), Watching()
         again = tune(tmp_path, trials=5, observer=watching)
@@ -344,5 +362,6 @@ def test_validation_takes_the_place_of_the_test(tmp_path: Path) -> None:
     options: dict[str, Any] = {**tiny.OPTIONS, "model": "mlp", "rounds": 1, "evaluate_on": "validation"}
     run = fedkeel.simulate(directory=tmp_path / "run", federation=sites(), **options)
     assert {record["samples"] for record in run.records("evaluation")} == {12}
+    assert collect_runs([run.directory]).table().splitlines()[-1].startswith("Validation accuracy in %")
     with pytest.raises(FedkeelError, match="has no validation samples"):
         fedkeel.simulate(directory=tmp_path / "none", federation=sites(validation=0.0), **options)

@@ -242,7 +242,7 @@ class Plan:
                 raise FedkeelError(
                     f"'{folder}' holds another search ({what}): choose another directory, or remove that one."
                 )
-        elif folder.is_dir() and any(entry.name != "report.html" for entry in folder.iterdir()):
+        elif folder.is_dir() and not all(entry.name.startswith("tuning.") for entry in folder.iterdir()):
             raise FedkeelError(f"'{folder}' is not empty and holds no search: choose another directory.")
 
     def differs(self, folder: Path) -> str:

@@ -10,25 +10,25 @@ A trial is an ordinary run that is tested on validation samples (`evaluate_on`):
 from __future__ import annotations
 
 import itertools
-import json
 import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, median
+from statistics import median
 from typing import Any
 
 from fedkeel import seeds
 from fedkeel.config import Config
 from fedkeel.core.naming import slug
-from fedkeel.engine.metrics import chosen, selection
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.jobs import Attempt, Enough, Job, JobsObserver
+from fedkeel.experiments.tune_scores import curve, measured, outcome
 from fedkeel.experiments.tune_space import Choices, Params, Space, configured, default_params
 from fedkeel.files import explained
-from fedkeel.runs.store import METRICS, has_finished
+from fedkeel.runs.store import has_finished
 
 JOURNAL, TRIALS = "tuning.journal", "trials"
 GENERATION = 5  # trials that are drawn together; the first are drawn at random
@@ -47,13 +47,15 @@ def require_optuna() -> None:
 
 @contextmanager
 def quiet_optuna() -> Iterator[None]:
-    """It tells of every study on stderr, unless it is asked not to."""
+    """It tells of every study on stderr, and version 4 of what it calls experimental, unless it is asked not to."""
     import optuna
 
     before = optuna.logging.get_verbosity()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+            yield
     finally:
         optuna.logging.set_verbosity(before)
 
@@ -63,43 +65,15 @@ def storage_in(folder: Path) -> Any:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    with explained(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+    with explained(folder), open(folder / JOURNAL, "ab+") as journal:
+        journal.seek(0)
+        whole = journal.read().rpartition(b"\n")
+        if whole[2]:  # a power cut: what the last line was to say is found out again
+            journal.truncate(len(whole[0]) + len(whole[1]))
     try:
         return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
     except (ValueError, KeyError, TypeError) as error:
-        raise FedkeelError(f"'{folder / JOURNAL}' cannot be read: choose another directory.") from error
-
-
-# -- how good a trial is ----------------------------------------------------------------------------------------------
-def curve(directory: Path, config: Config) -> dict[int, float]:
-    """By round how good it was in the validation, the higher the better; of a run under way, what is written."""
-    good, found = selection(config), dict[int, float]()
-    path = directory / METRICS
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        try:
-            record = json.loads(line) if b'"scores"' in line else {}
-        except ValueError:  # the last, which is still being written
-            continue
-        counts = record.get("statistics") == "global" or config.evaluate_with == "batch"
-        if counts and record.get("kind") == "scores" and record["split"] == "validation":
-            found[int(record["round"])] = good(record)
-    return found
-
-
-def outcome(values: Sequence[float], rule: str) -> float:
-    """What counts of the rounds, by the rule that the result of a run goes by."""
-    if rule == "best-validation":
-        return max(values)
-    return fmean(values[-10:]) if rule == "mean-last-10" else values[-1]
-
-
-def measured(value: float | None, config: Config) -> float | None:
-    """As it was measured, where the lower is the better; nothing where there is no number."""
-    if value is None or not math.isfinite(value):
-        return None
-    lower = config.select_by == "loss" or any(metric.lower for metric in chosen(config).values())
-    return -value if lower else value
+        raise FedkeelError(f"'{folder / JOURNAL}' is damaged ({error}): choose another directory.") from error
 
 
 # -- one method -------------------------------------------------------------------------------------------------------
@@ -152,27 +126,34 @@ class MethodSearch:
 
     def draw(self) -> list[Attempt]:
         """Those that can be run now: of an interrupted generation the ones that are left, else the next generation."""
-        states, there = self._states(), self.drawn()
-        left = [trial for trial in there if trial.state == states.RUNNING]
-        if not left and len(there) < self.planned:
-            for number in range(len(there), min(len(there) + GENERATION, self.planned)):
-                self._ask(number)
-            left = self.drawn()[len(there) :]
+        running, there = self._states().RUNNING, self.drawn()
+        first = next((trial.number for trial in there if trial.state == running), len(there))
+        for number in range(first, min(first - first % GENERATION + GENERATION, self.planned)):
+            if number >= len(there) or (there[number].state == running and len(there[number].params) < len(self.space)):
+                self._ask(number, there[number]._trial_id if number < len(there) else None)
+        left = [trial for trial in self.drawn() if trial.state == running]
         return [self.attempt(trial.number, self.params(trial)) for trial in left]
 
-    def _ask(self, number: int) -> None:
+    def _ask(self, number: int, begun: int | None) -> None:
+        """Draw a trial, or what a trial lacks that was cut off while it was drawn."""
         import optuna
 
-        # A sampler of its own for each trial: whoever goes on with an interrupted search draws what it would have.
-        seed = seeds.derive(self.config.seed, "tune", self.label, number) % 2**32
-        self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=GENERATION, constant_liar=True)
+        # A sampler of its own for each draw: whoever goes on with an interrupted search draws what it would have.
+        def sampler(*what: object) -> Any:
+            seed = seeds.derive(self.config.seed, "tune", self.label, number, *what) % 2**32
+            return optuna.samplers.TPESampler(seed=seed, n_startup_trials=GENERATION, constant_liar=True)
+
         fixed = self.grid[number] if self.grid is not None else {}
-        if fixed or number == 0:
+        if begun is None and (fixed or number == 0):
             self.study.enqueue_trial(fixed or default_params(self.config, self.space), skip_if_exists=True)
-        self.study.ask({name: dimension.distribution() for name, dimension in self.space.items()})
+        self.study.sampler = sampler()
+        trial = self.study.ask() if begun is None else optuna.trial.Trial(self.study, begun)
+        for name, dimension in self.space.items():
+            self.study.sampler = sampler(name)
+            dimension.suggest(trial, name)
 
     def params(self, trial: Any) -> dict[str, Any]:
-        return {name: self.space[name].tried(trial.params[name]) for name in self.space}
+        return {name: self.space[name].tried(trial.params[name]) for name in self.space if name in trial.params}
 
     def attempt(self, number: int, params: Params) -> Attempt:
         directory = self.folder / TRIALS / slug(self.label) / f"{number:03d}"

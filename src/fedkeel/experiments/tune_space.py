@@ -64,12 +64,12 @@ class Span:
         near = 0.0 if self.kind == "int" else (high - low) / 20
         return "lower" if at - low <= near else "upper" if high - at <= near else ""
 
-    def distribution(self) -> Any:
-        from optuna.distributions import FloatDistribution, IntDistribution
-
+    def suggest(self, trial: Any, name: str) -> None:
+        """Let a trial of Optuna's draw one."""
         if self.kind == "int":
-            return IntDistribution(int(self.low), int(self.high))
-        return FloatDistribution(self.low, self.high, log=self.kind == "log")
+            trial.suggest_int(name, self.low, self.high)
+        else:
+            trial.suggest_float(name, self.low, self.high, log=self.kind == "log")
 
 
 @dataclass(frozen=True)
@@ -99,10 +99,8 @@ class Choices:
             return ""
         return {min(numbers): "lower", max(numbers): "upper"}.get(value, "")
 
-    def distribution(self) -> Any:
-        from optuna.distributions import CategoricalDistribution
-
-        return CategoricalDistribution(self.values)
+    def suggest(self, trial: Any, name: str) -> None:
+        trial.suggest_categorical(name, self.values)
 
 
 Dimension = Span | Choices

@@ -242,18 +242,19 @@ def read_curves(run: Run) -> dict[Metric, dict[int, float]]:
     """By round. A round that was not evaluated, or whose value is not a number, has no entry."""
     tested, rounds = run.scores(), run.records("round")
     batch = run.scores(statistics="batch") if not tested or tested[-1]["statistics"] == "global" else []
+    on = run.config.evaluate_on.capitalize()
     curves = {
-        Metric("average", "Test accuracy, mean over domains"): {e["round"]: e["average"] for e in tested},
-        Metric("unseen", "Test accuracy, mean over unseen domains"): {e["round"]: e.get("unseen") for e in tested},
+        Metric("average", f"{on} accuracy, mean over domains"): {e["round"]: e["average"] for e in tested},
+        Metric("unseen", f"{on} accuracy, mean over unseen domains"): {e["round"]: e.get("unseen") for e in tested},
     }
     for name in dict.fromkeys(name for entry in tested for name in entry["domains"]):
-        domain = Metric(f"domain {name}", f"Test accuracy, {name}")
+        domain = Metric(f"domain {name}", f"{on} accuracy, {name}")
         curves[domain] = {e["round"]: e["domains"].get(name) for e in tested}
     validation = Metric("validation", "Validation accuracy, mean over domains")
     curves |= {
-        Metric("batch", "Test accuracy with batch statistics"): {e["round"]: e["average"] for e in batch},
-        validation: {e["round"]: e["average"] for e in run.scores("validation")},
-        Metric("test-loss", "Test loss", is_percent=False): {e["round"]: e.get("loss") for e in tested},
+        Metric("batch", f"{on} accuracy with batch statistics"): {e["round"]: e["average"] for e in batch},
+        validation: {e["round"]: e["average"] for e in run.scores("validation") if on == "Test"},
+        Metric("test-loss", f"{on} loss", is_percent=False): {e["round"]: e.get("loss") for e in tested},
         Metric("train-loss", "Training loss", is_percent=False): {e["round"]: e.get("loss") for e in rounds},
     }
     finite = {
