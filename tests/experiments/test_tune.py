@@ -262,6 +262,14 @@ class TestGoingOn:
         with pytest.raises(FedkeelError, match="cannot be gone on with, since its data have changed"):
             tune(tmp_path, trials=6, on=sites(split_seed=1))
 
+    @pytest.mark.parametrize(
+        "text", ["", "[]", '{"settings": 1, "trials": 2, "methods": [], "select_by": "loss"}', '{"settings": {}}']
+    )
+    def test_a_search_that_cannot_be_read_is_told(self, text: str, tmp_path: Path) -> None:
+        (tmp_path / "tuning.json").write_text(text)
+        with pytest.raises(FedkeelError, match=r"tuning\.json' cannot be read as a search"):
+            tune(tmp_path)
+
     def test_a_folder_with_something_else_in_it_is_left_alone(self, tmp_path: Path) -> None:
         (tmp_path / "mine.txt").write_text("mine")
         with pytest.raises(FedkeelError, match="is not empty and holds no search"):

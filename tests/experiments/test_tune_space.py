@@ -108,9 +108,9 @@ def test_what_is_measured_and_where_is_not_tuned(name: str) -> None:
 
 
 def test_a_row_that_sets_an_option_itself_is_not_given_another() -> None:
-    with pytest.raises(FedkeelError, match=r"'greg@batch_size=8' sets 'batch_size', which the space has too"):
+    with pytest.raises(FedkeelError, match=r"'greg@batch_size=8' sets 'batch_size', which is tuned"):
         space_of("batch_size=[8, 16]")
-    with pytest.raises(FedkeelError, match=r"'fedprox\(mu=0.1\)' sets 'mu', which the space has too"):
+    with pytest.raises(FedkeelError, match=r"'fedprox\(mu=0.1\)' sets 'mu', which is tuned"):
         space_of("fedprox.mu=log(0.01, 1)", "fedprox(mu=0.1)")
 
 

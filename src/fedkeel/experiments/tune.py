@@ -316,7 +316,9 @@ class Plan:
 def read_document(folder: Path) -> dict[str, Any]:
     try:
         found = json.loads((folder / SEARCH).read_text())
-        found["settings"], found["trials"], found["methods"], found["select_by"]
+        kinds = {"settings": dict, "trials": int, "methods": list, "select_by": str}
+        if wrong := [name for name, kind in kinds.items() if not isinstance(found[name], kind)]:
+            raise ValueError(f"its {wrong[0]} are not as a search writes them")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedkeelError(f"'{folder / SEARCH}' cannot be read as a search: {error}.") from error
     document: dict[str, Any] = found

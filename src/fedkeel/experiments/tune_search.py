@@ -222,6 +222,7 @@ class MethodSearch:
         found = {name: dimension.edge(params[name]) for name, dimension in self.space.items()}
         return {name: end for name, end in found.items() if end}
 
+    @cached_property
     def importance(self) -> dict[str, float]:
         """How much of what differs between finished trials each option explains (fANOVA, Hutter et al., 2014)."""
         import optuna
@@ -255,7 +256,7 @@ class MethodSearch:
             "planned": self.planned,
             "best": best.number if best else None,
             "edges": self.edges(self.params(best)) if best else {},
-            "importance": self.importance() if over else {},
+            "importance": self.importance if over else {},
             "trials": trials,
         }
 

@@ -227,7 +227,9 @@ def _refuse_fixed(label: str, name: str, config: Config) -> None:
     part, dot, option = name.rpartition(".")
     fixed = dot and any(s.name == part and option in s.options for s in parse_sum(config.method))
     if fixed or (config.method != PYTHON_OBJECT and name in own_options(label)):
-        raise FedkeelError(f"'{label}' sets '{name.rpartition('.')[2]}', which the space has too: keep one of them.")
+        raise FedkeelError(
+            f"'{label}' sets '{name.rpartition('.')[2]}', which is tuned: leave it out there, or of the space."
+        )
     if not dot and getattr(config, name) == PYTHON_OBJECT:
         raise FedkeelError(f"The space has '{name}', but the {name} is given as an object: leave one of them out.")
 
