@@ -322,6 +322,10 @@ class TestRefusals:
         assert sentence in str(refused.value)
         assert not (tmp_path / "t").exists()
 
+    def test_a_row_is_not_compared_on_validation_samples(self, tmp_path: Path) -> None:
+        with pytest.raises(FedkeelError, match="'evaluate_on' is set"):
+            tune(tmp_path, "fedavg", "fedprox@evaluate_on=validation")
+
     def test_without_optuna_it_says_what_to_install(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, "optuna", None)
         with pytest.raises(FedkeelError, match=r"Tuning needs Optuna, .*: pip install 'fedkeel\[tune\]'\."):

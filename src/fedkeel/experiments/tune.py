@@ -162,10 +162,10 @@ def tune(
             raise FedkeelError(f"'{name}' is {described(value)}: give a whole number, at least {least}.")
     if not isinstance(prune, bool):
         raise FedkeelError(f"'prune' is {described(prune)}: give True or False.")
-    if "evaluate_on" in given:
-        raise FedkeelError("'evaluate_on' is set, but a search is on validation samples, always: leave it out.")
-    wanted = read_space(space)
+    wanted, fixed = read_space(space), "evaluate_on" in given
     configs, objects = read_objects(methods, given)
+    if fixed or any(config.evaluate_on != Config.evaluate_on for config in configs.values()):
+        raise FedkeelError("'evaluate_on' is set, but a search is on validation samples, always: leave it out.")
     rate = given.get("learning_rate", Config.learning_rate)
     spaces = spaces_of(wanted or usual_space(rate), configs)
     numbers = fresh_seeds(seeds, seed)
