@@ -26,6 +26,8 @@ _HOMES = {
     "Advice": "fedkeel.experiments.advice",
     "compare": "fedkeel.experiments.comparison",
     "Comparison": "fedkeel.experiments.comparison",
+    "tune": "fedkeel.experiments.tune",
+    "Tuning": "fedkeel.experiments.tune",
     "Config": "fedkeel.config",
     "Method": "fedkeel.core.method",
     "Traits": "fedkeel.core.method",
@@ -51,6 +53,7 @@ if TYPE_CHECKING:
     from fedkeel.errors import FedkeelError
     from fedkeel.experiments.advice import Advice, advise
     from fedkeel.experiments.comparison import Comparison, compare
+    from fedkeel.experiments.tune import Tuning, tune
     from fedkeel.formulas import aggregation, losses
     from fedkeel.methods import register
     from fedkeel.observer import Observer
@@ -66,6 +69,7 @@ __all__ = [
     "Observer",
     "Run",
     "Traits",
+    "Tuning",
     "advise",
     "aggregation",
     "analysis",
@@ -84,6 +88,7 @@ __all__ = [
     "resume",
     "simulate",
     "state",
+    "tune",
 ]
 
 

@@ -28,7 +28,10 @@ MACHINE_OPTIONS = (
     *("profile", "metrics", "predictions", "record", "record_every", "round_timeout"),
 )
 # What runs of earlier versions did not have: at its default it leaves their fingerprints as they were.
-LATER_OPTIONS = ("loss", "patience", "min_delta", "select_by", "site_images", "site_prior", "site_always")
+LATER_OPTIONS = (
+    *("loss", "patience", "min_delta", "select_by", "evaluate_on"),
+    *("site_images", "site_prior", "site_always"),
+)
 
 # The statistics that an evaluation tests under; what is told of first is of the first of them.
 STATISTICS: dict[str, tuple[str, ...]] = {
@@ -131,6 +134,9 @@ class Config:
     site_images: Number = option(64, "images that a client is calibrated on, without labels; 0 is all of them")
     site_prior: NotNegative = option(16.0, "images that the federation's statistics are worth in a calibration")
     site_always: bool = option(False, "calibrate by 'site_prior' alone, also where the class mix explains the distance")
+    evaluate_on: Literal["test", "validation"] = option(
+        "test", "samples that accuracies are of; with 'validation' nothing of a test set is looked at, nor the unseen"
+    )
     evaluate_clients: Number = option(
         1000, "most clients that a method with personal layers is tested on; 0 is all of them"
     )

@@ -57,7 +57,7 @@ def parse(text: str) -> Spec:
         key = key.replace("-", "_")
         if key in options:
             raise FedkeelError(f"'{text}' gives the option '{key}' twice: keep one.")
-        options[key] = _value(value.strip())
+        options[key] = literal(value.strip())
     return Spec(name, options)
 
 
@@ -104,7 +104,12 @@ def split(text: str, separator: str) -> list[str]:
     return parts
 
 
-def _value(text: str) -> Any:
+def literal(text: str) -> Any:
+    """A value as people type it: a Python literal, `true`, `false` or `none`, else the text itself.
+
+    >>> literal("0.1"), literal("true"), literal("cosine")
+    (0.1, True, 'cosine')
+    """
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
     if text.lower() == "none":

@@ -88,7 +88,7 @@ def understand_fedkeel(words: list[str]) -> None:
     if getattr(arguments, "config", None) or getattr(arguments, "imports", None):
         return  # what a file adds is known when it is there
     command = arguments.run.__module__.rpartition(".")[2] if hasattr(arguments, "run") else ""
-    if command in ("run", "compare"):
+    if command in ("run", "compare", "tune"):
         for config in configurations(command, arguments):
             understand_options(config)
     elif command == "list":

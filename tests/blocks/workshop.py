@@ -35,6 +35,7 @@ from fedkeel.experiments.rows import read_seeds
 from fedkeel.registry import REGISTRIES
 
 ROUNDS, SEEDS, TRAINED, TESTED = 2, 2, 16, 10  # at most: rounds of a run, seeds of a comparison, images of a domain
+TRIALS = 2  # at most, of a search
 QUICKLY: Mapping[str, Any] = {"executor": "serial", "threads": 1}
 
 
@@ -43,6 +44,7 @@ QUICKLY: Mapping[str, Any] = {"executor": "serial", "threads": 1}
 def cut_short() -> Iterator[None]:
     """Runs by whatever way have few rounds and few images; what blocks register is forgotten afterwards."""
     simulate, compare, extend, federation = fedkeel.simulate, fedkeel.compare, fedkeel.extend, Cut.federation
+    tune = fedkeel.tune
 
     def short(options: Mapping[str, Any], config: Config) -> dict[str, Any]:
         rounds = options.get("rounds", config.rounds)
@@ -55,6 +57,10 @@ def cut_short() -> Iterator[None]:
     def of_several(methods: Any, **options: Any) -> Any:
         seeds = read_seeds(options.get("seeds", SEEDS))[:SEEDS]
         return compare(methods, **short(options, Config()) | {"seeds": seeds, "jobs": options.get("jobs") or 1})
+
+    def of_a_search(methods: Any, **options: Any) -> Any:
+        fewest = {"trials": min(options.get("trials", TRIALS), TRIALS), "seeds": 1, "jobs": 1}
+        return tune(methods, **short(options, Config()) | fewest)
 
     def more(directory: Any, *, rounds: int, **options: Any) -> fedkeel.Run:
         return extend(directory, rounds=min(rounds, fedkeel.Run(directory).rounds_done + 1), **options)
@@ -69,7 +75,7 @@ def cut_short() -> Iterator[None]:
         return federation(cut, replace(dataset, domains=domains))
 
     with (
-        mock.patch.multiple(fedkeel, simulate=of_one, compare=of_several, extend=more),
+        mock.patch.multiple(fedkeel, simulate=of_one, compare=of_several, tune=of_a_search, extend=more),
         mock.patch.object(Cut, "federation", fewer),
         mock.patch.object(os, "fsync"),
         forgetting(),

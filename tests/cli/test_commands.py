@@ -78,7 +78,7 @@ class TestOptions:
         assert "(default: 30)" in text
         assert "local training:" in text
         assert "examples:" in text
-        commands = ["compare", "resume", "show", "demo", "list", "data", "data describe", "bench"]
+        commands = ["compare", "tune", "resume", "show", "demo", "list", "data", "data describe", "bench"]
         for command in commands:
             assert main([*command.split(), "--help"]) == 0
             assert "examples:" in capsys.readouterr().out
@@ -123,6 +123,16 @@ class TestMistakes:
             (["compare", "fedavg", "--unseeen", "scan"], "did you mean '--unseen'?"),
             (["data", "show", "digits-shift", "-o", "sheet.doc"], "call it 'sheet.png'."),
             (["compare", "fedavg", "--seed", "1"], "did you mean '--seeds'?"),
+            (["tune"], "'fedkeel tune' lacks METHOD"),
+            (["tune", "fedavg", "--trials", "0"], "'trials' is '0': give a whole number, at least 1."),
+            (["tune", "fedavg", "--space", "lr=log(0.1, 1)"], "did you mean 'learning_rate'?"),
+            (["tune", "fedavg", "--space", "learning_rate=log(0, 1)"], "'log' needs a lower end above 0"),
+            (["tune", "fedavg", "--space", "greg.alpha=[1]"], "'greg' is in none of the methods 'fedavg'"),
+            (["tune", "fedavg", "--seeds", "0,1"], "The seed 0 is the search's"),
+            (["tune", "fedavg", "--seeds", "x"], "'seeds' is 'x'"),
+            (["tune", "fedavgg"], "did you mean 'fedavg'?"),
+            (["tune", "fedavg", "--seed", "1"], "did you mean '--seeds'?"),
+            (["tune", "fedavg", "--evaluate-on", "test"], "has no option '--evaluate-on'"),
             (["demo", "--rounds", "3"], "it is one of 'fedkeel run'; see 'fedkeel demo --help'."),
             (["resume", "/nowhere", "--rounds", "3"], "it is one of 'fedkeel run'; see 'fedkeel resume --help'."),
             (["resume", "/nowhere"], "not a run directory"),

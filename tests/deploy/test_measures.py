@@ -90,6 +90,11 @@ def test_predictions_stay_at_the_sites(tmp_path: Path) -> None:
         over_network(tmp_path / "r", predictions=True)
 
 
+def test_sites_are_tested_on_what_they_hold_out_for_it(tmp_path: Path) -> None:
+    with pytest.raises(FedkeelError, match="'evaluate_on' is 'validation', but sites are tested on"):
+        over_network(tmp_path / "r", evaluate_on="validation")
+
+
 @pytest.mark.parametrize(
     ("options", "reason"),
     [

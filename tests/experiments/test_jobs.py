@@ -16,7 +16,8 @@ from fedkeel.engine.children import Heart
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments import jobs
 from fedkeel.experiments.comparison import compare
-from fedkeel.experiments.jobs import Job
+from fedkeel.experiments.jobs import Enough, Job
+from fedkeel.runs.run import Run
 from fedkeel.stopping import Stopped, stop_requested
 from tests.experiments.made_up import TINY, Watching, finish
 from tests.processes import HANG, WhileStopped, running
@@ -53,6 +54,21 @@ class TestRunning:
         assert watching.started == ["fedavg seed 0 from 1"]
         whole = compare(["fedavg"], seeds=1, directory=tmp_path / "whole", jobs=1, **options)
         assert result.rows() == whole.rows()
+
+    @pytest.mark.parametrize("processes", [1, 2])
+    def test_an_observer_ends_one_run_and_the_others_go_on(self, processes: int, tmp_path: Path) -> None:
+        class EndsOne(Watching):
+            def job_progress(self, job: Job, rounds_done: float, accuracy: float | None) -> None:
+                if job.label == "gn" and rounds_done > 1:
+                    raise Enough
+
+        watching = EndsOne()
+        options = {**TINY, "rounds": 40, "executor": "serial", "checkpoint_every": 1}
+        result = compare(["gn", "fedavg"], seeds=1, directory=tmp_path, jobs=processes, observer=watching, **options)
+        assert watching.problems == {"gn seed 0": "", "fedavg seed 0": ""}
+        assert result.missing == ["gn seed 0"]
+        assert result.failures == {}
+        assert 1 <= Run(tmp_path / "gn" / "seed0").rounds_done < 40
 
     @pytest.mark.parametrize("processes", [1, 2])
     def test_a_crashed_job_is_reported_and_the_others_go_on(

@@ -46,6 +46,7 @@ ORDER = (
         "advise",
         "run",
         "compare",
+        "tune",
         "resume",
         "extend",
         "demo",

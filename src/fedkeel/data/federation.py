@@ -189,6 +189,25 @@ class Federation:
         number = self._number(name)
         return self._by_name.get(name) if number is None else self.clients[number]
 
+    def on_validation(self) -> Federation:
+        """The same data, tested on the clients' validation samples alone: to choose settings by.
+
+        What was for testing is in no client's hands any more, and unseen clients, which have nothing else, are left
+        out.
+        """
+        if isinstance(self.clients, Population):
+            groups = [replace(group, test=group.validation) for group in self.clients.groups]
+            clients: Sequence[Client] = Population(groups)
+        else:
+            clients = tuple(replace(client, test=client.validation) for client in self.clients)
+        validated = replace(self, clients=clients, unseen=())
+        if not any(len(client.validation) for client in validated.one_of_each()):
+            raise DataError(
+                f"'{self.name}' has no validation samples to choose settings by: give it some, as most data sets do "
+                f"with 'NAME(validation=0.1)'."
+            )
+        return validated
+
     def pooled(self) -> Federation:
         """The same data with all training samples on one client: centralised training, the upper bound.
 

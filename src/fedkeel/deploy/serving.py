@@ -62,6 +62,10 @@ def check(config: Config) -> None:
     check_training(config)
     if config.predictions:
         raise FedkeelError("'predictions' is set, but what a model says of images stays at the sites: leave it out.")
+    if config.evaluate_on != "test":
+        raise FedkeelError(
+            f"'evaluate_on' is '{config.evaluate_on}', but sites are tested on what they hold out for it: leave it out."
+        )
     if config.record:
         raise FedkeelError(
             f"'record' is '{config.record}', but diagnostics look at images, which stay at the sites: leave it out."

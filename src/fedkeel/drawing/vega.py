@@ -289,7 +289,8 @@ def _points(figure: Given) -> Chart:
         sorted(set(figure[key]), key=lambda name: (name.isdigit() and len(name), name)) for key in ("class", "domain")
     )
     places = {key: list(figure[key]) for key in ("x", "y", "class", "domain")}
-    (first, last), (low, high) = (span(known(figure[key])) for key in ("x", "y"))
+    log = bool(figure.get("log_x")) and all(x > 0 for x in known(figure["x"]))
+    (first, last), (low, high) = span(known(figure["x"]), log=log), span(known(figure["y"]))
     ends = {"first": first, "last": last, "low": low, "high": high}
     shapes = [SHAPES[place % len(SHAPES)] for place in range(len(domains))]
     transform: list[Spec] = [
@@ -299,7 +300,7 @@ def _points(figure: Given) -> Chart:
     ]
     legend = {"title": None} if len(domains) > 1 else None
     encoding = {
-        "x": _number("x", figure.get("x_label"), scale=_axis("first", "last")),
+        "x": _number("x", figure.get("x_label"), scale=_axis("first", "last", log=log)),
         "y": _number("y", figure.get("y_label"), scale=_axis("low", "high")),
         "color": _colour(classes, "class"),
         "shape": {"field": "domain", "scale": {"domain": domains, "range": shapes}, "legend": legend},

@@ -134,6 +134,7 @@ def prepare(
     profile = Profile(executor_name, device, executor.worker_processes(config), detailed=config.profile)
     with profile(READING):
         given = federation or load_federation(config)
+        given = given.on_validation() if config.evaluate_on == "validation" else given
     checks.check_clients(config, given)
     federation = given.pooled() if composed.is_pooled else given
     checks.check_rounds(config, federation, rules.aggregator.defence)

@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from fedkeel.runs.keywords import CompareOptions
 
 FILE = "comparison.json"
+SEARCH, CHOSEN = "tuning.json", "best"  # in the folder of a search: what it found, and the comparison of that
 
 
 @dataclass(frozen=True)
@@ -162,18 +163,19 @@ def compare(
     require(track)
     with watched(observer, verbose) as observer:
         processes = choose_jobs(jobs, configs.values())
-        return _compare(configs, given, numbers, directory, processes, observer, track)
+        return compare_configs(configs, given, numbers, directory, processes, observer, track)
 
 
-def _compare(
+def compare_configs(
     configs: Mapping[str, Config],
     given: Mapping[str, Mapping[str, Any]],
     numbers: Sequence[int],
     directory: str | Path | None,
     processes: int,
     observer: JobsObserver,
-    track: str | None,
+    track: str | None = None,
 ) -> Comparison:
+    """Rows that are read: the configuration of each by its label, and the objects in place of what it names."""
     if processes > 1:
         configs = {label: beside_others(config) for label, config in configs.items()}
     for job in plan(configs, numbers, as_path(directory)) if directory is not None else ():
@@ -278,7 +280,7 @@ def read_comparison(directory: str | Path) -> Comparison:
 def find_trials(directory: str | Path) -> list[Trial]:
     """The runs of a comparison; or, without a label, the run in a directory or all those below it; what `compare` put
     aside is none of them."""
-    directory = Path(directory)
+    directory = compared(directory)
     if (directory / FILE).exists():
         return list(read_comparison(directory).trials)
     found = [path.parent for path in below(directory, "config.toml")]
@@ -286,9 +288,19 @@ def find_trials(directory: str | Path) -> list[Trial]:
     return [Trial("", Run(run).config.seed, run) for run in runs]
 
 
+def compared(directory: str | Path) -> Path:
+    """The folder itself; of a search, the comparison of what it chose: its trials were tested on validation samples."""
+    place = Path(directory)
+    if not (place / SEARCH).exists():
+        return place
+    if not (place / CHOSEN / FILE).exists():
+        raise FedkeelError(f"The search in '{place}' is not finished: go on with it, by the same command as before.")
+    return place / CHOSEN
+
+
 def comparisons_in(directory: str | Path) -> list[Path]:
     """The comparisons that a folder holds, each in a folder of its own, as the demo's; of any other, itself."""
-    place = Path(directory)
+    place = compared(directory)
     inner = [] if (place / FILE).exists() else sorted(path.parent for path in place.glob(f"*/{FILE}"))
     runs = below(place, "config.toml") if inner else ()
     return inner if inner and all(any(folder in run.parents for folder in inner) for run in runs) else [place]

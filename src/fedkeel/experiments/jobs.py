@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -46,12 +46,26 @@ class Trial:
 
 @dataclass(frozen=True)
 class Job(Trial):
-    """A run to be made."""
+    """A run to be made; its directory says which it is."""
 
-    config: Config
+    config: Config = field(compare=False)
     track: str | None = None  # the tracker that gets its curves, in whichever process it runs
     # Objects in place of what the configuration names: federation, model, method.
     given: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class Attempt(Job):
+    """A run of a search: of those of a method the best counts."""
+
+    number: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.label} trial {self.number}"
+
+
+class Enough(Exception):
+    """Raised by an observer that is told of a job's progress: this run need not go on. What it has stays."""
 
 
 class JobsObserver:
@@ -63,7 +77,7 @@ class JobsObserver:
     def job_started(self, job: Job, first_round: int) -> None: ...
 
     def job_progress(self, job: Job, rounds_done: float, accuracy: float | None) -> None:
-        """`accuracy` is None where nothing was evaluated since the last report."""
+        """`accuracy` is None where nothing was evaluated since the last report. May raise `Enough`."""
 
     def job_finished(self, job: Job, problem: str) -> None:
         """`problem` is empty when all went well."""
@@ -79,6 +93,14 @@ class JobsObservers(Several, JobsObserver):
     """Several who want to know."""
 
 
+class Waiting(Protocol):
+    """Jobs that can be begun now; true while there are any. Others may follow when one is finished."""
+
+    def __bool__(self) -> bool: ...
+
+    def next(self) -> Job: ...
+
+
 def run_all(
     todo: Sequence[Job], processes: int, observer: JobsObserver, fits: Callable[[Job], bool] = lambda _: True
 ) -> dict[Job, str]:
@@ -86,10 +108,14 @@ def run_all(
 
     In their order, but for those that do not fit into the time that is left: they wait as long as others do.
     """
-    waiting = _Waiting(todo, fits)
+    return run_waiting(_Waiting(todo, fits), todo, processes, observer)
+
+
+def run_waiting(waiting: Waiting, like: Sequence[Job], processes: int, observer: JobsObserver) -> dict[Job, str]:
+    """As `run_all`, of jobs that are not all known beforehand: `like` are some that need no more than these do."""
     if processes > 1:
-        spawned = uses_gpu(job.config for job in todo)
-        own = homes(todo) if spawned else []
+        spawned = uses_gpu(job.config for job in like)
+        own = homes(like) if spawned else []
         return _run_at_once(waiting, partial(_start, own=own, spawned=spawned), processes, observer)
     failures: dict[Job, str] = {}
     while waiting:
@@ -100,6 +126,8 @@ def run_all(
             execute(job, _Reporter(partial(_pass_on, observer, job)))
         except Stopped:
             raise
+        except Enough:
+            pass
         except Exception as error:
             failures[job] = _explain(error, job)
         observer.job_finished(job, failures.get(job, ""))
@@ -194,16 +222,17 @@ def _start(job: Job, own: Sequence[imports.OwnModule], spawned: bool) -> Child:
 
 
 def _run_at_once(
-    waiting: _Waiting, start: Callable[[Job], Child], processes: int, observer: JobsObserver
+    waiting: Waiting, start: Callable[[Job], Child], processes: int, observer: JobsObserver
 ) -> dict[Job, str]:
     """As many processes as asked for, a new one for each job."""
     stopping = False
     at_work: dict[Child, Job] = {}
+    enough: set[Child] = set()  # that need not go on
     outcomes: dict[Job, str] = {}  # "" when done
     try:
         while at_work or (waiting and not stopping):
             stopping = stopping or stop_requested.is_set()
-            for child in at_work if stopping else ():
+            for child in at_work if stopping else enough:
                 # Each stops after its current step, see _work; told again, in case that was too early.
                 child.process.terminate()
             while waiting and len(at_work) < processes and not stopping:
@@ -213,6 +242,9 @@ def _run_at_once(
                 job = at_work[child]
                 if said is None:
                     del at_work[child]
+                    if child in enough:
+                        enough.remove(child)
+                        outcomes[job] = ""
                     # Told to stop before it could listen, it dies of that.
                     outcome = outcomes.setdefault(job, STOPPED if stopping else _ending(child))
                     if outcome != STOPPED:
@@ -221,8 +253,11 @@ def _run_at_once(
                 event, *details = json.loads(said)
                 if event == "over":
                     (outcomes[job],) = details
-                else:
-                    _pass_on(observer, job, event, *details)
+                elif child not in enough:
+                    try:
+                        _pass_on(observer, job, event, *details)
+                    except Enough:
+                        enough.add(child)
             observer.tick()
     finally:
         end(at_work)  # only after an exception, such as a second Ctrl-C

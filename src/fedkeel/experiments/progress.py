@@ -10,7 +10,7 @@ from rich.progress import TaskID
 from fedkeel.core.naming import visible
 from fedkeel.core.readable import percent
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.jobs import Job, JobsObserver, JobsObservers
+from fedkeel.experiments.jobs import Attempt, Job, JobsObserver, JobsObservers
 from fedkeel.options import described
 from fedkeel.runs.progress import Display, is_shown, of_rounds
 from fedkeel.runs.run import Run
@@ -89,8 +89,10 @@ class ComparisonProgress(Display, JobsObserver):
         return all(job in self._over for job in self._jobs if job.label == label)
 
     def _mean(self, label: str) -> float | None:
+        """Over seeds; of the trials of a search, the best."""
         known = [result for job, result in self._results.items() if job.label == label]
-        return fmean(known) if known else None
+        count = max if isinstance(self._jobs[0], Attempt) else fmean
+        return count(known) if known else None
 
     def _standing(self) -> str:
         labels = dict.fromkeys(job.label for job in self._jobs)

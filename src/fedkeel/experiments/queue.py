@@ -210,7 +210,7 @@ def work(blocks: Sequence[Block], request: Request, budget: float | None = None)
 
 
 @contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def alone(folder: Path, what: str = "queue") -> Iterator[None]:
     """One queue at a time: two would do the same runs."""
     with explained(folder, ""):
         folder.mkdir(parents=True, exist_ok=True)
@@ -219,7 +219,7 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise FedkeelError(f"Another queue is at work for '{folder}': wait until it is over.") from None
+            raise FedkeelError(f"Another {what} is at work for '{folder}': wait until it is over.") from None
         yield
     finally:
         os.close(handle)

@@ -18,7 +18,7 @@ SET_BY_COMPARISON = ("method", "seed")
 # What the pilot of an advice sets itself, or has no use for.
 SET_BY_ADVICE = (
     *("method", "rounds", "evaluate_every", "evaluate_with", "result", "select_by", "patience", "min_delta"),
-    *("site_images", "site_prior", "site_always"),
+    *("evaluate_on", "site_images", "site_prior", "site_always"),
     *("metrics", "predictions", "record", "record_every", "profile"),
 )
 
@@ -33,23 +33,34 @@ def typed(option: str, text: Any) -> Any:
     return text
 
 
+def own_options(text: str) -> dict[str, str]:
+    """What a row sets for itself, after its `@`, as it is typed.
+
+    >>> own_options("fedbn@learning-rate=0.1")
+    {'learning_rate': '0.1'}
+    """
+    _, *rest = split(text, "@")
+    own: dict[str, str] = {}
+    for item in split("@".join(rest), ",") if rest else []:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise FedkeelError(f"'{item}' in '{text}' is not an option: write it like 'fedavg@learning_rate=0.1'.")
+        own[name.strip().replace("-", "_")] = value.strip()
+    return own
+
+
 def read_method(text: str, options: dict[str, Any]) -> Config:
     """The configuration of one row, its seed left open: the options of all rows, and its own after the `@`.
 
     >>> read_method("fedbn@learning_rate=0.1", {"rounds": 5}).learning_rate
     0.1
     """
-    method, *rest = split(text, "@")
-    own: dict[str, Any] = {}
-    for item in split("@".join(rest), ",") if rest else []:
-        name, equals, value = item.partition("=")
-        name = name.strip().replace("-", "_")
-        if not equals:
-            raise FedkeelError(f"'{item}' in '{text}' is not an option: write it like 'fedavg@learning_rate=0.1'.")
+    method, own = split(text, "@")[0], dict[str, Any]()
+    for name, value in own_options(text).items():
         if name in SET_BY_COMPARISON:
             raise FedkeelError(f"'{text}' sets '{name}', which a comparison sets itself: leave it out.")
         configuration.refuse_unknown({name: value})
-        own[name] = typed(name, value.strip())
+        own[name] = typed(name, value)
     for name in SET_BY_COMPARISON:
         if name in options:
             raise FedkeelError(f"'{name}' is set for all runs, but a comparison sets it itself: leave it out.")

@@ -117,6 +117,7 @@ class Results:
     untested: frozenset[str] = frozenset()  # domains in which a run has no number
     metric: str = "accuracy"
     lower: bool = False  # is better
+    on: tuple[str, ...] = ("test",)  # samples that the numbers are of
 
     @staticmethod
     def of(summaries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> Results:
@@ -133,6 +134,7 @@ class Results:
             unseen=unseen,
             rule=tuple(dict.fromkeys(str(summary["result"]) for summary in every)),
             untested=frozenset(untested),
+            on=tuple(dict.fromkeys(str(summary.get("evaluated_on", "test")) for summary in every)) or ("test",),
         )
 
     @staticmethod
@@ -195,7 +197,9 @@ class Results:
         diverged = [f"{self.name(row)} on {', '.join(row.diverged)}" for row in self.rows if row.diverged]
         sources = {row.randomness for row in self.rows}
         unit = ("in %" if self.metric in SHARES else "times 100") + (", lower is better" if self.lower else "")
-        sentences = [f"Test {self.metric.replace('-', ' ')} {unit}, {rule}; {seeds}{extra}."]
+        sentences = [
+            f"{' or '.join(self.on).capitalize()} {self.metric.replace('-', ' ')} {unit}, {rule}; {seeds}{extra}."
+        ]
         if own:
             sentences.append(f"{'; '.join(own)}.")
         if self.untested:

@@ -26,7 +26,7 @@ from fedkeel.runs.run import PYTHON_OBJECT, Run
 from fedkeel.runs.store import fingerprint
 from fedkeel.runs.summary import IF_THERE, RESULTS, SUMMARY
 
-BESIDE = {"batch": "Test accuracy with batch statistics", "site": "Test accuracy, calibrated to each site"}
+BESIDE = {"batch": "accuracy with batch statistics", "site": "accuracy, calibrated to each site"}
 FEDERATION = ("data", "partition", "unseen", "subsample")  # runs that share these were made on the same data
 
 
@@ -243,18 +243,22 @@ def read_curves(run: Run) -> dict[Metric, dict[int, float]]:
     """By round. A round that was not evaluated, or whose value is not a number, has no entry."""
     tested, rounds = run.scores(), run.records("round")
     beside = {kind: run.scores(statistics=kind) for kind in run.config.statistics[1:]}
+    on = run.config.evaluate_on.capitalize()
     curves = {
-        Metric("average", "Test accuracy, mean over domains"): {e["round"]: e["average"] for e in tested},
-        Metric("unseen", "Test accuracy, mean over unseen domains"): {e["round"]: e.get("unseen") for e in tested},
+        Metric("average", f"{on} accuracy, mean over domains"): {e["round"]: e["average"] for e in tested},
+        Metric("unseen", f"{on} accuracy, mean over unseen domains"): {e["round"]: e.get("unseen") for e in tested},
     }
     for name in dict.fromkeys(name for entry in tested for name in entry["domains"]):
-        domain = Metric(f"domain {name}", f"Test accuracy, {name}")
+        domain = Metric(f"domain {name}", f"{on} accuracy, {name}")
         curves[domain] = {e["round"]: e["domains"].get(name) for e in tested}
     validation = Metric("validation", "Validation accuracy, mean over domains")
     curves |= {
-        **{Metric(kind, BESIDE[kind]): {e["round"]: e["average"] for e in scores} for kind, scores in beside.items()},
-        validation: {e["round"]: e["average"] for e in run.scores("validation")},
-        Metric("test-loss", "Test loss", is_percent=False): {e["round"]: e.get("loss") for e in tested},
+        **{
+            Metric(kind, f"{on} {BESIDE[kind]}"): {e["round"]: e["average"] for e in scores}
+            for kind, scores in beside.items()
+        },
+        validation: {e["round"]: e["average"] for e in run.scores("validation") if on == "Test"},
+        Metric("test-loss", f"{on} loss", is_percent=False): {e["round"]: e.get("loss") for e in tested},
         Metric("train-loss", "Training loss", is_percent=False): {e["round"]: e.get("loss") for e in rounds},
     }
     finite = {

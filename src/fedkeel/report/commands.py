@@ -6,10 +6,9 @@ from dataclasses import fields
 
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
-from fedkeel.experiments.rows import SET_BY_COMPARISON, read_method
+from fedkeel.experiments.rows import SET_BY_COMPARISON, own_options, read_method
 from fedkeel.runs.run import given_in_python
 from fedkeel.runs.store import fingerprint
-from fedkeel.spec import split
 
 # Parallel jobs of a comparison set the executor themselves, and it does not change what comes out.
 LEFT_TO_COMPARISON = (*SET_BY_COMPARISON, "executor", "workers")
@@ -30,11 +29,12 @@ def compare_command(configs: Mapping[str, Sequence[Config]]) -> str | None:
         return None
     names = [entry.name for entry in fields(Config) if entry.name not in LEFT_TO_COMPARISON]
     common = {}
-    for name in names:
-        values = {str(getattr(group[0], name)): group[0] for label, group in configs.items() if name not in own(label)}
-        if len(values) == 1:
-            common[name] = getattr(next(iter(values.values())), name)
     try:
+        own = {label: own_options(label) for label in configs}
+        for name in names:
+            values = {str(getattr(g[0], name)): g[0] for label, g in configs.items() if name not in own[label]}
+            if len(values) == 1:
+                common[name] = getattr(next(iter(values.values())), name)
         again = {label: read_method(label, common) for label in configs}
     except FedkeelError:
         return None
@@ -44,13 +44,6 @@ def compare_command(configs: Mapping[str, Sequence[Config]]) -> str | None:
         return None
     shared = flags(Config().replace(**common))
     return shlex.join(["fedkeel", "compare", *configs, "--seeds", _seeds(next(iter(seeds))), *shared])
-
-
-def own(label: str) -> set[str]:
-    """The options that a row sets for itself, after its `@`."""
-    _, *rest = split(label, "@")
-    items = split("@".join(rest), ",") if rest else []
-    return {item.partition("=")[0].strip().replace("-", "_") for item in items}
 
 
 def flags(config: Config) -> list[str]:

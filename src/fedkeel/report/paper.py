@@ -14,6 +14,7 @@ from fedkeel.errors import FedkeelError, first_line
 from fedkeel.files import write_atomically
 from fedkeel.report.collect import Collected
 from fedkeel.report.figures import figures_of
+from fedkeel.report.tuning import search_figures
 
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
 
@@ -64,7 +65,7 @@ def write_figures(collected: Collected, directory: str | Path, format: str = "sv
         place.mkdir(parents=True, exist_ok=True)
         for number, group in enumerate(collected.groups, start=1):
             prefix = "" if len(collected.groups) == 1 else f"data{number}-"
-            for title, figure in figures_of(group):
+            for title, figure in (*figures_of(group), *search_figures(group)):
                 name = slug(f"{prefix}{title}".replace(",", "").replace(" ", "-"))
                 # Names that differ only in what a file's name cannot hold must not overwrite each other.
                 same = sum(path.stem == name or path.stem.rpartition("~")[0] == name for path in written)

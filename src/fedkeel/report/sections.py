@@ -19,6 +19,7 @@ from fedkeel.report.figures import Figures, first_shown, hidden
 from fedkeel.report.html import DASH, accuracy, code, folded, listed, named, number, table, table_row
 from fedkeel.report.images import examples
 from fedkeel.report.measures import class_table, confusion_table, site_table
+from fedkeel.report.tuning import tuning_section
 from fedkeel.report.why import explanations, first_two, rivals, why_section
 from fedkeel.runs.origin import read_outline
 from fedkeel.runs.run import given_in_python
@@ -313,6 +314,7 @@ SECTIONS = (
     EXAMPLES,
     Section("clients", "Clients", "What each client gave and lost", clients_section),
     Section("diagnostics", "Why", "Why: what the diagnostics say", why_section),
+    Section("tuning", "Tuning", "Tuning: how the settings were chosen", tuning_section),
     Section("config", "Configuration", "Configuration", config_section),
     Section("runs", "Runs", "Runs", runs_section),
     Section("repeat", "Repeat it", "Repeat it", repeat_section),

@@ -63,6 +63,7 @@ class Options(MachineOptions, total=False):
     site_images: int
     site_prior: float
     site_always: bool
+    evaluate_on: Literal["test", "validation"]
     evaluate_clients: int
     evaluation_batch: int
     result: Literal["last", "mean-last-10", "best-validation"]

@@ -206,7 +206,7 @@ class Run(Measured):
         about = {
             "title": f"{named(self, 'method')} on {data}",
             "x_label": "round",
-            "y_label": "test accuracy, %",
+            "y_label": f"{self.config.evaluate_on} accuracy, %",
         }
         return Drawing({"kind": "lines", "series": series, "percent": True, **about})
 

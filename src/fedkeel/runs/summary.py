@@ -57,6 +57,7 @@ IF_THERE: dict[str, Callable[[Any], bool]] = {
     **dict.fromkeys(("untested_domains", "diverged_domains"), _are_names),
     "extended": lambda value: isinstance(value, list) and all(map(_is_number, value)),
     "randomness": lambda value: isinstance(value, str) and value in SOURCES,
+    "evaluated_on": lambda value: value == "validation",
 }
 
 
@@ -142,6 +143,7 @@ def summarise_run(
         "round": counted[-1]["round"],
         "rounds": from_one(rounds[-1]["round"]),
         **({"planned_rounds": run.config.rounds} if from_one(rounds[-1]["round"]) < run.config.rounds else {}),
+        **({"evaluated_on": run.config.evaluate_on} if run.config.evaluate_on != "test" else {}),
         "accuracy": mean(entry["average"] for entry in counted),
         "samples_accuracy": mean(entry["samples"] for entry in counted),
         "unseen": mean(entry["unseen"] for entry in counted),
