@@ -22,6 +22,7 @@ _HOMES = {
     "extend": "fedkeel.simulation",
     "Run": "fedkeel.runs.run",
     "load": "fedkeel.runs.run",
+    "calibrate": "fedkeel.runs.calibrated",
     "compare": "fedkeel.experiments.comparison",
     "Comparison": "fedkeel.experiments.comparison",
     "Config": "fedkeel.config",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from fedkeel.formulas import aggregation, losses
     from fedkeel.methods import register
     from fedkeel.observer import Observer
+    from fedkeel.runs.calibrated import calibrate
     from fedkeel.runs.run import Run, load
     from fedkeel.simulation import extend, resume, simulate
 
@@ -64,6 +66,7 @@ __all__ = [
     "Traits",
     "aggregation",
     "analysis",
+    "calibrate",
     "compare",
     "data",
     "engine",

@@ -57,6 +57,7 @@ ORDER = (
         "watch",
         "bench",
         "export",
+        "calibrate",
     ),
     *("certificates", "server", "join", "status"),
 )
