@@ -132,7 +132,9 @@ def test_what_was_kept_is_loaded_into_a_network_that_is_built_by_its_names(tmp_p
     run = train(Enrolment(Loop(sites), len(sites)), config, out=tmp_path / "run", observer=tiny.Notes())
     tensors, card = kept(tmp_path, "ward")
     _, *shape = card["input"]["shape"]
-    network = models.build(card["model"], num_classes=len(card["classes"]), in_channels=shape[0], image_size=shape[1:])
+    network = models.build_spec(
+        card["model"], num_classes=len(card["classes"]), in_channels=shape[0], image_size=shape[1:]
+    )
     methods.build(card["method"]).prepare(network)
     network.load_state_dict(tensors)
     x = probe(on)
