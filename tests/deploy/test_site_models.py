@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+import fedkeel
 from fedkeel import methods, models
 from fedkeel.cli import main
 from fedkeel.config import Config
@@ -26,6 +27,7 @@ from fedkeel.deploy.site import Site
 from fedkeel.deploy.site_models import SiteModels
 from fedkeel.engine.batches import probe
 from fedkeel.engine.executors.flower.roster import Enrolment
+from fedkeel.errors import FedkeelError
 from fedkeel.nn.calibration import Calibrator
 from fedkeel.runs.run import Run
 from fedkeel.runs.trained import as_tested
@@ -142,6 +144,18 @@ def test_what_was_kept_is_loaded_into_a_network_that_is_built_by_its_names(tmp_p
         assert network.eval()(x).logits.isfinite().all()
     weights = run.model().state_dict()
     assert torch.equal(network.head.weight, weights["head.weight"])
+
+
+def test_where_a_run_is_that_sites_transformed_for_its_input_is_taken_as_it_is(tmp_path: Path) -> None:
+    on = tiny.federation(SIZES)
+    run = over_network(tmp_path, on=on, loop=Loop(sites_of(on, tmp_path / "sites", tiny.model())))
+    run.remember(model=tiny.model())
+    images = on.images[on["ward"].train]
+    with pytest.raises(FedkeelError, match="since it was done at its sites"):
+        fedkeel.calibrate(run, images)
+    site = fedkeel.calibrate(run, as_tested(on.test_transform, images))
+    assert site.trained is None
+    torch.testing.assert_close(site.model.state_dict(), expected(run, on, "ward"), rtol=1e-5, atol=1e-6)
 
 
 def test_models_of_the_latest_runs_stay(tmp_path: Path) -> None:

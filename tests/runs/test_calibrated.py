@@ -238,7 +238,13 @@ def test_a_file_is_of_one_run(trained: Callable[..., Run], tmp_path: Path) -> No
     with pytest.raises(FedkeelError, match="was not made of the model in"):
         fedkeel.load(trained().directory, model=tiny.model(), calibrated=alone)
     own = trained().directory / "model.safetensors"
-    for wrong in (tmp_path / "gone", tmp_path, tmp_path / "a.safetensors.json", own):
+    for number, text in enumerate(["{", "[]", '{"calibration": 3}', '{"calibration": {}, "client": 7}', "[" * 100_000]):
+        data = safetensors.torch.save({"x": torch.ones(1)}, metadata={"fedkeel.json": text})
+        (tmp_path / f"{number}.safetensors").write_bytes(data)
+    strange = list(tmp_path.glob("?.safetensors"))
+    strange.remove(file)
+    strange.remove(alone)
+    for wrong in (tmp_path / "gone", tmp_path, tmp_path / "a.safetensors.json", own, *strange):
         with pytest.raises(FedkeelError, match="give a file that 'fedkeel calibrate' wrote"):
             fedkeel.load(trained().directory, model=tiny.model(), calibrated=wrong)
 

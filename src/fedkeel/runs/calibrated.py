@@ -162,6 +162,11 @@ def calibrate(
     source = _source(model, client)
     refuse_without_statistics(source.network, source.name)
     unreadable: dict[str, str] = {}
+    if source.run is not None and source.reader is None and not _is_float(images):
+        raise FedkeelError(
+            f"How images become what the network of '{source.run.directory}' sees is not known here, since it was done "
+            "at its sites or by a transform given in Python: give fedkeel.calibrate a float tensor of its input."
+        )
     # For a model of pixels, floats are what the network takes.
     reader = source.reader if source.reader and (source.reader.floats or not _is_float(images)) else None
     # Between passes they are kept as they are stored: pixels take a quarter of what the network sees.

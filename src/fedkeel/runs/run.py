@@ -217,10 +217,17 @@ class Run(Measured):
         """What the trained model says of images: see `fedkeel.runs.trained.Trained.predict`."""
         return self.trained(client).predict(images, tolerate=tolerate)
 
-    def trained(self, client: str | None = None, *, calibrated: str | Path | None = None, **objects: Any) -> Trained:
-        """The trained model to be used: with the names of its classes, and how images become its input. All as in
-        `fedkeel.load`."""
-        network, federation = self.network(client, calibrated=calibrated, **objects)
+    def trained(
+        self,
+        client: str | None = None,
+        *,
+        model: nn.Module | None = None,
+        method: Method | None = None,
+        calibrated: str | Path | None = None,
+    ) -> Trained:
+        """The trained model to be used: with the names of its classes, and how images become its input. What is given
+        is as in `fedkeel.load`."""
+        network, federation = self.network(client, model=model, method=method, calibrated=calibrated)
         if isinstance(federation.test_transform, Unknown):
             raise FedkeelError(
                 f"How images become what the network of '{self.directory}' sees is not known here, since it was done "

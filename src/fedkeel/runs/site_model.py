@@ -47,7 +47,8 @@ class SiteModel:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a table)
         except (OSError, safetensors.SafetensorError, ValueError, RecursionError) as error:
             raise FedkeelError(f"'{path}' cannot be read ({first_line(error)}): {WANTED}") from error
-        if not isinstance(card, dict) or not isinstance(card.get("calibration"), dict):
+        known = isinstance(card, dict) and isinstance(card.get("calibration"), dict)
+        if not known or not isinstance(card.get("client"), str | None):
             raise FedkeelError(f"'{path}' does not say how it was calibrated: {WANTED}")
         return SiteModel(tensors, card)
 
