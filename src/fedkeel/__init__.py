@@ -23,6 +23,8 @@ _HOMES = {
     "Run": "fedkeel.runs.run",
     "load": "fedkeel.runs.run",
     "calibrate": "fedkeel.runs.calibrated",
+    "advise": "fedkeel.experiments.advice",
+    "Advice": "fedkeel.experiments.advice",
     "compare": "fedkeel.experiments.comparison",
     "Comparison": "fedkeel.experiments.comparison",
     "Config": "fedkeel.config",
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
     from fedkeel.core.method import Method, Traits
     from fedkeel.engine.metrics import register_metric
     from fedkeel.errors import FedkeelError
+    from fedkeel.experiments.advice import Advice, advise
     from fedkeel.experiments.comparison import Comparison, compare
     from fedkeel.formulas import aggregation, losses
     from fedkeel.methods import register
@@ -57,6 +60,7 @@ if TYPE_CHECKING:
     from fedkeel.simulation import extend, resume, simulate
 
 __all__ = [
+    "Advice",
     "Comparison",
     "Config",
     "FedkeelError",
@@ -64,6 +68,7 @@ __all__ = [
     "Observer",
     "Run",
     "Traits",
+    "advise",
     "aggregation",
     "analysis",
     "calibrate",

@@ -163,3 +163,26 @@ def test_two_clients_of_one_name_are_refused() -> None:
 
 def test_every_data_set_has_a_summary() -> None:
     assert all(entry.summary for entry in DATASETS)
+
+
+# -- tests of one's own ----------------------------------------------------------------------------------------------
+def test_clients_with_tests_of_their_own_have_the_class_mix_that_they_train_on() -> None:
+    shared, own = (
+        load("digits", partition="dirichlet(alpha=0.3, clients=6)", tests=tests) for tests in ("shared", "own")
+    )
+    for client, before in zip(own.clients, shared.clients, strict=True):
+        assert torch.equal(client.train, before.train)
+        assert set(client.test.tolist()) <= set(before.test.tolist())
+        assert len(client.test.unique()) == len(client.test) > 0
+        trained, tested = (own.labels[part].bincount(minlength=10).double() for part in (client.train, client.test))
+        assert (trained / trained.sum() - tested / tested.sum()).abs().max() < 0.6 / len(client.test) * 10
+        largest = own.labels[before.test].bincount(minlength=10)
+        assert bool((tested == largest)[trained > 0].any())  # as many as there are
+
+
+def test_tests_of_their_own_are_the_same_each_time_and_every_client_is_tested() -> None:
+    first, second = (load("digits", partition="shards(clients=5, classes_per_client=2)", tests="own") for _ in range(2))
+    assert all(torch.equal(a.test, b.test) for a, b in zip(first.clients, second.clients, strict=True))
+    assert len(list(first.one_of_each())) == 5
+    with pytest.raises(FedkeelError, match="tests"):
+        load("digits", tests="mine")

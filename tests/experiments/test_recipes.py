@@ -31,6 +31,7 @@ WANTED = {
     "univarfl": ["table1", "table2", "figure1"],
 }
 EVERY = names()
+OWN = {name for name in EVERY if name.startswith("fedkeel/")}  # of no paper
 load = cache(read_recipe)
 
 SMALL = """
@@ -76,19 +77,21 @@ class TestEveryRecipe:
 
     def test_what_is_there_besides_is_a_substitute_and_says_so(self) -> None:
         wanted = {f"{paper}/{table}" for paper, tables in WANTED.items() for table in tables}
-        assert {name for name in EVERY if load(name).substitute} == set(EVERY) - wanted
+        assert {name for name in EVERY if load(name).substitute} == set(EVERY) - wanted - OWN
 
     def test_tables_come_before_figures_in_the_order_of_their_numbers(self) -> None:
         hbn = [name for name in EVERY if name.startswith("hbn/")]
         assert hbn == [f"hbn/{name}" for name in WANTED["hbn"]]
 
     def test_the_header_says_where_it_is_from(self, recipe: Recipe) -> None:
+        assert recipe.name.startswith(recipe.paper.lower() + "/")
+        assert all((recipe.caption, recipe.measure, recipe.protocol, recipe.seeds, recipe.decisions))
+        if recipe.name in OWN:
+            return
         number = recipe.table.removeprefix("Table ").removeprefix("Figure ").partition(",")[0]
         assert recipe.name.partition("/")[2].partition("-")[0] == (
             ("table" if recipe.table.startswith("Table") else "figure") + number
         )
-        assert recipe.name.startswith(recipe.paper.lower() + "/")
-        assert all((recipe.caption, recipe.measure, recipe.protocol, recipe.seeds, recipe.decisions))
 
     def test_every_cell_is_a_configuration_that_can_be_built(self, recipe: Recipe) -> None:
         configs = {recipe.config(row, column) for row, column in recipe.cells()}
@@ -119,7 +122,7 @@ class TestEveryRecipe:
         for row, column in recipe.cells():
             config = recipe.config(row, column)
             parsed = spec.parse(config.data)
-            if parsed.name == "digits-five" and not recipe.substitute:
+            if parsed.name == "digits-five" and not recipe.substitute and recipe.name not in OWN:
                 assert parsed.options["domains"] == "[mnist, mnistm, svhn, synth, usps]"
 
     def test_an_unseen_domain_has_no_clients(self, recipe: Recipe) -> None:
@@ -128,7 +131,8 @@ class TestEveryRecipe:
             counted = spec.parse(config.partition)
             if config.unseen and counted.name == "clients":
                 assert config.unseen not in counted.options
-            assert bool(config.unseen) == (recipe.reading(row, column).get("read") in UNSEEN_READINGS)
+            reading = recipe.reading(row, column)
+            assert bool(config.unseen) == (reading.get("read") in UNSEEN_READINGS or reading.get("domain") == "sketch")
 
 
 @pytest.mark.parametrize("name", ["table1", "table1-cifar10", "table2", "table2-cifar10", "figure1"])

@@ -35,12 +35,14 @@ __all__ += ["build", "diagnostic", "number", "over_rounds", "requested", "run"]
 discover(__name__)  # a diagnostic takes what is above from here, inside of the package as outside
 
 
-def number(document: Mapping[str, Any]) -> float | None:
-    """The one number of a diagnostic that stands in a paper's table, if it has one.
+def number(document: Mapping[str, Any], at: str = "") -> float | None:
+    """The one number of a diagnostic that stands in a paper's table, if it has one; `at`: of several, that one.
 
     >>> number({"figures": [{"kind": "lines"}, {"kind": "bars", "number": 0.25}]})
     0.25
     """
+    if at:
+        return next((f["numbers"][at] for f in document["figures"] if at in f.get("numbers", {})), None)
     return next((figure["number"] for figure in document["figures"] if "number" in figure), None)
 
 

@@ -33,6 +33,7 @@ Train one model over clients whose data look different, and compare the methods 
 'fedkeel COMMAND --help' explains a command."""
 EXAMPLES = """examples:
   fedkeel demo                                    compare the methods on built-in digits
+  fedkeel advise --data digits-shift              which methods to try, and why
   fedkeel run --method fedbn --rounds 20          train one federation
   fedkeel compare fedavg fedbn gn --seeds 3       train several, get a table
   fedkeel reproduce hbn/table1 --root ./data      a table of a paper, ours beside it
@@ -42,6 +43,7 @@ EXAMPLES = """examples:
 # The order in which a person meets them; others follow by name.
 ORDER = (
     *(
+        "advise",
         "run",
         "compare",
         "resume",

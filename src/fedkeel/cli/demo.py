@@ -31,7 +31,7 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: Arguments) -> int:
     from fedkeel import report
-    from fedkeel.experiments.demo import PARTS, demo, introduction
+    from fedkeel.experiments.demo import PARTS, calibrated, demo, introduction
     from fedkeel.experiments.findings import findings
     from fedkeel.experiments.progress import ComparisonProgress
 
@@ -48,6 +48,7 @@ def run(arguments: Arguments) -> int:
     for part, comparison in zip(PARTS, comparisons, strict=True):
         groups = report.collect([comparison.directory]).groups if comparison.runs and not arguments.quick else []
         sentences = [sentence for group in groups for sentence in findings(group.results, group.test_images)]
+        sentences += [] if arguments.quick else calibrated(comparison)
         document["parts"][part.name] = {**comparison.to_dict(), "findings": sentences}
         lines += [part.title, *comparison_lines(comparison, findings=sentences)]
     lines.append(f"The run directories are in {place}/")

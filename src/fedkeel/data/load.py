@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fedkeel import seeds, spec
 from fedkeel.data import partition as partitions
@@ -30,6 +31,7 @@ class Cut:
     partition: str | Partition = "domains"  # of each domain's training images, e.g. "dirichlet(alpha=0.3, clients=10)"
     unseen: str | Sequence[str] = ()  # a domain, or several, that are held out: evaluated, never trained on
     unseen_split: Literal["all", "test"] = "all"  # test on every image of an unseen domain, or on its test images only
+    tests: Literal["shared", "own"] = "shared"  # clients of a domain share its test images, or have its own class mix
     subsample: Count | None = None  # training images that each client keeps, drawn class by class
     seed: int = 0  # of the partition and the subsample; the split into train, validation and test does not depend on it
     train_transform: str | None = None  # in place of the data set's own, e.g. "crop(padding=4)+flip+normalise"
@@ -52,7 +54,9 @@ class Cut:
             raise DataError(f"Every domain of '{dataset.name}' is unseen: leave at least one to train on.")
         # A count for a domain that is held out is no mistake: the same partition serves every domain left out in turn.
         partitions.build(self.partition).check(list(dataset.domains))
-        clients = Population([self.group(dataset, domain) for domain in seen])
+        clients: Sequence[Client] = Population([self.group(dataset, domain) for domain in seen])
+        if self.tests == "own":
+            clients = [with_own_mix(client, dataset.labels, self.seed) for client in clients]
         return self.of_clients(dataset, clients, [self.unseen_client(dataset, domain) for domain in held_out])
 
     def of_clients(self, dataset: Dataset, clients: Sequence[Client], unseen: Sequence[Client]) -> Federation:
@@ -96,8 +100,8 @@ class Cut:
 def load(name: str, **options: Any) -> Federation:
     """Read the data set `name`, e.g. "digits-shift" or "folder", and cut it into clients.
 
-    The options are those of `Cut` (`partition`, `unseen`, `unseen_split`, `subsample`, `seed`, `train_transform`,
-    `test_transform`) and those of the reader, e.g. `root` and `size`.
+    The options are those of `Cut` (`partition`, `unseen`, `unseen_split`, `tests`, `subsample`, `seed`,
+    `train_transform`, `test_transform`) and those of the reader, e.g. `root` and `size`.
 
     >>> federation = load("digits-shift", unseen="scan", partition="even(clients=2)")
     >>> len(federation.clients), [client.name for client in federation.unseen]
@@ -164,6 +168,21 @@ def subsampled(group: ClientGroup, labels: IntArray, samples: int, seed: int) ->
         generator = seeds.numpy_generator(seed, "subsample", group.name(number))
         kept.append(positions[in_proportion(labels[positions], samples, generator)])
     return replace(group, shares=Slices(kept, shares.ids))
+
+
+def with_own_mix(client: Client, labels: Tensor, seed: int) -> Client:
+    """Tested on as many images of its domain's test set as have the class mix of its training images."""
+    generator, of_test = seeds.generator(seed, "own tests", client.name), labels[client.test]
+    most = int(max(labels[client.train].max(), of_test.max())) + 1 if len(of_test) else 0
+    wanted, there = (torch.bincount(of, minlength=most) for of in (labels[client.train], of_test))
+    both = ((wanted > 0) & (there > 0)).nonzero().flatten()
+    if not len(both):
+        return replace(client, test=no_indices())
+    scarce = both[(there[both] / wanted[both]).argmin()]  # the class that there are the fewest test images of
+    counts = (2 * wanted * there[scarce] + wanted[scarce]) // (2 * wanted[scarce])  # to the nearest
+    drawn = torch.randperm(len(of_test), generator=generator)
+    kept = [drawn[of_test[drawn] == label][: counts[label]] for label in both.tolist()]
+    return replace(client, test=client.test[torch.cat(kept).sort().values])
 
 
 def warn_of_empty_classes(dataset: Dataset) -> None:

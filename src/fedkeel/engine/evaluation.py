@@ -28,7 +28,7 @@ from fedkeel.engine.batches import ImageStore
 from fedkeel.engine.measuring import completed
 from fedkeel.engine.metrics import asked
 from fedkeel.errors import quoted
-from fedkeel.nn.calibration import Calibrator
+from fedkeel.nn.calibration import Calibration, Calibrator
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.stopping import EVALUATION, reached
 
@@ -63,29 +63,52 @@ class Evaluator:
         self._place = torch.zeros(1, dtype=torch.int64, device=store.device)  # of the next batch in it
         self._calibrator = Calibrator(model, lambda x: model(x).logits)
 
-    def calibrated(self, client: Client, repeat: Repeat = one_by_one, *, stranger: bool = False) -> Client:
-        """Calibrate the model, as it is loaded, to a client; returns it with the images that are left to be tested.
+    def test(
+        self,
+        client: Client,
+        splits: Sequence[str],
+        part: slice | None = None,
+        repeat: Repeat = one_by_one,
+        *,
+        stranger: bool = False,
+        detailed: bool = False,
+    ) -> list[Evaluation]:
+        """Under all statistics that the run asks for, the last of which may change the model's.
 
-        The images are of its training data, or, where it has none, of its test data. `stranger`: the model has no
-        statistics that were trained, so those of the client stand alone.
+        `stranger`: the model has none that were trained for this client, so it is tested by batch, and calibrated to
+        the client's alone.
         """
-        config, own = self.config, client.train if len(client.train) else client.test
-        most = len(own) if len(client.train) else len(own) // 2
-        generator = seeds.generator(config.seed, "site images", client.name)
-        drawn = torch.randperm(len(own), generator=generator)[: min(config.site_images or most, most)].sort().values
-        transform, images = self.store.federation.test_transform, own[drawn]
+        results, config = [], self.config
+        for kind in config.statistics:
+            tested, statistics = client, "batch" if stranger else kind
+            if kind == "site":
+                prior, always = (0.0, True) if stranger else (config.site_prior, config.site_always)
+                tested, _ = self.calibrate(client, config.site_images, prior, always=always, repeat=repeat)
+                statistics = "global"
+            found = self.evaluate(tested, splits, statistics, part, repeat, detailed=detailed)
+            results += [replace(result, statistics=kind) for result in found]
+        return results
+
+    def calibrate(
+        self, client: Client, images: int, prior: float, *, always: bool, repeat: Repeat = one_by_one
+    ) -> tuple[Client, Calibration]:
+        """Calibrate the model, as it is loaded, to a client; the client with what is left of it to be tested on.
+
+        The images are drawn from its training data, or, where it has none, from its test data, of which at least half
+        are left; 0 is all of them. They are the same in every round.
+        """
+        trains = len(client.train) > 0
+        own = client.train if trains else client.test
+        most = len(own) if trains else len(own) // 2
+        order = torch.randperm(len(own), generator=seeds.generator(self.config.seed, "site images", client.name))
+        count = min(images or most, most)
+        drawn, left = order[:count], order[count:]
+        transform, size = self.store.federation.test_transform, self.config.evaluation_batch
         self.model.eval()
-        self._calibrator.calibrate(
-            lambda: self.store.in_order(images, config.evaluation_batch, transform),
-            0.0 if stranger else config.site_prior,
-            always=stranger or config.site_always,
-            repeat=repeat,
+        record = self._calibrator.calibrate(
+            lambda: self.store.in_order(own[drawn], size, transform), prior, always=always, repeat=repeat
         )
-        if len(client.train):
-            return client
-        left = torch.ones(len(own), dtype=torch.bool)
-        left[drawn] = False
-        return replace(client, test=own[left])
+        return client if trains else replace(client, test=own[left.sort().values]), record
 
     @torch.no_grad()
     def evaluate(

@@ -108,7 +108,7 @@ class Worker:
         # Buffers outside of `state_dict()` do not travel, and must not go from one client to the next either.
         buffers = [buffer for name, buffer in self.model.named_buffers() if name not in self.entries]
         self._transient = [(buffer, buffer.clone()) for buffer in buffers]
-        self._evaluator = Evaluator(self.model, self.store, config)
+        self.evaluator = Evaluator(self.model, self.store, config)
         self.task_loss = TrainingLoss(config.loss, self.federation.num_classes, device)
         self.watch = self.watching(self.model) if self.watching else None
         self._compiled = self._compile()
@@ -273,18 +273,10 @@ class Worker:
         """Accuracy and loss on one client's test and validation data, or on a part; in detail, of every image."""
         local = select(memory, LOCAL) if self.method.is_personal else {}
         self._load(broadcast, local)
-        site, statistics = self.federation[name], self.config.statistics
-        test = partial(self._evaluator.evaluate, splits=splits, part=part, repeat=self.replays, detailed=detailed)
         # One without layers of its own is tested by the method's rule for such clients.
         stranger = self.method.is_personal and not local and self.method.unseen_statistics == "batch"
-        results = []
-        for kind in statistics:  # "site" comes last: it changes the model
-            if kind == "site":
-                found = test(self._evaluator.calibrated(site, self.replays, stranger=stranger), statistics="global")
-            else:
-                found = test(site, statistics="batch" if stranger else kind)
-            results += [replace(result, statistics=kind) for result in found]
-        return results
+        test = partial(self.evaluator.test, stranger=stranger, detailed=detailed)
+        return test(self.federation[name], splits, part, self.replays)
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around what only waits for the GPU."""

@@ -4,14 +4,19 @@ Two ordinary comparisons, a report of both, and sentences that say what the numb
 where the difference it makes is larger than what another seed, another processor or other test images change.
 """
 
+import json
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+from fedkeel import analysis
+from fedkeel.analysis.diagnostic import FOLDER
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import FILE, Comparison, compare, read_comparison
+from fedkeel.experiments.findings import REFERENCES
 from fedkeel.experiments.jobs import JobsObserver
 from fedkeel.files import explained
 
@@ -28,6 +33,7 @@ SETTINGS: dict[str, Any] = {
     "evaluate_every": 4,
     "checkpoint_every": 16,
 }
+CALIBRATED = "4,16,64"  # images of a site, without labels
 QUICK: dict[str, Any] = {"rounds": 3, "evaluate_every": 1, "subsample": 32, "model": "simple_cnn(width=4)"}
 
 
@@ -58,7 +64,8 @@ PARTS = (
             "data": drawn_small("digits-shift"),
             "unseen": "street",
             "model": "simple_cnn",
-            "record": "fairness,representation-divergence",
+            "record": f"fairness,representation-divergence,calibration(images='{CALIBRATED}')",
+            "record_every": 16,
         },
     ),
     Part(
@@ -99,6 +106,22 @@ def demo(
         )
         for part in PARTS
     ]
+
+
+def calibrated(comparison: Comparison) -> list[str]:
+    """What calibration changed, in a sentence: means over seeds, of the methods that have something to calibrate."""
+    found: dict[str, list[tuple[float, float]]] = {}
+    last = CALIBRATED.rpartition(",")[2]
+    for trial in comparison.trials:
+        name, path = trial.label.partition("@")[0], trial.directory / FOLDER / "calibration.json"
+        document = json.loads(path.read_text()) if path.exists() and name not in REFERENCES else {"figures": []}
+        before, after = (analysis.number(document, at) for at in ("as it is", f"rule {last}"))
+        if before is not None and after is not None and before != after:
+            found.setdefault(name, []).append((before, after))
+    told = [
+        f"{name} {fmean(b for b, _ in each):.1f} to {fmean(a for _, a in each):.1f}" for name, each in found.items()
+    ]
+    return [f"Calibrated to each site on {last} of its images, without labels: {', '.join(told)}."] if told else []
 
 
 def introduction(*, quick: bool) -> str:

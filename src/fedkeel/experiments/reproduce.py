@@ -280,7 +280,8 @@ def read(run: Run, reading: Mapping[str, str]) -> float | None:
     kind = reading.get("read", "accuracy")
     if kind in DIAGNOSTICS:
         path = run.directory / FOLDER / f"{kind}.json"
-        return analysis.number(json.loads(path.read_text())) if path.exists() else None
+        at = " ".join(reading[key] for key in ("domain", "at") if key in reading)
+        return analysis.number(json.loads(path.read_text()), at) if path.exists() else None
     if kind == "seconds":
         return epoch_seconds(run)
     summary: dict[str, Any] = run.summary or {}

@@ -15,6 +15,11 @@ from fedkeel.options import described
 from fedkeel.spec import split
 
 SET_BY_COMPARISON = ("method", "seed")
+# What the pilot of an advice sets itself, or has no use for.
+SET_BY_ADVICE = (
+    *("method", "rounds", "evaluate_every", "evaluate_with", "result", "select_by", "patience", "min_delta"),
+    *("metrics", "predictions", "record", "record_every", "profile"),
+)
 
 
 def typed(option: str, text: Any) -> Any:

@@ -1,14 +1,14 @@
 """How far a site's images are from the federation's, and how much of that is their look: see docs/calibration.md.
 
-A layer's mean over the n images of a site differs from the federation's for three reasons: the site's images look
-different, its classes are mixed differently, and n images are few. In units of the spread of single images, the latter
-two explain a squared distance of
+A layer's moments over the n images of a site differ from the federation's for three reasons: the site's images look
+different, its classes are mixed differently, and n images are few. In units of the variance of single images, the
+latter two explain a squared distance of at most
 
-    e = sum_c (p_c - u_c)^2 + 1 / n            p: the site's class mix, u: the federation's
+    e = max(sum_c (p_c - u_c)^2, 1 / n)        p: the class mix of the images, u: the federation's
 
-give or take a standard deviation of e sqrt(2 / v), with v = 1 / sum_c p_c^2 - 1 classes that are free to vary, at least
-one. What is beyond that is the look's share of the measured distance d, and so is the share of the site's own
-statistics, but for a prior worth m images:
+on average, with a standard deviation of e sqrt(2 / v), where v = 1 / sum_c p_c^2 - 1, at least 1, is the number of
+classes that are free to vary. What is beyond both is the look's share of the measured distance d, and so is the share
+of the site's own statistics, but for a prior worth m images:
 
     share = max(0, 1 - e (1 + sqrt(2 / v)) / d) n / (n + m)
 """
@@ -46,17 +46,16 @@ def class_mix(probabilities: Tensor, mix: Tensor | None = None) -> Tensor:
     return found
 
 
-def squared_distance(mean: Tensor, spread: Tensor, global_mean: Tensor, global_variance: Tensor) -> Tensor:
-    """d of one layer: that of the means, in units of the variance of single images' means; all are (C,).
+def squared_distance(mean: Tensor, variance: Tensor, usual: float) -> Tensor:
+    """d of one moment of one layer: how far its mean over images is from the usual, in units of its variance over them.
 
-    Channels count by what they are after normalisation, so that a loud one does not drown the others.
+    Both are (C,), of values that are normalised by the federation's statistics, so that a loud channel does not drown
+    the others: the usual first moment is 0, and the usual second one is 1.
 
-    >>> squared_distance(torch.tensor([3.0]), torch.tensor([2.0]), torch.tensor([1.0]), torch.tensor([1.0])).item()
-    2.0
+    >>> squared_distance(torch.tensor([2.0, 0.0]), torch.tensor([1.0, 3.0]), usual=0.0).item()
+    1.0
     """
-    scale = global_variance.clamp_min(1e-12)
-    between, within = ((mean - global_mean).square() / scale).sum(), (spread / scale).sum()
-    return between / within.clamp_min(1e-12)
+    return (mean - usual).square().sum() / variance.sum().clamp_min(1e-12)
 
 
 def explained_distance(site_mix: Tensor, images: int, mix: Tensor | None = None) -> float:
@@ -64,10 +63,10 @@ def explained_distance(site_mix: Tensor, images: int, mix: Tensor | None = None)
 
     >>> even = torch.full((10,), 0.1)
     >>> round(explained_distance(even, 64), 3), round(explained_distance(torch.eye(10)[:2].mean(0), 64), 3)
-    (0.023, 1.003)
+    (0.023, 0.966)
     """
     usual = torch.full_like(site_mix, 1 / len(site_mix)) if mix is None else mix.to(site_mix)
-    e = float((site_mix - usual).square().sum()) + 1 / images
+    e = max(float((site_mix - usual).square().sum()), 1 / images)
     free = max(1.0, 1 / float(site_mix.square().sum()) - 1)
     return e * (1 + math.sqrt(2 / free))
 

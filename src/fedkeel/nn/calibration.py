@@ -66,8 +66,8 @@ class Calibration:
     Attributes:
         images: how many were looked at.
         prior: how many images the federation's statistics are worth.
-        distance: of the site from the federation: the mean over layers of the squared distance of their means, in units
-            of the variance of single images.
+        distance: of the site from the federation: the squared distance of the first two moments of normalised values,
+            in units of the variance of single images, on average over both and all layers.
         explained: what the class mix and chance explain of it.
         trust: the share of the distance that is the images' look.
         share: of the site's statistics in the mixture; 0 is the model as it was.
@@ -123,7 +123,7 @@ class Calibrator:
         self.layers, self.logits = normalised_layers(model), logits
         means = {name: _buffer(layer) for name, layer in self.layers.items()}
         self._device = next((mean.device for mean in means.values()), torch.device("cpu"))
-        self._sums = {name: self._zeros(3, len(mean)) for name, mean in means.items()}
+        self._sums = {name: self._zeros(2, 3, len(mean)) for name, mean in means.items()}
         self._share, self._chances = self._zeros(), self._zeros(0, 0)
         self._place = torch.zeros(1, dtype=torch.int64, device=self._device)
         self._reached: dict[str, None] = {}  # layers, in the order of the forward pass
@@ -169,8 +169,8 @@ class Calibrator:
 
         def add(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             self._reached.setdefault(name)
-            x = inputs[0]
-            self._sums[name].add_(channel_sums(x.double().flatten(2).mean(2) if x.ndim > 2 else x))  # a value an image
+            for moment, of_images in enumerate(_image_moments(inputs[0], self.layers[name])):
+                self._sums[name][moment].add_(channel_sums(of_images))
 
         def see(batch: Batch) -> None:
             chances = self.logits(batch.x).double().softmax(1)
@@ -183,10 +183,11 @@ class Calibrator:
         with self._hooked(self.layers, add):
             repeat(("look", len(self._chances)), see, batches())
         distances = {}
+        unbiased = images / max(images - 1, 1)
         for name in self._reached:
-            layer, (mean, spread) = self.layers[name], moments_of(self._sums[name])
-            moments = (_buffer(layer, 0).double(), _buffer(layer, 1).double())
-            distances[name] = float(squared_distance(mean, spread * images / max(images - 1, 1), *moments))
+            found = zip(map(moments_of, self._sums[name]), (0.0, 1.0), strict=True)
+            both = [squared_distance(mean, unbiased * var, usual) for (mean, var), usual in found]
+            distances[name] = float(both[0] + both[1]) / 2
         return distances, class_mix(self._chances[:images].cpu())
 
     def _make_room(self, batches: Callable[[], Iterable[Batch]], images: int) -> None:
@@ -205,7 +206,7 @@ class Calibrator:
         self._clear()
 
         def measure(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            self._sums[name].add_(channel_sums(inputs[0]))
+            self._sums[name][0].add_(channel_sums(inputs[0]))
             if not at_once:
                 raise _Reached
             self._mix(name)
@@ -221,7 +222,7 @@ class Calibrator:
                 self._mix(group[0])
 
     def _mix(self, name: str) -> None:
-        for buffer, moment in zip(moment_names(""), moments_of(self._sums[name]), strict=True):
+        for buffer, moment in zip(moment_names(""), moments_of(self._sums[name][0]), strict=True):
             tensor = getattr(self.layers[name], buffer)
             # In double precision: mixed with itself, a number stays what it is.
             tensor.copy_(tensor.double().lerp(moment, self._share))
@@ -236,6 +237,16 @@ class Calibrator:
             for name in names:
                 hooks.enter_context(self.layers[name].register_forward_pre_hook(partial(hook, name)))
             yield
+
+
+def _image_moments(x: Tensor, layer: nn.Module) -> tuple[Tensor, Tensor]:
+    """Of each image and channel, the mean and the mean square of normalised values, (N, C) each."""
+    mean, var = (_buffer(layer, number).double()[:, None] for number in (0, 1))
+    wide = x.detach().double()
+    normal = ((wide.flatten(2) if x.ndim > 2 else wide[..., None]) - mean) / (
+        var + float(getattr(layer, "eps", 0.0))
+    ).sqrt()
+    return normal.mean(2), normal.square().mean(2)
 
 
 def _buffer(layer: nn.Module, number: int = 0) -> Tensor:

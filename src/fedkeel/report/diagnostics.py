@@ -27,7 +27,7 @@ CIRCUMSTANCES = "The circumstances"
 QUESTIONS: dict[str, tuple[str, ...]] = {
     "Is every domain served?": ("fairness",),
     "Do the global statistics fit?": (
-        *("loss-gap", "statistics-accuracy", "statistics-divergence"),
+        *("calibration", "loss-gap", "statistics-accuracy", "statistics-divergence"),
         *("mixing-factors", "probability-floor", "bn-statistics"),
     ),
     "Do features of one class meet?": ("representation-divergence", "prototype-similarity", "nmi", "tsne"),

@@ -30,10 +30,12 @@ else:
 
 CLAIMS = "claims.toml"  # beside the recipes of a paper, see `fedkeel.experiments.claims`
 PAPERS = {"greg": "GReg", "hbn": "HBN", "fedwon": "FedWon", "fedcoda": "FedCoda", "univarfl": "UniVarFL"}
+PAPERS |= {"fedkeel": "Fedkeel"}  # what is ours and no paper's
 
 # What the figures show besides accuracy, and a few tables too.
 DIAGNOSTICS = {
     "bn-statistics": "running means and variances of batch norm on each client",
+    "calibration": "accuracy after calibration to each site",
     "gradient-norms": "norms of the gradients by round",
     "label-distribution": "how many images of each class each client has",
     "loss-gap": "loss under global minus loss under batch statistics",
@@ -53,7 +55,7 @@ NOT_A_CELL = "-"  # the paper's table has no such cell, and it is not run
 NOT_PRINTED = "?"  # the paper shows it in a figure, or not at all
 
 NEEDED = ("paper", "table", "caption", "measure", "protocol", "seeds", "base", "columns", "rows")
-READ = ("read", "domain", "statistics")
+READ = ("read", "at", "domain", "statistics")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,61 @@
+"""Look at a federation before deciding on a method: how far its clients differ in labels and in look, what a pilot of
+FedAvg gets in a few rounds, which methods to try, whether to calibrate, and what is not known.
+Nothing is trained but the pilot, which is removed unless '--out' keeps it.
+
+examples:
+  fedkeel advise --data digits-shift
+  fedkeel advise --data folder --root ./images --model 'resnet18(stem=small)' --batch-size 16
+  fedkeel advise --data cifar10 --partition 'dirichlet(alpha=0.1, clients=10)' --stateless --json
+  fedkeel advise --data pacs --no-pilot                   what needs no training
+"""
+
+import shlex
+from dataclasses import replace
+
+import fedkeel
+from fedkeel.cli.terminal.interrupts import interruptible
+from fedkeel.cli.terminal.output import show
+from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options, whole
+from fedkeel.config import option_names
+from fedkeel.errors import FedkeelError
+from fedkeel.experiments.rows import SET_BY_ADVICE
+
+HELP = "say which methods to try on a federation, and why"
+ROUNDS = 5
+
+
+def add_arguments(parser: Parser) -> None:
+    rounds = f"of the pilot (default: {ROUNDS})"
+    parser.add_argument("--rounds", metavar="N", type=whole("rounds", 1), help=rounds)
+    parser.add_argument(
+        "--no-pilot", action="store_true", help="train nothing: no accuracies, looks of the model as it begins"
+    )
+    parser.add_argument("--out", metavar="DIR", help="keep the pilot's run directory there (default: it is removed)")
+    parser.add_shared("--json", "--quiet", "--config", "--root", "--tolerate", "--no-cache", "--import")
+    parser.add_options({*option_names()}.difference(SET_BY_ADVICE))
+
+
+def run(arguments: Arguments) -> int:
+    for given, name in ((arguments.rounds, "--rounds"), (arguments.out, "--out")):
+        if arguments.no_pilot and given is not None:
+            raise FedkeelError(f"'{name} {given}' is of the pilot, and '--no-pilot' is given: keep one.")
+    options = given_options(arguments)
+    for name in SET_BY_ADVICE:  # a run's config.toml, given with --config, names all
+        options.pop(name, None)
+
+    from fedkeel.runs.progress import RunProgress
+
+    with interruptible(), RunProgress(quiet=arguments.quiet) as progress:
+        advice = fedkeel.advise(
+            rounds=arguments.rounds or ROUNDS,
+            pilot=not arguments.no_pilot,
+            directory=arguments.out,
+            observer=progress,
+            verbose=False,
+            **options,
+        )
+    if arguments.imports:
+        code = shlex.join(word for file in arguments.imports for word in ("--import", file))
+        advice = replace(advice, next=[f"{command} {code}" for command in advice.next])
+    show(advice.lines(), advice.to_dict(), as_json=arguments.json, soft_wrap=True)
+    return 0
