@@ -105,6 +105,7 @@ def test_images_of_the_federation_leave_a_copy_that_is_the_same_to_the_bit() -> 
     with torch.no_grad():
         x = network.encoder[0](images)  # type: ignore[index, operator]
         network.encoder[1].running_mean.copy_(x.mean((0, 2, 3)))  # type: ignore[index, union-attr, operator]
+        network.encoder[1].running_var.copy_(x.var((0, 2, 3)))  # type: ignore[index, union-attr, operator]
     site = fedkeel.calibrate(network, images)
     assert site.calibration.share == 0
     assert site.changed == 0
