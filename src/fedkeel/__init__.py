@@ -22,6 +22,7 @@ _HOMES = {
     "extend": "fedkeel.simulation",
     "Run": "fedkeel.runs.run",
     "load": "fedkeel.runs.run",
+    "calibrate": "fedkeel.runs.calibrated",
     "advise": "fedkeel.experiments.advice",
     "Advice": "fedkeel.experiments.advice",
     "compare": "fedkeel.experiments.comparison",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
     from fedkeel.formulas import aggregation, losses
     from fedkeel.methods import register
     from fedkeel.observer import Observer
+    from fedkeel.runs.calibrated import calibrate
     from fedkeel.runs.run import Run, load
     from fedkeel.simulation import extend, resume, simulate
 
@@ -73,6 +75,7 @@ __all__ = [
     "advise",
     "aggregation",
     "analysis",
+    "calibrate",
     "compare",
     "data",
     "engine",

@@ -60,6 +60,7 @@ ORDER = (
         "watch",
         "bench",
         "export",
+        "calibrate",
     ),
     *("certificates", "server", "join", "status"),
 )

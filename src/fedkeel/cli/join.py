@@ -44,6 +44,8 @@ def add_arguments(parser: Parser) -> None:
     add("--name", metavar="NAME", help="of this site (default: as its key, else as the folder is called)")
     add("--state", metavar="DIR", help="for its memory and logs (default: ~/.local/state/fedkeel/NAME)")
     add("--device", metavar="TEXT", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    own = "after the last round, keep the model with this site's own statistics in --state: see 'Calibration'"
+    add("--calibrate", action="store_true", help=own)
     add("--quiet", action="store_true", help="only warnings")
     parser.add_shared("--import")
     trust = parser.add_argument_group("trust").add_argument
@@ -63,7 +65,8 @@ def run(arguments: Arguments) -> int:
     from fedkeel.deploy.certificates import SiteFiles
     from fedkeel.deploy.deployment import join
     from fedkeel.deploy.policy import Policy
-    from fedkeel.deploy.site import own_folder
+    from fedkeel.deploy.site import Site, own_folder
+    from fedkeel.deploy.site_models import SiteModels
 
     folder = Path(arguments.data).expanduser()
     policy = Policy.read(Path(arguments.accept).expanduser()) if arguments.accept else Policy()
@@ -77,12 +80,14 @@ def run(arguments: Arguments) -> int:
     reader.split(reader.scan(folder, Findings(collect=True)).domains)
     read = own_folder(folder, name, **own)
     state = Path(arguments.state) if arguments.state else state_folder() / file_name(name)
+    models = SiteModels(state / "models") if arguments.calibrate else None
+    site = Site(read, state / "memory", name, arguments.device, policy=policy, models=models)
     if not arguments.quiet:
         logging.getLogger("fedkeel").setLevel(logging.INFO)
         print(f"fedkeel: the site '{name}' joins {arguments.address}; stop it with Ctrl-C", file=sys.stderr)
     try:
         with interruptible():
-            join(arguments.address, read, name, state, files=files, device=arguments.device, policy=policy)
+            join(arguments.address, site, state, files=files)
     except Stopped:
         print(f"fedkeel: the site '{name}' left", file=sys.stderr)
     return 0

@@ -25,13 +25,15 @@ def add_arguments(parser: Parser) -> None:
     add("images", nargs="+", metavar="IMAGE", help="image files, or folders that have some in them")
     add("--out", metavar="FILE.csv", help="write every image with the probability of each class")
     add("--client", metavar="NAME", help="whose model, where clients keep layers of their own")
+    add("--calibrated", metavar="FILE", help="the model for a site, a .safetensors that 'fedkeel calibrate' wrote")
     parser.add_shared("--json", "--import")
 
 
 def run(arguments: Arguments) -> int:
     from fedkeel.runs.run import load
 
-    found = load(arguments.directory, client=arguments.client).predict(arguments.images, tolerate=True)
+    trained = load(arguments.directory, client=arguments.client, calibrated=arguments.calibrated)
+    found = trained.predict(arguments.images, tolerate=True)
     rows = [(row[found.unit], row["class"], f"{row['probability']:.3f}") for row in found.rows()]
     if arguments.out:
         print(found.to_csv(arguments.out))

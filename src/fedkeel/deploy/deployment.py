@@ -24,10 +24,9 @@ from fedkeel.deploy.certificates import ServerFiles, SiteFiles
 from fedkeel.deploy.flower_internals import CLIENT_APP, Endpoint, answer_task, server_app
 from fedkeel.deploy.grid import GridChannel, from_records, reply_to, to_records
 from fedkeel.deploy.keys import Keys
-from fedkeel.deploy.policy import Policy
 from fedkeel.deploy.processes import CLOCKS, ProcessEnded, private_folder, process, until
 from fedkeel.deploy.serving import check, train
-from fedkeel.deploy.site import Read, Site
+from fedkeel.deploy.site import Site
 from fedkeel.engine.executors.flower.channel import Table, pause, plain
 from fedkeel.engine.executors.flower.roster import Enrolment
 from fedkeel.errors import FedkeelError
@@ -143,10 +142,8 @@ def _serve(config: Config, out: Path, server: ServerOptions, observer: Observer)
     return run
 
 
-def join(
-    address: str, read: Read, name: str, state: Path, *, files: SiteFiles | None, device: str, policy: Policy
-) -> None:
-    """Be a site until stopped; `read` gives its images."""
+def join(address: str, site: Site, place: Path, *, files: SiteFiles | None) -> None:
+    """Be this site until stopped; what it writes lies in `place`, its memory too."""
     host, _, port = address.rpartition(":") if ":" in address else (address, "", str(PORT))
     if not port.isdigit():
         raise FedkeelError(f"The server's address is '{address}': give HOST or HOST:PORT.")
@@ -156,10 +153,10 @@ def join(
     else:
         files.check()
         trust = ["--root-certificates", str(files.ca), "--auth-supernode-private-key", str(files.key)]
-    place, own_port = private_folder(state), free_port()
+    own_port = free_port()
+    for folder in (place, site.state or place):
+        private_folder(folder)
     arguments = [*trust, "--superlink", f"{host}:{port}", "--host", "127.0.0.1", "--port", str(own_port)]
-    memory = private_folder(place / "memory")
-    site = Site(read, memory, name, device, policy=policy)
     warned, wait = False, RETRY / 2
     while True:
         refuse_untrusted(host, int(port), files.ca if files else None)

@@ -19,7 +19,7 @@ from fedkeel.trust.secrets import fingerprint
 Step = tuple[int, int]  # round, and which request of that round
 KEPT_RUNS = 3
 CHECKSUM = "checksum"
-STATE = re.compile(r"\d{6}-\d{4,}\.safetensors|\..*\.writing")
+STATE = re.compile(r"\d{6}-\d{4,}\.safetensors|calibrated\.safetensors(\.json)?|\..*\.writing")
 
 
 class SiteMemory:

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import fedkeel
-from fedkeel.config import Config
+from fedkeel.config import Config, from_one
 from fedkeel.core.composition import Composition
 from fedkeel.core.messages import BadMessage, Broadcast, broadcast_from_bytes, pack, update_to_bytes
 from fedkeel.core.state import Tensors
@@ -29,9 +29,10 @@ from fedkeel.data.site import load_site
 from fedkeel.deploy.memory import KEPT_RUNS, PrivacyLedger, SiteMemory
 from fedkeel.deploy.policy import Policy, Refused
 from fedkeel.deploy.request_checks import Session, check_message, check_network, check_privacy
+from fedkeel.deploy.site_models import SiteModels
 from fedkeel.engine import footprint
 from fedkeel.engine.batches import probe
-from fedkeel.engine.evaluation import SPLITS
+from fedkeel.engine.evaluation import SPLITS, split_indices
 from fedkeel.engine.executors.flower.channel import Reply, Table, plain
 from fedkeel.engine.executors.flower.roster import Description
 from fedkeel.engine.local import ClientFailure, Worker
@@ -103,6 +104,7 @@ class Site:
         position: of its client among those of a simulation.
         model: in place of the one that the configuration names.
         policy: what it lets a server ask of it; None where server and site are one, in a simulation.
+        models: where it keeps the models of runs with its own statistics, if it wants them.
     """
 
     read: Read
@@ -112,6 +114,7 @@ class Site:
     position: int | None = None
     model: nn.Module | None = None
     policy: Policy | None = field(default_factory=Policy)
+    models: SiteModels | None = None
     _latest: tuple[str, tuple[int, int, int]] = field(default=("", (0, 0, 0)), init=False)
     _agreed: dict[str, Session] = field(default_factory=dict, init=False)
     _session: Session | None = field(default=None, init=False)
@@ -159,6 +162,7 @@ class Site:
             self._charge(worker, session, broadcast, remembered)
             update, kept = worker.train(site.name, broadcast, remembered)
             memory.keep(step, kept)
+            self._keep_model(request, session, broadcast, remembered)
             return {}, update_to_bytes(update)
         if do == "ask":
             answer, kept = worker.answer(site.name, broadcast, remembered, str(request["question"])[:LONGEST_QUESTION])
@@ -169,8 +173,22 @@ class Site:
             found = worker.evaluate(site.name, broadcast, remembered, splits, detailed=detailed)
             metrics, seed = asked(worker.config), worker.config.seed
             told = (completed(one, metrics, seed, detailed=detailed) for one in found)
+            self._keep_model(request, session, broadcast, remembered)
             return {"evaluations": [asdict(replace(one, outputs=None)) for one in told]}, b""
         raise BadMessage(f"there is no request '{do}'")
+
+    def _keep_model(self, request: Table, session: Session, broadcast: Broadcast, remembered: Tensors) -> None:
+        """By its own choice: a server neither knows of it nor can ask for it."""
+        worker, last = self._worker_of(session), from_one(broadcast.round) == broadcast.rounds
+        if self.models is None or not (last or request.get("detailed") is True):
+            return
+        (site,) = worker.federation
+        told = self.policy is None or self.policy.evaluation
+        if request["do"] == "evaluate":
+            self.models.keep(session.run, worker, broadcast, remembered, "tested")
+        elif not (told and any(len(split_indices(site, split)) for split in SPLITS)):
+            # It will not be sent the model that comes of this round.
+            self.models.keep(session.run, worker, broadcast, remembered, "to be trained")
 
     def _tells(self, request: Table) -> bool:
         """Whether to tell of its test set in detail."""

@@ -9,7 +9,7 @@ import importlib
 import json
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stdout
 from io import BytesIO, StringIO
 from pathlib import Path
@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from fedkeel.data.federation import Federation
 from fedkeel.data.transforms import Unknown, transforms_text
 from fedkeel.errors import FedkeelError, first_line, nearest
-from fedkeel.files import write_atomically
+from fedkeel.files import plain, write_atomically
 from fedkeel.nn.scaled_ws_conv import fold
 from fedkeel.options import as_path
 from fedkeel.runs.run import Run
+from fedkeel.runs.site_model import CARD
 from fedkeel.runs.trained import Deployed, as_tested
 
 FORMATS = {"onnx": ".onnx", "torchscript": ".pt", "pt2": ".pt2"}
@@ -48,29 +49,38 @@ def export(
         client: whose model, for a method that keeps layers on its clients.
     """
     run, path = run if isinstance(run, Run) else Run(run), as_path(file, "file")
-    format = format_of(path, format)
-    if not path.absolute().parent.is_dir():
-        raise FedkeelError(f"'{path}' cannot be written: its folder does not exist.")
-    if format == "onnx":
-        require_onnx()
+    format = target(path, format_of(path, format))
     network, federation = run.network(client)
     if with_transform and isinstance(federation.test_transform, Unknown):
         raise FedkeelError(
             f"How images become what the network of '{run.directory}' sees is not known here, since it was done at its "
             "sites or by a transform given in Python: leave --with-transform out."
         )
-    deployed = Deployed(fold(network), federation.test_transform if with_transform else None).eval()
+    transform, image = federation.test_transform, federation.images[:1]
+    example = image if with_transform else as_tested(transform, image)
+    about = describe(format, federation.classes, example) | origin(run, federation, client, done_inside=with_transform)
+    return write(path, format, Deployed(fold(network), transform if with_transform else None), example, about)
+
+
+def target(path: Path, format: str) -> str:
+    """The format, if a file can be written in it here; refused before anything else is done."""
+    if not path.absolute().parent.is_dir():
+        raise FedkeelError(f"'{path}' cannot be written: its folder does not exist.")
+    if format == "onnx":
+        require_onnx()
+    return format
+
+
+def write(path: Path, format: str, model: nn.Module, example: Tensor, about: Mapping[str, Any]) -> Path:
+    """A model that gives logits, an image that it takes, (1, ...), and what is to be known of it."""
     # The layout that training liked is none of a file's business.
-    deployed.requires_grad_(False).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+    model.eval().requires_grad_(False).to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
     # Two images: with a batch of one, the size of the batch would be a constant.
-    images = federation.images[:1].expand(2, *federation.image_shape).contiguous()
-    example = images if with_transform else as_tested(federation.test_transform, images)
-    about = describe(run, federation, format, example, client)
-    about["preprocessing"] = preprocessing(federation, done_inside=with_transform)
-    card = json.dumps(about, indent=1)
+    images = example.expand(2, *example.shape[1:]).contiguous()
+    card = json.dumps(plain(dict(about)), indent=1)
     with warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
-        data = WRITERS[format](deployed, example, card)
+        data = WRITERS[format](model, images, card)
     write_atomically(path, data)
     write_atomically(path.with_name(f"{path.name}.json"), card.encode() + b"\n")
     return path
@@ -102,10 +112,10 @@ def require_onnx() -> None:
         ) from None
 
 
-def describe(run: Run, federation: Federation, format: str, example: Tensor, client: str | None) -> dict[str, Any]:
+def describe(format: str, classes: Sequence[str], example: Tensor) -> dict[str, Any]:
     return {
         "format": format,
-        "classes": list(federation.classes),
+        "classes": list(classes),
         "input": {
             "name": INPUT,
             "shape": ["batch", *example.shape[1:]],
@@ -113,7 +123,14 @@ def describe(run: Run, federation: Federation, format: str, example: Tensor, cli
             "range": [0, 255] if example.dtype == torch.uint8 else None,
         },
         "preprocessing": None,
-        "output": {"name": OUTPUT, "shape": ["batch", federation.num_classes], "dtype": "float32"},
+        "output": {"name": OUTPUT, "shape": ["batch", len(classes)], "dtype": "float32"},
+    }
+
+
+def origin(run: Run, federation: Federation, client: str | None, *, done_inside: bool) -> dict[str, Any]:
+    """What a run says of its model; `done_inside`: the transform is a part of it."""
+    return {
+        "preprocessing": preprocessing(federation, done_inside=done_inside),
         **{option: getattr(run.config, option) for option in ("method", "model", "data")},
         "client": client,
         "accuracy": run.accuracy if client is None else run.accuracy_of(client),
@@ -139,9 +156,6 @@ def preprocessing(federation: Federation, *, done_inside: bool) -> dict[str, Any
 
 
 # -- the formats -------------------------------------------------------------------------------------------------------
-CARD = "fedkeel.json"  # what the file says of itself, inside of it too
-
-
 def to_torchscript(model: nn.Module, example: Tensor, card: str) -> bytes:
     # The tracer warns of what it takes for constant; the outputs are compared below.
     traced = torch.jit.trace(model, example, check_trace=False)  # type: ignore[no-untyped-call]

@@ -1,6 +1,7 @@
 """The files of a run directory, read only as they were written."""
 
 import shlex
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -8,10 +9,11 @@ from typing import Any
 import safetensors.torch
 from safetensors import SafetensorError
 
+from fedkeel.core import naming
 from fedkeel.core.state import Tensors
 from fedkeel.engine.executors.flower.roster import FILE as SITES
 from fedkeel.engine.memory_files import Damaged
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, nearest
 from fedkeel.files import digest, read_sealed
 from fedkeel.runs.store import (
     CHECKSUMS,
@@ -22,6 +24,8 @@ from fedkeel.runs.store import (
     has_finished,
     read_header,
 )
+
+MOST_NAMED = 20  # clients to choose from, in a sentence
 
 
 def how_to_continue(directory: str | Path) -> str:
@@ -59,6 +63,10 @@ class Files:
             raise self.changed(name, "checksum does not match")
         return data
 
+    def checksums(self, names: Iterable[str]) -> dict[str, str]:
+        """What these files are known by."""
+        return {name: digest(self.intact(name)) for name in names}
+
     def tensors(self, name: str) -> Tensors:
         """What is in a file of tensors, such as `model.safetensors`."""
         try:
@@ -66,6 +74,21 @@ class Files:
         except SafetensorError as error:
             path = self.directory / name
             raise FedkeelError(f"'{path}' cannot be read ({error}): {self._remedy(name)}") from error
+
+    def personal_file(self, client: str | None, method: str) -> str:
+        """That has the layers that a method keeps on this client."""
+        folder = self.directory / "personal"
+        kept = [naming.name_of(path.stem) for path in sorted(folder.glob("*.safetensors"))]
+        if client is None:
+            others = f" and {len(kept) - MOST_NAMED} others" if len(kept) > MOST_NAMED else ""
+            raise FedkeelError(
+                f"'{method}' keeps layers on its clients, so each has a model of its own: say whose with --client "
+                f"(client=... in Python), one of {', '.join(map(naming.visible, kept[:MOST_NAMED]))}{others}."
+            )
+        path = naming.find(folder, client, ".safetensors")
+        if path is None:
+            raise FedkeelError(f"There is no model of a client '{client}': {nearest(client, kept)}")
+        return f"{folder.name}/{path.name}"
 
     def _checksums(self) -> dict[str, str]:
         """By file; of a run that is not finished, or that an earlier version made, there are none."""

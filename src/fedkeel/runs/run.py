@@ -13,7 +13,7 @@ from torch import nn
 
 from fedkeel import methods
 from fedkeel.config import Config, first_of, from_one
-from fedkeel.core import imports, naming, state
+from fedkeel.core import imports, state
 from fedkeel.core.composition import Composition
 from fedkeel.core.method import Method
 from fedkeel.core.readable import html_table, text_table
@@ -25,23 +25,22 @@ from fedkeel.engine.checks import check_objects
 from fedkeel.engine.executors.flower.roster import Roster
 from fedkeel.engine.profile import FILE as PROFILE
 from fedkeel.engine.setup import build_model, load_federation
-from fedkeel.errors import FedkeelError, nearest
-from fedkeel.nn.scaled_ws_conv import fold
+from fedkeel.errors import FedkeelError
 from fedkeel.options import as_path
 from fedkeel.runs.intact import how_to_continue
 from fedkeel.runs.measures import Measured
 from fedkeel.runs.origin import Origin, read_outline
+from fedkeel.runs.site_model import SiteModel
 from fedkeel.runs.store import MODEL, SUMMARY, read_config
 from fedkeel.runs.summary import unsound
 from fedkeel.runs.tables import as_frame, named, shown
-from fedkeel.runs.trained import Deployed, Predictions, Trained
+from fedkeel.runs.trained import Predictions, Trained
 from fedkeel.spec import Spec, parse
 
 if TYPE_CHECKING:
     import pandas
 
 PYTHON_OBJECT = "(given in Python)"
-MOST_NAMED = 20  # clients to choose from, in a sentence
 
 
 def given_in_python(config: Config) -> list[str]:
@@ -219,19 +218,22 @@ class Run(Measured):
         return self.trained(client).predict(images, tolerate=tolerate)
 
     def trained(
-        self, client: str | None = None, *, model: nn.Module | None = None, method: Method | None = None
+        self,
+        client: str | None = None,
+        *,
+        model: nn.Module | None = None,
+        method: Method | None = None,
+        calibrated: str | Path | None = None,
     ) -> Trained:
-        """The trained model to be used: with the names of its classes, and how images become its input."""
-        network, federation = self.network(client, model=model, method=method)
+        """The trained model to be used: with the names of its classes, and how images become its input. What is given
+        is as in `fedkeel.load`."""
+        network, federation = self.network(client, model=model, method=method, calibrated=calibrated)
         if isinstance(federation.test_transform, Unknown):
             raise FedkeelError(
                 f"How images become what the network of '{self.directory}' sees is not known here, since it was done "
                 "at its sites or by a transform given in Python: use Run.model(), and prepare its input yourself."
             )
-        plain = Deployed(fold(network)).eval().requires_grad_(False)
-        shape, floats = federation.image_shape, federation.images.is_floating_point()
-        classes, transform = tuple(federation.classes), federation.test_transform
-        return Trained(plain, classes, shape, transform, floats, federation.columns)
+        return Trained.around(network, federation)
 
     def remember(self, **objects: Any) -> Run:
         """Keep the objects that it was made with in this process: no file can."""
@@ -239,13 +241,18 @@ class Run(Measured):
         return self
 
     def network(
-        self, client: str | None = None, *, model: nn.Module | None = None, method: Method | None = None
+        self,
+        client: str | None = None,
+        *,
+        model: nn.Module | None = None,
+        method: Method | None = None,
+        calibrated: str | Path | None = None,
     ) -> tuple[Classifier, Federation]:
         """The trained model to be used somewhere else, in evaluation mode, and the data it is for, in outline.
 
         `client` names whose model, where the method keeps layers on its clients. `model` and `method` are the objects
         that the run was made with, where they were not named; of a run of this process they are known. Neither the
-        data nor the weights that the run started from need to be there.
+        data nor the weights that the run started from need to be there. `calibrated` as in `fedkeel.load`.
         """
         self.result()
         federation, given = self._outline(), {**self._objects, **_present(model=model, method=method)}
@@ -264,21 +271,27 @@ class Run(Measured):
             )
         imports.recall(self.directory)
         composition = Composition.of(given.get("method") or methods.build(self.config.method))
-        files = [MODEL]
-        if composition.is_personal:
-            files.append(self._personal_file(client))
-        elif client is not None:
+        site = None if calibrated is None else SiteModel.read(as_path(calibrated, "calibrated"))
+        if site is not None and client is None:
+            client = site.card.get("client")
+        if client is not None and not composition.is_personal:
             raise FedkeelError(
                 f"'{self.config.method}' has one model for all clients: leave the client '{client}' out."
             )
+        files = [MODEL, *([self.personal_file(client, self.config.method)] if composition.is_personal else [])]
+        if site is not None and site.card.get("files") != self.checksums(files):
+            raise FedkeelError(
+                f"'{calibrated}' was not made of the model in '{self.directory}' as it is now, or of another client's: "
+                "calibrate this one with 'fedkeel calibrate'."
+            )
         network = build_model(without_weights(self.config), federation, composition, given.get("model"))
         entries = network.state_dict(keep_vars=True)
-        for file in files:
-            tensors = self.tensors(file)
+        groups = {str(self.directory / file): self.tensors(file) for file in files}
+        for file, tensors in (groups if site is None else {**groups, str(calibrated): site.tensors}).items():
             strange = [n for n, t in tensors.items() if n not in entries or entries[n].shape != t.shape]
             if strange:
                 raise FedkeelError(
-                    f"'{self.directory / file}' has '{strange[0]}', which '{self.config.model}' has not here, or in "
+                    f"'{file}' has '{strange[0]}', which '{self.config.model}' has not here, or in "
                     "another size: read it with the version of Fedkeel, or of your own model, that wrote it."
                 )
             state.load(entries, tensors)
@@ -292,20 +305,6 @@ class Run(Measured):
             return outline.federation()
         return None if self.config.data == PYTHON_OBJECT else load_federation(self.config)
 
-    def _personal_file(self, client: str | None) -> str:
-        folder = self.directory / "personal"
-        kept = [naming.name_of(path.stem) for path in sorted(folder.glob("*.safetensors"))]
-        if client is None:
-            others = f" and {len(kept) - MOST_NAMED} others" if len(kept) > MOST_NAMED else ""
-            raise FedkeelError(
-                f"'{self.config.method}' keeps layers on its clients, so each has a model of its own: say whose with "
-                f"--client (client=... in Python), one of {', '.join(map(naming.visible, kept[:MOST_NAMED]))}{others}."
-            )
-        path = naming.find(folder, client, ".safetensors")
-        if path is None:
-            raise FedkeelError(f"There is no model of a client '{client}': {nearest(client, kept)}")
-        return f"{folder.name}/{path.name}"
-
 
 def load(
     directory: str | Path,
@@ -313,6 +312,7 @@ def load(
     client: str | None = None,
     model: nn.Module | None = None,
     method: Method | None = None,
+    calibrated: str | Path | None = None,
 ) -> Trained:
     """The trained model of a finished run, which may have been copied from another machine.
 
@@ -321,13 +321,14 @@ def load(
         client: whose model, for a method that keeps layers on its clients.
         model, method: the objects that the run was made with, where they were given in Python and not by name. The
             model need not be trained: it gets the run's weights, and the layers that the method puts into it.
+        calibrated: a .safetensors file that `fedkeel.calibrate` made of this run: the model for that site.
 
     >>> run = fedkeel.simulate(rounds=1, subsample=30, directory="runs/digits")
     >>> fedkeel.load("runs/digits").predict(torch.zeros(2, 16, 16, dtype=torch.uint8))
     Predictions(2 images, 10 classes)
     """
     check_objects(model=model, method=method)
-    return Run(directory).trained(client, model=model, method=method)
+    return Run(directory).trained(client, model=model, method=method, calibrated=calibrated)
 
 
 def without_weights(config: Config) -> Config:

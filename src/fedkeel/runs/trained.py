@@ -22,12 +22,13 @@ from PIL import Image
 from torch import Tensor, nn
 
 from fedkeel.core.readable import csv_table
-from fedkeel.data.federation import Transform, called
+from fedkeel.data.federation import Federation, Transform, called
 from fedkeel.data.formats.folders import is_litter
 from fedkeel.data.formats.images import is_image, open_image, reason, rgb
 from fedkeel.data.formats.lists import read_table
 from fedkeel.errors import FedkeelError, quoted
 from fedkeel.files import explained
+from fedkeel.nn.scaled_ws_conv import fold
 from fedkeel.options import described
 
 BATCH = 64
@@ -42,8 +43,14 @@ class Deployed(nn.Module):
         self.network, self.transform = network, transform
 
     def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.network(x if self.transform is None else as_tested(self.transform, x)).logits
+        found = self.network(x if self.transform is None else as_tested(self.transform, x))
+        logits: Tensor = found.logits if hasattr(found, "logits") else found
         return logits
+
+
+def deployed(network: nn.Module) -> Deployed:
+    """A copy that is not trained any further, with plain layers."""
+    return Deployed(fold(network)).eval().requires_grad_(False)
 
 
 def as_tested(transform: Transform, images: Tensor) -> Tensor:
@@ -116,6 +123,13 @@ class Trained:
     floats: bool = False  # samples are float arrays of that shape, a vector's is (D,), and are taken as they are
     columns: tuple[str, ...] = ()  # the names of a vector's numbers
 
+    @staticmethod
+    def around(network: nn.Module, federation: Federation) -> Trained:
+        """A network, folded, and what the data that it was trained on say of its input."""
+        floats = federation.images.is_floating_point()
+        data = (tuple(federation.classes), federation.image_shape, federation.test_transform, floats)
+        return Trained(deployed(network), *data, federation.columns)
+
     def preprocess(self, images: Any) -> Tensor:
         """Images as the network takes them, (N, C, H, W); `images` as in `predict`."""
         found = [self._stored(picture, name) for name, picture in self._each(images)]
@@ -139,24 +153,33 @@ class Trained:
         found: list[Tensor] = []
         unreadable: dict[str, str] = {}
         device = next(self.network.parameters()).device
-        everything = self._each(images)
-        while some := list(islice(everything, batch)):
-            stored = []
-            for name, picture in some:
-                try:
-                    stored.append(self._stored(picture, name))
-                    names.append(name)
-                except FedkeelError as error:
-                    if not tolerate:
-                        raise
-                    unreadable[name] = str(error)
-            if stored:
-                logits = self.network(as_tested(self.transform, torch.stack(stored)).to(device))
-                found.append(logits.float().softmax(1).cpu())
+        for some, stored in self.stored(images, unreadable if tolerate else None, batch):
+            logits = self.network(as_tested(self.transform, stored).to(device))
+            found.append(logits.float().softmax(1).cpu())
+            names += some
         if not found:
             few = f" ({next(iter(unreadable.values()))})" if unreadable else ""
             raise FedkeelError(f"There is no image to look at{few}: give image files, or a folder that has some in it.")
         return Predictions(names, torch.cat(found), self.labels, unreadable, called(self.shape))
+
+    def stored(
+        self, images: Any, unreadable: dict[str, str] | None = None, batch: int = BATCH
+    ) -> Iterator[tuple[list[str], Tensor]]:
+        """Names and images as the data set stores them, so many at a time; `images` as in `predict`. What cannot be
+        read goes into `unreadable`, and is an error without it."""
+        everything = self._each(images)
+        while some := list(islice(everything, batch)):
+            names, read = list[str](), list[Tensor]()
+            for name, picture in some:
+                try:
+                    read.append(self._stored(picture, name))
+                    names.append(name)
+                except FedkeelError as error:
+                    if unreadable is None:
+                        raise
+                    unreadable[name] = str(error)
+            if read:
+                yield names, torch.stack(read)
 
     def _each(self, images: Any) -> Iterator[tuple[str, Any]]:
         if not self.floats:

@@ -1,0 +1,69 @@
+"""What `fedkeel join --calibrate` keeps: the model that a run ends with, with this site's own statistics mixed in (see
+docs/calibration.md). It lies in a folder of the site and never travels; no server can ask for it or knows of it."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import fedkeel
+from fedkeel.config import from_one
+from fedkeel.core import state
+from fedkeel.core.messages import Broadcast
+from fedkeel.core.state import Tensors, select
+from fedkeel.deploy.memory import forget_other_runs
+from fedkeel.engine.batches import probe
+from fedkeel.engine.local import LOCAL, Worker
+from fedkeel.errors import first_line
+from fedkeel.files import make_folder
+from fedkeel.nn.calibration import PRIOR, Calibration, Calibrator, refuse_without_statistics
+from fedkeel.runs.export import describe
+from fedkeel.runs.site_model import SiteModel
+
+FILE = "calibrated.safetensors"
+log = logging.getLogger("fedkeel")
+
+
+@dataclass
+class SiteModels:
+    """`folder/RUN/calibrated.safetensors`, of the latest few runs: the last model of each that the site was sent."""
+
+    folder: Path
+    _told: set[str] = field(default_factory=set, init=False)
+
+    def keep(self, run: str, worker: Worker, broadcast: Broadcast, memory: Tensors, why: str) -> None:
+        """Calibrate the model of a broadcast, which was sent to be "tested" or "to be trained", and write it."""
+        try:
+            (site,) = worker.federation
+            refuse_without_statistics(worker.model, f"The model of the run '{run}'")
+            calibration = calibrated(worker, broadcast, memory)
+            card = describe("safetensors", worker.federation.classes, probe(worker.federation))
+            card |= {option: getattr(worker.config, option) for option in ("method", "model")}
+            card |= {"run": run, "site": site.name, "round": from_one(broadcast.round), "sent_to_be": why}
+            card |= {"calibration": calibration.to_dict(), "version": fedkeel.__version__}
+            path = self.folder / run / FILE
+            if not path.parent.exists():
+                forget_other_runs(path.parent)
+                make_folder(path.parent)
+            SiteModel(dict(worker.entries), card).write(path)
+            log.info("The model for this site is in '%s'. %s", path, " ".join(calibration.sentences()))
+        except Exception as error:  # whatever it is, the server gets its reply
+            if run not in self._told:
+                log.warning("The model for this site is not kept: %s", first_line(error))
+            self._told.add(run)
+
+
+def calibrated(worker: Worker, broadcast: Broadcast, memory: Tensors) -> Calibration:
+    """Calibrate the worker's model, as the broadcast has it with the site's own layers, on the site's own images."""
+    (site,) = worker.federation
+    method, images = worker.method, site.train if len(site.train) else site.test
+    local = select(memory, LOCAL) if method.is_personal else {}
+    state.load(worker.entries, worker.initial_local, broadcast.weights, broadcast.statistics, local)
+    worker.model.eval()
+    # Nobody has trained the statistics of one without layers of its own.
+    stranger = method.is_personal and not local and method.unseen_statistics == "batch"
+    batches = partial(worker.store.in_order, images, worker.config.evaluation_batch, worker.federation.test_transform)
+    calibrator = Calibrator(worker.model, lambda x: worker.model(x).logits)
+    return calibrator.calibrate(batches, 0.0 if stranger else PRIOR, always=stranger)

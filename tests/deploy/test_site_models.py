@@ -1,0 +1,195 @@
+"""A site that wants to keeps the model that a run ends with, with its own statistics, and nobody else knows of it."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+import fedkeel
+from fedkeel import methods, models
+from fedkeel.cli import main
+from fedkeel.config import Config
+from fedkeel.core.client import Batch
+from fedkeel.data.federation import Federation
+from fedkeel.deploy.memory import KEPT_RUNS, is_memory
+from fedkeel.deploy.policy import Policy
+from fedkeel.deploy.serving import train
+from fedkeel.deploy.site import Site
+from fedkeel.deploy.site_models import SiteModels
+from fedkeel.engine.batches import probe
+from fedkeel.engine.executors.flower.roster import Enrolment
+from fedkeel.errors import FedkeelError
+from fedkeel.nn.calibration import Calibrator
+from fedkeel.runs.run import Run
+from fedkeel.runs.trained import as_tested
+from tests import tiny
+from tests.deploy.loop import Loop, over_network, sites_of
+
+SIZES = {"ward": 24, "clinic": 18, "hospital": 30}
+
+
+def keeping(on: Federation, place: Path, network: nn.Module | None = None, **own: Any) -> Loop:
+    """Sites that keep models, each in a folder of its own."""
+    sites = sites_of(on, place / "sites", network or tiny.model())
+    return Loop({n: replace(s, models=SiteModels(place / "kept" / s.name), **own) for n, s in sites.items()})
+
+
+def kept(place: Path, name: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    (file,) = (place / "kept" / name).glob("*/calibrated.safetensors")
+    return safetensors.torch.load_file(file), json.loads(file.with_name(f"{file.name}.json").read_text())
+
+
+def expected(run: Run, on: Federation, name: str) -> dict[str, Tensor]:
+    """The run's model, calibrated here on the images of the site."""
+    network, site = run.remember(model=tiny.model()).model(), on[name]
+    images = as_tested(on.test_transform, on.images[site.train if len(site.train) else site.test])
+    Calibrator(network, lambda x: network(x).logits).calibrate(lambda: iter([Batch(images, torch.zeros(len(images)))]))
+    return network.state_dict()
+
+
+@pytest.mark.parametrize("options", [{}, {"result": "best-validation", "learning_rate": 0.5}, {"patience": 1}])
+def test_each_site_has_the_result_of_the_run_with_its_own_statistics(tmp_path: Path, options: dict[str, Any]) -> None:
+    on = tiny.federation(SIZES, unseen=12)
+    run = over_network(tmp_path, on=on, loop=keeping(on, tmp_path), rounds=4, **options)
+    for site in on:
+        tensors, card = kept(tmp_path, site.name)
+        torch.testing.assert_close(tensors, dict(expected(run, on, site.name)), rtol=1e-5, atol=1e-6)
+        assert (card["site"], card["sent_to_be"]) == (site.name, "tested")
+        assert card["calibration"]["images"] == len(site.train) or site.name == "stranger"
+    # They share the weights and not the statistics.
+    ward, clinic = kept(tmp_path, "ward")[0], kept(tmp_path, "clinic")[0]
+    assert torch.equal(ward["head.weight"], clinic["head.weight"])
+    assert not torch.equal(ward["encoder.1.running_mean"], clinic["encoder.1.running_mean"])
+
+
+def test_the_run_is_as_without_and_nothing_travels(tmp_path: Path) -> None:
+    on = tiny.federation(SIZES)
+    plain, loop = Loop(sites_of(on, tmp_path / "plain" / "sites", tiny.model())), keeping(on, tmp_path / "kept")
+    runs = [over_network(tmp_path / name, on=on, loop=used) for name, used in (("plain", plain), ("kept", loop))]
+    assert tiny.result(runs[0]) == tiny.result(runs[1])
+    assert [len(carried) for carried in plain.carried] == [len(carried) for carried in loop.carried]
+    assert not any(b"calibrat" in carried for carried in loop.carried)
+
+
+def test_layers_of_its_own_are_in_it(tmp_path: Path) -> None:
+    on = tiny.federation(SIZES)
+    run = over_network(tmp_path, "fedbn", on=on, loop=keeping(on, tmp_path))
+    for name in SIZES:
+        tensors, card = kept(tmp_path, name)
+        assert card["method"] == "fedbn"
+        assert "encoder.1.weight" in tensors
+    local = [kept(tmp_path, name)[0]["encoder.1.weight"] for name in ("ward", "clinic")]
+    assert not torch.equal(*local)
+    assert run.finished
+
+
+@pytest.mark.parametrize("reason", ["policy", "no test images"])
+def test_a_site_that_is_not_tested_has_the_model_that_it_was_sent_to_train(tmp_path: Path, reason: str) -> None:
+    on, empty = tiny.federation(SIZES), torch.empty(0, dtype=torch.int64)
+    if reason == "no test images":
+        clients = [replace(c, test=empty, validation=empty) if c.name == "ward" else c for c in on.clients]
+        on = replace(on, clients=clients)
+    loop = keeping(on, tmp_path)
+    if reason == "policy":
+        loop.sites = {n: replace(s, policy=Policy(evaluation=s.name != "ward")) for n, s in loop.sites.items()}
+    over_network(tmp_path, on=on, loop=loop)
+    assert [kept(tmp_path, name)[1]["sent_to_be"] for name in SIZES] == ["to be trained", "tested", "tested"]
+
+
+def test_without_statistics_it_is_said_once_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    on = tiny.federation(SIZES)
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        assert over_network(tmp_path, "gn", on=on, loop=keeping(on, tmp_path)).finished
+    said = [record.getMessage() for record in caplog.records if "is not kept" in record.getMessage()]
+    assert len(said) == len(SIZES)
+    assert all("has no layer with running statistics" in sentence for sentence in said)
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_folder_that_cannot_be_written_costs_the_run_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    on = tiny.federation(SIZES)
+    (tmp_path / "kept").write_text("a file in the way")
+    with caplog.at_level(logging.WARNING, "fedkeel"):
+        run = over_network(tmp_path, on=on, loop=keeping(on, tmp_path))
+    assert run.finished
+    assert run.records("dropped") == []
+    assert any("The model for this site is not kept" in record.getMessage() for record in caplog.records)
+
+
+def test_what_was_kept_is_loaded_into_a_network_that_is_built_by_its_names(tmp_path: Path) -> None:
+    on = tiny.federation(SIZES, side=16)
+    sites = {n: replace(s, model=None) for n, s in keeping(on, tmp_path).sites.items()}
+    config = Config(**{**tiny.OPTIONS, "rounds": 1, "model": "simple_cnn", "method": "hbn"})
+    run = train(Enrolment(Loop(sites), len(sites)), config, out=tmp_path / "run", observer=tiny.Notes())
+    tensors, card = kept(tmp_path, "ward")
+    _, *shape = card["input"]["shape"]
+    network = models.build_spec(
+        card["model"], num_classes=len(card["classes"]), in_channels=shape[0], image_size=shape[1:]
+    )
+    methods.build(card["method"]).prepare(network)
+    network.load_state_dict(tensors)
+    x = probe(on)
+    with torch.no_grad():
+        assert network.eval()(x).logits.isfinite().all()
+    weights = run.model().state_dict()
+    assert torch.equal(network.head.weight, weights["head.weight"])
+
+
+def test_where_a_run_is_that_sites_transformed_for_its_input_is_taken_as_it_is(tmp_path: Path) -> None:
+    on = tiny.federation(SIZES)
+    run = over_network(tmp_path, on=on, loop=Loop(sites_of(on, tmp_path / "sites", tiny.model())))
+    run.remember(model=tiny.model())
+    images = on.images[on["ward"].train]
+    with pytest.raises(FedkeelError, match="since it was done at its sites"):
+        fedkeel.calibrate(run, images)
+    site = fedkeel.calibrate(run, as_tested(on.test_transform, images))
+    assert site.trained is None
+    torch.testing.assert_close(site.model.state_dict(), expected(run, on, "ward"), rtol=1e-5, atol=1e-6)
+
+
+def test_models_of_the_latest_runs_stay(tmp_path: Path) -> None:
+    on = tiny.federation(SIZES)
+    loop = keeping(on, tmp_path)
+    for number in range(KEPT_RUNS + 2):
+        over_network(tmp_path / str(number), on=on, loop=loop, rounds=1)
+        if number == 0:
+            (tmp_path / "kept" / "ward" / "mine").mkdir()
+            (tmp_path / "kept" / "ward" / "mine" / "notes.txt").write_text("somebody's own")
+    folders = list((tmp_path / "kept" / "ward").iterdir())
+    assert sum(map(is_memory, folders)) == KEPT_RUNS
+    assert (tmp_path / "kept" / "ward" / "mine" / "notes.txt").exists()
+
+
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> list[Site]:
+    pytest.importorskip("flwr")
+    found: list[Site] = []
+    monkeypatch.setattr("fedkeel.deploy.deployment.join", lambda _address, site, _place, **_: found.append(site))
+    return found
+
+
+def test_a_site_says_itself_whether_it_wants_them(tmp_path: Path, joined: list[Site]) -> None:
+    for kind in ("a", "b"):
+        (tmp_path / "data" / kind).mkdir(parents=True)
+        for number in range(6):
+            pixels = torch.randint(0, 256, (8, 8, 3), dtype=torch.uint8).numpy()
+            Image.fromarray(pixels).save(tmp_path / "data" / kind / f"{number}.png")
+    words = ["join", "localhost", "--data", str(tmp_path / "data"), "--insecure", "--state", str(tmp_path / "state")]
+    assert main(words) == 0
+    assert main([*words, "--calibrate"]) == 0
+    without, wanting = joined
+    assert without.models is None
+    assert wanting.models is not None
+    assert wanting.models.folder == tmp_path / "state" / "models"
+    assert wanting.state == tmp_path / "state" / "memory"
