@@ -129,10 +129,12 @@ class Config:
         1, "rounds between evaluations; those that the result is taken from are always evaluated", "evaluation"
     )
     evaluate_with: Literal["global", "batch", "both", "site", "all"] = option(
-        "global", "statistics that batch norm uses in evaluation; site: each client's, calibrated on images of its own"
+        "global", "statistics that batch norm uses in evaluation; site: each client's, calibrated on samples of its own"
     )
-    site_images: Number = option(64, "images that a client is calibrated on, without labels; 0 is all of them")
-    site_prior: NotNegative = option(16.0, "images that the federation's statistics are worth in a calibration")
+    site_images: Number = option(
+        64, "training samples that a client is calibrated on, without labels; 0 is all of them"
+    )
+    site_prior: NotNegative = option(16.0, "samples that the federation's statistics are worth in a calibration")
     site_always: bool = option(False, "calibrate by 'site_prior' alone, also where the class mix explains the distance")
     evaluate_on: Literal["test", "validation"] = option(
         "test", "samples that accuracies are of; with 'validation' nothing of a test set is looked at, nor the unseen"

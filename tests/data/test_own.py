@@ -160,7 +160,7 @@ def test_floats_are_not_transformed_unless_that_is_asked_for() -> None:
         ({"domains": np.arange(120) % 2}, "has samples of the domains '0' and '1'"),
         ({"domains": {"north": "a"}}, "which is that of the client 'south'"),
         ({"domains": {"nort": "a"}}, "There is no client named 'nort': did you mean 'north'"),
-        ({"test_share": 0.2}, "did you mean 'test'"),
+        ({"test_share": 0.2}, "did you mean 'test"),
         ({"others": ["a"]}, r"There is no option of federation\(\) named 'others'"),
         ({"unseen": "nort"}, "did you mean 'north'"),
         ({"unseen": vectors.SITES}, "Every client of 'own' is unseen"),

@@ -77,7 +77,7 @@ def test_without_images_no_bit_changes() -> None:
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, changed.state_dict()[name])
     assert record.images == record.share == 0
-    assert "no image" in str(record)
+    assert "no sample" in str(record)
 
 
 def test_one_image_says_nothing_of_a_site() -> None:
@@ -85,7 +85,7 @@ def test_one_image_says_nothing_of_a_site() -> None:
     changed, record = calibrated(model, images(1))
     assert record.share == 0
     assert all(torch.equal(tensor, changed.state_dict()[name]) for name, tensor in model.state_dict().items())
-    assert "One image" in str(record)
+    assert "One sample" in str(record)
 
 
 def test_all_images_without_a_prior_give_the_sites_moments() -> None:

@@ -67,25 +67,26 @@ class Evaluator:
         self,
         client: Client,
         splits: Sequence[str],
+        statistics: Sequence[str],
         part: slice | None = None,
         repeat: Repeat = one_by_one,
         *,
         stranger: bool = False,
         detailed: bool = False,
     ) -> list[Evaluation]:
-        """Under all statistics that the run asks for, the last of which may change the model's.
+        """Under each of these statistics; "site", the last, changes the model's.
 
         `stranger`: the model has none that were trained for this client, so it is tested by batch, and calibrated to
         the client's alone.
         """
         results, config = [], self.config
-        for kind in config.statistics:
-            tested, statistics = client, "batch" if stranger else kind
+        for kind in statistics:
+            tested, used = client, "batch" if stranger else kind
             if kind == "site":
                 prior, always = (0.0, True) if stranger else (config.site_prior, config.site_always)
                 tested, _ = self.calibrate(client, config.site_images, prior, always=always, repeat=repeat)
-                statistics = "global"
-            found = self.evaluate(tested, splits, statistics, part, repeat, detailed=detailed)
+                used = "global"
+            found = self.evaluate(tested, splits, used, part, repeat, detailed=detailed)
             results += [replace(result, statistics=kind) for result in found]
         return results
 

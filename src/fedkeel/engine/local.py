@@ -276,7 +276,7 @@ class Worker:
         # One without layers of its own is tested by the method's rule for such clients.
         stranger = self.method.is_personal and not local and self.method.unseen_statistics == "batch"
         test = partial(self.evaluator.test, stranger=stranger, detailed=detailed)
-        return test(self.federation[name], splits, part, self.replays)
+        return test(self.federation[name], splits, self.config.statistics, part, self.replays)
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around what only waits for the GPU."""

@@ -93,21 +93,21 @@ class Calibration:
     def sentences(self) -> Iterator[str]:
         """For a person: how far the site is, and what is expected of the calibration."""
         if not self.images:
-            yield "There was no image to calibrate with: the model is as it was."
+            yield "There was no sample to calibrate with: the model is as it was."
             return
         if self.images == 1:
-            yield "One image does not tell how much images of this site differ: the model is as it was."
+            yield "One sample does not tell how much those of this site differ: the model is as it was."
             return
         yield (
             f"The site's moments are {self.distance:.3g} from the federation's (squared, in units of what single "
-            f"images differ by); its class mix and the number of images explain {self.explained:.3g} of that."
+            f"samples differ by); its class mix and their number explain {self.explained:.3g} of that."
         )
         if not self.share:
-            yield "So nothing says that its images look different: the model is as it was."
+            yield "So nothing says that its samples look different: the model is as it was."
             return
         yield (
-            f"So {100 * self.trust:.0f} % is taken for the look of its images, and with {self.images} images against a "
-            f"prior of {self.prior:g} the statistics are {100 * self.share:.0f} % the site's own."
+            f"So {100 * self.trust:.0f} % is taken for their look, and with {self.images} samples against a prior of "
+            f"{self.prior:g} the statistics are {100 * self.share:.0f} % the site's own."
         )
 
 
