@@ -98,10 +98,7 @@ class CalibrationCurve(Diagnostic):
                 f"{'Unseen domains' if what == UNSEEN else 'Average over the domains'}, {measured[-1]}",
                 "images of the site, without labels",
                 label,
-                {
-                    told: (x, [found[AS_IT_IS], *(found[f"{way} {n}"] for n in steps)])
-                    for way, told in WAYS.items()
-                },
+                {told: (x, [found[AS_IT_IS], *(found[f"{way} {n}"] for n in steps)]) for way, told in WAYS.items()},
                 **({"numbers": {name: 100 * value for name, value in found.items()}} if what != UNSEEN else {}),
             )
             for what, found in averages.items()

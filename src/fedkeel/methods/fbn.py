@@ -31,7 +31,9 @@ class FBN(Method):
 
     paper = "Guerraoui et al. 2024"
     # after the others: to see what batch norm they have left
-    traits = Traits(needs_batch_norm=True, capturable=True, replaces={"statistics"}, surgery_order=1)
+    traits = Traits(
+        needs_batch_norm=True, capturable=True, replaces={"statistics"}, surgery_order=1, fixes_statistics=True
+    )
 
     momentum: PositiveShare = 0.1  # share of the new in the server's moving average
     variant: Literal["paper", "released"] = "paper"  # "released": the variance around that average

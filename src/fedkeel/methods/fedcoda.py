@@ -33,7 +33,8 @@ class FedCoda(Method):
     """Aligns features with fair global prototypes, under global batch-norm statistics in the later rounds."""
 
     paper = "FedCoda (TMLR submission 7236)"
-    traits = Traits(capturable=True, surgery_order=1)  # last: to see whether the other parts have left any batch norm
+    # last: to see whether the other parts have left any batch norm
+    traits = Traits(capturable=True, surgery_order=1, fixes_statistics=True)
 
     lambda_fa: NotNegative = 1.0  # Eq. 24
     lambda_pc: NotNegative = 1.0  # Eq. 24

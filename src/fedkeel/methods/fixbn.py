@@ -25,7 +25,7 @@ class FixBN(Method):
     """FedAvg for half of the rounds; then batch norm trains with the aggregated statistics, which stay as they are."""
 
     paper = "Zhong et al. 2023"
-    traits = Traits(needs_batch_norm=True, capturable=True, replaces={"statistics"})
+    traits = Traits(needs_batch_norm=True, capturable=True, replaces={"statistics"}, fixes_statistics=True)
 
     freeze_from: Share = 0.5  # share of the rounds after which statistics are frozen; 1 for never
     clip_norm: NotNegative = 0.0  # from then on, of all gradients together; 0 does not clip (FedCoda, Table 6: 10)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.core.client import Batch, Repeat, one_by_one
-from fedkeel.core.state import moment_names
+from fedkeel.core.state import EXPECTED, moment_names
 from fedkeel.errors import FedkeelError
 from fedkeel.formulas.calibration import class_mix, explained_distance, look, site_share, squared_distance
 
@@ -73,6 +73,7 @@ class Calibration:
         share: of the site's statistics in the mixture; 0 is the model as it was.
         mix: the shares of the classes, as the model takes them to be.
         layers: the distance by layer.
+        expected: the network was trained under the federation's statistics, and keeps them.
     """
 
     images: int
@@ -83,6 +84,7 @@ class Calibration:
     share: float
     mix: Sequence[float]
     layers: dict[str, float]
+    expected: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -102,6 +104,9 @@ class Calibration:
             f"The site's moments are {self.distance:.3g} from the federation's (squared, in units of what single "
             f"samples differ by); its class mix and their number explain {self.explained:.3g} of that."
         )
+        if self.expected and not self.share:
+            yield "But its weights were trained under the federation's statistics and expect them: it is as it was."
+            return
         if not self.share:
             yield "So nothing says that its samples look different: the model is as it was."
             return
@@ -128,6 +133,7 @@ class Calibrator:
     def __init__(self, model: nn.Module, logits: Callable[[Tensor], Tensor]) -> None:
         """`logits`: of a batch, through this model."""
         self.layers, self.logits = normalised_layers(model), logits
+        self.expected = bool(getattr(model, EXPECTED, False))
         means = {name: _buffer(layer) for name, layer in self.layers.items()}
         self._device = next((mean.device for mean in means.values()), torch.device("cpu"))
         self._sums = {name: self._zeros(2, 3, len(mean)) for name, mean in means.items()}
@@ -145,7 +151,8 @@ class Calibrator:
         mix: Tensor | None = None,
         repeat: Repeat = one_by_one,
     ) -> Calibration:
-        """Change the statistics of the model, which is in evaluation mode, in place.
+        """Change the statistics of the model, which is in evaluation mode, in place. One that a method trained under the
+        federation's statistics (`Traits.fixes_statistics`) is left as it is, unless `always`.
 
         Args:
             batches: the site's images, the same each time it is called; labels are not looked at.
@@ -162,11 +169,13 @@ class Calibrator:
         distance = sum(distances.values()) / len(distances) if distances else 0.0
         explained = explained_distance(found, images, mix)
         # The spread of single images is not known of one.
-        trust = 1.0 if always else look(distance, explained) if images > 1 else 0.0
+        known = images > 1 and not self.expected
+        trust = 1.0 if always else look(distance, explained) if known else 0.0
         share = site_share(trust, images, prior)
         if share > 0:
             self._settle(batches, share, repeat, at_once=len(sizes) == 1)
-        return Calibration(images, prior, distance, explained, trust, share, tuple(found.tolist()), distances)
+        seen = (distance, explained, trust, share, tuple(found.tolist()), distances)
+        return Calibration(images, prior, *seen, expected=self.expected)
 
     # -- the network as it is ----------------------------------------------------------------------------------
     def _look(
