@@ -151,8 +151,8 @@ class Calibrator:
         mix: Tensor | None = None,
         repeat: Repeat = one_by_one,
     ) -> Calibration:
-        """Change the statistics of the model, which is in evaluation mode, in place. One that a method trained under the
-        federation's statistics (`Traits.fixes_statistics`) is left as it is, unless `always`.
+        """Change the statistics of the model, which is in evaluation mode, in place. One that was trained under the
+        federation's (`Traits.fixes_statistics`) is left as it is, unless `always`.
 
         Args:
             batches: the site's images, the same each time it is called; labels are not looked at.
