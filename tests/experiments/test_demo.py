@@ -102,7 +102,8 @@ def test_the_sentences_below_the_pages_tables_are_what_the_demo_says_of_them() -
     sizes = [{"scan": 90, "paper": 90, "texture": 90, "stroke": 90, "street": 359}, {"scan": 450}]
     for table, images in zip(tables, sizes, strict=True):
         results, said = read_table(table, list(images))
-        assert said == findings(results, images)
+        of_table = [sentence for sentence in said if not sentence.startswith("Calibrated to each site")]
+        assert of_table == findings(results, images)
 
 
 def read_table(text: str, domains: list[str]) -> tuple[Results, list[str]]:
