@@ -13,7 +13,7 @@ from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import BadMessage, Update, scoped_updates
 from fedkeel.core.method import Method
 from fedkeel.core.server import Server
-from fedkeel.core.state import EXPECTED, Tensors, batch_norms, prefixed, select
+from fedkeel.core.state import Tensors, batch_norms, prefixed, select
 from fedkeel.core.types import Output
 from fedkeel.errors import MethodError
 
@@ -118,8 +118,6 @@ class Composition(Method):
         for part in self.parts:
             if not part.overrides("prepare") or part.traits.personal:
                 self._refuse_without_batch_norm(part, model)
-        if any(part.traits.fixes_statistics for part in self.parts):
-            setattr(model, EXPECTED, True)
 
     def _refuse_without_batch_norm(self, part: Method, model: nn.Module) -> None:
         if part.traits.needs_batch_norm and not batch_norms(model):

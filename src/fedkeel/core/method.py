@@ -36,8 +36,6 @@ class Traits:
             also depend on the round, `step_variant` says how.
         private: nothing that a client sends depends on its samples but through the gradients of the task loss, so
             that noise on these hides a sample ("dp=local").
-        fixes_statistics: local training normalises with the federation's statistics, for some rounds at least: its
-            weights expect them, and a calibration leaves them alone.
         only_mean: its rule for the weights looks at their mean and not at the updates themselves ("dp=central").
 
     >>> Traits(needs_batch_norm=True).needs_memory
@@ -52,7 +50,6 @@ class Traits:
     surgery_order: int = 0
     capturable: bool = False
     private: bool = False
-    fixes_statistics: bool = False
     only_mean: bool = False
 
 

@@ -15,7 +15,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 __all__ = ["Layout", "Role", "Tensors", "add", "batch_norms", "load", "moment_names", "nbytes", "roles", "subtract"]
 
-EXPECTED = "expects_statistics"  # an attribute of a network whose weights were trained under the federation's
 Tensors = dict[str, Tensor]
 """Tensors by their names, as in `state_dict()`."""
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedkeel.core.state import batch_norms, moment_names
 from fedkeel.formulas.aggregation import moving_average, pooled_moments
 from fedkeel.methods import LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.nn.calibration import expect_statistics
 from fedkeel.nn.mixed_batch_norm import averaged_statistics, count_steps
 from fedkeel.options import PositiveShare
 
@@ -31,15 +32,14 @@ class FBN(Method):
 
     paper = "Guerraoui et al. 2024"
     # after the others: to see what batch norm they have left
-    traits = Traits(
-        needs_batch_norm=True, capturable=True, replaces={"statistics"}, surgery_order=1, fixes_statistics=True
-    )
+    traits = Traits(needs_batch_norm=True, capturable=True, replaces={"statistics"}, surgery_order=1)
 
     momentum: PositiveShare = 0.1  # share of the new in the server's moving average
     variant: Literal["paper", "released"] = "paper"  # "released": the variance around that average
 
     def prepare(self, model: nn.Module) -> None:
         count_steps(batch_norms(model))
+        expect_statistics(model)
 
     def before_training(self, server: Server) -> None:
         server.need_global_statistics()

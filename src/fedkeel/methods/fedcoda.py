@@ -20,6 +20,7 @@ from fedkeel.formulas.aggregation import fair_prototype, mean_prototype
 from fedkeel.formulas.losses import feature_alignment, prototype_calibration
 from fedkeel.formulas.prototypes import global_prototypes, local_prototypes
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.nn.calibration import expect_statistics
 from fedkeel.nn.clipping import HistoryClip
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.options import NotNegative, Positive, Share
@@ -33,8 +34,7 @@ class FedCoda(Method):
     """Aligns features with fair global prototypes, under global batch-norm statistics in the later rounds."""
 
     paper = "FedCoda (TMLR submission 7236)"
-    # last: to see whether the other parts have left any batch norm
-    traits = Traits(capturable=True, surgery_order=1, fixes_statistics=True)
+    traits = Traits(capturable=True, surgery_order=1)  # last: to see whether the other parts have left any batch norm
 
     lambda_fa: NotNegative = 1.0  # Eq. 24
     lambda_pc: NotNegative = 1.0  # Eq. 24
@@ -60,6 +60,8 @@ class FedCoda(Method):
                 "'fedcoda' calibrates batch norm, and there is none with running statistics: choose a model with batch "
                 "norm, or write 'fedcoda(calibrate_bn=false)'."
             )
+        if self.calibrate_bn:
+            expect_statistics(model)
 
     def calibrates(self, round: int, rounds: int) -> bool:
         """Algorithm 1, line 8: t >= T/2."""

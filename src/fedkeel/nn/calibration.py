@@ -22,11 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.core.client import Batch, Repeat, one_by_one
-from fedkeel.core.state import EXPECTED, moment_names
+from fedkeel.core.state import moment_names
 from fedkeel.errors import FedkeelError
 from fedkeel.formulas.calibration import class_mix, explained_distance, look, site_share, squared_distance
 
 PRIOR = 16.0  # images that the federation's statistics are worth
+EXPECTED = "expects_statistics"  # an attribute of a network
 
 
 def normalised_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -40,6 +41,18 @@ def normalised_layers(model: nn.Module) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if all(getattr(module, buffer, None) is not None for buffer in moment_names(""))
     }
+
+
+def expect_statistics(model: nn.Module) -> None:
+    """Have calibrations leave this model's statistics alone, as its weights are trained under the federation's: for the
+    `prepare` of a method that does so.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(2))
+    >>> expect_statistics(model)
+    >>> Calibrator(model, model).expected
+    True
+    """
+    setattr(model, EXPECTED, True)
 
 
 def channel_sums(x: Tensor) -> Tensor:
@@ -152,7 +165,7 @@ class Calibrator:
         repeat: Repeat = one_by_one,
     ) -> Calibration:
         """Change the statistics of the model, which is in evaluation mode, in place. One that was trained under the
-        federation's (`Traits.fixes_statistics`) is left as it is, unless `always`.
+        federation's (`expect_statistics`) is left as it is, unless `always`.
 
         Args:
             batches: the site's images, the same each time it is called; labels are not looked at.
