@@ -125,6 +125,13 @@ class TestChoosing:
         run = Run(tmp_path / "trials" / "fedavg" / "001")
         assert low == min(entry["loss"] for entry in run.scores("validation"))
 
+    @pytest.mark.parametrize("kind", ["batch", "both", "site", "all"])
+    def test_the_statistics_that_results_are_told_of_decide(self, kind: Any, tmp_path: Path) -> None:
+        (trial,) = tune(tmp_path, space={"learning_rate": [0.05]}, evaluate_with=kind).trials
+        run = Run(tmp_path / "trials" / "fedavg" / "000")
+        first = run.config.statistics[0]
+        assert trial["score"] == run.scores("validation", first)[-1]["average"] == run.accuracy
+
     def test_a_value_at_the_end_of_its_range_is_told(self, tmp_path: Path) -> None:
         tuning = tune(tmp_path, space={"learning_rate": [1e-8, 1e-7, 0.1]})
         (note,) = tuning.notes
