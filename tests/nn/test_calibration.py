@@ -86,6 +86,9 @@ def test_one_image_says_nothing_of_a_site() -> None:
     assert record.share == 0
     assert all(torch.equal(tensor, changed.state_dict()[name]) for name, tensor in model.state_dict().items())
     assert "One sample" in str(record)
+    changed, record = calibrated(model, images(1), always=True)  # but it is taken at its word
+    assert record.share == pytest.approx(1 / 17)
+    assert "6 % the site's own" in str(record)
 
 
 def test_all_images_without_a_prior_give_the_sites_moments() -> None:
@@ -211,6 +214,36 @@ def test_a_layer_that_the_forward_pass_leaves_out_keeps_its_statistics() -> None
     assert list(record.layers) == ["used"]
     assert torch.equal(statistics(changed)["unused.running_mean"], torch.zeros(3))
     assert not torch.equal(statistics(changed)["used.running_mean"], torch.zeros(3))
+
+
+class Twice(nn.Module):
+    """Uses one layer two times, and goes through one of two others, as the images are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.dark, self.bright, self.last = (nn.BatchNorm1d(3) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.twice((self.bright if x.mean() > 0 else self.dark)(self.twice(x + 2))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("size", [1000, 7])
+def test_a_layer_that_is_used_twice_has_the_moments_of_its_first_use(size: int) -> None:
+    x = images(20).mean((2, 3))
+    changed, _ = calibrated(Twice().eval(), x, size, prior=0, always=True)
+    torch.testing.assert_close(statistics(changed)["twice.running_mean"], x.mean(0) + 2)
+    torch.testing.assert_close(statistics(changed)["twice.running_var"], x.var(0, correction=0))
+
+
+@pytest.mark.parametrize("size", [1000, 7])
+def test_what_one_site_went_through_is_not_looked_for_at_the_next(size: int) -> None:
+    model = Twice().eval()
+    calibrator, before = Calibrator(model, model), copy.deepcopy(model.state_dict())
+    for x, through in ((torch.rand(20, 3) + 3, "bright"), (torch.rand(20, 3) - 9, "dark")):
+        model.load_state_dict(before)
+        record = calibrator.calibrate(batches(x, size), always=True)
+        assert list(record.layers) == ["twice", through, "last"]
+        assert all(tensor.isfinite().all() for tensor in statistics(model).values())
 
 
 def test_one_calibrator_serves_one_site_after_another() -> None:

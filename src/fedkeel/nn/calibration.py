@@ -95,7 +95,7 @@ class Calibration:
         if not self.images:
             yield "There was no sample to calibrate with: the model is as it was."
             return
-        if self.images == 1:
+        if self.images == 1 and not self.share:
             yield "One sample does not tell how much those of this site differ: the model is as it was."
             return
         yield (
@@ -173,9 +173,10 @@ class Calibrator:
         self, batches: Callable[[], Iterable[Batch]], images: int, repeat: Repeat
     ) -> tuple[dict[str, float], Tensor]:
         """Of each layer the distance, and the class mix."""
+        reached: dict[str, None] = {}
 
         def add(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            self._reached.setdefault(name)
+            reached.setdefault(name)
             for moment, of_images in enumerate(_image_moments(inputs[0], self.layers[name])):
                 self._sums[name][moment].add_(channel_sums(of_images))
 
@@ -189,6 +190,8 @@ class Calibrator:
         self._clear()
         with self._hooked(self.layers, add):
             repeat(("look", len(self._chances)), see, batches())
+        # A pass that was only replayed calls no hook, and reaches what it did when it was captured.
+        self._reached = reached or self._reached
         distances = {}
         unbiased = images / max(images - 1, 1)
         for name in self._reached:
@@ -211,14 +214,19 @@ class Calibrator:
         """A single batch settles all layers in one pass: each has all that it will see when it is reached."""
         self._share.fill_(share)
         self._clear()
+        settled: set[str] = set()
 
         def measure(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if name in settled:  # a layer that is used again has what it was first given
+                return
             self._sums[name][0].add_(channel_sums(inputs[0]))
             if not at_once:
                 raise _Reached
+            settled.add(name)
             self._mix(name)
 
         def pass_over(batch: Batch) -> None:
+            settled.clear()
             with suppress(_Reached):
                 self.logits(batch.x)
 
