@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedkeel.config import Config
 from fedkeel.core.client import Batch, Repeat, one_by_one
 from fedkeel.core.state import moment_names
 from fedkeel.errors import FedkeelError
 from fedkeel.formulas.calibration import class_mix, explained_distance, look, site_share, squared_distance
 
-PRIOR = 16.0  # images that the federation's statistics are worth
+PRIOR = Config.site_prior  # images that the federation's statistics are worth
 
 
 def normalised_layers(model: nn.Module) -> dict[str, nn.Module]:
