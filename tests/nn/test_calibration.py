@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -264,6 +265,21 @@ def _loaded(tensors: dict[str, Tensor]) -> nn.Module:
     model = network()
     model.load_state_dict(tensors)
     return model
+
+
+def test_the_distance_is_that_of_both_moments_in_units_of_what_single_images_differ_by() -> None:
+    """By hand, of the layer that no other comes before."""
+    model, x = network(), images(12)
+    _, record = calibrated(model, x, size=5)
+    layer = model[1]
+    y = model[0](x).detach().double().numpy()
+    mean, var = (tensor.double().numpy()[:, None, None] for tensor in (layer.running_mean, layer.running_var))
+    normal = (y - mean) / np.sqrt(var + layer.eps)
+    squared = [
+        ((moment.mean(0) - usual) ** 2).sum() / moment.var(0, ddof=1).sum()
+        for moment, usual in ((normal.mean((2, 3)), 0), ((normal**2).mean((2, 3)), 1))
+    ]
+    assert record.layers["1"] == pytest.approx(sum(squared) / 2, rel=1e-5)
 
 
 def test_the_record_says_what_was_seen() -> None:
