@@ -159,7 +159,7 @@ class Calibrator:
         images = sum(sizes)
         if not images:
             return Calibration(0, prior, 0.0, 0.0, 0.0, 0.0, (), {})
-        distances, found = self._look(batches, images, repeat)
+        distances, found = self._look(batches, images, repeat, mix)
         distance = sum(distances.values()) / len(distances) if distances else 0.0
         explained = explained_distance(found, images, mix)
         # The spread of single images is not known of one.
@@ -171,7 +171,7 @@ class Calibrator:
 
     # -- the network as it is ----------------------------------------------------------------------------------
     def _look(
-        self, batches: Callable[[], Iterable[Batch]], images: int, repeat: Repeat
+        self, batches: Callable[[], Iterable[Batch]], images: int, repeat: Repeat, mix: Tensor | None
     ) -> tuple[dict[str, float], Tensor]:
         """Of each layer the distance, and the class mix."""
         reached: dict[str, None] = {}
@@ -199,7 +199,7 @@ class Calibrator:
             found = zip(map(moments_of, self._sums[name]), (0.0, 1.0), strict=True)
             both = [squared_distance(mean, unbiased * var, usual) for (mean, var), usual in found]
             distances[name] = float(both[0] + both[1]) / 2
-        return distances, class_mix(self._chances[:images].cpu())
+        return distances, class_mix(self._chances[:images].cpu(), mix)
 
     def _make_room(self, batches: Callable[[], Iterable[Batch]], images: int) -> None:
         if images > len(self._chances):
