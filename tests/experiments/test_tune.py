@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ import fedkeel
 from fedkeel.data.federation import Federation
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import collect_runs
-from fedkeel.experiments.jobs import Job
+from fedkeel.experiments.jobs import Enough, Job
 from fedkeel.experiments.tune import Tuning, fresh_seeds, read_tuning
-from fedkeel.experiments.tune_search import MethodSearch
+from fedkeel.experiments.tune_search import MethodSearch, Search, storage_in
 from fedkeel.methods import Method
 from fedkeel.runs.run import Run
 from fedkeel.stopping import Stopped, stop_requested
@@ -61,6 +62,21 @@ class TestChoosing:
         # What was not pruned is what it is in the full search.
         whole = {trial["number"]: trial for trial in full.trials}
         assert all(trial == whole[trial["number"]] for trial in pruned.trials if trial not in early)
+
+    @pytest.mark.slow
+    def test_one_that_goes_on_after_it_fell_behind_counts_as_if_it_had_not(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A process is told late, and how far it comes until then depends on the machine."""
+        options = {"space": RATES, "trials": 8, "rounds": 4}
+        at_once, told = tune(tmp_path / "at once", **options), Search.job_progress
+
+        def late(search: Search, *about: Any) -> None:
+            with suppress(Enough):
+                told(search, *about)
+
+        monkeypatch.setattr(Search, "job_progress", late)
+        assert found(tune(tmp_path / "late", **options)) == found(at_once)
 
     def test_test_labels_decide_nothing(self, tmp_path: Path) -> None:
         federation = sites()
@@ -226,6 +242,13 @@ class TestGoingOn:
         lines = (tmp_path / "w" / "tuning.journal").read_bytes().splitlines(keepends=True)
         (tmp_path / "c" / "tuning.journal").write_bytes(b"".join(lines[:line]) + lines[line][:-5])
         assert found(tune(tmp_path / "c", **options)) == found(whole)
+
+    def test_one_that_was_killed_while_it_wrote_keeps_nobody_waiting(self, tmp_path: Path) -> None:
+        lock = tmp_path / "tuning.journal.lock"
+        lock.symlink_to("runs/tune-own/tuning.journal")
+        storage_in(tmp_path)
+        assert not lock.is_symlink()
+        assert tune(tmp_path, trials=1, rounds=1).best
 
     def test_a_damaged_journal_is_told(self, tmp_path: Path) -> None:
         tune(tmp_path, trials=2, rounds=1)
