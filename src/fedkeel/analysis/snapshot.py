@@ -169,7 +169,7 @@ class Snapshot:
         """Of the global model on this client's test set, as it is evaluated: a client without layers of its own follows
         the method's rule for such clients."""
         self.put_global(client)
-        if self.worker.is_stranger(self.kept(client.name)):
+        if self.worker.method.is_stranger(self.kept(client.name)):
             statistics = "batch"
         return self.outputs(client, client.test, statistics=statistics)
 

@@ -276,14 +276,10 @@ class Worker:
         return test(self.federation[name], splits, self.config.statistics, part, self.replays)
 
     def load_tested(self, broadcast: Broadcast, memory: Tensors) -> bool:
-        """Load the model that a client with this memory is tested with; whether it `is_stranger`."""
+        """Load the model that a client with this memory is tested with; whether the client is a stranger to it."""
         local = select(memory, LOCAL) if self.method.is_personal else {}
         self._load(broadcast, local)
-        return self.is_stranger(local)
-
-    def is_stranger(self, local: Tensors) -> bool:
-        """Whether a client without layers of its own is tested by batch: nobody has trained statistics for it."""
-        return self.method.is_personal and not local and self.method.unseen_statistics == "batch"
+        return self.method.is_stranger(local)
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around what only waits for the GPU."""
