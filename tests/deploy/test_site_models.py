@@ -81,7 +81,7 @@ def test_the_run_is_as_without_and_nothing_travels(tmp_path: Path) -> None:
     assert not any(b"calibrat" in carried for carried in loop.carried)
 
 
-def test_a_large_site_does_not_keep_the_server_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_site_is_calibrated_on_some_of_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(site_models, "MOST_IMAGES", 20)
     on = tiny.federation(SIZES)
     over_network(tmp_path, on=on, loop=keeping(on, tmp_path))
