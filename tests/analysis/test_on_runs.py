@@ -399,6 +399,17 @@ class TestGradientNormsAfterwards:
         assert tiny.result(run) == before
 
 
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "fedbn(unseen=initial)", "hbn"])
+def test_calibration_is_that_of_the_evaluation(method: str, tmp_path: Path) -> None:
+    """Also of a domain that never trained, whose client has no layers of its own."""
+    on: dict[str, Any] = {"federation": tiny.federation(unseen=40, test=40), "model": tiny.model()}
+    run = tiny.run(tmp_path, method, on=on["federation"], evaluate_with="all", site_images=6, learning_rate=0.3)
+    found = bars_of(analysis.run("calibration(images='6')", run, **on), 2)
+    for told, kind in (("as it is", "global"), ("calibrated by the rule", "site")):
+        assert found[told] == pytest.approx(run.scores(statistics=kind)[-1]["domains"])
+    assert found["as it is"] != found["calibrated by the rule"]
+
+
 def test_labels_are_counted_over_the_training_images(tmp_path: Path) -> None:
     counts = matrix_of(analyse("label-distribution", tiny.run(tmp_path / "run", rounds=1)))
     for name, client in CLIENTS.items():

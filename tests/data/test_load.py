@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 
 from fedkeel.data import DATASETS, Federation, describe, load, load_spec
 from fedkeel.data.dataset import Dataset, Split, indices
+from fedkeel.data.load import with_own_mix
 from fedkeel.data.transforms import Pipeline
 from fedkeel.data.transforms.colour import Normalise
 from fedkeel.data.transforms.geometry import Crop
 from fedkeel.errors import DataError, FedkeelError
+from tests import tiny
 
 PARTITIONS = ["domains", "even(clients=3)", "clients(paper=2)", "dirichlet(clients=4, minimum=1)", "shards(clients=5)"]
 
@@ -186,3 +189,9 @@ def test_tests_of_their_own_are_the_same_each_time_and_every_client_is_tested() 
     assert len(list(first.one_of_each())) == 5
     with pytest.raises(FedkeelError, match="tests"):
         load("digits", tests="mine")
+
+
+def test_a_client_without_training_samples_has_no_class_mix_to_be_tested_on() -> None:
+    on = tiny.federation()
+    client = replace(on.clients[0], train=on.clients[0].train[:0])
+    assert len(with_own_mix(client, on.labels, seed=0).test) == 0

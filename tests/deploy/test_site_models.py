@@ -20,6 +20,7 @@ from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.core.client import Batch
 from fedkeel.data.federation import Federation
+from fedkeel.deploy import site_models
 from fedkeel.deploy.memory import KEPT_RUNS, is_memory
 from fedkeel.deploy.policy import Policy
 from fedkeel.deploy.serving import train
@@ -78,6 +79,13 @@ def test_the_run_is_as_without_and_nothing_travels(tmp_path: Path) -> None:
     assert tiny.result(runs[0]) == tiny.result(runs[1])
     assert [len(carried) for carried in plain.carried] == [len(carried) for carried in loop.carried]
     assert not any(b"calibrat" in carried for carried in loop.carried)
+
+
+def test_a_large_site_is_calibrated_on_some_of_its_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_models, "MOST_IMAGES", 20)
+    on = tiny.federation(SIZES)
+    over_network(tmp_path, on=on, loop=keeping(on, tmp_path))
+    assert [kept(tmp_path, name)[1]["calibration"]["images"] for name in SIZES] == [20, 18, 20]
 
 
 def test_layers_of_its_own_are_in_it(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,9 @@ import fedkeel
 from fedkeel.data.federation import Federation
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import collect_runs
-from fedkeel.experiments.jobs import Job
+from fedkeel.experiments.jobs import Enough, Job
 from fedkeel.experiments.tune import Tuning, fresh_seeds, read_tuning
-from fedkeel.experiments.tune_search import MethodSearch
+from fedkeel.experiments.tune_search import MethodSearch, Search, storage_in
 from fedkeel.methods import Method
 from fedkeel.runs.run import Run
 from fedkeel.stopping import Stopped, stop_requested
@@ -47,6 +48,7 @@ def found(tuning: Tuning) -> Any:
 
 
 class TestChoosing:
+    @pytest.mark.slow
     def test_the_pruned_search_chooses_what_the_full_grid_chooses(self, tmp_path: Path) -> None:
         options = {"space": RATES, "trials": 8, "rounds": 4}
         pruned, full = tune(tmp_path / "p", **options), tune(tmp_path / "f", prune=False, **options)
@@ -60,6 +62,21 @@ class TestChoosing:
         # What was not pruned is what it is in the full search.
         whole = {trial["number"]: trial for trial in full.trials}
         assert all(trial == whole[trial["number"]] for trial in pruned.trials if trial not in early)
+
+    @pytest.mark.slow
+    def test_one_that_goes_on_after_it_fell_behind_counts_as_if_it_had_not(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A process is told late, and how far it comes until then depends on the machine."""
+        options = {"space": RATES, "trials": 8, "rounds": 4}
+        at_once, told = tune(tmp_path / "at once", **options), Search.job_progress
+
+        def late(search: Search, *about: Any) -> None:
+            with suppress(Enough):
+                told(search, *about)
+
+        monkeypatch.setattr(Search, "job_progress", late)
+        assert found(tune(tmp_path / "late", **options)) == found(at_once)
 
     def test_test_labels_decide_nothing(self, tmp_path: Path) -> None:
         federation = sites()
@@ -114,8 +131,8 @@ class TestChoosing:
         assert tuning.comparison.rows()[0]["method"] == "fedavg"
 
     def test_every_method_has_as_many_trials(self, tmp_path: Path) -> None:
-        tuning = tune(tmp_path, "fedavg", "fedprox", trials=6, rounds=1)
-        assert [trial["method"] for trial in tuning.trials] == ["fedavg"] * 6 + ["fedprox"] * 6
+        tuning = tune(tmp_path, "fedavg", "fedprox", trials=3, rounds=1)
+        assert [trial["method"] for trial in tuning.trials] == ["fedavg"] * 3 + ["fedprox"] * 3
 
     def test_the_lowest_loss_is_chosen_and_told_as_it_was_measured(self, tmp_path: Path) -> None:
         tuning = tune(tmp_path, space={"learning_rate": [1e-7, 0.1]}, **LOSS)
@@ -124,6 +141,13 @@ class TestChoosing:
         assert tuning.best == {"fedavg": {"learning_rate": 0.1}}
         run = Run(tmp_path / "trials" / "fedavg" / "001")
         assert low == min(entry["loss"] for entry in run.scores("validation"))
+
+    @pytest.mark.parametrize("kind", ["batch", "both", "site", "all"])
+    def test_the_statistics_that_results_are_told_of_decide(self, kind: Any, tmp_path: Path) -> None:
+        (trial,) = tune(tmp_path, space={"learning_rate": [0.05]}, evaluate_with=kind).trials
+        run = Run(tmp_path / "trials" / "fedavg" / "000")
+        first = run.config.statistics[0]
+        assert trial["score"] == run.scores("validation", first)[-1]["average"] == run.accuracy
 
     def test_a_value_at_the_end_of_its_range_is_told(self, tmp_path: Path) -> None:
         tuning = tune(tmp_path, space={"learning_rate": [1e-8, 1e-7, 0.1]})
@@ -149,6 +173,12 @@ class TestFailing:
         with pytest.raises(FedkeelError, match=r"All trials of 'fedavg' failed, the last: No client had a usable"):
             tune(tmp_path, space={"learning_rate": [1e30, 2e30]}, jobs=jobs)
         assert not (tmp_path / "best").exists()
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a search that is over; nobody goes on with it."""
+    return tune(tmp_path_factory.mktemp("searched"), trials=5).directory
 
 
 class TestGoingOn:
@@ -213,6 +243,13 @@ class TestGoingOn:
         (tmp_path / "c" / "tuning.journal").write_bytes(b"".join(lines[:line]) + lines[line][:-5])
         assert found(tune(tmp_path / "c", **options)) == found(whole)
 
+    def test_one_that_was_killed_while_it_wrote_keeps_nobody_waiting(self, tmp_path: Path) -> None:
+        lock = tmp_path / "tuning.journal.lock"
+        lock.symlink_to("runs/tune-own/tuning.journal")
+        storage_in(tmp_path)
+        assert not lock.is_symlink()
+        assert tune(tmp_path, trials=1, rounds=1).best
+
     def test_a_damaged_journal_is_told(self, tmp_path: Path) -> None:
         tune(tmp_path, trials=2, rounds=1)
         journal = tmp_path / "tuning.journal"
@@ -250,11 +287,10 @@ class TestGoingOn:
         ],
     )
     def test_another_search_is_not_put_into_the_same_folder(
-        self, methods: list[str], options: dict[str, Any], what: str, tmp_path: Path
+        self, methods: list[str], options: dict[str, Any], what: str, searched: Path
     ) -> None:
-        tune(tmp_path, trials=5, rounds=2, seeds=1)
         with pytest.raises(FedkeelError) as refused:
-            tune(tmp_path, *methods, **{"trials": 5, **options})
+            tune(searched, *methods, **{"trials": 5, **options})
         assert f"holds another search ({what}" in str(refused.value)
 
     def test_other_data_are_not_gone_on_with(self, tmp_path: Path) -> None:

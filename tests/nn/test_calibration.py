@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -86,6 +87,9 @@ def test_one_image_says_nothing_of_a_site() -> None:
     assert record.share == 0
     assert all(torch.equal(tensor, changed.state_dict()[name]) for name, tensor in model.state_dict().items())
     assert "One sample" in str(record)
+    changed, record = calibrated(model, images(1), always=True)  # but it is taken at its word
+    assert record.share == pytest.approx(1 / 17)
+    assert "6 % the site's own" in str(record)
 
 
 def test_all_images_without_a_prior_give_the_sites_moments() -> None:
@@ -213,6 +217,36 @@ def test_a_layer_that_the_forward_pass_leaves_out_keeps_its_statistics() -> None
     assert not torch.equal(statistics(changed)["used.running_mean"], torch.zeros(3))
 
 
+class Twice(nn.Module):
+    """Uses one layer two times, and goes through one of two others, as the images are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.dark, self.bright, self.last = (nn.BatchNorm1d(3) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.twice((self.bright if x.mean() > 0 else self.dark)(self.twice(x + 2))))  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("size", [1000, 7])
+def test_a_layer_that_is_used_twice_has_the_moments_of_its_first_use(size: int) -> None:
+    x = images(20).mean((2, 3))
+    changed, _ = calibrated(Twice().eval(), x, size, prior=0, always=True)
+    torch.testing.assert_close(statistics(changed)["twice.running_mean"], x.mean(0) + 2)
+    torch.testing.assert_close(statistics(changed)["twice.running_var"], x.var(0, correction=0))
+
+
+@pytest.mark.parametrize("size", [1000, 7])
+def test_what_one_site_went_through_is_not_looked_for_at_the_next(size: int) -> None:
+    model = Twice().eval()
+    calibrator, before = Calibrator(model, model), copy.deepcopy(model.state_dict())
+    for x, through in ((torch.rand(20, 3) + 3, "bright"), (torch.rand(20, 3) - 9, "dark")):
+        model.load_state_dict(before)
+        record = calibrator.calibrate(batches(x, size), always=True)
+        assert list(record.layers) == ["twice", through, "last"]
+        assert all(tensor.isfinite().all() for tensor in statistics(model).values())
+
+
 def test_one_calibrator_serves_one_site_after_another() -> None:
     """Buffers and the order of layers are kept between sites; the sums are not."""
     model = network()
@@ -231,6 +265,34 @@ def _loaded(tensors: dict[str, Tensor]) -> nn.Module:
     model = network()
     model.load_state_dict(tensors)
     return model
+
+
+def test_the_distance_is_that_of_both_moments_in_units_of_what_single_images_differ_by() -> None:
+    """By hand, of the layer that no other comes before."""
+    model, x = network(), images(12)
+    _, record = calibrated(model, x, size=5)
+    layer = model[1]
+    y = model[0](x).detach().double().numpy()
+    mean, var = (tensor.double().numpy()[:, None, None] for tensor in (layer.running_mean, layer.running_var))
+    normal = (y - mean) / np.sqrt(var + layer.eps)
+    squared = [
+        ((moment.mean(0) - usual) ** 2).sum() / moment.var(0, ddof=1).sum()
+        for moment, usual in ((normal.mean((2, 3)), 0), ((normal**2).mean((2, 3)), 1))
+    ]
+    assert record.layers["1"] == pytest.approx(sum(squared) / 2, rel=1e-5)
+
+
+def test_classes_that_are_rare_everywhere_are_no_sign_of_a_site() -> None:
+    """A model that has learned nothing of these images says of each what all have on average."""
+    usual = torch.tensor([0.7, 0.1, 0.1, 0.1], dtype=torch.float64)
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, CLASSES)).eval()
+    with torch.no_grad():
+        model[1].weight.zero_()
+        model[1].bias.copy_(usual.log())
+    x = torch.randn(50, 3, generator=torch.Generator().manual_seed(0))
+    record = Calibrator(model, model).calibrate(batches(x, 50), mix=usual)
+    assert record.mix == pytest.approx(usual.tolist(), abs=1e-4)
+    assert record.share == 0
 
 
 def test_the_record_says_what_was_seen() -> None:

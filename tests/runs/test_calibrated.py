@@ -23,6 +23,7 @@ from fedkeel.nn.calibration import normalised_layers
 from fedkeel.runs.calibrated import Calibrated
 from fedkeel.runs.export import FORMATS
 from fedkeel.runs.run import Run
+from fedkeel.runs.trained import as_tested
 from tests import tiny
 from tests.runs.test_export import inside, needs_onnx, outputs
 
@@ -83,6 +84,20 @@ def test_images_that_look_different_are_classified_better(trained: Callable[...,
     assert site.calibration.images == len(images)
     assert str(site.changed) in str(site)
     assert str(site).startswith(str(site.calibration))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedbn", "hbn"])
+def test_it_is_what_the_evaluation_does_on_the_same_images(method: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"learning_rate": 0.2, "evaluate_with": "site", "site_images": 0, "evaluation_batch": 16}
+    run = tiny.run(tmp_path, method, on=ON, **options)
+    found = {r["client"]: r["loss"] for r in run.records("evaluation") if r["split"] == "test"}  # of the last round
+    for client in ON.clients:
+        site = fedkeel.calibrate(run, ON.images[client.train], client=client.name if method == "fedbn" else None)
+        assert site.calibration.share > 0
+        with torch.no_grad():
+            logits = site.model(as_tested(ON.test_transform, ON.images[client.test])).logits
+        loss = nn.functional.cross_entropy(logits, ON.labels[client.test])
+        assert float(loss) == pytest.approx(found[client.name], rel=1e-4)
 
 
 def test_statistics_move_by_the_share_that_is_told(trained: Callable[..., Run]) -> None:

@@ -60,8 +60,8 @@ class CalibrationCurve(Diagnostic):
 
     def _of(self, client: Client, snapshot: Snapshot) -> tuple[dict[str, float], dict[str, float]]:
         """Accuracies of one client, and what the last calibration by the rule saw of it."""
-        evaluator, kept = snapshot.worker.evaluator, snapshot.kept(client.name)
-        stranger = snapshot.worker.method.is_personal and not kept  # it has no trained statistics to begin with
+        evaluator = snapshot.worker.evaluator
+        stranger = snapshot.worker.method.is_stranger(snapshot.kept(client.name))
         seen: dict[str, float] = {}
 
         def accuracy(count: int | None, prior: float = 0.0, *, always: bool = True) -> float:

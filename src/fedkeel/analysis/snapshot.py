@@ -168,9 +168,8 @@ class Snapshot:
     def test_outputs(self, client: Client, statistics: str = "global") -> Outputs:
         """Of the global model on this client's test set, as it is evaluated: a client without layers of its own follows
         the method's rule for such clients."""
-        method = self.worker.method
         self.put_global(client)
-        if method.is_personal and not self.kept(client.name) and method.unseen_statistics == "batch":
+        if self.worker.method.is_stranger(self.kept(client.name)):
             statistics = "batch"
         return self.outputs(client, client.test, statistics=statistics)
 

@@ -39,9 +39,7 @@ def run(arguments: Arguments) -> int:
     for given, name in ((arguments.rounds, "--rounds"), (arguments.out, "--out")):
         if arguments.no_pilot and given is not None:
             raise FedkeelError(f"'{name} {given}' is of the pilot, and '--no-pilot' is given: keep one.")
-    options = given_options(arguments)
-    for name in SET_BY_ADVICE:  # a run's config.toml, given with --config, names all
-        options.pop(name, None)
+    options = given_options(arguments, SET_BY_ADVICE)
 
     from fedkeel.runs.progress import RunProgress
 

@@ -16,12 +16,13 @@ from pathlib import Path
 
 from fedkeel.cli.terminal.output import show
 from fedkeel.cli.terminal.parsing import Arguments, Parser
+from fedkeel.config import Config
 from fedkeel.core.naming import visible
 from fedkeel.errors import FedkeelError
 
 HELP = "make a trained model one for a site, from its images without labels"
 USAGE = "DIR --images DIR [options]"
-PRIOR = 16.0
+PRIOR = Config.site_prior
 
 
 def number(text: str) -> float:

@@ -10,6 +10,9 @@ examples:
   fedkeel compare fedavg fedbn --metric balanced-accuracy
 """
 
+from collections.abc import Container
+from typing import Any
+
 import fedkeel
 from fedkeel.cli.show import show_comparison
 from fedkeel.cli.terminal.interrupts import interruptible
@@ -30,16 +33,20 @@ def add_arguments(parser: Parser) -> None:
     parser.add_options({*option_names()}.difference(SET_BY_COMPARISON))
 
 
-def run(arguments: Arguments) -> int:
-    options = given_options(arguments)
-    for name in SET_BY_COMPARISON:  # a run's config.toml, given with --config, names both
-        options.pop(name, None)
+def options_of_all(arguments: Arguments, without: Container[str]) -> dict[str, Any]:
+    """The options of all rows; refused where a row cannot be read, or has not what is to be shown of it."""
+    options = given_options(arguments, without)
     configs = read_methods(arguments.methods, options)
 
     from fedkeel.engine.measuring import refuse_unmeasured
 
     for config in configs.values():
         refuse_unmeasured(arguments.metric, config)
+    return options
+
+
+def run(arguments: Arguments) -> int:
+    options = options_of_all(arguments, SET_BY_COMPARISON)
 
     from fedkeel.experiments.progress import ComparisonProgress
 

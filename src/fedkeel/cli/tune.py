@@ -14,12 +14,13 @@ from __future__ import annotations
 import argparse
 
 import fedkeel
+from fedkeel.cli.compare import options_of_all
 from fedkeel.cli.show import comparison_lines, tell_failures
 from fedkeel.cli.terminal.interrupts import interruptible
 from fedkeel.cli.terminal.output import Line, Table, show
-from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options, whole
+from fedkeel.cli.terminal.parsing import Arguments, Parser, whole
 from fedkeel.config import option_names
-from fedkeel.experiments.rows import SET_BY_COMPARISON, read_methods
+from fedkeel.experiments.rows import SET_BY_COMPARISON
 
 HELP = "choose each method's settings on validation data, then compare them"
 USAGE = "METHOD... [options]"
@@ -45,15 +46,7 @@ def add_arguments(parser: Parser) -> None:
 
 
 def run(arguments: Arguments) -> int:
-    options = given_options(arguments)
-    for name in SET_BY_SEARCH:  # a run's config.toml, given with --config, names them
-        options.pop(name, None)
-    configs = read_methods(arguments.methods, options)
-
-    from fedkeel.engine.measuring import refuse_unmeasured
-
-    for config in configs.values():
-        refuse_unmeasured(arguments.metric, config)
+    options = options_of_all(arguments, SET_BY_SEARCH)
 
     from fedkeel.experiments.progress import ComparisonProgress
 

@@ -52,11 +52,10 @@ class Composition(Method):
     def is_pooled(self) -> bool:
         return any(part.traits.pooled for part in self.parts)
 
-    @property
-    def unseen_statistics(self) -> str:
-        """How a client without layers of its own is normalised: "batch" or "initial"; see `methods.fedbn`."""
+    def is_stranger(self, local: Tensors) -> bool:
+        """Whether a client that keeps these layers has none, and is tested by batch for it; see `methods.fedbn`."""
         rules = [getattr(part, "unseen", None) for part in self.parts if part.traits.personal]
-        return "batch" if "batch" in rules else "initial"
+        return "batch" in rules and not local
 
     @property
     def uncapturable(self) -> list[str]:

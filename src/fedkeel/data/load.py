@@ -173,8 +173,7 @@ def subsampled(group: ClientGroup, labels: IntArray, samples: int, seed: int) ->
 def with_own_mix(client: Client, labels: Tensor, seed: int) -> Client:
     """Tested on as many images of its domain's test set as have the class mix of its training images."""
     generator, of_test = seeds.generator(seed, "own tests", client.name), labels[client.test]
-    most = int(max(labels[client.train].max(), of_test.max())) + 1 if len(of_test) else 0
-    wanted, there = (torch.bincount(of, minlength=most) for of in (labels[client.train], of_test))
+    wanted, there = (torch.bincount(of, minlength=int(labels.max()) + 1) for of in (labels[client.train], of_test))
     both = ((wanted > 0) & (there > 0)).nonzero().flatten()
     if not len(both):
         return replace(client, test=no_indices())

@@ -4,25 +4,24 @@ docs/calibration.md). It lies in a folder of the site and never travels; no serv
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import fedkeel
 from fedkeel.config import from_one
-from fedkeel.core import state
 from fedkeel.core.messages import Broadcast
-from fedkeel.core.state import Tensors, select
+from fedkeel.core.state import Tensors
 from fedkeel.deploy.memory import forget_other_runs
 from fedkeel.engine.batches import probe
-from fedkeel.engine.local import LOCAL, Worker
+from fedkeel.engine.local import Worker
 from fedkeel.errors import first_line
 from fedkeel.files import make_folder
-from fedkeel.nn.calibration import PRIOR, Calibration, Calibrator, refuse_without_statistics
+from fedkeel.nn.calibration import PRIOR, Calibration, refuse_without_statistics
 from fedkeel.runs.export import describe
 from fedkeel.runs.site_model import SiteModel
 
 FILE = "calibrated.safetensors"
+MOST_IMAGES = 1000  # the server waits, and more would hardly change the statistics
 log = logging.getLogger("fedkeel")
 
 
@@ -58,12 +57,7 @@ class SiteModels:
 def calibrated(worker: Worker, broadcast: Broadcast, memory: Tensors) -> Calibration:
     """Calibrate the worker's model, as the broadcast has it with the site's own layers, on the site's own images."""
     (site,) = worker.federation
-    method, images = worker.method, site.train if len(site.train) else site.test
-    local = select(memory, LOCAL) if method.is_personal else {}
-    state.load(worker.entries, worker.initial_local, broadcast.weights, broadcast.statistics, local)
-    worker.model.eval()
-    # Nobody has trained the statistics of one without layers of its own.
-    stranger = method.is_personal and not local and method.unseen_statistics == "batch"
-    batches = partial(worker.store.in_order, images, worker.config.evaluation_batch, worker.federation.test_transform)
-    calibrator = Calibrator(worker.model, lambda x: worker.model(x).logits)
-    return calibrator.calibrate(batches, 0.0 if stranger else PRIOR, always=stranger)
+    stranger = worker.load_tested(broadcast, memory)
+    all_of_it = replace(site, train=site.train if len(site.train) else site.test)
+    prior = 0.0 if stranger else PRIOR
+    return worker.evaluator.calibrate(all_of_it, MOST_IMAGES, prior, always=stranger)[1]

@@ -271,12 +271,15 @@ class Worker:
         detailed: bool = False,
     ) -> list[Evaluation]:
         """Accuracy and loss on one client's test and validation data, or on a part; in detail, of every image."""
-        local = select(memory, LOCAL) if self.method.is_personal else {}
-        self._load(broadcast, local)
-        # One without layers of its own is tested by the method's rule for such clients.
-        stranger = self.method.is_personal and not local and self.method.unseen_statistics == "batch"
+        stranger = self.load_tested(broadcast, memory)
         test = partial(self.evaluator.test, stranger=stranger, detailed=detailed)
         return test(self.federation[name], splits, self.config.statistics, part, self.replays)
+
+    def load_tested(self, broadcast: Broadcast, memory: Tensors) -> bool:
+        """Load the model that a client with this memory is tested with; whether the client is a stranger to it."""
+        local = select(memory, LOCAL) if self.method.is_personal else {}
+        self._load(broadcast, local)
+        return self.method.is_stranger(local)
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around what only waits for the GPU."""

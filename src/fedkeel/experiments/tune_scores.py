@@ -22,8 +22,9 @@ def curve(directory: Path, config: Config) -> dict[int, float]:
             record = json.loads(line) if b'"scores"' in line else {}
         except ValueError:  # the last, which is still being written
             continue
-        counts = record.get("statistics") == "global" or config.evaluate_with == "batch"
-        if counts and record.get("kind") == "scores" and record["split"] == "validation":
+        # Those that the engine chooses its best round by.
+        wanted = {"kind": "scores", "split": "validation", "statistics": config.statistics[0]}
+        if wanted.items() <= record.items():
             found[int(record["round"])] = good(record)
     return found
 

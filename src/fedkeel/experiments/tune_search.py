@@ -61,7 +61,7 @@ def quiet_optuna() -> Iterator[None]:
 
 
 def storage_in(folder: Path) -> Any:
-    """The studies in a file of the folder."""
+    """The studies in a file of the folder, where nobody else is at work."""
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
@@ -70,6 +70,8 @@ def storage_in(folder: Path) -> Any:
         whole = journal.read().rpartition(b"\n")
         if whole[2]:  # a power cut: what the last line was to say is found out again
             journal.truncate(len(whole[0]) + len(whole[1]))
+        # Of one that was killed. Optuna would wait for it: in a relative folder, where the link leads nowhere, forever.
+        (folder / f"{JOURNAL}.lock").unlink(missing_ok=True)
     try:
         return JournalStorage(JournalFileBackend(str(folder / JOURNAL)))
     except (ValueError, KeyError, TypeError) as error:

@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedkeel.config import Config
 from fedkeel.core.client import Batch, Repeat, one_by_one
 from fedkeel.core.state import moment_names
 from fedkeel.errors import FedkeelError
 from fedkeel.formulas.calibration import class_mix, explained_distance, look, site_share, squared_distance
 
-PRIOR = 16.0  # images that the federation's statistics are worth
+PRIOR = Config.site_prior  # images that the federation's statistics are worth
 EXPECTED = "expects_statistics"  # an attribute of a network
 
 
@@ -110,7 +111,7 @@ class Calibration:
         if not self.images:
             yield "There was no sample to calibrate with: the model is as it was."
             return
-        if self.images == 1:
+        if self.images == 1 and not self.share:
             yield "One sample does not tell how much those of this site differ: the model is as it was."
             return
         yield (
@@ -178,7 +179,7 @@ class Calibrator:
         images = sum(sizes)
         if not images:
             return Calibration(0, prior, 0.0, 0.0, 0.0, 0.0, (), {})
-        distances, found = self._look(batches, images, repeat)
+        distances, found = self._look(batches, images, repeat, mix)
         distance = sum(distances.values()) / len(distances) if distances else 0.0
         explained = explained_distance(found, images, mix)
         # The spread of single images is not known of one.
@@ -192,12 +193,13 @@ class Calibrator:
 
     # -- the network as it is ----------------------------------------------------------------------------------
     def _look(
-        self, batches: Callable[[], Iterable[Batch]], images: int, repeat: Repeat
+        self, batches: Callable[[], Iterable[Batch]], images: int, repeat: Repeat, mix: Tensor | None
     ) -> tuple[dict[str, float], Tensor]:
         """Of each layer the distance, and the class mix."""
+        reached: dict[str, None] = {}
 
         def add(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            self._reached.setdefault(name)
+            reached.setdefault(name)
             for moment, of_images in enumerate(_image_moments(inputs[0], self.layers[name])):
                 self._sums[name][moment].add_(channel_sums(of_images))
 
@@ -211,13 +213,15 @@ class Calibrator:
         self._clear()
         with self._hooked(self.layers, add):
             repeat(("look", len(self._chances)), see, batches())
+        # A pass that was only replayed calls no hook, and reaches what it did when it was captured.
+        self._reached = reached or self._reached
         distances = {}
         unbiased = images / max(images - 1, 1)
         for name in self._reached:
             found = zip(map(moments_of, self._sums[name]), (0.0, 1.0), strict=True)
             both = [squared_distance(mean, unbiased * var, usual) for (mean, var), usual in found]
             distances[name] = float(both[0] + both[1]) / 2
-        return distances, class_mix(self._chances[:images].cpu())
+        return distances, class_mix(self._chances[:images].cpu(), mix)
 
     def _make_room(self, batches: Callable[[], Iterable[Batch]], images: int) -> None:
         if images > len(self._chances):
@@ -233,14 +237,19 @@ class Calibrator:
         """A single batch settles all layers in one pass: each has all that it will see when it is reached."""
         self._share.fill_(share)
         self._clear()
+        settled: set[str] = set()
 
         def measure(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            if name in settled:  # a layer that is used again has what it was first given
+                return
             self._sums[name][0].add_(channel_sums(inputs[0]))
             if not at_once:
                 raise _Reached
+            settled.add(name)
             self._mix(name)
 
         def pass_over(batch: Batch) -> None:
+            settled.clear()
             with suppress(_Reached):
                 self.logits(batch.x)
 

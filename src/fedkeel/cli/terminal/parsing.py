@@ -145,9 +145,9 @@ def add_command(
     return parser
 
 
-def given_options(arguments: Arguments) -> dict[str, Any]:
+def given_options(arguments: Arguments, without: Container[str] = ()) -> dict[str, Any]:
     """The options that the file and the flags set, the flags on top; what is short for an option of the data set goes
-    into its brackets."""
+    into its brackets. `without` those that a command sets itself: a run's config.toml, given as the file, names all."""
     path = getattr(arguments, "config", None)
     inside = {name: getattr(arguments, name, None) for name in ("root", "tolerate")}
     options = configuration.read(path) if path else {}
@@ -155,7 +155,7 @@ def given_options(arguments: Arguments) -> dict[str, Any]:
     options |= {name: typed(name, value) for name, value in flags.items() if value is not None}
     if any(value is not None for value in inside.values()):
         options["data"] = str(with_options(str(options.get("data", "folder")), **inside))
-    return options
+    return {name: value for name, value in options.items() if name not in without}
 
 
 def with_options(data: str, **options: Any) -> spec.Spec:
