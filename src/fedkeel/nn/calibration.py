@@ -98,16 +98,19 @@ class Calibration:
         if self.images == 1:
             yield "One sample does not tell how much those of this site differ: the model is as it was."
             return
+        far = f"{self.distance:,.0f}" if self.distance >= 1000 else f"{self.distance:.3g}"
         yield (
-            f"The site's moments are {self.distance:.3g} from the federation's (squared, in units of what single "
-            f"samples differ by); its class mix and their number explain {self.explained:.3g} of that."
+            f"The site's moments are {far} from the federation's (squared, in units of what single samples differ by); "
+            f"its class mix and their number explain a distance of {self.explained:.3g}."
         )
         if not self.share:
             yield "So nothing says that its samples look different: the model is as it was."
             return
+        # The rule leaves a little of any distance to the class mix: all of it is taken by who leaves the rule out.
+        taken = "All of it" if self.trust == 1 else f"So {100 * self.trust:.0f} %"
         yield (
-            f"So {100 * self.trust:.0f} % is taken for their look, and with {self.images} samples against a prior of "
-            f"{self.prior:g} the statistics are {100 * self.share:.0f} % the site's own."
+            f"{taken} is taken for their look, and with {self.images:,} samples against a prior of {self.prior:g} the "
+            f"statistics are {100 * self.share:.0f} % the site's own."
         )
 
 

@@ -78,7 +78,8 @@ class Calibrated:
         """For a person: how far the site is, what is expected, and what changes."""
         yield from self.calibration.sentences()
         if self.calibration.share:
-            yield f"Of the {self.calibration.images:,} images {self.changed:,} are taken for another class than before."
+            count, changed = f"{self.calibration.images:,}", f"{self.changed:,}" if self.changed else "none"
+            yield f"Of the {count} samples {changed} are taken for another class than before."
 
     def to_dict(self) -> dict[str, Any]:
         """What was done: `calibration`, with the number of images that `changed` their class."""
