@@ -86,6 +86,10 @@ def test_one_image_says_nothing_of_a_site() -> None:
     assert record.share == 0
     assert all(torch.equal(tensor, changed.state_dict()[name]) for name, tensor in model.state_dict().items())
     assert "One sample" in str(record)
+    assert str(record).endswith("the model is as it was.")
+    _, record = calibrated(model, images(1), prior=4, always=True)
+    assert record.share == pytest.approx(0.2)
+    assert str(record).endswith("the statistics are 20 % its own all the same.")
 
 
 def test_all_images_without_a_prior_give_the_sites_moments() -> None:

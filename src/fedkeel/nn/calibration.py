@@ -22,11 +22,13 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.core.client import Batch, Repeat, one_by_one
+from fedkeel.core.readable import short
 from fedkeel.core.state import moment_names
 from fedkeel.errors import FedkeelError
 from fedkeel.formulas.calibration import class_mix, explained_distance, look, site_share, squared_distance
 
 PRIOR = 16.0  # images that the federation's statistics are worth
+AS_IT_WAS = "the model is as it was"
 
 
 def normalised_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -93,18 +95,18 @@ class Calibration:
     def sentences(self) -> Iterator[str]:
         """For a person: how far the site is, and what is expected of the calibration."""
         if not self.images:
-            yield "There was no sample to calibrate with: the model is as it was."
+            yield f"There was no sample to calibrate with: {AS_IT_WAS}."
             return
         if self.images == 1:
-            yield "One sample does not tell how much those of this site differ: the model is as it was."
+            came = f"the statistics are {100 * self.share:.0f} % its own all the same" if self.share else AS_IT_WAS
+            yield f"One sample does not tell how much those of this site differ: {came}."
             return
-        far = f"{self.distance:,.0f}" if self.distance >= 1000 else f"{self.distance:.3g}"
         yield (
-            f"The site's moments are {far} from the federation's (squared, in units of what single samples differ by); "
-            f"its class mix and their number explain a distance of {self.explained:.3g}."
+            f"The site's moments are {short(self.distance)} from the federation's (squared, in units of what single "
+            f"samples differ by); its class mix and their number explain a distance of {short(self.explained)}."
         )
         if not self.share:
-            yield "So nothing says that its samples look different: the model is as it was."
+            yield f"So nothing says that its samples look different: {AS_IT_WAS}."
             return
         # The rule leaves a little of any distance to the class mix: all of it is taken by who leaves the rule out.
         taken = "All of it" if self.trust == 1 else f"So {100 * self.trust:.0f} %"
