@@ -16,7 +16,7 @@ def test_many_images_are_counted_to_the_last_one() -> None:
     site = {"images": 1234, "distance": 2108.4, "explained": 0.04321, "share": 0.9}
     values = {"domains": {"ward": found}, "average": found, "sites": {"ward": site}}
     *_, table = fedkeel.analysis.build("calibration(images='4')").figures([Measured(0, values)])
-    assert table["rows"] == [["ward", "1,234", "2,108", "0.0432", "0.9"]]
+    assert table["rows"] == [["ward", "1234", "2108", "0.0432", "0.9"]]
 
 
 def test_what_is_of_no_paper_names_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

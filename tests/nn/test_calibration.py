@@ -249,7 +249,7 @@ def test_the_record_says_what_was_seen() -> None:
 def test_a_person_reads_distances_that_are_no_shares_of_each_other() -> None:
     told = {"images": 1200, "prior": 16.0, "share": 0.9, "mix": [1.0], "layers": {}}
     record = str(Calibration(**told, distance=1253.24, explained=0.754, trust=0.9994))
-    assert "are 1,253 from the federation's" in record
+    assert "are 1253 from the federation's" in record
     assert "explain a distance of 0.754.\nSo 100 % is taken for their look, and with 1,200 samples" in record
     always = str(Calibration(**told, distance=0.4, explained=0.9, trust=1.0))
     assert "are 0.4 from" in always

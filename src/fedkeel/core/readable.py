@@ -18,9 +18,9 @@ def short(number: float) -> str:
     """Three digits that count, or all of a large number.
 
     >>> short(0.07361), short(64), short(1253.24)
-    ('0.0736', '64', '1,253')
+    ('0.0736', '64', '1253')
     """
-    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
+    return f"{number:.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 def duration(seconds: float) -> str:
