@@ -112,6 +112,15 @@ def test_a_client_without_trained_statistics_is_normalised_with_its_own_alone() 
     assert not torch.equal(state["encoder.1.running_mean"], torch.zeros(4))
 
 
+@pytest.mark.parametrize("method", ["fixbn", "fbn", "fedcoda"])
+def test_weights_that_were_trained_under_the_federations_statistics_keep_them(method: str, tmp_path: Path) -> None:
+    on = tiny.federation(LARGE)
+    for always in (False, True):
+        run = tiny.run(tmp_path / f"{always}", method, on=on, rounds=4, evaluate_with="all", site_always=always)
+        before, after = ([r["loss"] for r in records(run, kind).values()] for kind in ("global", "site"))
+        assert (before == after) != always
+
+
 def test_a_model_without_statistics_is_the_same_and_that_is_told(tmp_path: Path, caplog: Any) -> None:
     run = tiny.run(tmp_path / "r", network=tiny.model(norm=False), rounds=1, evaluate_with="all")
     for client, record in records(run, "site").items():

@@ -180,7 +180,7 @@ def test_evaluation_does_not_depend_on_the_batch_or_on_what_ran_before(tmp_path)
         run.setup.worker.train("client1", broadcast(run), {})
         worker._load(broadcast(run), {})
         config = worker.config.replace(evaluation_batch=size)
-        results.append(Evaluator(worker.model, worker.store, config).evaluate(site, ["test"], ["global"])[0])
+        results.append(Evaluator(worker.model, worker.store, config).evaluate(site, ["test"])[0])
     assert len({result.correct for result in results}) == 1
     assert all(result.loss == pytest.approx(results[0].loss, rel=1e-5) for result in results)
 

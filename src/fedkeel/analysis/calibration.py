@@ -90,23 +90,21 @@ class CalibrationCurve(Diagnostic):
     def figures(self, measured: list[Measured]) -> list[Figure]:
         values, label = measured[-1].values, "accuracy (0 to 1)"
         averages = {what: values[what] for what in ("average", UNSEEN) if what in values}
-        places = [0, *self.counts.values()]
-        largest = max(*places, *(int(site.get("images", 0)) for site in values["sites"].values()))
-        x = [count or (largest if number else 0) for number, count in enumerate(places)]
+        # As they were measured, which may have been with other options.
+        steps = [name.partition(" ")[2] for name in values["average"] if name.startswith("rule ")]
+        largest = max(int(site.get("images", 0)) for site in values["sites"].values())
+        x = [0, *(largest if step == ALL else int(step) for step in steps)]
         figures = [
             lines(
                 f"{'Unseen domains' if what == UNSEEN else 'Average over the domains'}, {measured[-1]}",
                 "images of the site",
                 label,
-                {
-                    told: (x, [found[AS_IT_IS], *(found[f"{way} {n}"] for n in self.counts)])
-                    for way, told in WAYS.items()
-                },
+                {told: (x, [found[AS_IT_IS], *(found[f"{way} {n}"] for n in steps)]) for way, told in WAYS.items()},
                 **({"numbers": {name: 100 * value for name, value in found.items()}} if what != UNSEEN else {}),
             )
             for what, found in averages.items()
         ]
-        last = f"rule {list(self.counts)[-1]}"
+        last = f"rule {steps[-1]}"
         by_domain = {
             told: {domain: found[name] for domain, found in values["domains"].items()}
             for told, name in ((AS_IT_IS, AS_IT_IS), ("calibrated by the rule", last))
@@ -122,4 +120,4 @@ class CalibrationCurve(Diagnostic):
             columns = ["site", "images", "squared distance", "explained", "share of its own"]
             figures.append(table("How far sites are from the federation", columns, rows))
         found = values["average"]
-        return keyed(figures, "gain by calibration", found[last] - found[AS_IT_IS], "high", percent=True)
+        return keyed(figures, "accuracy that calibration adds", found[last] - found[AS_IT_IS], "low", percent=True)

@@ -121,11 +121,10 @@ def calibrated(comparison: Comparison) -> list[str]:
         name, path = trial.label.partition("@")[0], trial.directory / FOLDER / "calibration.json"
         document = json.loads(path.read_text()) if path.exists() and name not in REFERENCES else {"figures": []}
         before, after = (analysis.number(document, at) for at in ("as it is", f"rule {last}"))
-        if before is not None and after is not None and before != after:
+        if before is not None and after is not None:
             found.setdefault(name, []).append((before, after))
-    told = [
-        f"{name} {fmean(b for b, _ in each):.1f} to {fmean(a for _, a in each):.1f}" for name, each in found.items()
-    ]
+    means = {name: [fmean(numbers) for numbers in zip(*each, strict=True)] for name, each in found.items()}
+    told = [f"{name} {before:.1f} to {after:.1f}" for name, (before, after) in means.items() if before != after]
     return [f"Calibrated to each site on {last} of its images, without labels: {', '.join(told)}."] if told else []
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedkeel.core.state import batch_norms, moment_names
 from fedkeel.formulas.aggregation import moving_average, pooled_moments
 from fedkeel.methods import LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.nn.calibration import expect_statistics
 from fedkeel.nn.mixed_batch_norm import averaged_statistics, count_steps
 from fedkeel.options import PositiveShare
 
@@ -38,6 +39,7 @@ class FBN(Method):
 
     def prepare(self, model: nn.Module) -> None:
         count_steps(batch_norms(model))
+        expect_statistics(model)
 
     def before_training(self, server: Server) -> None:
         server.need_global_statistics()

@@ -20,6 +20,7 @@ from fedkeel.formulas.aggregation import fair_prototype, mean_prototype
 from fedkeel.formulas.losses import feature_alignment, prototype_calibration
 from fedkeel.formulas.prototypes import global_prototypes, local_prototypes
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.nn.calibration import expect_statistics
 from fedkeel.nn.clipping import HistoryClip
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.options import NotNegative, Positive, Share
@@ -59,6 +60,8 @@ class FedCoda(Method):
                 "'fedcoda' calibrates batch norm, and there is none with running statistics: choose a model with batch "
                 "norm, or write 'fedcoda(calibrate_bn=false)'."
             )
+        if self.calibrate_bn:
+            expect_statistics(model)
 
     def calibrates(self, round: int, rounds: int) -> bool:
         """Algorithm 1, line 8: t >= T/2."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedkeel.core.state import batch_norms
 from fedkeel.methods import LocalClient, Method, Output, Server, Tensors, Traits, Update, register
+from fedkeel.nn.calibration import expect_statistics
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.options import NotNegative, Share
 
@@ -33,6 +34,9 @@ class FixBN(Method):
     def freezes(self, round: int, rounds: int) -> bool:
         """From round floor(T * freeze_from) on, T // 2 by default."""
         return round >= floor(rounds * self.freeze_from + 1e-9)  # 0.29 * 100 is below 29
+
+    def prepare(self, model: nn.Module) -> None:
+        expect_statistics(model)
 
     def before_training(self, server: Server) -> None:
         server.need_global_statistics()

@@ -1,7 +1,7 @@
 """Layers and gradient clipping of the papers, and the surgery that puts layers into a model."""
 
 from fedkeel.core.state import batch_norms
-from fedkeel.nn.calibration import Calibration, Calibrator, normalised_layers
+from fedkeel.nn.calibration import Calibration, Calibrator, expect_statistics, normalised_layers
 from fedkeel.nn.clipping import HistoryClip, agc_
 from fedkeel.nn.hybrid_batch_norm import (
     HybridBatchNorm,
@@ -36,6 +36,7 @@ __all__ = [
     "agc_",
     "batch_norms",
     "batch_statistics",
+    "expect_statistics",
     "fold",
     "frozen_statistics",
     "normalised_layers",

@@ -29,6 +29,7 @@ from fedkeel.formulas.calibration import class_mix, explained_distance, look, si
 
 PRIOR = 16.0  # images that the federation's statistics are worth
 AS_IT_WAS = "the model is as it was"
+EXPECTED = "expects_statistics"  # an attribute of a network
 
 
 def normalised_layers(model: nn.Module) -> dict[str, nn.Module]:
@@ -42,6 +43,18 @@ def normalised_layers(model: nn.Module) -> dict[str, nn.Module]:
         for name, module in model.named_modules()
         if all(getattr(module, buffer, None) is not None for buffer in moment_names(""))
     }
+
+
+def expect_statistics(model: nn.Module) -> None:
+    """Have calibrations leave this model's statistics alone, as its weights are trained under the federation's: for the
+    `prepare` of a method that does so.
+
+    >>> model = nn.Sequential(nn.BatchNorm1d(2))
+    >>> expect_statistics(model)
+    >>> Calibrator(model, model).expected
+    True
+    """
+    setattr(model, EXPECTED, True)
 
 
 def channel_sums(x: Tensor) -> Tensor:
@@ -75,6 +88,7 @@ class Calibration:
         share: of the site's statistics in the mixture; 0 is the model as it was.
         mix: the shares of the classes, as the model takes them to be.
         layers: the distance by layer.
+        expected: the network was trained under the federation's statistics, and keeps them.
     """
 
     images: int
@@ -85,6 +99,7 @@ class Calibration:
     share: float
     mix: Sequence[float]
     layers: dict[str, float]
+    expected: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -105,6 +120,9 @@ class Calibration:
             f"The site's moments are {short(self.distance)} from the federation's (squared, in units of what single "
             f"samples differ by); its class mix and their number explain a distance of {short(self.explained)}."
         )
+        if self.expected and not self.share:
+            yield "But its weights were trained under the federation's statistics and expect them: it is as it was."
+            return
         if not self.share:
             yield f"So nothing says that its samples look different: {AS_IT_WAS}."
             return
@@ -133,6 +151,7 @@ class Calibrator:
     def __init__(self, model: nn.Module, logits: Callable[[Tensor], Tensor]) -> None:
         """`logits`: of a batch, through this model."""
         self.layers, self.logits = normalised_layers(model), logits
+        self.expected = bool(getattr(model, EXPECTED, False))
         means = {name: _buffer(layer) for name, layer in self.layers.items()}
         self._device = next((mean.device for mean in means.values()), torch.device("cpu"))
         self._sums = {name: self._zeros(2, 3, len(mean)) for name, mean in means.items()}
@@ -150,7 +169,8 @@ class Calibrator:
         mix: Tensor | None = None,
         repeat: Repeat = one_by_one,
     ) -> Calibration:
-        """Change the statistics of the model, which is in evaluation mode, in place.
+        """Change the statistics of the model, which is in evaluation mode, in place. One that was trained under the
+        federation's (`expect_statistics`) is left as it is, unless `always`.
 
         Args:
             batches: the site's images, the same each time it is called; labels are not looked at.
@@ -167,11 +187,13 @@ class Calibrator:
         distance = sum(distances.values()) / len(distances) if distances else 0.0
         explained = explained_distance(found, images, mix)
         # The spread of single images is not known of one.
-        trust = 1.0 if always else look(distance, explained) if images > 1 else 0.0
+        known = images > 1 and not self.expected
+        trust = 1.0 if always else look(distance, explained) if known else 0.0
         share = site_share(trust, images, prior)
         if share > 0:
             self._settle(batches, share, repeat, at_once=len(sizes) == 1)
-        return Calibration(images, prior, distance, explained, trust, share, tuple(found.tolist()), distances)
+        seen = (distance, explained, trust, share, tuple(found.tolist()), distances)
+        return Calibration(images, prior, *seen, expected=self.expected)
 
     # -- the network as it is ----------------------------------------------------------------------------------
     def _look(
