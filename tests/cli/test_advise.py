@@ -13,6 +13,7 @@ import fedkeel
 from fedkeel.cli import build_parser, main
 from fedkeel.config import Config, option_names
 from fedkeel.experiments.rows import SET_BY_ADVICE
+from fedkeel.stopping import Stopped, stop_requested
 
 QUICK = ["--subsample", "30", "--model", "simple_cnn(width=2)", "--executor", "serial", "--device", "cpu", "--quiet"]
 
@@ -53,6 +54,17 @@ def test_the_pilot_can_be_kept_and_shown(capsys: pytest.CaptureFixture[str]) -> 
     assert main(["show", "kept"]) == 0
     assert main(["advise", "--rounds", "1", "--out", "kept", *QUICK]) == 2  # nothing is overwritten
     assert "kept" in capsys.readouterr().err
+
+
+def test_a_pilot_that_was_stopped_is_not_in_the_way_of_the_next() -> None:
+    options = {"subsample": 30, "model": "simple_cnn(width=2)", "executor": "serial", "device": "cpu", "rounds": 1}
+    stop_requested.set()
+    try:
+        with pytest.raises(Stopped):
+            fedkeel.advise(directory="kept", **options)
+    finally:
+        stop_requested.clear()
+    assert list(Path().iterdir()) == []
 
 
 def test_a_configuration_of_a_run_can_be_given(capsys: pytest.CaptureFixture[str]) -> None:

@@ -95,6 +95,8 @@ def test_what_cannot_be_read_is_named_and_left_out(place: Path, capsys: pytest.C
         (["--images", "IMAGES", "--out", "a.bin"], "'a.bin' does not say what it is to be"),
         (["--images", "IMAGES", "--out", "no/a.onnx"], "its folder does not exist"),
         (["--images", "IMAGES", "--with-transform"], "tensors alone"),
+        (["--images", "IMAGES", "--look", "--out", "a.onnx"], "'--look' writes none: keep one."),
+        (["--images", "IMAGES", "--look", "--with-transform"], "'--look' writes none: keep one."),
         (["--images", "IMAGES", "--client", "street"], "one model for all clients"),
         ([], "lacks --images"),
     ],

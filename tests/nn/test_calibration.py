@@ -87,9 +87,10 @@ def test_one_image_says_nothing_of_a_site() -> None:
     assert record.share == 0
     assert all(torch.equal(tensor, changed.state_dict()[name]) for name, tensor in model.state_dict().items())
     assert "One sample" in str(record)
-    changed, record = calibrated(model, images(1), always=True)  # but it is taken at its word
-    assert record.share == pytest.approx(1 / 17)
-    assert "6 % the site's own" in str(record)
+    assert str(record).endswith("the model is as it was.")
+    _, record = calibrated(model, images(1), prior=4, always=True)
+    assert record.share == pytest.approx(0.2)
+    assert str(record).endswith("the statistics are 20 % its own all the same.")
 
 
 def test_all_images_without_a_prior_give_the_sites_moments() -> None:
@@ -302,6 +303,16 @@ def test_the_record_says_what_was_seen() -> None:
     assert record.distance == pytest.approx(sum(record.layers.values()) / 3)
     assert record.to_dict()["share"] == record.share
     assert f"{100 * record.share:.0f} % the site's own" in str(record)
+
+
+def test_a_person_reads_distances_that_are_no_shares_of_each_other() -> None:
+    told = {"images": 1200, "prior": 16.0, "share": 0.9, "mix": [1.0], "layers": {}}
+    record = str(Calibration(**told, distance=1253.24, explained=0.754, trust=0.9994))
+    assert "are 1253 from the federation's" in record
+    assert "explain a distance of 0.754.\nSo 100 % is taken for their look, and with 1,200 samples" in record
+    always = str(Calibration(**told, distance=0.4, explained=0.9, trust=1.0))
+    assert "are 0.4 from" in always
+    assert "\nAll of it is taken for their look" in always
 
 
 def test_sums_of_batches_add_up() -> None:

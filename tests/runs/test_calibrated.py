@@ -321,6 +321,7 @@ GOOD = torch.rand(4, 3, 8, 8)
         (GOOD, {"prior": -1}, "'prior' is -1: give at least 0"),
         (GOOD, {"prior": float("nan")}, "finite"),
         (GOOD, {"prior": "many"}, "'prior' is 'many'"),
+        (GOOD, {"always": "no"}, "'always' is 'no', which is not"),
         (GOOD, {"client": "ward"}, "is one of a run"),
         (GOOD[:0], {}, "There is no image to calibrate with"),
         ([], {}, "There is no image to calibrate with"),

@@ -13,6 +13,7 @@ from fedkeel.analysis import Diagnostic, Measured, Snapshot, Values, diagnostic
 from fedkeel.analysis.diagnostic import names
 from fedkeel.analysis.figures import Figure, bars, keyed, lines, table
 from fedkeel.analysis.snapshot import some_clients
+from fedkeel.core.readable import short
 from fedkeel.data.federation import Client
 from fedkeel.errors import FedkeelError
 from fedkeel.nn.calibration import PRIOR
@@ -96,7 +97,7 @@ class CalibrationCurve(Diagnostic):
         figures = [
             lines(
                 f"{'Unseen domains' if what == UNSEEN else 'Average over the domains'}, {measured[-1]}",
-                "images of the site, without labels",
+                "images of the site",
                 label,
                 {told: (x, [found[AS_IT_IS], *(found[f"{way} {n}"] for n in steps)]) for way, told in WAYS.items()},
                 **({"numbers": {name: 100 * value for name, value in found.items()}} if what != UNSEEN else {}),
@@ -111,12 +112,12 @@ class CalibrationCurve(Diagnostic):
         each = {f"{d} {name}": 100 * value for d, found in values["domains"].items() for name, value in found.items()}
         figures.append(bars(f"By domain, {measured[-1]}", label, by_domain, "domain", numbers=each))
         rows = [
-            [name, *(f"{site[key]:.3g}" for key in ("images", "distance", "explained", "share"))]
+            [name, *(short(site[key]) for key in ("images", "distance", "explained", "share"))]
             for name, site in values["sites"].items()
             if site
         ]
         if rows:
-            columns = ["site", "images", "squared distance", "of it explained", "share of its own"]
+            columns = ["site", "images", "squared distance", "explained", "share of its own"]
             figures.append(table("How far sites are from the federation", columns, rows))
         found = values["average"]
         return keyed(figures, "accuracy that calibration adds", found[last] - found[AS_IT_IS], "low", percent=True)

@@ -44,7 +44,8 @@ def run(arguments: Arguments) -> int:
         document = fedkeel.analysis.run(arguments.name, run, save=place)
         documents.append({"directory": str(run.directory), **document})
         if not arguments.json:
-            title = f"{run.config.method}, seed {run.config.seed}: {document['title']} ({document['paper']})"
+            paper = f" ({document['paper']})" if document["paper"] else ""
+            title = f"{run.config.method}, seed {run.config.seed}: {document['title']}{paper}"
             written = f"written {place / FOLDER / diagnostic.name}.json"
             show([title, document["what"], *figure_lines(document["figures"]), written])
     if arguments.json:

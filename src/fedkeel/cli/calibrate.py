@@ -52,6 +52,9 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: Arguments) -> int:
     from fedkeel.runs.calibrated import calibrate, check_file
 
+    for given, flag in ((arguments.out, "--out"), (arguments.with_transform, "--with-transform")):
+        if arguments.look and given:
+            raise FedkeelError(f"'{flag}' is of the file that is written, and '--look' writes none: keep one.")
     name, transform = Path(arguments.directory).resolve().name, arguments.with_transform
     file = None if arguments.look else Path(arguments.out or f"{name}-site.safetensors")
     if file is not None:

@@ -14,6 +14,15 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.1f}"
 
 
+def short(number: float) -> str:
+    """Three digits that count, or all of a large number.
+
+    >>> short(0.07361), short(64), short(1253.24)
+    ('0.0736', '64', '1253')
+    """
+    return f"{number:.0f}" if number >= 1000 else f"{number:.3g}"
+
+
 def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)

@@ -228,7 +228,7 @@ def _refuse_fixed(label: str, name: str, config: Config) -> None:
     fixed = dot and any(s.name == part and option in s.options for s in parse_sum(config.method))
     if fixed or (config.method != PYTHON_OBJECT and name in own_options(label)):
         raise FedkeelError(
-            f"'{label}' sets '{name.rpartition('.')[2]}', which is tuned: leave it out there, or of the space."
+            f"'{label}' sets '{name.rpartition('.')[2]}', which is tuned: leave it out there, or out of the space."
         )
     if not dot and getattr(config, name) == PYTHON_OBJECT:
         raise FedkeelError(f"The space has '{name}', but the {name} is given as an object: leave one of them out.")

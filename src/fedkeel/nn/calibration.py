@@ -23,11 +23,13 @@ from torch import Tensor, nn
 
 from fedkeel.config import Config
 from fedkeel.core.client import Batch, Repeat, one_by_one
+from fedkeel.core.readable import short
 from fedkeel.core.state import moment_names
 from fedkeel.errors import FedkeelError
 from fedkeel.formulas.calibration import class_mix, explained_distance, look, site_share, squared_distance
 
 PRIOR = Config.site_prior  # images that the federation's statistics are worth
+AS_IT_WAS = "the model is as it was"
 EXPECTED = "expects_statistics"  # an attribute of a network
 
 
@@ -109,24 +111,27 @@ class Calibration:
     def sentences(self) -> Iterator[str]:
         """For a person: how far the site is, and what is expected of the calibration."""
         if not self.images:
-            yield "There was no sample to calibrate with: the model is as it was."
+            yield f"There was no sample to calibrate with: {AS_IT_WAS}."
             return
-        if self.images == 1 and not self.share:
-            yield "One sample does not tell how much those of this site differ: the model is as it was."
+        if self.images == 1:
+            came = f"the statistics are {100 * self.share:.0f} % its own all the same" if self.share else AS_IT_WAS
+            yield f"One sample does not tell how much those of this site differ: {came}."
             return
         yield (
-            f"The site's moments are {self.distance:.3g} from the federation's (squared, in units of what single "
-            f"samples differ by); its class mix and their number explain {self.explained:.3g} of that."
+            f"The site's moments are {short(self.distance)} from the federation's (squared, in units of what single "
+            f"samples differ by); its class mix and their number explain a distance of {short(self.explained)}."
         )
         if self.expected and not self.share:
             yield "But its weights were trained under the federation's statistics and expect them: it is as it was."
             return
         if not self.share:
-            yield "So nothing says that its samples look different: the model is as it was."
+            yield f"So nothing says that its samples look different: {AS_IT_WAS}."
             return
+        # The rule leaves a little of any distance to the class mix: all of it is taken by who leaves the rule out.
+        taken = "All of it" if self.trust == 1 else f"So {100 * self.trust:.0f} %"
         yield (
-            f"So {100 * self.trust:.0f} % is taken for their look, and with {self.images} samples against a prior of "
-            f"{self.prior:g} the statistics are {100 * self.share:.0f} % the site's own."
+            f"{taken} is taken for their look, and with {self.images:,} samples against a prior of {self.prior:g} the "
+            f"statistics are {100 * self.share:.0f} % the site's own."
         )
 
 

@@ -78,7 +78,7 @@ class Calibrated:
         """For a person: how far the site is, what is expected, and what changes."""
         yield from self.calibration.sentences()
         if self.calibration.share:
-            yield f"Of the {self.calibration.images:,} images {self.changed:,} are taken for another class than before."
+            yield f"Taken for another class than before: {self.changed:,} of {self.calibration.images:,}."
 
     def to_dict(self) -> dict[str, Any]:
         """What was done: `calibration`, with the number of images that `changed` their class."""
@@ -158,7 +158,7 @@ def calibrate(
     >>> bool((site.model[0].running_mean > 4).all()), network[0].running_mean.tolist()
     (True, [0.0, 0.0, 0.0])
     """
-    prior = checked(prior, NotNegative, "'prior'")
+    prior, always = checked(prior, NotNegative, "'prior'"), checked(always, bool, "'always'")
     source = _source(model, client)
     refuse_without_statistics(source.network, source.name)
     unreadable: dict[str, str] = {}

@@ -17,6 +17,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.server import Server
 from fedkeel.engine.executors.processes import ProcessesExecutor
 from fedkeel.runs.run import Run
+from fedkeel.stopping import Stopped, stop_requested
 from tests import tiny
 from tests.engine.executors.test_serial import METHODS
 from tests.processes import ended
@@ -212,3 +213,13 @@ def test_workers_end_when_their_parent_is_killed() -> None:
     os.kill(parent, signal.SIGKILL)
     os.waitpid(parent, 0)
     ended(workers)
+
+
+def test_stopped_before_its_workers_were_there(tmp_path: Path) -> None:
+    """They are forked with the request, and what they answer is no failure of a client."""
+    stop_requested.set()
+    try:
+        with pytest.raises(Stopped):
+            tiny.run(tmp_path / "run", rounds=1, executor="processes", workers=2)
+    finally:
+        stop_requested.clear()

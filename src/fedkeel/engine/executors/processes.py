@@ -175,6 +175,8 @@ class ProcessesExecutor(Executor):
                 header, groups = answered.read()
                 if self.worker.clock is not None:
                     self.worker.clock.add(header.pop("times"))
+                if stop_requested.is_set():  # first: a worker that was forked after Ctrl-C answers with that
+                    raise Stopped
                 if "error" in header:
                     raise RuntimeError(f"Client '{client}' failed in its worker process:\n{header['error']}")
                 if "mistake" in header:

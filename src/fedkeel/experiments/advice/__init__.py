@@ -6,6 +6,7 @@ Nothing is trained but a pilot of FedAvg over a few rounds.
 from __future__ import annotations
 
 import shlex
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -38,6 +39,7 @@ from fedkeel.runs.progress import watched
 from fedkeel.runs.run import PYTHON_OBJECT, Run, given_in_python
 from fedkeel.runs.store import Store
 from fedkeel.simulation import finish, prepare_run
+from fedkeel.stopping import Stopped
 from fedkeel.trust import privacy
 
 FEW_CLIENTS = 4  # fewer are no sample of sites
@@ -161,8 +163,14 @@ def _pilot(setup: Setup, place: Path, given: dict[str, Any], observer: Observer)
         setup.worker.config = setup.config.replace(evaluate_with="both")
         setup = replace(setup, config=setup.worker.config)
     setup = setup.with_threads(observer.note)
+    is_new = not place.exists()
     store = Store.create(place, setup.config, records(setup, given))
-    return finish(store, setup, observer).remember(model=given["model"])
+    try:
+        return finish(store, setup, observer).remember(model=given["model"])
+    except (Stopped, KeyboardInterrupt):
+        if is_new:  # so that the same command can be given again: half a pilot is worth nothing
+            shutil.rmtree(place, ignore_errors=True)
+        raise
 
 
 def advice_on(found: Survey, candidates: Candidates) -> Advice:
