@@ -19,8 +19,9 @@ def test_many_images_are_counted_to_the_last_one() -> None:
     assert table["rows"] == [["ward", "1234", "2108", "0.0432", "0.9"]]
 
 
-def test_what_is_of_no_paper_names_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_source_of_its_formula_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fedkeel.simulate(rounds=1, subsample=10, model="simple_cnn(width=2)", directory=tmp_path / "run", verbose=False)
     capsys.readouterr()
     assert main(["analyse", "calibration(images='4')", str(tmp_path / "run")]) == 0
-    assert capsys.readouterr().out.splitlines()[0] == "fedavg, seed 0: Accuracy after calibration to each site"
+    title = "fedavg, seed 0: Accuracy after calibration to each site (class mix: Saerens et al., 2002)"
+    assert capsys.readouterr().out.splitlines()[0] == title

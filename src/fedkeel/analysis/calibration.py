@@ -33,7 +33,7 @@ class CalibrationCurve(Diagnostic):
     prior: float = PRIOR
 
     title = "Accuracy after calibration to each site"
-    paper = "none; the class mix as Saerens et al., 2002, find it"
+    paper = "class mix: Saerens et al., 2002"
 
     def __post_init__(self) -> None:
         self.counts = {name: 0 if name == ALL else int(name) if name.isdigit() else -1 for name in names(self.images)}
