@@ -49,13 +49,17 @@ class Side:
 
     def seconds(self, rounds: int, clock: str = "seconds") -> float:
         """Seconds of a round, of the clock or of the CPU."""
+        return float(self.answer(rounds)[clock]) / rounds
+
+    def answer(self, rounds: int) -> dict[str, Any]:
+        """All that the side says of so many rounds."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"{rounds}\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
             if line.startswith('{"seconds"'):
-                return float(json.loads(line)[clock]) / rounds
+                return dict(json.loads(line))
         raise SystemExit(f"A side ended early: {self.process.args}")
 
     def close(self) -> None:
