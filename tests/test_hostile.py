@@ -21,7 +21,7 @@ from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update
 from fedkeel.core.method import Method
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
-from fedkeel.engine.rounds import Federated, make_broadcast
+from fedkeel.engine.rounds import Federated
 from fedkeel.methods import METHODS
 from fedkeel.runs.store import Store
 from tests import tiny
@@ -43,7 +43,7 @@ class Scene:
         server = self.run.server
         server.round = 1
         self.run.method.before_training(server)
-        self.broadcast = make_broadcast(server, self.run.method.send(server, server.weights))
+        self.broadcast = server.broadcast(self.run.method.send(server, server.weights))
         self.start = replace(server, memory=dict(server.memory), extras=dict(server.extras))
         self.remembered = dict(self.executor.memory.items())
         honest = [u for u in self.executor.train(server.participants, self.broadcast) if isinstance(u, Update)]

@@ -31,6 +31,7 @@ FORMULAS = (
     "calibration",
     "clustering",
     "diagnostics",
+    "exact_sum",
     "heterogeneity",
     "measures",
     "prototypes",

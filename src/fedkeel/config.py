@@ -22,9 +22,12 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+PYTHON_OBJECT = "(given in Python)"  # in place of a name
+RAY_OPTIONS = ("ray_address", "ray_cores", "ray_gpus", "ray_actors", "partial_means")
 # What does not change the result, and so may change when a run is resumed.
 MACHINE_OPTIONS = (
     *("executor", "workers", "threads", "device", "memory_limit", "checkpoint_every"),
+    *RAY_OPTIONS,
     *("profile", "metrics", "predictions", "record", "record_every", "round_timeout"),
 )
 # What runs of earlier versions did not have: at its default it leaves their fingerprints as they were.
@@ -92,7 +95,9 @@ class Config:
     participation: PositiveShare = option(1.0, "fraction of clients sampled each round, at least one")
     weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean")
     min_clients: Count = option(1, "updates without which a round does not count")
-    round_timeout: Positive = option(3600.0, "seconds that a site has for its part of a round, over a network")
+    round_timeout: Positive = option(
+        3600.0, "seconds that a site over a network has for its part of a round, and an actor of ray for its next reply"
+    )
     stateless: bool = option(False, "clients keep nothing between rounds; methods that need it are refused")
 
     robust: str = option(
@@ -159,12 +164,21 @@ class Config:
     record_every: Count = option(10, "rounds between records; the first and the last round are always recorded")
 
     seed: Number = option(0, "of every random choice", "machine")
-    executor: str = option("auto", "where clients run: auto, serial, processes or cuda")
+    executor: str = option("auto", "where clients run: auto, serial, processes, cuda or ray")
     workers: Number = option(0, "worker processes (0: one per core) or clients at once on a GPU (0: as it holds)")
     threads: Number = option(
         0, "threads of a local step on the CPU (0: what is faster, 1 in each process or all in one)"
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
+    ray_address: str = option(
+        "local", "cluster of the executor ray: local (started by itself), auto (that of this machine) or HOST:PORT"
+    )
+    ray_cores: Number = option(0, "cores of each actor of ray on a CPU (0: all of its node)")
+    ray_gpus: PositiveShare = option(1.0, "share of a GPU that each actor of ray takes: with 0.5 two share one")
+    ray_actors: Number = option(0, "most actors of ray (0: as many as the cluster has room for)")
+    partial_means: bool = option(
+        True, "under ray, nodes add up their clients' updates where only the mean counts, and send that"
+    )
     precision: Literal["float32", "tf32", "bf16"] = option(
         "tf32", "arithmetic on a GPU: fewer bits are faster; bf16 pays for large networks"
     )

@@ -70,6 +70,13 @@ class Observer:
         log.warning(text)
 
 
+def wants_updates(observer: Observer) -> bool:
+    """Whether it looks at a round's updates, which then must come whole."""
+    if isinstance(observer, Several):
+        return any(map(wants_updates, observer.observers))
+    return type(observer).aggregated is not Observer.aggregated
+
+
 class Several:
     """Beside a class of those who are told: passes everything on to several, in their order. Notes go to the first."""
 

@@ -22,6 +22,7 @@ from fedkeel.engine.children import leave_if_imported_again
 from fedkeel.engine.examination import examine
 from fedkeel.engine.executors.executor import names_single_threaded
 from fedkeel.engine.executors.flower.roster import FILE as SITES
+from fedkeel.engine.memory import LostMemory
 from fedkeel.engine.metrics import asked
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import Setup, prepare
@@ -220,7 +221,16 @@ def _refuse_to_extend(run: Run, rounds: int) -> None:
 
 
 def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
-    """Run the rounds that are left and write the result."""
+    """Run the rounds that are left and write the result; begin at the last checkpoint again where memory was lost."""
+    while True:
+        try:
+            return _finish(store, setup, observer)
+        except LostMemory as lost:
+            (observer or Observer()).note(f"{lost} The run goes on from there.")
+            store = Store.open(store.directory)
+
+
+def _finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
     began = time.perf_counter() - store.seconds()  # of earlier starts
     executor, refused, reason = None, False, STOPPED
     live = observer if isinstance(observer, Live) else Live(store.directory, observer or Observer())
@@ -259,6 +269,7 @@ def finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
     finally:
         live.end(reason)
         if executor is not None:
+            setup.profile.about |= executor.about()
             executor.close()
         if refused:
             store.discard()

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from fedkeel.cli.terminal.interrupts import interruptible
 from fedkeel.cli.terminal.output import Line, Table, duration, show
 from fedkeel.cli.terminal.parsing import SEEDS, Arguments, Parser, given_options
-from fedkeel.config import MACHINE_OPTIONS
+from fedkeel.config import MACHINE_OPTIONS, RAY_OPTIONS
 from fedkeel.core.naming import visible
 from fedkeel.errors import FedkeelError
 
@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 HELP = "run a table or figure of a paper and print ours beside it"
 USAGE = "NAME... [options]"
-CHANGEABLE = ("rounds", "model", "weights", "executor", "workers", "device", "precision", "checkpoint_every")
+CHANGEABLE = (
+    *("rounds", "model", "weights", "executor", "workers", "device", "precision", "checkpoint_every"),
+    *RAY_OPTIONS,
+)
 
 
 def add_arguments(parser: Parser) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from fedkeel.cli.show import show_run
 from fedkeel.cli.terminal.interrupts import interruptible
 from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options, whole
-from fedkeel.config import from_dict, option_names
+from fedkeel.config import RAY_OPTIONS, from_dict, option_names
 from fedkeel.deploy import need_flower
 from fedkeel.errors import FedkeelError
 
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 HELP = "run a federation whose sites are other machines"
 PORT = 9092
-WITHOUT = ("data", "partition", "executor", "workers", "profile", "compile", "record", "record_every")
+WITHOUT = (
+    *("data", "partition", "executor", "workers", "profile", "compile", "record", "record_every"),
+    *RAY_OPTIONS,
+)
 
 
 def add_arguments(parser: Parser) -> None:

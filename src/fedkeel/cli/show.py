@@ -165,6 +165,19 @@ def profile_lines(document: dict[str, Any]) -> Iterator[Line]:
     if total["clients"]:
         yield f"On the clients. {client_caption(document)}"
         yield Table(["part", "seconds", "share %", "calls", *on_gpu], client_rows(document))
+    if document.get("nodes"):
+        yield "On the nodes. Their actors wait for something to do; bytes go there from the driver, and back to it."
+        yield Table(
+            ["node", "clients", "busy s", "waiting s", "sent there", "came back", "to other nodes"],
+            [*node_rows(document)],
+        )
+
+
+def node_rows(document: dict[str, Any]) -> Iterator[tuple[str, ...]]:
+    for name, numbers in document["nodes"].items():
+        moved = [size(numbers.get(way, 0)) for way in ("bytes_down", "bytes_up", "bytes_between")]
+        seconds = [f"{numbers.get(what, 0):.2f}" for what in ("busy", "waiting")]
+        yield name, str(numbers.get("clients", 0)), *seconds, *moved
 
 
 def size(count: float) -> str:

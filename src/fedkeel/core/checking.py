@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import from_one
-from fedkeel.core.messages import BadMessage, Broadcast, Update, shown, whole_number
+from fedkeel.core.messages import BadMessage, Broadcast, Summed, Update, shown, whole_number
 from fedkeel.core.state import is_continuous, is_variance
 
 _MAX_SAMPLES = 2**40
@@ -54,8 +54,10 @@ def check(update: Update, broadcast: Broadcast) -> None:
     """Raise `BadMessage` unless the update may be averaged into the global model.
 
     Names, shapes and dtypes as broadcast; every number finite; no negative variance; a plausible number of
-    samples; of this round.
+    samples; of this round. One that is part of a sum was looked at where that was made.
     """
+    if isinstance(update, Summed):
+        return
     if update.round != broadcast.round:
         raise BadMessage(f"it is of round {from_one(update.round)}, not of round {from_one(broadcast.round)}")
     check_samples(update.samples)

@@ -203,6 +203,11 @@ def _imported(name: str, files: Mapping[str, str]) -> Iterator[str]:
             yield from (one for full in found for one in accumulate(full.split("."), "{}.{}".format))
 
 
+def texts(module: OwnModule) -> dict[str, bytes]:
+    """Of a module and of those beside it, by their names."""
+    return {name: _text(file) for name, file in ((module.name, module.file), *((n, f) for n, f, _ in module.beside))}
+
+
 def _text(path: str) -> bytes:
     """What a module was imported from, as far as that is known."""
     return _texts.get(path) or (Path(path).read_bytes() if path else b"")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from fedkeel.config import Config
-from fedkeel.core.messages import Answer, Update
+from fedkeel.core.messages import Answer, Broadcast, Update
 from fedkeel.core.state import Layout, Tensors, prefixed, select
 from fedkeel.core.types import Classifier
 from fedkeel.errors import MethodError
@@ -60,6 +60,10 @@ class Server:
         if self.asker is None:
             raise RuntimeError("This server has no executor to ask through.")
         return self.asker(self, clients, f"{self.part}/{question}" if self.part else question, tensors or {})
+
+    def broadcast(self, weights: Tensors) -> Broadcast:
+        """What clients are sent, with these weights."""
+        return Broadcast(self.round, self.rounds, weights, self.statistics, self.extras)
 
     def share(self, update: Update | Answer) -> float:
         """The weight of a client in a mean, by the run's weighting."""

@@ -162,6 +162,9 @@ class Population(Sequence[Client]):
         self._made = lru_cache(maxsize=RECENT)(self._make)
         self._refuse_namesakes()
 
+    def __reduce__(self) -> tuple[type, tuple[Any, ...]]:
+        return Population, (self.groups,)  # without the clients that are kept for a while
+
     def __len__(self) -> int:
         return self._stops[-1] if self._stops else 0
 

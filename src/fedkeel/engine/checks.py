@@ -21,6 +21,7 @@ from torch import nn
 from fedkeel import methods, spec
 from fedkeel.config import Config
 from fedkeel.core.composition import Composition
+from fedkeel.core.messages import Summed
 from fedkeel.core.method import Method
 from fedkeel.core.state import batch_norms
 from fedkeel.core.types import Classifier, Output
@@ -29,7 +30,7 @@ from fedkeel.engine import losses, metrics, optimizers, schedules
 from fedkeel.engine.batches import probe
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import Worker
-from fedkeel.errors import DataError, FedkeelError, MethodError, first_line, shortage
+from fedkeel.errors import DataError, FedkeelError, MethodError, TrainingError, first_line, shortage
 from fedkeel.nn.calibration import normalised_layers
 from fedkeel.observer import Observer
 from fedkeel.options import described
@@ -220,4 +221,14 @@ def warn(worker: Worker) -> None:
         log.warning(
             f"'evaluate_with' is '{config.evaluate_with}', but the model has no batch norm: its accuracy is "
             "the same with all statistics, and there is nothing to calibrate."
+        )
+
+
+# -- while it runs ---------------------------------------------------------------------------------------------------
+def refuse_summed(update: object, problem: str) -> None:
+    """An update that must not count, and does already."""
+    if isinstance(update, Summed):
+        raise TrainingError(
+            f"The update of '{update.client}' cannot be used, {problem}, and is already part of a sum: give "
+            "'--no-partial-means'."
         )

@@ -6,7 +6,7 @@ from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.server import Server
 from fedkeel.core.state import prefixed
 from fedkeel.engine.local import LOCAL
-from fedkeel.engine.rounds import Federated, make_broadcast
+from fedkeel.engine.rounds import Federated
 from fedkeel.errors import TrainingError
 
 
@@ -29,7 +29,7 @@ def examine(federated: Federated, server: Server) -> list[Evaluation]:
             common = {name: t for name, t in memory.look(client).items() if not name.startswith(f"{LOCAL}/")}
             memory.keep(client, common | prefixed(federated.best_local.get(client, {}), LOCAL))
     try:
-        return federated.evaluation.examine(make_broadcast(server, server.weights))
+        return federated.evaluation.examine(server.broadcast(server.weights))
     except TrainingError as error:  # the sites have gone: what is trained is trained
         note(f"There are no measures by site and class: {error}")
         return []

@@ -1,11 +1,17 @@
 """What clients remember between rounds, however many there are."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from fedkeel.core.state import Tensors, nbytes, to_device
 from fedkeel.engine.memory_files import MemoryFiles
+from fedkeel.errors import TrainingError
+
+
+class LostMemory(TrainingError):
+    """What a client remembered is gone: the run goes on from its last checkpoint."""
 
 
 class ClientMemory:
@@ -35,6 +41,10 @@ class ClientMemory:
         if client in self._held:
             self._held[client] = self._held.pop(client)
         return self.look(client)
+
+    def present(self, client: str) -> Any:
+        """What `keep` takes to put a client back to what it remembers now."""
+        return self.of(client)
 
     def look(self, client: str) -> Tensors:
         """What a client remembers, without that it counts as used."""

@@ -21,6 +21,7 @@ from fedkeel.core.state import Tensors, prefixed, select
 from fedkeel.data.federation import Federation
 from fedkeel.engine import stopwatch
 from fedkeel.engine.checkpointing import TRAINED, Checkpoint, CheckpointSchedule, Storage
+from fedkeel.engine.checks import refuse_summed
 from fedkeel.engine.evaluation import FederatedEvaluation
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
@@ -30,7 +31,7 @@ from fedkeel.engine.schedules import learning_rate_at
 from fedkeel.engine.setup import Setup
 from fedkeel.engine.stopwatch import phase
 from fedkeel.errors import StoreError, TrainingError
-from fedkeel.observer import Aggregated, Observer
+from fedkeel.observer import Aggregated, Observer, wants_updates
 from fedkeel.stopping import UPDATE, reached
 
 SERVER_GROUPS = ("weights", "statistics", "extras", "memory")
@@ -73,6 +74,7 @@ class Federated:
         self.evaluation = FederatedEvaluation(self.setup, self.executor, self.observer.note)
         self.how_good = selection(config)
         self.executor.attendance.tell = self.observer.training
+        self.executor.sums = () if wants_updates(self.observer) else self.setup.rules.aggregator.sums
 
     @property
     def federation(self) -> Federation:
@@ -146,19 +148,18 @@ class Federated:
         return [clients[i].name for i in self.setup.rules.sampler.sample(len(clients), round)]
 
     @phase(stopwatch.BROADCAST)
-    def _begin(self) -> tuple[Broadcast, dict[str, Tensors]]:
+    def _begin(self) -> tuple[Broadcast, dict[str, Any]]:
         """What the round's clients get, and what each of them remembers until then."""
         self.method.before_training(self.server)
-        broadcast = make_broadcast(self.server, self.method.send(self.server, self.server.weights))
-        return broadcast, {client: self.executor.memory.of(client) for client in self.server.participants}
+        broadcast = self.server.broadcast(self.method.send(self.server, self.server.weights))
+        return broadcast, {client: self.executor.memory.present(client) for client in self.server.participants}
 
     @phase(stopwatch.COLLECTION)
-    def _collect(self, broadcast: Broadcast, before: Mapping[str, Tensors]) -> tuple[list[Update], list[Missing]]:
+    def _collect(self, broadcast: Broadcast, before: Mapping[str, Any]) -> tuple[list[Update], list[Missing]]:
         """Train the round's clients; keep the updates that pass the check, in the clients' order."""
         participants, number = self.server.participants, from_one(broadcast.round)
         self.traffic["bytes_down"] += broadcast.nbytes * len(participants)
-        updates: list[Update] = []
-        dropped: list[Missing] = []
+        updates, dropped = list[Update](), list[Missing]()
 
         def check_update(update: Update) -> None:
             check(update, broadcast)
@@ -167,6 +168,7 @@ class Federated:
         results = self.clock.over(stopwatch.TRAINING, self.executor.train(participants, broadcast))
         for client, result in zip(participants, results, strict=True):
             if problem := self._problem(client, result, check_update):
+                refuse_summed(result, problem)
                 dropped.append(Missing(client, problem))
                 # What the server does not know of must not have happened: SCAFFOLD's control variates, for one, are
                 # kept on both sides and would no longer fit each other.
@@ -202,7 +204,7 @@ class Federated:
         return ""
 
     @phase(stopwatch.AGGREGATION)
-    def _aggregate(self, broadcast: Broadcast, updates: Sequence[Update], before: Mapping[str, Tensors]) -> None:
+    def _aggregate(self, broadcast: Broadcast, updates: Sequence[Update], before: Mapping[str, Any]) -> None:
         """From updates to the next global model: those that count, their mean, then the method's own rules."""
         server, method, aggregator = self.server, self.method, self.setup.rules.aggregator
         if len(updates) < aggregator.fewest:
@@ -219,7 +221,7 @@ class Federated:
         for client in (update.client for update in updates if update.client not in names):
             self.executor.memory.keep(client, before[client])  # as if it had not come
             self._record("not chosen", {"client": client})
-        weights, statistics, seen = aggregator.mean(server, broadcast, counted)
+        weights, statistics, seen = aggregator.mean(server, broadcast, counted, self.executor.mean())
         weights = method.weights(server, seen, weights)
         extras = server.extras
         if seen:
@@ -261,7 +263,7 @@ class Federated:
 
     @phase(stopwatch.EVALUATION)
     def _evaluate(self, server: Server) -> Scores | None:
-        evaluations = self.evaluation.evaluate(make_broadcast(server, server.weights))
+        evaluations = self.evaluation.evaluate(server.broadcast(server.weights))
         reported = self.config.statistics[0]
         shown: Scores | None = None
         for split, statistics in sorted({(e.split, e.statistics) for e in evaluations}, reverse=True):
@@ -288,12 +290,12 @@ class Federated:
 
     @phase(stopwatch.RECORDING)
     def _record(self, kind: str, record: dict[str, Any]) -> None:
-        known = {"kind": kind, "round": self.server.round}
-        self.store.append(known | record | known)  # a client's metric cannot pose as something else
+        known = {"kind": kind, "round": self.server.round}  # a client's metric cannot pose as something else
+        self.store.append(known | record | known)
 
     @phase(stopwatch.RECORDING, calls=0)
     def _show(self, sent: Broadcast, updates: Sequence[Update], tested: Server) -> None:
-        model = make_broadcast(tested, tested.weights)
+        model = tested.broadcast(tested.weights)
         self.observer.aggregated(Aggregated(sent, updates, model, self.executor.memory))
 
     # -- stopping and going on -------------------------------------------------------------------------------
@@ -343,7 +345,3 @@ class Federated:
         for name, memory in self.executor.memory.items():
             if local := select(memory, LOCAL):
                 yield name, local
-
-
-def make_broadcast(server: Server, weights: Tensors) -> Broadcast:
-    return Broadcast(server.round, server.rounds, weights, server.statistics, server.extras)

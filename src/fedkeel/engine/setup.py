@@ -20,9 +20,8 @@ from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Federation
 from fedkeel.engine import checks, footprint
 from fedkeel.engine.batches import probe
-from fedkeel.engine.executors.executor import EXECUTORS, Executor, choose_executor, executor_class
+from fedkeel.engine.executors.executor import EXECUTORS, Executor, choose_executor, executor_class, runs_elsewhere
 from fedkeel.engine.local import Worker
-from fedkeel.engine.memory import ClientMemory
 from fedkeel.engine.memory_files import MemoryFiles
 from fedkeel.engine.profile import Profile
 from fedkeel.engine.stopwatch import READING, SET_UP
@@ -112,7 +111,8 @@ class Setup:
     def executor(self, files: MemoryFiles | None = None) -> Executor:
         """`files` is where clients' memories go that do not fit; by default a temporary folder."""
         limit = self.config.memory_limit * 2**20
-        memory = ClientMemory(self.config.stateless, limit=limit, files=files, device=self.worker.device)
+        kind = executor_class(self.executor_name).memory_class
+        memory = kind(self.config.stateless, limit=limit, files=files, device=self.worker.device)
         with self.profile(SET_UP, calls=0):
             return EXECUTORS.build(self.executor_name, self.worker, memory, workers=self.config.workers)
 
@@ -179,6 +179,9 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
 
 
 def choose_device(config: Config) -> torch.device:
+    """That of this process; clients that run elsewhere have others."""
+    if runs_elsewhere(config):
+        return torch.device("cpu")
     if config.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

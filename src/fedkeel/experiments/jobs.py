@@ -10,6 +10,7 @@ import json
 import logging
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from multiprocessing.connection import Connection
@@ -23,6 +24,8 @@ from fedkeel.config import Config
 from fedkeel.core import imports
 from fedkeel.core.evaluation import Scores
 from fedkeel.engine.children import HUNG, NAME, SENTENCE, UNGUARDED, Child, end, heard
+from fedkeel.engine.executors.executor import runs_elsewhere
+from fedkeel.engine.executors.ray.cluster import shared
 from fedkeel.errors import FedkeelError
 from fedkeel.observer import Observer, Several
 from fedkeel.runs.trackers import tracked
@@ -113,10 +116,17 @@ def run_all(
 
 def run_waiting(waiting: Waiting, like: Sequence[Job], processes: int, observer: JobsObserver) -> dict[Job, str]:
     """As `run_all`, of jobs that are not all known beforehand: `like` are some that need no more than these do."""
-    if processes > 1:
-        spawned = uses_gpu(job.config for job in like)
+    remote = next((job.config for job in like if runs_elsewhere(job.config)), None)
+    with nullcontext() if remote is None else shared(remote, processes):
+        if processes == 1:
+            return _run_here(waiting, observer)
+        spawned = remote is not None or uses_gpu(job.config for job in like)
         own = homes(like) if spawned else []
         return _run_at_once(waiting, partial(_start, own=own, spawned=spawned), processes, observer)
+
+
+def _run_here(waiting: Waiting, observer: JobsObserver) -> dict[Job, str]:
+    """One after another, in this process."""
     failures: dict[Job, str] = {}
     while waiting:
         if stop_requested.is_set():
@@ -178,7 +188,7 @@ def execute(job: Job, observer: Observer) -> None:
 
 def beside_others(config: Config) -> Config:
     """The run as it is when others take place at the same time: on a CPU it has one core, and no workers of its own."""
-    return config if uses_gpu([config]) else config.replace(executor="serial")
+    return config if uses_gpu([config]) or runs_elsewhere(config) else config.replace(executor="serial")
 
 
 class _Reporter(Observer):

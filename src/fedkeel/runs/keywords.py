@@ -24,6 +24,11 @@ class MachineOptions(TypedDict, total=False):
     workers: int
     threads: int
     device: str
+    ray_address: str
+    ray_cores: int
+    ray_gpus: float
+    ray_actors: int
+    partial_means: bool
     memory_limit: int
     checkpoint_every: int
     profile: bool

@@ -54,8 +54,9 @@ class Origin:
     def of(setup: Setup, given: Mapping[str, Any] | None = None) -> Origin:
         """Of a run that is ready to start; `given` are the objects that its configuration cannot name."""
         worker = setup.worker
-        single = executor_class(setup.executor_name).single_threaded
-        threads = 1 if single else setup.config.threads or torch.get_num_threads()
+        executor = executor_class(setup.executor_name)
+        usual = 1 if executor.elsewhere else torch.get_num_threads()
+        threads = 1 if executor.single_threaded else setup.config.threads or usual
         return Origin(
             fedkeel=fedkeel.__version__,
             python=python_version(),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedkeel import methods
+from fedkeel.config import PYTHON_OBJECT as PYTHON_OBJECT
 from fedkeel.config import Config, first_of, from_one
 from fedkeel.core import imports, state
 from fedkeel.core.composition import Composition
@@ -39,8 +40,6 @@ from fedkeel.spec import Spec, parse
 
 if TYPE_CHECKING:
     import pandas
-
-PYTHON_OBJECT = "(given in Python)"
 
 
 def given_in_python(config: Config) -> list[str]:

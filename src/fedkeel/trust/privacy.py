@@ -205,7 +205,11 @@ class NoisyAggregator(MeanAggregator):
         super().__init__(config, method, randomness)
         self.fewest = 0
 
-    def mean(self, server: Server, broadcast: Broadcast, updates: Sequence[Update]) -> Mean:
+    sums = ()  # each change is clipped before it counts
+
+    def mean(
+        self, server: Server, broadcast: Broadcast, updates: Sequence[Update], added: Tensors | None = None
+    ) -> Mean:
         weights = noisy_mean(self.config, broadcast.weights, updates, server.num_clients, server.round, self.randomness)
         statistics = [update.statistics for update in updates]
         mean = weighted_mean(statistics, [1.0] * len(updates)) if updates else server.statistics

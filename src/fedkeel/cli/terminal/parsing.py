@@ -20,7 +20,7 @@ Arguments = argparse.Namespace
 SEEDS = "how many, or which, like 0,1,5"
 TRACK = "send the curves to a tracker too, as they grow"
 IMPORT = "a Python file, or a module, that registers methods, models, ... of your own; may be given again"
-JOBS = "runs at the same time (default: one per core; on a GPU 1)"
+JOBS = "runs at the same time (default: one per core; on a GPU 1; under ray as many as the cluster has room for)"
 
 
 def whole(name: str, least: int) -> Callable[[str], int]:
@@ -82,8 +82,8 @@ class Parser(argparse.ArgumentParser):
                 groups[heading] = self.add_argument_group(heading)
             metavar = "|".join(get_args(hint)) or {int: "N", float: "X"}.get(hint, "TEXT")
             kind = {"action": argparse.BooleanOptionalAction} if hint is bool else {"metavar": metavar}
-            usual = default or ("no" if hint is bool else str(entry.default) or "none")
-            text = f"{entry.metadata['help'].replace('%', '%%')} (default: {usual})"
+            plain = ("yes" if entry.default else "no") if hint is bool else str(entry.default) or "none"
+            text = f"{entry.metadata['help'].replace('%', '%%')} (default: {default or plain})"
             groups[heading].add_argument(f"--{entry.name.replace('_', '-')}", default=None, help=text, **kind)
 
     def add_commands(self, *, required: bool) -> Any:

@@ -8,13 +8,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 
 from fedkeel.config import Config
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, Broadcast, Missing, Update
+from fedkeel.core.state import Tensors
 from fedkeel.engine.memory import ClientMemory
 from fedkeel.errors import FedkeelError
 from fedkeel.registry import Registry
@@ -44,6 +45,10 @@ class Attendance:
         return seconds
 
 
+Part = tuple[str, slice | None]
+"""A client, and which of each split's samples; None: all."""
+
+
 class Executor(ABC):
     """Runs clients somewhere. Results come in the order of `clients`, whatever order they finished in.
 
@@ -54,12 +59,18 @@ class Executor(ABC):
         captures_steps: local steps are replayed as CUDA graphs, so gradients of single samples cannot be had.
         single_threaded: every client has one thread; a run whose steps use several goes to another executor.
         seconds_of: what the seconds on clients in a profile are, for a person.
+        elsewhere: clients run on devices of other processes; here is the CPU.
+        sums: groups of an update ("weights", "statistics") that it may add up where they are made: what it yields then
+            are `Summed`, and `mean` has what they come to. The round loop sets it where nobody looks at them.
     """
 
     rank: ClassVar[int] = 0
     captures_steps: ClassVar[bool] = False
     single_threaded: ClassVar[bool] = False
     seconds_of: ClassVar[str] = "Seconds of this process, one client after another."
+    elsewhere: ClassVar[bool] = False
+    memory_class: ClassVar[type[ClientMemory]] = ClientMemory
+    sums: Sequence[str] = ()
     memory: ClientMemory
 
     @cached_property
@@ -99,6 +110,20 @@ class Executor(ABC):
         """What a method's `answer` gives on every client, or why there is none."""
         ...
 
+    def evaluate_parts(
+        self, parts: Sequence[Part], broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False
+    ) -> Iterator[list[Evaluation]]:
+        """As `evaluate`, of parts of test sets; for executors that another one runs."""
+        raise NotImplementedError
+
+    def mean(self) -> Tensors:
+        """Of the updates of the last training that are `Summed`, by their weights."""
+        return {}
+
+    def about(self) -> dict[str, Any]:
+        """What a profile tells of it."""
+        return {}
+
     def close(self) -> None:  # noqa: B027
         """The run is over."""
 
@@ -116,6 +141,11 @@ def executor_class(name: str) -> type[Executor]:
 def names_single_threaded(config: Config) -> bool:
     """Whether the configuration names an executor whose clients have one thread each."""
     return config.executor != "auto" and executor_class(config.executor).single_threaded
+
+
+def runs_elsewhere(config: Config) -> bool:
+    """Whether the configuration names an executor whose clients have devices of other processes."""
+    return config.executor != "auto" and executor_class(config.executor).elsewhere
 
 
 def choose_executor(config: Config, device: torch.device) -> str:

@@ -26,7 +26,7 @@ from fedkeel.core.messages import Answer, Broadcast, Message, Missing, Update
 from fedkeel.core.state import Tensors
 from fedkeel.engine.children import Child, end, heard
 from fedkeel.engine.evaluation import split_indices
-from fedkeel.engine.executors.executor import EXECUTORS, Executor
+from fedkeel.engine.executors.executor import EXECUTORS, Executor, Part
 from fedkeel.engine.executors.shared_memory import SharedTensors
 from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.memory import ClientMemory
@@ -107,28 +107,24 @@ class ProcessesExecutor(Executor):
     def evaluate(
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False
     ) -> Iterator[list[Evaluation]]:
-        def read(_: str, header: Header, groups: Groups) -> list[Evaluation]:
-            found = [Evaluation(**fields) for fields in header["evaluations"]]
-            outputs = [Outputs(**groups[f"{n}"]) if f"{n}" in groups else None for n in range(len(found))]
-            return [replace(one, outputs=given) for one, given in zip(found, outputs, strict=True)]
+        parts = parts_of(self.worker, clients, splits)
+        whole = [part for of_one in parts for part in of_one]
+        results = self.evaluate_parts(whole, broadcast, splits, detailed=detailed)
+        for of_one in parts:
+            yield merged(evaluation for group in islice(results, len(of_one)) for evaluation in group)
 
+    def evaluate_parts(
+        self, parts: Sequence[Part], broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False
+    ) -> Iterator[list[Evaluation]]:
         def lost(client: str, reason: str) -> list[Evaluation]:
             raise TrainingError(f"The evaluation of '{client}' failed twice, the second time because {reason}.")
 
-        # A test set that all clients share is one client's here: its parts keep every worker busy. They are whole
-        # batches, as many whatever the number of workers, so that the result does not depend on it.
-        at_once = PART * self.worker.config.evaluation_batch
-        tasks: list[Task] = []
-        parts = []
-        for client in clients:
-            site = self.worker.federation[client]
-            starts = range(0, max([len(split_indices(site, split)) for split in splits] + [1]), at_once)
-            task = {"do": "evaluate", "splits": list(splits), "detailed": detailed}
-            tasks += [(client, task | {"part": [start, start + at_once]}) for start in starts]
-            parts.append(len(starts))
-        results = self._in_order(tasks, broadcast, read, lost, attempts=2)
-        for count in parts:
-            yield merged(evaluation for group in islice(results, count) for evaluation in group)
+        def read(_: str, header: Header, groups: Groups) -> list[Evaluation]:
+            return evaluations_from(header["evaluations"], groups)
+
+        task = {"do": "evaluate", "splits": list(splits), "detailed": detailed}
+        tasks = [(client, task | {"part": [part.start, part.stop] if part else [None]}) for client, part in parts]
+        return self._in_order(tasks, broadcast, read, lost, attempts=2)
 
     def close(self) -> None:
         end([seat.child for seat in self._seats])
@@ -225,6 +221,34 @@ class ProcessesExecutor(Executor):
         seat.child, seat.task = self._start(seat.places), None
 
 
+def parts_of(worker: Worker, clients: Sequence[str], splits: Sequence[str], batches: int = PART) -> list[list[Part]]:
+    """The parts in which each client is evaluated.
+
+    A test set that all clients share is one client's here: its parts keep every worker busy. They are whole batches, as
+    many whatever the number of workers, so that the result does not depend on it.
+    """
+    at_once = batches * worker.config.evaluation_batch
+    found: list[list[Part]] = []
+    for client in clients:
+        site = worker.federation[client]
+        starts = range(0, max([len(split_indices(site, split)) for split in splits] + [1]), at_once)
+        found.append([(client, slice(start, start + at_once)) for start in starts])
+    return found
+
+
+def evaluations_to(found: Sequence[Evaluation]) -> tuple[list[Header], Groups]:
+    """Evaluations on their way between processes: a table of each, and the tensors of those with outputs."""
+    outputs = {f"{n}": one.outputs._asdict() for n, one in enumerate(found) if one.outputs is not None}
+    return [asdict(replace(one, outputs=None)) for one in found], outputs
+
+
+def evaluations_from(tables: Sequence[Header], groups: Groups) -> list[Evaluation]:
+    return [
+        replace(Evaluation(**table), outputs=Outputs(**groups[f"{n}"]) if f"{n}" in groups else None)
+        for n, table in enumerate(tables)
+    ]
+
+
 # -- a worker process --------------------------------------------------------------------------------------------------
 def _work(pipe: Connection, worker: Worker, shared: SharedTensors, places: Places) -> None:
     """The life of a worker process: tasks in, replies out, until the pipe closes."""
@@ -251,8 +275,8 @@ def _reply(worker: Worker, task: Header, broadcast: Broadcast, memory: Tensors) 
         if task["do"] == "evaluate":
             part, detailed = slice(*task["part"]), task["detailed"]
             found = worker.evaluate(client, broadcast, memory, task["splits"], part, detailed=detailed)
-            outputs = {f"{n}": one.outputs._asdict() for n, one in enumerate(found) if one.outputs is not None}
-            return {"evaluations": [asdict(replace(one, outputs=None)) for one in found]}, outputs
+            tables, outputs = evaluations_to(found)
+            return {"evaluations": tables}, outputs
         result: Message
         if task["do"] == "train":
             result, memory = worker.train(client, broadcast, memory)

@@ -8,7 +8,7 @@ import torch
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, Broadcast, Missing, Update
 from fedkeel.core.state import Tensors
-from fedkeel.engine.executors.executor import EXECUTORS, Executor
+from fedkeel.engine.executors.executor import EXECUTORS, Executor, Part
 from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.memory import ClientMemory
 
@@ -55,8 +55,13 @@ class SerialExecutor(Executor):
     def evaluate(
         self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False
     ) -> Iterator[list[Evaluation]]:
-        for client in clients:
-            yield self.worker.evaluate(client, broadcast, self.memory.of(client), list(splits), detailed=detailed)
+        return self.evaluate_parts([(client, None) for client in clients], broadcast, splits, detailed=detailed)
+
+    def evaluate_parts(
+        self, parts: Sequence[Part], broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False
+    ) -> Iterator[list[Evaluation]]:
+        for client, part in parts:
+            yield self.worker.evaluate(client, broadcast, self.memory.of(client), list(splits), part, detailed=detailed)
 
     def close(self) -> None:
         torch.set_num_threads(self._threads)

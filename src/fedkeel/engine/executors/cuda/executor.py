@@ -22,7 +22,7 @@ from fedkeel.core.messages import Answer, Broadcast, Missing, Update
 from fedkeel.core.state import Tensors
 from fedkeel.engine import local, optimizers
 from fedkeel.engine.executors.cuda.slot import Changed, DrawsByItself, Slot, SlotClient, copy_into
-from fedkeel.engine.executors.executor import EXECUTORS
+from fedkeel.engine.executors.executor import EXECUTORS, Part
 from fedkeel.engine.executors.serial import SerialExecutor
 from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.memory import ClientMemory
@@ -190,18 +190,18 @@ class CudaExecutor(SerialExecutor):
 
         yield from self._in_memory(attempt)
 
-    def evaluate(
-        self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False
+    def evaluate_parts(
+        self, parts: Sequence[Part], broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False
     ) -> Iterator[list[Evaluation]]:
         """In a slot of its own, since only there can a pass be captured."""
         if self._evaluation is None:
             self._evaluation = Slot(self.worker)
-        stream, plain = self._evaluation.stream, super().evaluate
+        stream, plain = self._evaluation.stream, super().evaluate_parts
 
         def attempt() -> list[list[Evaluation]]:
             stream.wait_stream(torch.cuda.current_stream(self.worker.device))
             with torch.cuda.stream(stream):
-                results = list(plain(clients, broadcast, splits, detailed=detailed))
+                results = list(plain(parts, broadcast, splits, detailed=detailed))
             torch.cuda.current_stream(self.worker.device).wait_stream(stream)
             return results
 
