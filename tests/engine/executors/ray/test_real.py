@@ -17,7 +17,10 @@ import pytest
 
 from fedkeel.cli import main
 from fedkeel.data.federation import Federation
-from fedkeel.engine.executors.ray.crew import Crew
+from fedkeel.engine.executors.ray.cluster import ENVIRONMENT
+from fedkeel.engine.executors.ray.crew import Crew, Seat
+from fedkeel.engine.executors.ray.passes import Pass
+from fedkeel.engine.executors.ray.schedule import Speeds
 from fedkeel.runs.run import Run
 from tests import tiny
 from tests.engine.executors.ray.pretend import pretend, wait_for_all
@@ -60,6 +63,8 @@ def machines() -> Iterator[Machines]:
     with pytest.MonkeyPatch.context() as patch:
         folder = tempfile.mkdtemp(prefix="ray-")  # a short path: Ray's sockets lie there,
         patch.setenv("RAY_TMPDIR", folder)  # and the address that 'auto' would find
+        for name, value in ENVIRONMENT.items():
+            patch.setenv(name, value)
         made = Machines()
         try:
             yield made
@@ -88,31 +93,40 @@ def worked(run: Run) -> dict[str, int]:
     return {name: numbers.get("clients", 0) for name, numbers in document["nodes"].items()}
 
 
-class Killing(tiny.Notes):
-    """Ends a node in the middle of the second round, when it is at work, and has another one in its place."""
+class Together(tiny.Notes):
+    """Before the next round begins, all nodes are there; in the place of one that was killed, another."""
 
-    def __init__(self, machines: Machines, victim: str, crews: list[Crew]) -> None:
+    def __init__(self, machines: Machines, crews: list[Crew], node: str, killed: list[str]) -> None:
         super().__init__()
-        self.machines, self.victim, self.crews = machines, victim, crews
-        self.new = ""
-
-    def client_done(self, round: int, done: int, total: int) -> None:
-        at_work = any(seat.calls for seat in self.crews[-1].seats if seat.node.id == self.victim)
-        if round >= 1 and self.victim and at_work:
-            self.machines.kill(self.victim)
-            self.victim = ""
+        self.machines, self.crews, self.node, self.killed = machines, crews, node, killed
 
     def round_done(self, round: int, rounds: int, scores: Any, loss: float) -> None:
         super().round_done(round, rounds, scores, loss)
-        if not self.victim and not self.new:
-            crew, self.new = self.crews[-1], self.machines.add()
+        crew = self.crews[-1]
+        if self.node in self.killed:
+            self.node = self.machines.add()
+
+        def is_there() -> bool:  # a round of this size does not wait for it
             crew.muster()
+            crew.attend()
+            return any(seat.node.id == self.node for seat in crew.seats)
 
-            def is_there() -> bool:  # a round of this size does not wait for it
-                crew.attend()
-                return any(seat.node.id == self.new for seat in crew.seats)
+        until(is_there)
 
-            until(is_there)
+
+def kill_in_the_second_round(monkeypatch: pytest.MonkeyPatch, machines: Machines, victim: str) -> list[str]:
+    """From now on a node dies once it has been given something to train, with what it has done of it and what not."""
+    killed: list[str] = []
+    plain = Pass._send
+
+    def send(self: Pass, seat: Seat, places: list[int]) -> None:
+        plain(self, seat, places)
+        if self.order.do == "train" and self.order.header["round"] == 1 and seat.node.id == victim and not killed:
+            machines.kill(victim)
+            killed.append(victim)
+
+    monkeypatch.setattr(Pass, "_send", send)
+    return killed
 
 
 def test_two_nodes_and_one_that_dies_and_one_that_comes(
@@ -124,6 +138,7 @@ def test_two_nodes_and_one_that_dies_and_one_that_comes(
     second: str,
 ) -> None:
     crews = wait_for_all(monkeypatch)
+    monkeypatch.setattr(Speeds, "measure", lambda *_: None)  # nobody seems slow, so all have something in every round
     on_ray: dict[str, Any] = {"executor": "ray", "ray_address": machines.address, "profile": True}
     serial = scaffold(tmp_path / "serial")
     updates = scaffold(tmp_path / "updates", **on_ray, partial_means=False)
@@ -137,10 +152,11 @@ def test_two_nodes_and_one_that_dies_and_one_that_comes(
         calm = scaffold(tmp_path / "calm", executor="ray")
 
     capfd.readouterr()
-    killing = Killing(machines, second, crews)
-    stormy = scaffold(tmp_path / "stormy", **on_ray, observer=killing)
+    killed = kill_in_the_second_round(monkeypatch, machines, second)
+    stormy = scaffold(tmp_path / "stormy", **on_ray, observer=Together(machines, crews, second, killed))
     close(serial, stormy)
     assert tiny.result(stormy) == tiny.result(calm)  # whoever adds up whom, and however often
+    assert killed == [second]
     assert len(worked(stormy)) == 3
     assert min(worked(stormy).values()) > 0
     assert "died; what it had to do for" in caplog.text
