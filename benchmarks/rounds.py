@@ -16,6 +16,7 @@ import argparse
 import json
 import math
 import os
+import random
 import statistics
 import time
 from collections.abc import Iterable, Sequence
@@ -35,6 +36,13 @@ CNN, MLP = "simple_cnn", "mlp(hidden=512)"
 PARAMETERS = {CNN: 156_298, MLP: 1_843_210}
 UNEQUAL = [400, *[40] * 20]
 NOTHING = 0.1  # cores that others may use beside a turn
+REFERENCE = {
+    "clients": 10,
+    "samples": 64,
+    "batch": 8,
+    "model": CNN,
+    "nodes": 0,
+}  # how fast the machine is at the moment
 
 
 @dataclass(frozen=True)
@@ -158,23 +166,29 @@ def to_check() -> list[Round]:
 
 
 def measure(options: argparse.Namespace) -> None:
-    """Those that are not in the file yet."""
+    """Those that are not in the file yet, in an order in which those to fit and those to check take turns."""
+    from ray_cluster import loop
+
     lines = MEASURED.read_text().splitlines() if MEASURED.exists() else []
     known = [(line["use"], made_of(line)) for line in map(json.loads, lines)]
+    asked = [("fit", round) for round in to_fit()] + [("check", round) for round in to_check()]
+    random.Random(0).shuffle(asked)
+    reference = loop("serial", REFERENCE)
     with MEASURED.open("a") as file:
-        for use, rounds in (("fit", to_fit()), ("check", to_check())):
-            for round in rounds:
-                if (use, round) in known:
-                    continue
-                taken = taken_by(round, options)
-                file.write(json.dumps({"use": use, **asdict(round), **taken}) + "\n")
-                file.flush()
-                print(use, described(round), round.actors, taken, flush=True)
+        for use, round in asked:
+            if (use, round) in known:
+                continue
+            taken = taken_by(round, reference, options)
+            file.write(json.dumps({"use": use, **asdict(round), **taken}) + "\n")
+            file.flush()
+            print(use, described(round), round.actors, taken, flush=True)
+    reference.close()
 
 
-def taken_by(round: Round, options: argparse.Namespace) -> dict[str, float]:
+def taken_by(round: Round, reference: Any, options: argparse.Namespace) -> dict[str, float]:
     """Seconds of the clock and of the driver's CPU, medians over the turns in which others used the cores the least: it
-    goes on, as long as patience lasts, until in enough of them that was next to nothing."""
+    goes on, as long as patience lasts, until in enough of them that was next to nothing. With it what the reference,
+    always the same work, took before and after each."""
     from ray_cluster import on_ray
 
     work = {"clients": len(round.sizes), "samples": list(round.sizes), "batch": 8, "model": round.model}
@@ -182,13 +196,16 @@ def taken_by(round: Round, options: argparse.Namespace) -> dict[str, float]:
     rounds = max(2, math.ceil(1 / side.seconds(2)))  # a turn of a second at least
     turns: list[tuple[float, dict[str, float]]] = []
     while len(turns) < options.patience and sum(others < NOTHING for others, _ in turns) < options.turns:
+        before = reference.seconds(1)
         busy, own, began = busy_seconds(), own_seconds(), time.monotonic()
         answer = side.answer(rounds)
         used = busy_seconds() - busy - (own_seconds() - own)
-        turns.append((used / (time.monotonic() - began), answer))
+        others = used / (time.monotonic() - began)
+        turns.append((others, answer | {"reference": rounds * (before + reference.seconds(1)) / 2}))
     side.close()
     quietest = sorted(turns, key=lambda turn: turn[0])[: options.turns]
-    taken = {key: statistics.median(answer[key] / rounds for _, answer in quietest) for key in ("seconds", "cpu")}
+    keys = ("seconds", "cpu", "reference")
+    taken = {key: statistics.median(answer[key] / rounds for _, answer in quietest) for key in keys}
     return taken | {"others": quietest[-1][0]}
 
 
@@ -217,8 +234,15 @@ def made_of(line: dict[str, Any]) -> Round:
 
 
 def measured(use: str) -> list[tuple[Round, float, float]]:
+    """Seconds of the clock and of the driver's CPU, on a machine that is always as fast as it was in the median."""
     lines = [json.loads(line) for line in MEASURED.read_text().splitlines()]
-    return [(made_of(line), line["seconds"], line["cpu"]) for line in lines if line["use"] == use]
+    lines.sort(key=lambda line: [*to_fit(), *to_check()].index(made_of(line)))
+    usual = statistics.median(line["reference"] for line in lines)
+    return [
+        (made_of(line), line["seconds"] * usual / line["reference"], line["cpu"] * usual / line["reference"])
+        for line in lines
+        if line["use"] == use
+    ]
 
 
 # -- telling -----------------------------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ loopback counted meanwhile.
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ import torch
 from fedkeel.config import Config
 from fedkeel.data.federation import Client, Federation, no_indices
 from fedkeel.data.transforms import parse_transforms
+from fedkeel.engine.executors.ray.cluster import ENVIRONMENT
 from fedkeel.engine.executors.ray.crew import PYTHON_OBJECT
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import prepare
@@ -60,6 +62,7 @@ def start_cluster(nodes: int, cores: int) -> Any:
     import ray
     from ray.cluster_utils import Cluster
 
+    os.environ.update(ENVIRONMENT)  # as a Ray that the executor starts itself
     cluster = Cluster()
     for _ in range(nodes):
         cluster.add_node(num_cpus=cores, object_store_memory=300 * 2**20)

@@ -9,6 +9,8 @@ have to offer, so that a part of this file could go:
     run_superlink/node  processes that are given their middleware, their socket and what signs their requests
     free_removed_keys   a node that is removed and whose key may be registered again
     limit_store         a hook before a message, or a piece of one, is stored
+    has_messages, PULL  an answer to a site that waits until there is a message for it
+    Pauses              a SuperNode that asks for the next message at once, and looks for a reply sooner
     MESSAGE_TABLES      a SuperLink that can be started without the messages of an earlier start
     Endpoint            runs, nodes and tasks of apps for a process that is already running, over a connection it gives
     *_app, *_task       the grid, or the message, of such a task
@@ -38,6 +40,7 @@ from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE, ErrorCode, SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto import control_pb2, runtime_pb2
+from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.supercore import constant, date, interceptors
 from flwr.supercore.control.control_http_client import ControlHttpClient
@@ -53,6 +56,7 @@ from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, 
 
 from fedkeel.deploy.connections import SECRET, password
 from fedkeel.deploy.quota import Quota
+from fedkeel.engine.executors.flower.channel import POLL, next_look
 
 EXPIRED, UNREACHABLE = ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE  # errors in place of a reply
 SIGNED = (constant.FLEET_HTTP_PUBLIC_KEY_HEADER, constant.FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
@@ -60,6 +64,8 @@ OLDEST, NEWEST = -TIMESTAMP_TOLERANCE - SYSTEM_TIME_TOLERANCE, SYSTEM_TIME_TOLER
 ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 CLIENT_APP = constant.TaskType.CLIENT_APP
 FOR_SITES, FIRST_REQUEST = "/v1/fleet/", "/v1/fleet/activate-node"
+PULL, SENT = "/v1/fleet/pull-messages", "/v1/runtime/push-"  # a site asks for messages; the server sends pieces of them
+BETWEEN_QUESTIONS = 3.0  # seconds that a SuperNode would sleep before it asks for messages again
 SECRET_FILE = "--superexec-auth-secret-file"
 MORE_PORTS = "FLWR_INTERNAL_"  # variables that open further ports, which nobody guards
 MESSAGE_TABLES = (
@@ -119,10 +125,38 @@ def run_superlink(serve: Callable[[Any, Any, dict[str, Any]], None]) -> None:
     cli.flower_superlink()
 
 
+def has_messages(answer: bytes) -> bool:
+    """Whether there is any in what Flower answers to a site that asks for them."""
+    return len(PullMessagesResponse.FromString(answer).messages_list) > 0
+
+
+class Pauses:
+    """In place of Flower's fixed ones: a SuperNode that asked for messages, and waited for the answer as long as it
+    would have slept, asks again at once; for the reply of its app it looks often at first and then more seldom."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._asked = self._began = self._looked = clock()
+
+    def sleep(self, seconds: float) -> None:
+        now = self._clock()
+        if seconds >= BETWEEN_QUESTIONS:
+            self._sleep(max(0.0, seconds - (now - self._asked)))
+            self._asked = self._clock()
+            return
+        if now - self._looked > POLL:  # it looks for another reply
+            self._began = now
+        self._sleep(next_look(now - self._began, seconds))
+        self._looked = self._clock()
+
+
 def run_supernode(interceptor: type) -> None:
-    from flwr.supernode import fleet_http_connection
+    from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli import flower_supernode
 
+    start_client_internal.time = Pauses()  # type: ignore[assignment,attr-defined]
     fleet_http_connection.NodeAuthHttpInterceptor = interceptor  # type: ignore[assignment,attr-defined]
     flower_supernode()
 

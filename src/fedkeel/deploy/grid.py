@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Rec
 
 from fedkeel.core.messages import BadMessage, reading
 from fedkeel.deploy import flower_internals
-from fedkeel.engine.executors.flower.channel import AWAY, POLL, Reply, Table, largest_reply, pause, plain
+from fedkeel.engine.executors.flower.channel import AWAY, POLL, Reply, Table, largest_reply, next_look, pause, plain
 
 TABLE, BYTES = "fedkeel", "fedkeel.tensors"
 SAFETENSORS = "fedkeel.safetensors"
@@ -80,15 +80,16 @@ class GridChannel:
             yield node, "the message to it could not be sent"
         came: Queue[tuple[int, Reply | str | httpx.TransportError]] = Queue()
         over, deadline, most = threading.Event(), time.monotonic() + timeout, largest_reply(len(message))
-        interval = POLL * max(1.0, len(waiting) / 10)  # of each: Flower's process has to answer them all
+        many = max(1.0, len(waiting) / 10)  # Flower's process has to answer them all
 
         def look(node: int, number: str) -> None:
+            began = time.monotonic()
             while not over.is_set() and time.monotonic() < deadline:
                 reply = self._fetch(number, most, deadline)
                 if reply is not None:
                     came.put((node, reply))
                     return
-                over.wait(interval)
+                over.wait(many * next_look(time.monotonic() - began))
 
         for node, number in waiting.items():
             threading.Thread(target=look, args=(node, number), daemon=True).start()

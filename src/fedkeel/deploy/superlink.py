@@ -22,7 +22,17 @@ from starlette.concurrency import run_in_threadpool
 from fedkeel.deploy import clock, flower_internals
 from fedkeel.deploy.clock import Differences
 from fedkeel.deploy.connections import SECRET, UVICORN, ConnectionGuard, listen, password, raise_descriptor_limit
-from fedkeel.deploy.flower_internals import FIRST_REQUEST, FOR_SITES, NEWEST, OLDEST, SECRET_FILE, signer
+from fedkeel.deploy.flower_internals import (
+    FIRST_REQUEST,
+    FOR_SITES,
+    NEWEST,
+    OLDEST,
+    PULL,
+    SECRET_FILE,
+    SENT,
+    signer,
+)
+from fedkeel.deploy.long_poll import HELD, LongPoll
 from fedkeel.deploy.quota import LARGEST, UNDER_WAY, Quota
 
 LONGEST_LOG = 32 * 2**20  # bytes
@@ -32,8 +42,10 @@ class RequestGuard:
     """Around Flower's ASGI app: who has a site's key may ask for what sites ask for, who has the server's secret for
     the rest. Nobody is read, or waited for, without end."""
 
-    def __init__(self, app: Any, secret: bytes, connections: ConnectionGuard, differences: Differences) -> None:
-        self._app, self._password = app, password(secret).encode()
+    def __init__(
+        self, app: Any, secret: bytes, connections: ConnectionGuard, differences: Differences, held: float = HELD
+    ) -> None:
+        self._app, self._password, self._polls = app, password(secret).encode(), LongPoll(app, held)
         self._connections, self._differences = connections, differences
         self._under_way: Counter[bytes] = Counter()
 
@@ -62,7 +74,7 @@ class RequestGuard:
             await self._answer_site(scope, receive, telling_time(send), int(length))
         else:
             self._connections.authenticated(scope.get("client"), b"")
-            await self._app(scope, receive, telling_time(send))
+            await self._pass_on(b"", scope, receive, telling_time(send))
 
     async def _answer_site(self, scope: dict[str, Any], receive: Any, send: Any, length: int) -> None:
         key = await run_in_threadpool(self._key_of, dict(scope["headers"]))
@@ -75,9 +87,17 @@ class RequestGuard:
             self._connections.authenticated(scope.get("client"), key)
             self._under_way[key] += length
             try:
-                await self._app(scope, receive, send)
+                await self._pass_on(key, scope, receive, send)
             finally:
                 self._under_way[key] -= length
+
+    async def _pass_on(self, key: bytes, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["path"] == PULL:
+            await self._polls.site_asks(key, scope, receive, send)
+        elif scope["path"].startswith(SENT):
+            await self._polls.server_sends(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
     def _key_of(self, headers: dict[bytes, bytes]) -> bytes | None:
         """The public key that a request is signed with, now and not long ago, if it is one of a site's."""

@@ -1,7 +1,8 @@
 """Ray in one process, for tests: actors are objects, and what they do is done when somebody wants to know.
 
-Who is ready first is drawn, so that a test sees many orders; actors and nodes die when a test says so, and what lay on
-a node is lost with it. Calls have the names and the manners of Ray's own.
+Who is ready first is drawn, so that a test sees many orders; actors and nodes die when a test says so. What lay on a
+node is lost with it, and what an actor has put somewhere, with that actor. Calls have the names and the manners of
+Ray's own.
 """
 
 from __future__ import annotations
@@ -39,8 +40,8 @@ Fate = Callable[[str, str], str]
 
 
 class Ref:
-    def __init__(self, world: PretendRay, value: Any, node: str) -> None:
-        self.world, self.value, self.node = world, value, node
+    def __init__(self, world: PretendRay, value: Any, node: str, owner: Actor | None = None) -> None:
+        self.world, self.value, self.node, self.owner = world, value, node, owner
 
 
 class Stream:
@@ -127,14 +128,14 @@ class PretendRay:
         return getattr(self._where, "node", next(iter(self.cores)))
 
     def put(self, value: Any) -> Ref:
-        return Ref(self, value, self._here)
+        return Ref(self, value, self._here, getattr(self._where, "actor", None))
 
     def get(self, what: Any, timeout: float | None = None) -> Any:
         if isinstance(what, list):
             return [self.get(one) for one in what]
         if isinstance(what.value, RayError):
             raise what.value
-        if what.node in self.gone:
+        if what.node in self.gone or (what.owner is not None and what.owner.dead):
             raise ObjectLostError(what.node)
         return what.value
 
@@ -177,10 +178,10 @@ class PretendRay:
                     actor.dead = True
                     raise RayActorError(f"the actor on {actor.node} died")
                 world._lock.acquire()
-                self._before, world._where.node = world._here, actor.node
+                self._before, world._where.node, world._where.actor = world._here, actor.node, actor
 
             def __exit__(self, *_: Any) -> None:
-                world._where.node = self._before
+                world._where.node, world._where.actor = self._before, None
                 world._lock.release()
 
         return Doing()

@@ -20,6 +20,7 @@ from fedkeel.errors import FedkeelError, TrainingError
 from fedkeel.runs.run import Run
 from tests import tiny
 from tests.engine.executors.ray.pretend import PretendRay, pretend, wait_for_all
+from tests.processes import until
 
 NAMED: dict[str, Any] = {"data": "digits-shift", "subsample": 10, "model": "simple_cnn(width=2)", "rounds": 1}
 NAMED |= {"device": "cpu", "threads": 1, "partial_means": False}
@@ -181,6 +182,48 @@ def test_a_node_reads_the_images_itself(
     assert "beta" in nodes
     assert len(read) == 1  # however many actors there are
     assert notes_of(caplog, "images") == ["Node 'beta': it reads the images itself, from the same path."]
+
+
+class EverybodyIsThere(tiny.Notes):
+    """Before a round begins."""
+
+    def __init__(self, crews: list[crew.Crew], count: int) -> None:
+        super().__init__()
+        self.crews, self.count = crews, count
+
+    def round_done(self, round: int, rounds: int, scores: Any, loss: float) -> None:
+        super().round_done(round, rounds, scores, loss)
+
+        def is_so() -> bool:
+            self.crews[-1].muster()
+            self.crews[-1].attend()
+            return len(self.crews[-1].seats) == self.count
+
+        until(is_so)
+
+
+def test_images_that_were_lost_with_the_actor_that_read_them_are_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They were its own, wherever they lie: the next one on that node finds nothing there."""
+    died: list[str] = []
+
+    def fate(node: str, what: str) -> str:
+        if what != "work" or node != "beta" or died:
+            return ""
+        died.append(node)
+        return "actor"
+
+    world = pretend(monkeypatch, fate=fate)
+    there = EverybodyIsThere(wait_for_all(monkeypatch), 2)
+    caplog.set_level(logging.INFO)
+    ray = fedkeel.simulate({**NAMED, "rounds": 3, "executor": "ray"}, directory=tmp_path / "ray", observer=there)
+    serial = fedkeel.simulate({**NAMED, "rounds": 3, "executor": "serial"}, directory=tmp_path / "serial")
+    assert died == ["beta"]
+    assert len(notes_of(caplog, "it reads the images itself")) == 2
+    assert notes_of(caplog, "sits out") == []
+    assert len([actor for actor in world.actors if actor.node == "beta"]) > 2  # one died, one found no images
+    assert tiny.result(ray) == tiny.result(serial)
 
 
 def inverted(federation: Federation) -> Federation:
