@@ -13,33 +13,36 @@ pytest.importorskip("flwr", reason="flwr is not installed")
 
 from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.proto.message_pb2 import Message
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
 
-from fedkeel.deploy.flower_internals import PULL, Pauses, has_messages
+from fedkeel.deploy.flower_internals import PULL, PUSH, has_messages, has_replies
 from fedkeel.deploy.long_poll import LongPoll
+from fedkeel.deploy.supernode import Pauses
 from tests.processes import HANG
 
 NOTHING = PullMessagesResponse().SerializeToString()
 ONE = PullMessagesResponse(messages_list=[Message()]).SerializeToString()
-ASKS, SENDS = {"type": "http", "path": PULL}, {"type": "http", "path": "/v1/runtime/push-messages"}
+ASKS, SENDS = {"type": "http", "path": PULL}, {"type": "http", "path": PUSH}
 
 
 class Flower:
     """Messages of a site are taken away once they were in an answer."""
 
-    def __init__(self, held: float = HANG) -> None:
+    def __init__(self, held: float = HANG, most: int = 10) -> None:
         self.waiting: deque[bytes] = deque()
         self.questions: list[bytes] = []
-        self.piece: asyncio.Event | None = None  # of a message, which is still to come
-        self.poll = LongPoll(self, held)
+        self.looking: asyncio.Event | None = None  # until then
+        self.closing = False
+        self.poll = LongPoll(self, has_messages, held, most, is_closing=lambda: self.closing)
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope is SENDS:
             self.waiting.append(ONE)
-            if self.piece is not None:
-                await self.piece.wait()
             return
         self.questions.append((await receive())["body"])
         body = self.waiting.popleft() if self.waiting else NOTHING
+        if self.looking is not None:
+            await self.looking.wait()
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": body})
 
@@ -66,7 +69,7 @@ class Site:
         async def send(message: dict[str, Any]) -> None:
             parts.append(message.get("body", b""))
 
-        await self._flower.poll.site_asks(key, ASKS, self.receive, send)
+        await self._flower.poll.asked(key, ASKS, self.receive, send)
         return b"".join(parts)
 
 
@@ -81,6 +84,8 @@ def run(act: Callable[[], Awaitable[None]]) -> None:
 def test_an_answer_with_messages_is_told_from_one_without() -> None:
     assert has_messages(ONE)
     assert not has_messages(NOTHING)
+    assert has_replies(PullAppMessagesResponse(messages_list=[Message()]).SerializeToString())
+    assert not has_replies(PullAppMessagesResponse().SerializeToString())
 
 
 def test_a_message_that_is_there_is_told_at_once() -> None:
@@ -99,24 +104,33 @@ def test_a_question_is_kept_until_the_server_sends_something() -> None:
         question = asyncio.ensure_future(Site(flower).ask())
         await flower.asked(1)
         assert not question.done()
-        await flower.poll.server_sends(SENDS, nothing, nothing)
+        await flower.poll.sent(SENDS, nothing, nothing)
         assert await question == ONE
         assert flower.questions == [b"node 7"] * 2
 
     run(act)
 
 
-def test_what_is_only_half_sent_is_not_asked_for() -> None:
+def test_a_message_that_comes_while_it_is_looked_for_is_not_overlooked() -> None:
     async def act() -> None:
         flower = Flower()
-        flower.piece = asyncio.Event()
-        sending = asyncio.ensure_future(flower.poll.server_sends(SENDS, nothing, nothing))
+        flower.looking = asyncio.Event()
         question = asyncio.ensure_future(Site(flower).ask())
-        await asyncio.sleep(0.1)  # however long: nothing may happen in it
-        assert flower.questions == []
-        flower.piece.set()
-        await sending
+        await flower.asked(1)
+        await flower.poll.sent(SENDS, nothing, nothing)  # the answer to the question is on its way, without it
+        flower.looking.set()
         assert await question == ONE
+
+    run(act)
+
+
+def test_a_server_that_goes_down_answers_at_once() -> None:
+    async def act() -> None:
+        flower = Flower()
+        question = asyncio.ensure_future(Site(flower).ask())
+        await flower.asked(1)
+        flower.closing = True
+        assert await question == NOTHING
 
     run(act)
 
@@ -124,6 +138,20 @@ def test_what_is_only_half_sent_is_not_asked_for() -> None:
 def test_a_question_is_not_kept_for_ever() -> None:
     async def act() -> None:
         assert await Site(Flower(held=0.0)).ask() == NOTHING
+
+    run(act)
+
+
+def test_of_many_questions_only_so_many_are_kept() -> None:
+    async def act() -> None:
+        flower = Flower(most=2)
+        kept = [asyncio.ensure_future(Site(flower, name).ask()) for name in (b"node 1", b"node 2")]
+        await flower.asked(2)
+        assert await Site(flower, b"node 3").ask() == NOTHING
+        assert not any(question.done() for question in kept)
+        flower.waiting.append(ONE)
+        await flower.poll.sent(SENDS, nothing, nothing)
+        assert [await question for question in kept] == [ONE, ONE]
 
     run(act)
 
@@ -136,7 +164,7 @@ def test_a_site_that_asks_again_has_the_answer_and_its_first_question_none() -> 
         second = asyncio.ensure_future(Site(flower).ask())
         await flower.asked(2)
         assert await first == NOTHING
-        await flower.poll.server_sends(SENDS, nothing, nothing)
+        await flower.poll.sent(SENDS, nothing, nothing)
         assert await second == ONE
 
     run(act)
@@ -149,7 +177,7 @@ def test_other_sites_and_other_keys_are_not_the_same_question() -> None:
         questions = [asyncio.ensure_future(site.ask(key)) for site, key in asked]
         await flower.asked(3)
         flower.waiting.extend([ONE, ONE])
-        await flower.poll.server_sends(SENDS, nothing, nothing)
+        await flower.poll.sent(SENDS, nothing, nothing)
         assert [await question for question in questions] == [ONE] * 3
 
     run(act)
@@ -163,7 +191,7 @@ def test_a_message_is_not_given_to_a_site_that_is_gone() -> None:
         await flower.asked(1)
         site.there.set()
         assert await question == NOTHING
-        await flower.poll.server_sends(SENDS, nothing, nothing)
+        await flower.poll.sent(SENDS, nothing, nothing)
         assert flower.questions == [b"node 7"]
         assert await Site(flower).ask() == ONE
 

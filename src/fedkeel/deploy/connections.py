@@ -32,7 +32,6 @@ UVICORN: dict[str, Any] = {
     "proxy_headers": False,
     "forwarded_allow_ips": "",
     "server_header": False,
-    "timeout_graceful_shutdown": 1,  # seconds: of sites whose questions for messages are kept
     "backlog": 128,
     "h11_max_incomplete_event_size": 2**15,
 }

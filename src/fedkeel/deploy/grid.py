@@ -1,8 +1,9 @@
 """Requests and replies as Flower's messages.
 
-A message holds a small table, as JSON in a `ConfigRecord`, and the bytes of a Broadcast or an Update (safetensors) as
-one `Array`: Flower cuts large arrays into pieces and stores equal ones once, so a broadcast to twenty sites lies on
-the server once.
+A message holds a small table, as JSON in a `ConfigRecord`, and the bytes of a Broadcast or an Update (safetensors).
+Large ones are an `Array`: Flower cuts it into pieces and stores equal ones once, so a broadcast to twenty sites lies on
+the server once. Small ones lie beside the table: each piece of a message is a request of its own, and a transaction in
+the database of Flower's process, which costs more than their bytes do.
 """
 
 import json
@@ -22,12 +23,14 @@ from fedkeel.engine.executors.flower.channel import AWAY, POLL, Reply, Table, la
 TABLE, BYTES = "fedkeel", "fedkeel.tensors"
 SAFETENSORS = "fedkeel.safetensors"
 LARGEST_TABLE = 4 * 2**20
+SMALL = 2**20  # bytes
 KINDS = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
 
 
 def to_records(table: Table, message: bytes) -> RecordDict:
-    records = RecordDict({TABLE: ConfigRecord({"table": json.dumps(table)})})
-    if message:
+    beside = {"message": message} if 0 < len(message) <= SMALL else {}
+    records = RecordDict({TABLE: ConfigRecord({"table": json.dumps(table), **beside})})
+    if message and not beside:
         array = Array(dtype="uint8", shape=(len(message),), stype=SAFETENSORS, data=message)
         records[BYTES] = ArrayRecord({"message": array})
     return records
@@ -42,9 +45,10 @@ def from_records(records: RecordDict) -> Reply:
             raise BadMessage(f"its reply has a table of {len(text):,} bytes, more than {LARGEST_TABLE:,}")
         table = json.loads(text)
         array = given[BYTES]["message"] if BYTES in given else None
-        if not isinstance(table, dict) or (array is not None and array.stype != SAFETENSORS):
+        beside = given[TABLE].get("message", b"")
+        if not isinstance(table, dict) or not isinstance(beside, bytes) or (array and array.stype != SAFETENSORS):
             raise BadMessage("its reply is not one of fedkeel's")
-        return table, bytes(array.data) if array is not None else b""
+        return table, bytes(array.data) if array is not None else beside
 
 
 def reply_to(message: Message, records: RecordDict) -> Message:

@@ -1,79 +1,87 @@
-"""A site that asks for messages is answered when there is one, and need not ask again and again.
+"""Who asks for messages is answered when there is one, and need not ask again and again.
 
 Flower's sites ask every three seconds, and in a round over a network nobody does anything meanwhile. Here a question
-for which there is no message yet is kept for some seconds, and put to Flower again once the server has sent something:
-all of it, since a site that finds a message whose pieces are still to come waits for a second before it looks again.
+for which there is no message yet is kept for some seconds, and put to Flower again once somebody has sent something.
+The server itself asks in the same way for the replies of sites.
 """
 
 import asyncio
+from asyncio import FIRST_COMPLETED
+from collections.abc import Callable
 from typing import Any
 
-from fedkeel.deploy.flower_internals import has_messages
-
 HELD = 8.0  # seconds: Flower's client waits for an answer for 30, and proxies rarely less than that
-QUIET = 0.03  # seconds after the last piece that the server sent
+CLOSING = 0.2  # seconds after which it is looked whether the server goes down
 LARGEST = 2**16  # bytes of a question that is worth keeping
 
 
 class LongPoll:
-    """In front of Flower's ASGI app, for what the server sends and for what sites ask."""
+    """In front of Flower's ASGI app, for what one side sends and the other asks for.
 
-    def __init__(self, app: Any, held: float = HELD) -> None:
-        self._app, self._held = app, held
-        self._sending, self._last = 0, 0.0
+    Args:
+        has_messages: tells an answer with a message from one without.
+        held: seconds that a question is kept.
+        most: questions that are kept at a time, since all of them are put again when something is sent; others are
+            answered at once.
+        is_closing: whether the server goes down.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        has_messages: Callable[[bytes], bool],
+        held: float = HELD,
+        most: int = 10**6,
+        is_closing: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._app, self._has_messages, self._held, self._most = app, has_messages, held, most
+        self._is_closing = is_closing
         self._sent = asyncio.Event()  # another one after each time that something was
-        self._questions: dict[
-            tuple[bytes, bytes], asyncio.Event
-        ] = {}  # set for one that another has taken the place of
+        self._kept: dict[tuple[bytes, bytes], asyncio.Event] = {}  # set once the same question has come again
 
-    async def server_sends(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        self._sending += 1
+    async def sent(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Pass on something that is sent."""
         try:
             await self._app(scope, receive, send)
         finally:
-            self._sending -= 1
-            self._last = asyncio.get_running_loop().time()
             self._sent.set()
             self._sent = asyncio.Event()
 
-    async def site_asks(self, key: bytes, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        """Flower's answer to a site; of two questions of the same site, which was cut off and came again, the first one
+    async def asked(self, key: bytes, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        """Answer a question of whoever has this key. Of two that are the same, the first was cut off and came again: it
         gets no message, since nobody would read it."""
         body = await _body(receive)
         if body is None:
             return
-        who, replaced = (key, body), asyncio.Event()
-        if earlier := self._questions.get(who):
+        who, again = (key, body), asyncio.Event()
+        if earlier := self._kept.get(who):
             earlier.set()
-        self._questions[who] = replaced
-        until = asyncio.get_running_loop().time() + self._held
-        over = [asyncio.ensure_future(_gone(receive)), asyncio.ensure_future(replaced.wait())]
+        self._kept[who] = again
+        over = [asyncio.ensure_future(_gone(receive)), asyncio.ensure_future(again.wait())]
         try:
-            while True:
-                sent = self._sent
-                await self._complete(until)
-                answer = await self._ask(scope, body)
-                left = until - asyncio.get_running_loop().time()
-                if left <= 0 or not _is_empty(answer):
-                    break
-                news = asyncio.ensure_future(sent.wait())
-                await asyncio.wait({news, *over}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
-                news.cancel()
-                if any(one.done() for one in over):
-                    break
+            answer = await self._first(scope, body, over)
         finally:
             for one in over:
                 one.cancel()
-            if self._questions.get(who) is replaced:
-                del self._questions[who]
+            if self._kept.get(who) is again:
+                del self._kept[who]
         for message in answer:
             await send(message)
 
-    async def _complete(self, until: float) -> None:
-        """Wait for the end of what the server is sending."""
+    async def _first(self, scope: dict[str, Any], body: bytes, over: list[Any]) -> list[dict[str, Any]]:
+        """The first answer with a message in it, or the last one before one of these is done or its time is up."""
         now = asyncio.get_running_loop().time
-        while now() < until and (self._sending or now() < self._last + QUIET):
-            await asyncio.sleep(QUIET)
+        until = now() + self._held if len(self._kept) <= self._most else 0.0
+        while True:
+            sent = asyncio.ensure_future(self._sent.wait())  # from before the question on
+            answer = await self._ask(scope, body)
+            while self._is_empty(answer) and not sent.done():
+                if now() >= until or any(one.done() for one in over) or self._is_closing():
+                    break
+                await asyncio.wait({sent, *over}, timeout=min(CLOSING, until - now()), return_when=FIRST_COMPLETED)
+            if not (self._is_empty(answer) and sent.done()) or any(one.done() for one in over):
+                sent.cancel()
+                return answer
 
     async def _ask(self, scope: dict[str, Any], body: bytes) -> list[dict[str, Any]]:
         answer: list[dict[str, Any]] = []
@@ -82,7 +90,7 @@ class LongPoll:
         async def receive() -> dict[str, Any]:
             nonlocal asked
             if asked:
-                await asyncio.Event().wait()  # as long as the site is there
+                await asyncio.Event().wait()  # as long as there is somebody
             asked = True
             return {"type": "http.request", "body": body, "more_body": False}
 
@@ -91,6 +99,11 @@ class LongPoll:
 
         await self._app(scope, receive, send)
         return answer
+
+    def _is_empty(self, answer: list[dict[str, Any]]) -> bool:
+        status = next((message["status"] for message in answer if message["type"] == "http.response.start"), 0)
+        body = b"".join(message.get("body", b"") for message in answer)
+        return status == 200 and not self._has_messages(body)
 
 
 async def _body(receive: Any) -> bytes | None:
@@ -108,9 +121,3 @@ async def _body(receive: Any) -> bytes | None:
 async def _gone(receive: Any) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _is_empty(answer: list[dict[str, Any]]) -> bool:
-    status = next((message["status"] for message in answer if message["type"] == "http.response.start"), 0)
-    body = b"".join(message.get("body", b"") for message in answer)
-    return status == 200 and not has_messages(body)
