@@ -46,8 +46,8 @@ def test_the_file_is_made_of_the_configuration() -> None:
 def test_mypy_finds_wrong_options_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     api = pytest.importorskip("mypy.api")
     (tmp_path / "snippet.py").write_text(SNIPPET)
-    monkeypatch.setenv("MYPYPATH", str(ROOT / "src"))
-    said, _, _ = api.run([str(tmp_path / "snippet.py"), "--cache-dir", str(tmp_path / "cache"), "--config-file", ""])
+    monkeypatch.chdir(ROOT)  # with what `make types` has found out already
+    said, _, _ = api.run([str(tmp_path / "snippet.py"), "--config-file", "pyproject.toml"])
     first = SNIPPET.splitlines().index("fedkeel.simulate(learningrate=3)") + 1
     found = {int(line.split(":")[1]) for line in said.splitlines() if "snippet.py:" in line and ": error:" in line}
     assert sorted(found) == [*range(first, first + 8)], said
