@@ -57,11 +57,11 @@ types: $(READY)
 
 check: lint types
 	@echo "the quick tests ..."
-	@$(BIN)/pytest -n auto -m "not slow"
+	@$(BIN)/pytest -n auto --dist worksteal -m "not slow"
 
 test: lint types
 	@echo "all tests ..."
-	@$(BIN)/pytest -n auto -m "not network"
+	@$(BIN)/pytest -n auto --dist worksteal -m "not network"
 
 test-elsewhere: $(READY)
 	@.ci/elsewhere
