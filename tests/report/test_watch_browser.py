@@ -56,7 +56,8 @@ def opened(browser: Any) -> Iterator[Callable[..., Any]]:
     def open_page(port: int, width: int = 1200, **options: Any) -> Any:
         contexts.append(browser.new_context(viewport={"width": width, "height": 800}, **options))
         page, address = contexts[-1].new_page(), f"http://127.0.0.1:{port}/"
-        listen(page, complaints, lambda url: url.startswith(address), quiet="ERR_CONNECTION")
+        # A server that ends is seen as a connection refused, reset or lost, by when it ends: what it answers counts.
+        listen(page, complaints, lambda url: url.startswith(address), quiet="Failed to load resource: net::ERR_")
         page.goto(address)
         return page
 
