@@ -3,8 +3,8 @@
     python benchmarks/network.py [--rounds 10] [--repeats 3]
 
 Every round trains `simple_cnn` at each site, which has 12 to 36 images of 16 px, and tests it there: two exchanges with
-each site. What `serial` takes for the same training and tests in one process is taken off. The first round is left out: in
-it sites build the network.
+each site. What `serial` takes for the same training and tests in one process is taken off. The first round is left out:
+in it sites build the network.
 """
 
 from __future__ import annotations
