@@ -105,10 +105,16 @@ class ImageStore:
             torch.index_select(self.images, 0, indices, out=chunk)
             images = chunk.to(self.device, non_blocking=True)
         else:
-            images = self.images[indices]
-            images = images.contiguous(memory_format=self.layout) if self.mapped else images
+            images = self._gather(indices)
         uniforms = uniforms.to(self.device, non_blocking=True)
         return Batch(transform(images, uniforms), self.labels[indices.to(self.device, non_blocking=True)])
+
+    def _gather(self, indices: Tensor) -> Tensor:
+        """Whole images are copied at once where each lies in one piece; `images[indices]` goes number by number."""
+        if self.channels_last and not self.mapped:
+            return self.images.permute(0, 2, 3, 1).index_select(0, indices).permute(0, 3, 1, 2)
+        images = self.images[indices]
+        return images.contiguous(memory_format=self.layout) if self.mapped else images
 
     def batches(self, plan: BatchPlan, transform: Transform) -> Iterator[Batch]:
         order, uniforms = plan.order.to(self.images.device), plan.uniforms.to(self.device)

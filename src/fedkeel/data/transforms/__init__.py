@@ -37,7 +37,7 @@ class Pipeline:
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         if x.dtype == torch.uint8:
-            x = x.to(torch.float32) / 255
+            x = x.to(torch.float32).div_(255)
         start = 0
         for transform in self.transforms:
             x = transform(x, u[:, start : start + transform.draws])

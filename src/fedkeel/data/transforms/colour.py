@@ -46,10 +46,10 @@ class Normalise:
             raise DataError(f"std in normalise is {self.std}: every standard deviation must be above 0.")
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
-        mean, std = (on_device(channels(values), x.device) for values in (self.mean, self.std))
-        # One number for each channel of an image, or for each feature of a vector.
-        each = (slice(None), slice(None), *[None] * (x.ndim - 2))
-        return (x - mean[each]) / std[each]
+        # Where channels lie last, whole rows of them: a CPU would go three numbers at a time.
+        row = x.shape[3] if x.ndim == 4 and x.is_contiguous(memory_format=torch.channels_last) else 0
+        mean, std = (on_device(channels(values), x.device, x.ndim, row) for values in (self.mean, self.std))
+        return (x - mean).div_(std)
 
 
 def channels(values: float | Sequence[float]) -> tuple[float, ...]:
@@ -57,10 +57,13 @@ def channels(values: float | Sequence[float]) -> tuple[float, ...]:
 
 
 @lru_cache(maxsize=64)
-def on_device(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Per-channel values as a (1, C) tensor, made once: a CUDA graph cannot capture a copy from the host."""
+def on_device(values: tuple[float, ...], device: torch.device, ndim: int, row: int) -> Tensor:
+    """Values for each channel of images, (1, C, 1, 1), or along a row of them with channels last, (1, C, 1, W); or for
+    each feature of vectors. Made once: a CUDA graph cannot capture a copy from the host."""
     with torch.inference_mode(False):
-        return torch.tensor(values, dtype=torch.float32).to(device)[None]
+        made = torch.tensor(values, dtype=torch.float32).to(device).view(1, -1, *[1] * (ndim - 2))
+        by_row = row and len(values) > 1
+        return made.expand(-1, -1, -1, row).contiguous(memory_format=torch.channels_last) if by_row else made
 
 
 @TRANSFORMS.register("grayscale")
