@@ -42,7 +42,8 @@ def test_a_network_that_does_not_fit_is_refused_before_it_is_built(monkeypatch: 
 def test_a_batch_of_the_evaluation_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     needed: list[int] = []
     monkeypatch.setattr(room, "require", lambda bytes, *_: needed.append(bytes))
-    monkeypatch.setattr(module, "footprint", lambda *_: module.Footprint(weights=10, outputs=100, largest=60))
+    monkeypatch.setattr(room, "available", lambda: 0)
+    monkeypatch.setattr(module, "footprint", lambda *_, **__: module.Footprint(weights=10, outputs=100, largest=60))
     federation, cpu = tiny.federation(), torch.device("cpu")
     most = max(len(part) for client in federation for part in (client.validation, client.test))
     for batch in (1, 2, 10**6):
@@ -63,3 +64,19 @@ def test_tables_that_are_no_weights_count_as_well(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(models, "build_spec", lambda *_, **__: Positions())
     assert footprint("any", 7, (3, 8, 8)).tables == 8_000_000
+
+
+@pytest.mark.parametrize("model", ["simple_cnn", "resnet18", "alexnet"])
+def test_the_quick_count_never_says_less(model: str) -> None:
+    counted, most = (footprint(model, 7, (3, 64, 64), exactly=exactly) for exactly in (True, False))
+    assert most[:2] == counted[:2]
+    assert most.outputs >= counted.outputs
+    assert most.largest >= counted.largest
+
+
+def test_what_fits_by_far_is_not_counted_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(module, "footprint", lambda *_, exactly: asked.append(exactly) or module.Footprint(1))
+    monkeypatch.setattr(room, "available", lambda: 2**40)
+    prepare(Config(model="simple_cnn", device="cpu"), federation=tiny.federation(side=16))
+    assert asked == [False]

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedkeel.config import Config
 from fedkeel.engine import threads
@@ -70,23 +72,12 @@ def test_the_answer_may_be_clear_beforehand(monkeypatch: pytest.MonkeyPatch) -> 
     assert made().config.threads == 1
 
 
-def test_operations_are_counted_without_doing_them() -> None:
+def test_operations_are_those_that_pytorch_counts_in_a_batch() -> None:
     worker = tiny.setup(on=tiny.federation(MANY), batch_size=4).worker
     before = {name: tensor.clone() for name, tensor in worker.model.state_dict().items()}
-    by_hand = 0
-
-    def count(module: torch.nn.Module, _: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-        nonlocal by_hand
-        assert isinstance(module, torch.nn.Conv2d | torch.nn.Linear)
-        by_hand += 2 * output.numel() * module.weight[0].numel()
-
-    layers = [m for m in worker.model.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
-    handles = [layer.register_forward_hook(count) for layer in layers]
-    worker.model.eval()(torch.zeros(4, *worker.federation.image_shape))
-    for handle in handles:
-        handle.remove()
-    worker.model.train()
-    assert threads.step_operations(worker) == 3 * by_hand > 0
+    with FlopCounterMode(display=False) as counter:
+        copy.deepcopy(worker.model)(torch.zeros(4, *worker.federation.image_shape))
+    assert threads.step_operations(worker) == 3 * counter.get_total_flops() > 0
     assert all(torch.equal(tensor, before[name]) for name, tensor in worker.model.state_dict().items())
 
 

@@ -12,15 +12,7 @@ from typing import Any
 
 from torch import nn
 
-from fedkeel.analysis.diagnostic import (
-    DIAGNOSTICS,
-    Diagnostic,
-    Measured,
-    Values,
-    build,
-    diagnostic,
-    over_rounds,
-)
+from fedkeel.analysis.diagnostic import DIAGNOSTICS, Diagnostic, Measured, Values, build, diagnostic, over_rounds
 from fedkeel.analysis.recorder import Recorder, requested
 from fedkeel.analysis.snapshot import Objects, Outputs, Snapshot
 from fedkeel.core.method import Method

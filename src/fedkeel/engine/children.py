@@ -60,8 +60,6 @@ class Child:
         daemon: bool = False,
         spawned: bool = False,
     ) -> None:
-        # The first optimizer makes torch import its compiler, which takes seconds: once here, not in every child.
-        torch.optim.SGD([torch.zeros(1)])
         context: Any = multiprocessing.get_context("spawn" if spawned else "fork")
         self.pipe, theirs = context.Pipe()
         self.heart = None if spawned else Heart()

@@ -71,6 +71,14 @@ class DirectSGD(torch.optim.SGD):
 
 
 DirectSGD.step.hooked = True  # type: ignore[attr-defined]  # PyTorch would wrap every step in a label for its profiler
+# Around it is what hides it from PyTorch's compiler, and imports the compiler for that: two seconds.
+DirectSGD.add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)  # type: ignore[method-assign]
+
+
+def import_beforehand(config: Config) -> None:
+    """What an optimizer other than `DirectSGD` would import with its first use, before workers begin or are forked."""
+    if config.optimizer != "sgd":
+        torch.optim.SGD([torch.zeros(1)])
 
 
 def chosen(config: Config) -> tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]]:

@@ -13,9 +13,10 @@ import os
 from collections.abc import Callable, Sequence
 
 import torch
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor, nn
 
 from fedkeel.engine.batches import probe
+from fedkeel.engine.footprint import KEPT
 from fedkeel.engine.local import Worker
 
 FILLING = 2e8
@@ -49,15 +50,22 @@ def choose_threads(worker: Worker, clients_a_round: int, note: Callable[[str], N
 
 
 def step_operations(worker: Worker) -> int | None:
-    """Floating-point operations of a local step, counted without doing them; None for a network that resists."""
-    shape = probe(worker.federation, training=True).shape[1:]
+    """Floating-point operations in the layers of a local step, from a pass of one image; None for a network that
+    resists. PyTorch's own counter would import its compiler, which takes longer than the rest of the set-up."""
+    image, found = probe(worker.federation, training=True).to(worker.device), list[int]()
+
+    def count(layer: nn.Module, _inputs: object, output: Tensor) -> None:
+        found.append(2 * output.numel() * layer.weight[0].numel())  # type: ignore[index]
+
     try:
-        model = copy.deepcopy(worker.model).to("meta").train()
-        with FlopCounterMode(display=False) as counter:
-            model(torch.empty(worker.config.batch_size, *shape, device="meta"))
+        model = copy.deepcopy(worker.model).eval()
+        for layer in (layer for layer in model.modules() if isinstance(layer, KEPT)):
+            layer.register_forward_hook(count)
+        with torch.no_grad():
+            model(image)
     except Exception:  # whatever is wrong with a step is the run's to tell
         return None
-    return 3 * int(counter.get_total_flops())  # forward, and twice as much backward
+    return 3 * worker.config.batch_size * sum(found)  # forward, and twice as much backward
 
 
 def typical_steps(worker: Worker, clients: int) -> list[int]:

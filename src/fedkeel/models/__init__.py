@@ -13,17 +13,7 @@ from fedkeel.models.wrapped import wrap
 from fedkeel.registry import discover
 from fedkeel.spec import parse
 
-__all__ = [
-    "MODELS",
-    "Classifier",
-    "Encoder",
-    "Output",
-    "build",
-    "load_weights",
-    "names",
-    "network",
-    "wrap",
-]
+__all__ = ["MODELS", "Classifier", "Encoder", "Output", "build", "load_weights", "names", "network", "wrap"]
 
 
 def build(

@@ -30,6 +30,7 @@ from fedkeel.engine.executors.executor import EXECUTORS, Executor, Part
 from fedkeel.engine.executors.shared_memory import SharedTensors
 from fedkeel.engine.local import ClientFailure, Worker
 from fedkeel.engine.memory import ClientMemory
+from fedkeel.engine.optimizers import import_beforehand
 from fedkeel.engine.threads import available_cores
 from fedkeel.errors import FedkeelError, ShortageError, TrainingError, shortage
 from fedkeel.stopping import Stopped, stop_requested
@@ -82,6 +83,10 @@ class ProcessesExecutor(Executor):
     def __init__(self, worker: Worker, memory: ClientMemory, workers: int = 0) -> None:
         self.worker = worker
         self.memory = memory
+        import_beforehand(worker.config)
+        # A second thread would have little to do here, and would wait for it by spinning on a core that a worker needs.
+        self._threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         self._shared = SharedTensors()  # before the workers, which inherit it
         self._seats: list[_Seat] = []
         try:
@@ -129,6 +134,7 @@ class ProcessesExecutor(Executor):
     def close(self) -> None:
         end([seat.child for seat in self._seats])
         self._seats = []
+        torch.set_num_threads(self._threads)
 
     # -- the pool --------------------------------------------------------------------------------------------
     def _in_order(

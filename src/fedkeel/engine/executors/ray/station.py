@@ -36,6 +36,7 @@ from fedkeel.engine.executors.processes import evaluations_to, keep_freed_memory
 from fedkeel.engine.executors.ray.parcels import Parcel, packed, unpacked
 from fedkeel.engine.local import Worker
 from fedkeel.engine.memory import ClientMemory
+from fedkeel.engine.optimizers import import_beforehand
 from fedkeel.engine.setup import load_federation
 from fedkeel.engine.stopwatch import Stopwatch
 from fedkeel.errors import FedkeelError, shortage
@@ -168,7 +169,7 @@ class Station:
             threads = given.config.threads or 1
             torch.set_num_threads(threads)
             keep_freed_memory()
-            torch.optim.SGD([torch.zeros(1)])  # torch imports its compiler, for a second: here, not in a step
+            import_beforehand(given.config)
             config = given.config.replace(threads=threads, executor=inner["executor"], device=inner["device"])
             clock = Stopwatch() if given.profiled else None
             model: Any = given.model
