@@ -42,31 +42,13 @@ EXAMPLES = """examples:
   fedkeel list methods                            what there is to choose from"""
 # The order in which a person meets them; others follow by name.
 ORDER = (
-    *(
-        "advise",
-        "run",
-        "compare",
-        "tune",
-        "resume",
-        "extend",
-        "demo",
-        "reproduce",
-        "results",
-        "show",
-        "data",
-        "list",
-        "analyse",
-        "report",
-        "watch",
-        "bench",
-        "export",
-        "calibrate",
-    ),
-    *("certificates", "server", "join", "status"),
+    *("advise", "run", "compare", "tune", "resume", "extend", "demo", "reproduce", "results", "show", "data", "list"),
+    *("analyse", "report", "watch", "bench", "export", "calibrate", "certificates", "server", "join", "status"),
 )
 
 
-def build_parser() -> Parser:
+def build_parser(given: Sequence[str] | None = None) -> Parser:
+    """For these words, or for any: a command that is not among them has its line in the help and no flags."""
     parser = Parser(prog="fedkeel", description=ABOUT, epilog=EXAMPLES)
     parser.add_argument("--version", action="version", version=f"fedkeel {fedkeel.__version__}")
     commands = parser.add_commands(required=False)
@@ -74,7 +56,9 @@ def build_parser() -> Parser:
     for name in (*(name for name in ORDER if name in names), *sorted(names.difference(ORDER))):
         module = importlib.import_module(f"{__name__}.{name}")
         texts = {"help": module.HELP, "page": module.__doc__, "usage": getattr(module, "USAGE", "[options]")}
-        module.add_arguments(add_command(commands, name, getattr(module, "run", None), **texts))
+        command = add_command(commands, name, getattr(module, "run", None), **texts)
+        if given is None or name in given:
+            module.add_arguments(command)
     return parser
 
 
@@ -83,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else [*arguments]
     _log_to_stderr()
     try:
-        parser = build_parser()
+        parser = build_parser(given)
         parsed = parser.parse_args(given)
         if not hasattr(parsed, "run"):
             parser.print_help()

@@ -24,8 +24,6 @@ from importlib import resources
 from statistics import fmean, stdev
 from typing import Any
 
-from scipy.stats import t as student
-
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.experiments import recipes
 from fedkeel.experiments.paper_table import Cells
@@ -80,6 +78,8 @@ class Difference:
     @property
     def half_width(self) -> float:
         """Of the interval around the mean, within which the true difference lies 95 times of 100."""
+        from scipy.stats import t as student  # takes a second
+
         n = len(self.ours)
         if n < 2:
             return math.inf

@@ -12,8 +12,6 @@ from itertools import combinations, product
 from pathlib import Path
 from typing import Any
 
-from scipy.stats import spearmanr
-
 from fedkeel.experiments.recipes import DIAGNOSTICS, PublishedNumber, Recipe, RecipeColumn, RecipeRow
 from fedkeel.experiments.tables import DASH
 
@@ -99,6 +97,8 @@ class Order:
     @staticmethod
     def of(where: str, cells: Mapping[str, PaperCell]) -> Order | None:
         """Of the methods that have both numbers; with fewer than two of them there is no order."""
+        from scipy.stats import spearmanr  # takes a second, which a run that ends would wait for too
+
         both = {
             name: (cell.published, round(cell.mean, cell.decimals))
             for name, cell in cells.items()

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import multiprocessing
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -160,6 +157,9 @@ def require(name: str | None) -> str | None:
 def share(name: str | None) -> None:
     """Before several runs at once: a new database of MLflow gets its tables a single time, since the runs would trip
     over each other. In a process of its own, so that no connection of it is inherited by the runs' processes."""
+    import multiprocessing  # here: every command imports this module
+    from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
+
     require(name)
     if name != "mlflow":
         return
