@@ -29,7 +29,7 @@ from fedkeel.engine.setup import choose_device, load_federation
 from fedkeel.engine.threads import available_cores
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.beginning import ASIDE, Beginning, put_outdated_aside
-from fedkeel.experiments.jobs import Job, JobsObserver, Trial, beside_others, run_all, uses_gpu
+from fedkeel.experiments.jobs import Job, JobsObserver, Trial, beside_others, run_all, share_tracker, uses_gpu
 from fedkeel.experiments.objects import read_objects
 from fedkeel.experiments.progress import watched
 from fedkeel.experiments.rows import SET_BY_COMPARISON, read_seeds
@@ -40,7 +40,7 @@ from fedkeel.runs.origin import Origin, outline_of
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import has_finished, numbered
 from fedkeel.runs.tables import as_frame, result_row
-from fedkeel.runs.trackers import require, share
+from fedkeel.runs.trackers import require
 from fedkeel.simulation import prepare_run
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ def compare_configs(
     todo = [job for job in planned if job not in finished]
     processes = min(processes, max(1, len(todo)))
     if processes > 1:
-        share(track)
+        share_tracker(track)
     write_index(folder, planned)
     observer.planned(planned, finished)
     failures = run_all(todo, processes, observer)

@@ -8,8 +8,11 @@ A job that crashes takes only its own run with it.
 
 import json
 import logging
+import multiprocessing
+import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -26,9 +29,9 @@ from fedkeel.core.evaluation import Scores
 from fedkeel.engine.children import HUNG, NAME, SENTENCE, UNGUARDED, Child, end, heard
 from fedkeel.engine.executors.executor import runs_elsewhere
 from fedkeel.engine.executors.ray.cluster import shared
-from fedkeel.errors import FedkeelError
+from fedkeel.errors import FedkeelError, first_line
 from fedkeel.observer import Observer, Several
-from fedkeel.runs.trackers import tracked
+from fedkeel.runs.trackers import MLflow, require, tracked
 from fedkeel.stopping import Stopped, stop_requested
 
 log = logging.getLogger("fedkeel")
@@ -314,3 +317,29 @@ def _work(pipe: Connection, job: Job, own: Sequence[imports.OwnModule]) -> None:
     except Exception as error:
         problem = _explain(error, job)
     tell("over", problem)
+
+
+def share_tracker(name: str | None) -> None:
+    """Before several runs at once: a new database of MLflow gets its tables a single time, since the runs would trip
+    over each other. In a process of its own, so that no connection of it is inherited by the runs' processes."""
+    require(name)
+    if name != "mlflow":
+        return
+    context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+    try:
+        with ProcessPoolExecutor(1, context) as pool:
+            problem = pool.submit(_problem_with_database).result()
+    except BrokenProcessPool:
+        problem = "its process died."
+    if problem:
+        raise FedkeelError(f"{MLflow.kind} does not take these runs: {problem}")
+
+
+def _problem_with_database() -> str:
+    import mlflow
+
+    try:
+        mlflow.MlflowClient().search_experiments(max_results=1)
+    except Exception as error:
+        return f"{first_line(error)}."
+    return ""

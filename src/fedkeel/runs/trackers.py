@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -152,35 +151,6 @@ def require(name: str | None) -> str | None:
     if name is not None and importlib.util.find_spec(name) is None:
         raise FedkeelError(f"'--track {name}' needs {name}, which is not installed: pip install 'fedkeel[{name}]'.")
     return name
-
-
-def share(name: str | None) -> None:
-    """Before several runs at once: a new database of MLflow gets its tables a single time, since the runs would trip
-    over each other. In a process of its own, so that no connection of it is inherited by the runs' processes."""
-    import multiprocessing  # here: every command imports this module
-    from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
-
-    require(name)
-    if name != "mlflow":
-        return
-    context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
-    try:
-        with ProcessPoolExecutor(1, context) as pool:
-            problem = pool.submit(_problem_with_database).result()
-    except BrokenProcessPool:
-        problem = "its process died."
-    if problem:
-        raise FedkeelError(f"{MLflow.kind} does not take these runs: {problem}")
-
-
-def _problem_with_database() -> str:
-    import mlflow
-
-    try:
-        mlflow.MlflowClient().search_experiments(max_results=1)
-    except Exception as error:
-        return f"{first_line(error)}."
-    return ""
 
 
 @contextmanager
