@@ -123,6 +123,23 @@ def test_pauses_are_those_that_are_replaced() -> None:
     assert set(re.findall(r"\btime\.\w+\([^)]*\)", node)) == {"time.sleep(3)", "time.sleep(0.5)"}
 
 
+def test_a_task_that_flower_has_given_up_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's own way to try again ends it; of a site that was frozen, all would end for one message."""
+    killed: list[int] = []
+    monkeypatch.setattr("os.kill", lambda _, number: killed.append(number))
+    request = httpx.Request("POST", "http://here/v1/runtime/pull-object")
+    refusal = httpx.HTTPStatusError("refused", request=request, response=httpx.Response(401, request=request))
+    tries: list[Exception] = [refusal, httpx.ConnectError("not up yet")]
+
+    def ask() -> None:
+        raise tries.pop()
+
+    with pytest.raises(httpx.HTTPStatusError):
+        inner.patient().invoke(ask)
+    assert killed == []
+    assert tries == [], "what can pass was tried again"
+
+
 def test_the_state_of_a_superlink_has_what_is_asked_of_it() -> None:
     state = found("flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState")
     for name in ("get_node_id_by_public_key", "get_valid_message_ins", "object_store", "session", "delete_node"):

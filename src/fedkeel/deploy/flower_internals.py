@@ -8,7 +8,7 @@ file could go:
     use_clock, now      a source of time that can be given, in place of one that all modules share
     signer, signature   a check of a request's signature by its headers alone, before the body is read
     has_*, PULL, PUSH   an answer that waits until there is a message
-    SOON                pauses that can be chosen
+    SOON, patient       pauses that can be chosen, and a refusal that is an error like others
     MESSAGE_TABLES      a SuperLink that can be started without the messages of an earlier start
     Endpoint            runs, nodes and tasks of apps for a process that is already running, over a connection it gives
     *_app, *_task       the grid, or the message, of such a task
@@ -110,6 +110,19 @@ def signer(headers: Mapping[bytes, bytes], state: Any) -> tuple[bytes, int, floa
         return None
 
 
+def patient() -> Any:
+    """Flower's way to try again; but a task that Flower has given up is over, and does not end the whole process."""
+    retries = make_simple_http_retry_invoker()
+    usual = retries.should_giveup
+
+    def gives_up(error: Exception) -> bool:
+        refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED
+        return refused or usual is None or usual(error)
+
+    retries.should_giveup = gives_up
+    return retries
+
+
 def has_messages(answer: bytes) -> bool:
     """Whether there is any in what Flower answers to a site that asks for them."""
     return len(PullMessagesResponse.FromString(answer).messages_list) > 0
@@ -129,9 +142,7 @@ class Endpoint:
     secret: bytes
 
     def client(self, kind: Any, *signs: Any, retry: bool = True) -> Any:
-        verify: Any = (
-            False  # without a certificate there is no TLS, and all authorities of the machine need not be read
-        )
+        verify: Any = False  # without TLS; to read the machine's authorities would take a while
         if self.ca is not None:
             # The certificate is made out to the name that sites use, and this is the same machine by another name.
             verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -139,7 +150,7 @@ class Endpoint:
             verify.load_verify_locations(cafile=str(self.ca))
         url = f"{'http' if self.ca is None else 'https'}://{self.address}"
         version = interceptors.RuntimeVersionHttpInterceptor(component_name="fedkeel")
-        retries = make_simple_http_retry_invoker() if retry else None
+        retries = patient() if retry else None
         client = kind(url, interceptors=[version, *signs], verify=verify, retry_invoker=retries)
         client.close()
         # The same, but what stays on this machine, with a secret in it, goes by no proxy.

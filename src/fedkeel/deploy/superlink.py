@@ -36,6 +36,7 @@ from fedkeel.deploy.flower_internals import (
     has_replies,
     signer,
 )
+from fedkeel.deploy.flower_processes import NODE
 from fedkeel.deploy.long_poll import HELD, LongPoll
 from fedkeel.deploy.quota import LARGEST, UNDER_WAY, Quota
 
@@ -85,11 +86,13 @@ class RequestGuard:
             await self._pass_on(b"", scope, receive, telling_time(send))
 
     async def _answer_site(self, scope: dict[str, Any], receive: Any, send: Any, length: int) -> None:
-        key = await run_in_threadpool(self._key_of, dict(scope["headers"]))
-        if key is None:
+        known = await run_in_threadpool(self._key_of, dict(scope["headers"]))
+        if known is None:
             # Of two refusals, the one after which Flower's SuperNode ends at once; `fedkeel join` then tries again.
             await refuse(send, 412 if scope["path"] == FIRST_REQUEST else 401, b"No key of a site.")
-        elif self._under_way[key] + length > UNDER_WAY:
+            return
+        key, scope[NODE] = known
+        if self._under_way[key] + length > UNDER_WAY:
             await refuse(send, 503, b"Too much at once.")
         else:
             self._connections.authenticated(scope.get("client"), key)
@@ -111,8 +114,8 @@ class RequestGuard:
     def _closes(self) -> bool:
         return self.is_closing
 
-    def _key_of(self, headers: dict[bytes, bytes]) -> bytes | None:
-        """The public key that a request is signed with, now and not long ago, if it is one of a site's."""
+    def _key_of(self, headers: dict[bytes, bytes]) -> tuple[bytes, int] | None:
+        """The site's key that a request is signed with, now and not long ago, and the node whose key that is."""
         signed = signer(headers, self._app.state)
         if signed is None:
             return None
@@ -122,7 +125,7 @@ class RequestGuard:
             self._differences.write(str(node), ahead)
             return None
         self._differences.write(str(node), clock.number(headers.get(clock.DIFFERENCE.encode(), b"")) or 0.0)
-        return key
+        return key, node
 
 
 def telling_time(send: Any) -> Any:
@@ -174,7 +177,7 @@ def serve(app: Any, config: Any, log_config: dict[str, Any]) -> None:
     """In place of Flower's own: uvicorn behind the guards."""
     secret = Path(sys.argv[sys.argv.index(SECRET_FILE) + 1]).read_bytes()
     connections = ConnectionGuard()
-    guarded = RequestGuard(app, secret, connections, Differences())
+    guarded = RequestGuard(flower_processes.Straight(app), secret, connections, Differences())
     tls = {"ssl_keyfile": config.ssl_keyfile, "ssl_certfile": config.ssl_certfile}
     server = Server(guarded, uvicorn.Config(guarded, log_config=log_config, **tls, **UVICORN))
     server.run(sockets=[listen(config.host, config.port, connections)])
