@@ -178,6 +178,11 @@ class Loopback:
         options["data"] = options["data"].replace(")", f", root='{self.place / 'images'}')")
         return fedkeel.simulate(options, directory=self.place / out)
 
+    def connected(self, site: str) -> bool:
+        """Its Flower process has been let in by the server's."""
+        log = self.place / f"state/{site}/supernode.log"
+        return log.exists() and "SuperNode ID" in log.read_text(errors="replace")
+
     def finish(self, seconds: float = 300) -> int:
         status = self.processes["server"].wait(timeout=seconds)
         del self.processes["server"]

@@ -1,6 +1,6 @@
 """What Fedkeel leans on in Flower is there, takes what it is given, and is leant on in one place.
 
-When one of these fails, Flower has changed: `fedkeel.deploy.flower_internals` is the file to look at.
+When one of these fails, Flower has changed: `flower_internals` and `flower_processes` are the files to look at.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import re
 import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ import httpx
 
 import fedkeel
 from fedkeel.deploy import flower_internals as inner
+from fedkeel.deploy import flower_processes
 
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
 ROOT = Path(fedkeel.__file__).parent
@@ -32,6 +34,8 @@ HANDLERS = "flwr.superlink.servicer"
 SIGNATURES = {
     "flwr.cli.build:build_fab_from_files": ["files"],
     "flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.delete_node": ["self", "owner_aid", "node_id"],
+    "flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState._cleanup_expired_task_tokens": ["self"],
+    "flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState.store_traffic": ["self", "run_id"],
     "flwr.supercore.date:now": [],
     "flwr.supercore.fab:Fab": ["hash_str", "content", "verifications"],
     "flwr.supercore.heartbeat:HeartbeatSender": ["heartbeat_fn"],
@@ -112,6 +116,30 @@ def test_flower_looks_for_what_is_replaced_where_it_is_replaced() -> None:
     assert found("flwr.superlink.main:_RUNTIME_HANDLERS") is handlers
 
 
+def test_pauses_are_those_that_are_replaced() -> None:
+    pulls = [inner.inflatable_utils.pull_objects, inner.inflatable_utils.pull_and_inflate_object_from_tree]
+    assert [pull.__kwdefaults__["initial_backoff"] for pull in pulls] == [inner.SOON] * 2
+    node = inspect.getsource(importlib.import_module("flwr.supernode.start_client_internal"))
+    assert set(re.findall(r"\btime\.\w+\([^)]*\)", node)) == {"time.sleep(3)", "time.sleep(0.5)"}
+
+
+def test_a_task_that_flower_has_given_up_does_not_end_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flower's own way to try again ends it; of a site that was frozen, all would end for one message."""
+    killed: list[int] = []
+    monkeypatch.setattr("os.kill", lambda _, number: killed.append(number))
+    request = httpx.Request("POST", "http://here/v1/runtime/pull-object")
+    refusal = httpx.HTTPStatusError("refused", request=request, response=httpx.Response(401, request=request))
+    tries: list[Exception] = [refusal, httpx.ConnectError("not up yet")]
+
+    def ask() -> None:
+        raise tries.pop()
+
+    with pytest.raises(httpx.HTTPStatusError):
+        inner.patient().invoke(ask)
+    assert killed == []
+    assert tries == [], "what can pass was tried again"
+
+
 def test_the_state_of_a_superlink_has_what_is_asked_of_it() -> None:
     state = found("flwr.server.superlink.linkstate.sql_linkstate:SqlLinkState")
     for name in ("get_node_id_by_public_key", "get_valid_message_ins", "object_store", "session", "delete_node"):
@@ -127,7 +155,9 @@ def test_the_state_of_a_superlink_has_what_is_asked_of_it() -> None:
 
 def test_the_paths_of_sites_are_those_that_are_guarded() -> None:
     paths = [route.path for route in found(f"{ROUTER}:router").routes]
-    assert inner.FIRST_REQUEST in paths
+    assert {inner.FIRST_REQUEST, inner.PULL, inner.PUSH_REPLY} <= set(paths)
+    runtime = [route.path for route in found("flwr.supercore.routers.runtime.router:router").routes]
+    assert {inner.PUSH, inner.PULL_REPLIES} <= set(runtime)
     assert all(path.startswith(inner.FOR_SITES) for path in paths)
 
 
@@ -155,8 +185,8 @@ def imported(path: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_nothing_else_leans_on_what_is_not_flower_s_public_interface() -> None:
-    own = Path(inner.__file__)
-    others = [path for path in ROOT.rglob("*.py") if path != own]
+    own = {Path(inner.__file__), Path(flower_processes.__file__)}
+    others = [path for path in ROOT.rglob("*.py") if path not in own]
     leaning = {
         f"{path.relative_to(ROOT)}: {name}"
         for path in others

@@ -122,15 +122,18 @@ def test_whatever_a_site_sends_the_others_go_on(loopback: Loopback) -> None:
 def test_a_site_that_comes_late_takes_part_and_one_that_does_not_fit_sits_out(loopback: Loopback) -> None:
     (loopback.place / "images/west/cat").rename(loopback.place / "images/west/kat")
     loopback.site("north")
-    loopback.server("run", "--sites", "1", method="scaffold", rounds=8)
+    loopback.server("run", "--sites", "1", method="scaffold", rounds=20)
     loopback.until(loopback.checkpointed("run", 0))
+    loopback.freeze("north")  # the round waits for it, and so for those who come
     loopback.site("south")
     loopback.site("west")
+    loopback.until(lambda: loopback.connected("south") and loopback.connected("west"))
+    loopback.thaw("north")
     assert loopback.finish() == 0, loopback.log("server")
     run = Run(loopback.place / "run")
-    assert trained(run, "north") == list(range(8))
+    assert trained(run, "north") == list(range(20))
     late = trained(run, "south")
-    assert late == list(range(late[0], 8))
+    assert late == list(range(late[0], 20))
     assert late[0] > 0
     assert "The site 'south' came and takes part from now on." in loopback.log("server")
     assert trained(run, "west") == []

@@ -27,7 +27,7 @@ from flwr.superlink.config_loader import get_federation_manager, get_objectstore
 from flwr.superlink.servicer.fleet import fleet_handlers
 from flwr.superlink.servicer.runtime import runtime_handlers
 
-from fedkeel.deploy.flower_internals import free_removed_keys, limit_store
+from fedkeel.deploy.flower_processes import free_removed_keys, limit_store
 from fedkeel.deploy.processes import delete_messages
 from fedkeel.deploy.quota import LARGEST, Quota, most_pieces
 from fedkeel.engine.executors.flower.channel import largest_reply

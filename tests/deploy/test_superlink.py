@@ -48,7 +48,7 @@ class Flower:
         self.told: dict[str, float] = {}
         differences = Differences(Path("/nowhere/clocks.json"))
         differences.write = self.told.__setitem__  # type: ignore[method-assign]
-        self.guard = RequestGuard(self, b"secret", ConnectionGuard(), differences)
+        self.guard = RequestGuard(self, b"secret", ConnectionGuard(), differences, held=0)
 
     async def __call__(self, _scope: Any, _receive: Any, send: Any) -> None:
         self.read += 1
@@ -62,9 +62,12 @@ class Flower:
         async def send(message: dict[str, Any]) -> None:
             sent.append(message)
 
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
         scope: dict[str, Any] = {"type": "http", "path": path, "client": (client, 4711) if client else None}
         scope["headers"] = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-        await self.guard(scope, None, send)
+        await self.guard(scope, receive, send)
         return int(sent[0]["status"])
 
 

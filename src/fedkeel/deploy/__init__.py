@@ -9,7 +9,7 @@ Broadcasts over a channel, and a site answers with Updates.
     deployment.py   `fedkeel server` and `fedkeel join`: Flower's `processes`, `certificates`, `addresses`, `keys`
     superlink.py    Flower's SuperLink, guarded: who may ask for what, how much (`quota`), how long (`connections`)
     supernode.py    Flower's SuperNode, by the server's `clock`
-    apps.py         a plain Flower app; `flower_internals` has all that is not Flower's public API
+    apps.py         a plain Flower app; `flower_*` have all that is not Flower's public API
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """All that leans on Flower's inner parts: what Fedkeel calls, replaces or reads of Flower that is not its public API.
 
-The extra `flower` pins the version that this file is of, and a test fails when one of these parts changes. Nothing else
-imports more of Flower than `flwr.app`, `flwr.clientapp` and `flwr.serverapp`. What an interface of Flower's own would
-have to offer, so that a part of this file could go:
+This file is for Fedkeel's own processes, `flower_processes` for Flower's. The extra `flower` pins the version that they
+are of, and a test fails when one of these parts changes. Nothing else imports more of Flower than `flwr.app`,
+`flwr.clientapp` and `flwr.serverapp`. What an interface of Flower's own would have to offer, so that a part of this
+file could go:
 
     use_clock, now      a source of time that can be given, in place of one that all modules share
     signer, signature   a check of a request's signature by its headers alone, before the body is read
-    run_superlink/node  processes that are given their middleware, their socket and what signs their requests
-    free_removed_keys   a node that is removed and whose key may be registered again
-    limit_store         a hook before a message, or a piece of one, is stored
+    has_*, PULL, PUSH   an answer that waits until there is a message
+    SOON, patient       pauses that can be chosen, and a refusal that is an error like others
     MESSAGE_TABLES      a SuperLink that can be started without the messages of an earlier start
     Endpoint            runs, nodes and tasks of apps for a process that is already running, over a connection it gives
     *_app, *_task       the grid, or the message, of such a task
@@ -20,7 +20,6 @@ from __future__ import annotations
 import copy
 import datetime
 import hashlib
-import importlib
 import ssl
 import threading
 import time
@@ -38,11 +37,13 @@ from flwr.cli.build import build_fab_from_files
 from flwr.common.constant import SYSTEM_TIME_TOLERANCE, TIMESTAMP_HEADER, TIMESTAMP_TOLERANCE, ErrorCode, SubStatus
 from flwr.common.serde import fab_to_proto, run_from_proto
 from flwr.proto import control_pb2, runtime_pb2
+from flwr.proto.fleet_pb2 import PullMessagesResponse
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest
 from flwr.supercore import constant, date, interceptors
 from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender
+from flwr.supercore.inflatable import inflatable_utils
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.primitives import asymmetric
 from flwr.supercore.retry import make_simple_http_retry_invoker
@@ -52,7 +53,6 @@ from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fedkeel.deploy.connections import SECRET, password
-from fedkeel.deploy.quota import Quota
 
 EXPIRED, UNREACHABLE = ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE  # errors in place of a reply
 SIGNED = (constant.FLEET_HTTP_PUBLIC_KEY_HEADER, constant.FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
@@ -60,12 +60,19 @@ OLDEST, NEWEST = -TIMESTAMP_TOLERANCE - SYSTEM_TIME_TOLERANCE, SYSTEM_TIME_TOLER
 ACQUIRE = frozenset({"/flwr.proto.Runtime/AcquireTask"})
 CLIENT_APP = constant.TaskType.CLIENT_APP
 FOR_SITES, FIRST_REQUEST = "/v1/fleet/", "/v1/fleet/activate-node"
+PULL, PUSH = "/v1/fleet/pull-messages", "/v1/runtime/push-messages"  # a site asks for messages, the server sends them
+PULL_REPLIES, PUSH_REPLY = "/v1/runtime/pull-messages", "/v1/fleet/push-messages"
+SOON = 0.02  # seconds until one looks again for a piece of a message that is still on its way, at first; Flower's is 1
 SECRET_FILE = "--superexec-auth-secret-file"
 MORE_PORTS = "FLWR_INTERNAL_"  # variables that open further ports, which nobody guards
 MESSAGE_TABLES = (
     "message_ins", "message_res", "object_push_session_pending", "object_push_session_roots", "object_push_sessions",
     "object_children", "run_objects", "objects",
 )  # fmt: skip
+
+
+for _pull in (inflatable_utils.pull_objects, inflatable_utils.pull_and_inflate_object_from_tree):
+    _pull.__kwdefaults__ = {**(_pull.__kwdefaults__ or {}), "initial_backoff": SOON}
 
 
 def use_clock(moment: Callable[[], float]) -> None:
@@ -103,80 +110,27 @@ def signer(headers: Mapping[bytes, bytes], state: Any) -> tuple[bytes, int, floa
         return None
 
 
-def run_superlink(serve: Callable[[Any, Any, dict[str, Any]], None]) -> None:
-    """`serve` gets Flower's ASGI app, its configuration (host, port, TLS) and how to log."""
-    from flwr.supercore.http_logging import get_uvicorn_log_config
-    from flwr.supercore.logger import console_handler
-    from flwr.superlink.main import create_app
+def patient() -> Any:
+    """Flower's way to try again; but a task that Flower has given up is over, and does not end the whole process."""
+    retries = make_simple_http_retry_invoker()
+    usual = retries.should_giveup
 
-    cli: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
+    def gives_up(error: Exception) -> bool:
+        refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED
+        return refused or usual is None or usual(error)
 
-    def serve_app(lifespan_config: Any) -> None:
-        app = create_app(lifespan_config, cli.SuperLinkLifespan)
-        serve(app, lifespan_config, get_uvicorn_log_config(console_handler.level))
-
-    cli._run_superlink_http_api = serve_app
-    cli.flower_superlink()
+    retries.should_giveup = gives_up
+    return retries
 
 
-def run_supernode(interceptor: type) -> None:
-    from flwr.supernode import fleet_http_connection
-    from flwr.supernode.cli import flower_supernode
-
-    fleet_http_connection.NodeAuthHttpInterceptor = interceptor  # type: ignore[assignment,attr-defined]
-    flower_supernode()
+def has_messages(answer: bytes) -> bool:
+    """Whether there is any in what Flower answers to a site that asks for them."""
+    return len(PullMessagesResponse.FromString(answer).messages_list) > 0
 
 
-def free_removed_keys() -> None:
-    """A key that was removed may be added again: Flower would keep it for ever, and refuse it as one already in use."""
-    from flwr.server.superlink.linkstate.sql_linkstate import SqlLinkState
-    from flwr.supercore.state.schema.linkstate_models import Node
-    from flwr.supercore.utils import uint64_to_int64
-    from sqlalchemy import update
-
-    usual = SqlLinkState.delete_node
-
-    def delete_node(self: Any, owner_aid: str, node_id: int) -> None:
-        usual(self, owner_aid, node_id)
-        with self.session() as session:
-            session.execute(update(Node).where(Node.node_id == uint64_to_int64(node_id)).values(public_key=None))
-
-    SqlLinkState.delete_node = delete_node  # type: ignore[method-assign]
-
-
-def limit_store(quota: Quota) -> None:
-    """Have Flower's process ask the quota before it stores anything."""
-    from fastapi import HTTPException
-    from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-    from flwr.superlink.servicer.fleet import fleet_handlers
-    from flwr.superlink.servicer.runtime import runtime_handlers
-
-    send, announce, store = runtime_handlers.push_object, fleet_handlers.push_messages, fleet_handlers.push_object
-
-    def sent(request: Any, state: Any, task: Any) -> Any:
-        quota.sent(request.session_id, len(request.object_content))
-        return send(request, state, task)
-
-    def announced(request: Any, state: Any) -> Any:
-        node = request.node.node_id
-        if len(request.messages_list) != 1 or len(request.message_object_trees) != 1:
-            raise HTTPException(400, "One reply at a time.")
-        metadata, tree = request.messages_list[0].metadata, request.message_object_trees[0]
-        pieces = sum(1 for _ in iterate_object_tree(tree))
-        earlier = quota.check(node, metadata.src_node_id, metadata.message_id, tree.object_id, pieces)
-        if earlier and state.get_valid_message_ins(metadata.reply_to_message_id) is not None:
-            state.object_store.delete(earlier)  # before: else its pieces would be in the store, and not counted
-        answer = announce(request=request, state=state)
-        if tree.object_id in state.object_store:
-            quota.announced(node, tree.object_id, answer.session_id)
-        return answer
-
-    def stored(request: Any, state: Any) -> Any:
-        quota.take(request.node.node_id, request.session_id, len(request.object_content), state.object_store.delete)
-        return store(request=request, state=state)
-
-    runtime_handlers.push_object = sent
-    fleet_handlers.push_messages, fleet_handlers.push_object = announced, stored
+def has_replies(answer: bytes) -> bool:
+    """The same, of what it answers to the server."""
+    return len(runtime_pb2.PullAppMessagesResponse.FromString(answer).messages_list) > 0
 
 
 @dataclass(frozen=True)
@@ -188,7 +142,7 @@ class Endpoint:
     secret: bytes
 
     def client(self, kind: Any, *signs: Any, retry: bool = True) -> Any:
-        verify: Any = True
+        verify: Any = False  # without TLS; to read the machine's authorities would take a while
         if self.ca is not None:
             # The certificate is made out to the name that sites use, and this is the same machine by another name.
             verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -196,7 +150,7 @@ class Endpoint:
             verify.load_verify_locations(cafile=str(self.ca))
         url = f"{'http' if self.ca is None else 'https'}://{self.address}"
         version = interceptors.RuntimeVersionHttpInterceptor(component_name="fedkeel")
-        retries = make_simple_http_retry_invoker() if retry else None
+        retries = patient() if retry else None
         client = kind(url, interceptors=[version, *signs], verify=verify, retry_invoker=retries)
         client.close()
         # The same, but what stays on this machine, with a secret in it, goes by no proxy.

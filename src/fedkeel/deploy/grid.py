@@ -1,8 +1,9 @@
 """Requests and replies as Flower's messages.
 
-A message holds a small table, as JSON in a `ConfigRecord`, and the bytes of a Broadcast or an Update (safetensors) as
-one `Array`: Flower cuts large arrays into pieces and stores equal ones once, so a broadcast to twenty sites lies on
-the server once.
+A message holds a small table, as JSON in a `ConfigRecord`, and the bytes of a Broadcast or an Update (safetensors).
+Large ones are an `Array`: Flower cuts it into pieces and stores equal ones once, so a broadcast to twenty sites lies on
+the server once. Small ones lie beside the table: each piece of a message is a request of its own, and a transaction in
+the database of Flower's process, which costs more than their bytes do.
 """
 
 import json
@@ -17,17 +18,19 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MessageType, Rec
 
 from fedkeel.core.messages import BadMessage, reading
 from fedkeel.deploy import flower_internals
-from fedkeel.engine.executors.flower.channel import AWAY, POLL, Reply, Table, largest_reply, pause, plain
+from fedkeel.engine.executors.flower.channel import AWAY, POLL, Reply, Table, largest_reply, next_look, pause, plain
 
 TABLE, BYTES = "fedkeel", "fedkeel.tensors"
 SAFETENSORS = "fedkeel.safetensors"
 LARGEST_TABLE = 4 * 2**20
+SMALL = 2**20  # bytes
 KINDS = {"train": MessageType.TRAIN, "evaluate": MessageType.EVALUATE}
 
 
 def to_records(table: Table, message: bytes) -> RecordDict:
-    records = RecordDict({TABLE: ConfigRecord({"table": json.dumps(table)})})
-    if message:
+    beside = {"message": message} if 0 < len(message) <= SMALL else {}
+    records = RecordDict({TABLE: ConfigRecord({"table": json.dumps(table), **beside})})
+    if message and not beside:
         array = Array(dtype="uint8", shape=(len(message),), stype=SAFETENSORS, data=message)
         records[BYTES] = ArrayRecord({"message": array})
     return records
@@ -42,9 +45,10 @@ def from_records(records: RecordDict) -> Reply:
             raise BadMessage(f"its reply has a table of {len(text):,} bytes, more than {LARGEST_TABLE:,}")
         table = json.loads(text)
         array = given[BYTES]["message"] if BYTES in given else None
-        if not isinstance(table, dict) or (array is not None and array.stype != SAFETENSORS):
+        beside = given[TABLE].get("message", b"")
+        if not isinstance(table, dict) or not isinstance(beside, bytes) or (array and array.stype != SAFETENSORS):
             raise BadMessage("its reply is not one of fedkeel's")
-        return table, bytes(array.data) if array is not None else b""
+        return table, bytes(array.data) if array is not None else beside
 
 
 def reply_to(message: Message, records: RecordDict) -> Message:
@@ -80,15 +84,16 @@ class GridChannel:
             yield node, "the message to it could not be sent"
         came: Queue[tuple[int, Reply | str | httpx.TransportError]] = Queue()
         over, deadline, most = threading.Event(), time.monotonic() + timeout, largest_reply(len(message))
-        interval = POLL * max(1.0, len(waiting) / 10)  # of each: Flower's process has to answer them all
+        many = max(1.0, len(waiting) / 10)  # Flower's process has to answer them all
 
         def look(node: int, number: str) -> None:
+            began = time.monotonic()
             while not over.is_set() and time.monotonic() < deadline:
                 reply = self._fetch(number, most, deadline)
                 if reply is not None:
                     came.put((node, reply))
                     return
-                over.wait(interval)
+                over.wait(many * next_look(time.monotonic() - began))
 
         for node, number in waiting.items():
             threading.Thread(target=look, args=(node, number), daemon=True).start()

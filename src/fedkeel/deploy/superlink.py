@@ -19,21 +19,42 @@ from typing import Any
 import uvicorn
 from starlette.concurrency import run_in_threadpool
 
-from fedkeel.deploy import clock, flower_internals
+from fedkeel.deploy import clock, flower_internals, flower_processes
 from fedkeel.deploy.clock import Differences
 from fedkeel.deploy.connections import SECRET, UVICORN, ConnectionGuard, listen, password, raise_descriptor_limit
-from fedkeel.deploy.flower_internals import FIRST_REQUEST, FOR_SITES, NEWEST, OLDEST, SECRET_FILE, signer
+from fedkeel.deploy.flower_internals import (
+    FIRST_REQUEST,
+    FOR_SITES,
+    NEWEST,
+    OLDEST,
+    PULL,
+    PULL_REPLIES,
+    PUSH,
+    PUSH_REPLY,
+    SECRET_FILE,
+    has_messages,
+    has_replies,
+    signer,
+)
+from fedkeel.deploy.flower_processes import NODE
+from fedkeel.deploy.long_poll import HELD, LongPoll
 from fedkeel.deploy.quota import LARGEST, UNDER_WAY, Quota
 
 LONGEST_LOG = 32 * 2**20  # bytes
+MOST_REPLIES = 10  # questions for replies that are kept
 
 
 class RequestGuard:
     """Around Flower's ASGI app: who has a site's key may ask for what sites ask for, who has the server's secret for
     the rest. Nobody is read, or waited for, without end."""
 
-    def __init__(self, app: Any, secret: bytes, connections: ConnectionGuard, differences: Differences) -> None:
+    def __init__(
+        self, app: Any, secret: bytes, connections: ConnectionGuard, differences: Differences, held: float = HELD
+    ) -> None:
         self._app, self._password = app, password(secret).encode()
+        self.is_closing = False
+        self._to_sites = LongPoll(app, has_messages, held, is_closing=self._closes)
+        self._to_server = LongPoll(app, has_replies, held, MOST_REPLIES, is_closing=self._closes)
         self._connections, self._differences = connections, differences
         self._under_way: Counter[bytes] = Counter()
 
@@ -62,25 +83,39 @@ class RequestGuard:
             await self._answer_site(scope, receive, telling_time(send), int(length))
         else:
             self._connections.authenticated(scope.get("client"), b"")
-            await self._app(scope, receive, telling_time(send))
+            await self._pass_on(b"", scope, receive, telling_time(send))
 
     async def _answer_site(self, scope: dict[str, Any], receive: Any, send: Any, length: int) -> None:
-        key = await run_in_threadpool(self._key_of, dict(scope["headers"]))
-        if key is None:
+        known = await run_in_threadpool(self._key_of, dict(scope["headers"]))
+        if known is None:
             # Of two refusals, the one after which Flower's SuperNode ends at once; `fedkeel join` then tries again.
             await refuse(send, 412 if scope["path"] == FIRST_REQUEST else 401, b"No key of a site.")
-        elif self._under_way[key] + length > UNDER_WAY:
+            return
+        key, scope[NODE] = known
+        if self._under_way[key] + length > UNDER_WAY:
             await refuse(send, 503, b"Too much at once.")
         else:
             self._connections.authenticated(scope.get("client"), key)
             self._under_way[key] += length
             try:
-                await self._app(scope, receive, send)
+                await self._pass_on(key, scope, receive, send)
             finally:
                 self._under_way[key] -= length
 
-    def _key_of(self, headers: dict[bytes, bytes]) -> bytes | None:
-        """The public key that a request is signed with, now and not long ago, if it is one of a site's."""
+    async def _pass_on(self, key: bytes, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        path = scope["path"]
+        asked = {PULL: self._to_sites, PULL_REPLIES: self._to_server}.get(path)
+        sent = {PUSH: self._to_sites, PUSH_REPLY: self._to_server}.get(path)
+        if asked is not None:
+            await asked.asked(key, scope, receive, send)
+        else:
+            await (sent.sent if sent is not None else self._app)(scope, receive, send)
+
+    def _closes(self) -> bool:
+        return self.is_closing
+
+    def _key_of(self, headers: dict[bytes, bytes]) -> tuple[bytes, int] | None:
+        """The site's key that a request is signed with, now and not long ago, and the node whose key that is."""
         signed = signer(headers, self._app.state)
         if signed is None:
             return None
@@ -90,7 +125,7 @@ class RequestGuard:
             self._differences.write(str(node), ahead)
             return None
         self._differences.write(str(node), clock.number(headers.get(clock.DIFFERENCE.encode(), b"")) or 0.0)
-        return key
+        return key, node
 
 
 def telling_time(send: Any) -> Any:
@@ -126,20 +161,33 @@ def shorten(descriptor: int, most: int) -> None:
             os.ftruncate(descriptor, 0)
 
 
+class Server(uvicorn.Server):
+    """Its guard knows when it goes down, and keeps no question any longer."""
+
+    def __init__(self, guard: RequestGuard, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._guard = guard
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self._guard.is_closing = True
+        super().handle_exit(sig, frame)
+
+
 def serve(app: Any, config: Any, log_config: dict[str, Any]) -> None:
     """In place of Flower's own: uvicorn behind the guards."""
     secret = Path(sys.argv[sys.argv.index(SECRET_FILE) + 1]).read_bytes()
     connections = ConnectionGuard()
-    guarded = RequestGuard(app, secret, connections, Differences())
+    guarded = RequestGuard(flower_processes.Straight(app), secret, connections, Differences())
     tls = {"ssl_keyfile": config.ssl_keyfile, "ssl_certfile": config.ssl_certfile}
-    server = uvicorn.Server(uvicorn.Config(guarded, log_config=log_config, **tls, **UVICORN))
+    server = Server(guarded, uvicorn.Config(guarded, log_config=log_config, **tls, **UVICORN))
     server.run(sockets=[listen(config.host, config.port, connections)])
 
 
 if __name__ == "__main__":
     clock.install()
-    flower_internals.free_removed_keys()
-    flower_internals.limit_store(Quota())
+    flower_processes.free_removed_keys()
+    flower_processes.limit_store(Quota())
+    flower_processes.write_less()
     keep_log_short()
     raise_descriptor_limit()
-    flower_internals.run_superlink(serve)
+    flower_processes.run_superlink(serve)

@@ -1,11 +1,15 @@
-"""Flower's SuperNode, which signs its requests by the server's clock."""
+"""Flower's SuperNode, which signs its requests by the server's clock and does not sleep while there is work."""
 
+import time
+from collections.abc import Callable
 from typing import Any
 
-from fedkeel.deploy import clock, flower_internals
+from fedkeel.deploy import clock, flower_internals, flower_processes
 from fedkeel.deploy.clock import BORNE, Differences
+from fedkeel.engine.executors.flower.channel import POLL, next_look
 
 REFUSED = (401, 412)
+BETWEEN_QUESTIONS = 3.0  # seconds that Flower sleeps before it asks for messages again
 
 
 class SignsByServerClock:
@@ -39,6 +43,28 @@ class SignsByServerClock:
         return response, news
 
 
+class Pauses:
+    """In place of Flower's fixed ones: who asked for messages, and waited for the answer as long as it would have
+    slept, asks again at once; for the reply of its app it looks often at first and then more seldom."""
+
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._asked = self._began = self._looked = clock()
+
+    def sleep(self, seconds: float) -> None:
+        now = self._clock()
+        if seconds >= BETWEEN_QUESTIONS:
+            self._sleep(max(0.0, seconds - (now - self._asked)))
+            self._asked = self._clock()
+            return
+        if now - self._looked > POLL:  # it looks for another reply
+            self._began = now
+        self._sleep(next_look(now - self._began, seconds))
+        self._looked = self._clock()
+
+
 if __name__ == "__main__":
     clock.install()
-    flower_internals.run_supernode(SignsByServerClock)
+    flower_processes.run_supernode(SignsByServerClock, Pauses())

@@ -13,6 +13,11 @@ POLL = 0.5  # seconds
 AWAY = "it is not connected"
 
 
+def next_look(waited: float, most: float = POLL) -> float:
+    """Seconds until one looks again for what was waited for so long: so that looking late costs a twentieth more."""
+    return min(most, 0.02 + waited / 20)
+
+
 def largest_reply(sent: int) -> int:
     """Bytes that a reply may have: an update is as large as the broadcast it answers, with a method's extras."""
     return 8 * sent + 4 * 2**20
