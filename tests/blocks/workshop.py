@@ -23,7 +23,6 @@ from PIL import Image
 
 import fedkeel
 from fedkeel import models
-from fedkeel.analysis.calibration import CalibrationCurve
 from fedkeel.config import Config
 from fedkeel.data import partition
 from fedkeel.data.dataset import Dataset
@@ -74,14 +73,8 @@ def cut_short() -> Iterator[None]:
         }
         return federation(cut, replace(dataset, domains=domains))
 
-    def fewer_counts(curve: CalibrationCurve) -> None:
-        post_init(curve)
-        curve.counts = dict([*curve.counts.items()][-2:])
-
-    post_init = CalibrationCurve.__post_init__
     with (
         mock.patch.multiple(fedkeel, simulate=of_one, compare=of_several, tune=of_a_search, extend=more),
-        mock.patch.object(CalibrationCurve, "__post_init__", fewer_counts),
         mock.patch.object(Cut, "federation", fewer),
         forgetting(),
     ):
