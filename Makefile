@@ -55,13 +55,17 @@ types: $(READY)
 	@echo "mypy --strict ..."
 	@$(BIN)/mypy
 
-check: lint types
-	@echo "the quick tests ..."
-	@$(BIN)/pytest -n auto --dist worksteal -m "not slow"
+# mypy works on one core: it goes beside the tests, and says at their end what it found.
+TYPES = $(BIN)/mypy > $(VENV)/types.log 2>&1 & types=$$!
+AND_TYPES = code=$$?; echo "mypy --strict ..."; wait $$types || code=1; cat $(VENV)/types.log; exit $$code
 
-test: lint types
+check: lint
+	@echo "the quick tests ..."
+	@$(TYPES); $(BIN)/pytest -n auto --dist worksteal -m "not slow"; $(AND_TYPES)
+
+test: lint
 	@echo "all tests ..."
-	@$(BIN)/pytest -n auto --dist worksteal -m "not network"
+	@$(TYPES); $(BIN)/pytest -n auto --dist worksteal -m "not network"; $(AND_TYPES)
 
 test-elsewhere: $(READY)
 	@.ci/elsewhere

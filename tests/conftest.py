@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from collections.abc import Callable
 
 import pytest
@@ -19,7 +20,32 @@ torch.set_num_threads(1)  # the tests run in several processes, and the tensors 
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
 
+# No test pulls the plug: what has to reach a disk, and in which order, is asked of the calls (`tests/test_files.py`).
+os.fsync = lambda _: None
+
 _LIBRARIES: list[torch.library.Library] = []
+
+
+@pytest.hookimpl(trylast=True)  # after those that are not asked for are left out
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each worker begins with files of slow tests, so that none is left with a long one when the others are done.
+
+    A file stays in one piece, for what its tests share. Workers get equal shares of the list, one after another.
+    """
+    workers = getattr(config, "workerinput", {}).get("workercount", 1)
+    files: dict[object, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    slow = [file for file in files.values() if any(item.get_closest_marker("slow") for item in file)]
+    quick = [item for file in files.values() if file not in slow for item in file]
+    shares = [[item for file in slow[worker::workers] for item in file] for worker in range(workers)]
+    size = -(-len(items) // workers)
+    items[:] = []
+    for share in shares:
+        room = max(size - len(share), 0)
+        items += [*share, *quick[:room]]
+        del quick[:room]
+    items += quick
 
 
 @pytest.fixture(autouse=True)

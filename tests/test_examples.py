@@ -1,14 +1,17 @@
-"""Every example runs, as a user would run it."""
+"""Every example runs, as a main program in a folder of its own."""
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.processes import exit_code, forked
 
 FOLDER = Path(__file__).parent.parent / "examples"
 EXAMPLES = sorted(FOLDER.glob("*.py"))
@@ -17,9 +20,15 @@ EXAMPLES = sorted(FOLDER.glob("*.py"))
 @pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_the_example_runs_and_prints_its_run(example: Path, tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, str(example)], cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert "Run('runs/" in done.stdout
+    said = tmp_path / "said"
+
+    def act() -> None:
+        os.chdir(tmp_path)
+        sys.argv, sys.path[:0] = [str(example)], [str(FOLDER)]
+        runpy.run_path(str(example), run_name="__main__")
+
+    assert exit_code(forked(act, said)) == 0, said.read_text()
+    assert "Run('runs/" in said.read_text()
 
 
 @pytest.mark.slow

@@ -158,5 +158,7 @@ def test_a_folder_that_goes_while_runs_are_looked_for_is_passed_over(
             raise FileNotFoundError(path)
         return real(path)
 
-    monkeypatch.setattr(os, "scandir", scandir)
-    assert below(tmp_path, "config.toml") == [tmp_path / "a" / "config.toml", tmp_path / "b" / "config.toml"]
+    with monkeypatch.context() as context:
+        context.setattr(os, "scandir", scandir)
+        found = below(tmp_path, "config.toml")
+    assert found == [tmp_path / "a" / "config.toml", tmp_path / "b" / "config.toml"]

@@ -231,13 +231,14 @@ def option_names() -> list[str]:
 
 
 def refuse_unknown(given: Mapping[str, Any]) -> None:
+    names = option_names()
     for name in given:
-        if name not in option_names():
+        if name not in names:
             if name in ("out", "output", "output_dir"):
                 raise FedkeelError(
                     f"There is no option '{name}': a place is given with --out, in Python as directory=PATH."
                 )
-            near = nearest(ELSEWHERE.get(name, str(name)), option_names(), otherwise="see 'fedkeel run --help'.")
+            near = nearest(ELSEWHERE.get(name, str(name)), names, otherwise="see 'fedkeel run --help'.")
             raise FedkeelError(f"There is no option '{name}': {near}")
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -77,7 +76,6 @@ def cut_short() -> Iterator[None]:
     with (
         mock.patch.multiple(fedkeel, simulate=of_one, compare=of_several, tune=of_a_search, extend=more),
         mock.patch.object(Cut, "federation", fewer),
-        mock.patch.object(os, "fsync"),
         forgetting(),
     ):
         yield

@@ -1,5 +1,7 @@
 """A signature changes with what a method computes, and with nothing else."""
 
+import re
+
 import pytest
 import torch
 from torch import Tensor
@@ -106,7 +108,13 @@ def test_a_full_disk_says_nothing_of_a_method(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.slow
-def test_every_method_of_the_recipes_has_one() -> None:
+def test_every_method_of_the_recipes_has_one(monkeypatch: pytest.MonkeyPatch) -> None:
     recipes = [load(name) for name in names()]
     every = {recipe.config(row, column).method for recipe in recipes for row, column in recipe.cells()}
-    assert [method for method in sorted(every) if losses(method)[0] is None] == ["greg(alpha=10.0)"]  # it diverges
+    assert losses("greg(alpha=10.0)")[0] is None  # it diverges in the end
+    monkeypatch.setattr(probes, "ROUNDS", 2)  # of which the second is from the middle of a run on
+    kinds = {
+        re.sub(r"=[\d.e-]+", "=", method): method for method in sorted(every)
+    }  # one of those that differ in a number
+    assert len(kinds) > 50
+    assert [method for method in kinds.values() if losses(method)[0] is None] == []

@@ -99,11 +99,10 @@ class TestChoosing:
 
     @pytest.mark.slow
     def test_the_same_seed_finds_the_same_whatever_runs_beside_it(self, tmp_path: Path) -> None:
-        options = {"trials": 8, "rounds": 3}
+        options = {"trials": 6, "rounds": 2}
         one = found(tune(tmp_path / "one", "fedavg", "fedprox", **options))
-        assert found(tune(tmp_path / "again", "fedavg", "fedprox", **options)) == one
         assert found(tune(tmp_path / "two", "fedavg", "fedprox", jobs=2, **options)) == one
-        other = found(tune(tmp_path / "other", "fedavg", "fedprox", search_seed=4, **options))
+        other = found(tune(tmp_path / "other", "fedavg", search_seed=4, **options))
         assert [t["params"] for t in other[0]["trials"]] != [t["params"] for t in one[0]["trials"]]
 
     def test_the_first_trial_has_the_default_settings_and_the_others_have_others(self, tmp_path: Path) -> None:
@@ -181,6 +180,21 @@ def searched(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tune(tmp_path_factory.mktemp("searched"), trials=5).directory
 
 
+CUT_OFF: dict[str, Any] = {
+    "trials": 4,
+    "rounds": 1,
+    "space": "learning_rate=log(0.01, 1), momentum=uniform(0, 0.9)",
+}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, Any]:
+    """The journal of a search that nobody disturbed, and what it found."""
+    directory = tmp_path_factory.mktemp("whole") / "w"
+    tuning = tune(directory, **CUT_OFF)
+    return (directory / "tuning.journal").read_bytes(), found(tuning)
+
+
 class TestGoingOn:
     def test_a_stopped_search_goes_on_and_finds_what_it_would_have(self, tmp_path: Path) -> None:
         options = {"trials": 7, "rounds": 3}
@@ -235,13 +249,14 @@ class TestGoingOn:
 
     @pytest.mark.slow
     @pytest.mark.parametrize("line", range(2, 22, 2))
-    def test_one_that_was_cut_off_in_whatever_line_of_its_journal(self, line: int, tmp_path: Path) -> None:
-        options = {"trials": 4, "rounds": 1, "space": "learning_rate=log(0.01, 1), momentum=uniform(0, 0.9)"}
-        whole = tune(tmp_path / "w", **options)
+    def test_one_that_was_cut_off_in_whatever_line_of_its_journal(
+        self, line: int, tmp_path: Path, whole: tuple[bytes, Any]
+    ) -> None:
+        journal, chosen = whole
         (tmp_path / "c").mkdir()
-        lines = (tmp_path / "w" / "tuning.journal").read_bytes().splitlines(keepends=True)
+        lines = journal.splitlines(keepends=True)
         (tmp_path / "c" / "tuning.journal").write_bytes(b"".join(lines[:line]) + lines[line][:-5])
-        assert found(tune(tmp_path / "c", **options)) == found(whole)
+        assert found(tune(tmp_path / "c", **CUT_OFF)) == chosen
 
     def test_one_that_was_killed_while_it_wrote_keeps_nobody_waiting(self, tmp_path: Path) -> None:
         lock = tmp_path / "tuning.journal.lock"

@@ -132,7 +132,9 @@ def _function(function: FunctionType) -> list[Any]:
     if function.__globals__.get("__name__") == "__main__":  # names come and go: `self.run` is not a notebook's `run`
         steps = (step for code in codes_in(function.__code__) for step in dis.get_instructions(code))
         read = sorted({step.argval for step in steps if step.opname in READS})
-    written = {step.argval for step in dis.get_instructions(function) if step.opname == "STORE_GLOBAL"}
+    stores = dis.opmap["STORE_GLOBAL"] in function.__code__.co_code[::2]  # hardly ever, and to take it apart takes long
+    own = dis.get_instructions(function) if stores else ()
+    written = {step.argval for step in own if step.opname == "STORE_GLOBAL"}
     within = {name: value for name, value in function.__globals__.items() if name not in written}
     cells: list[Any] = []
     for cell in function.__closure__ or ():

@@ -10,7 +10,7 @@ import io
 import logging
 import time
 from collections import Counter
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent import futures
 from contextlib import suppress
 from dataclasses import dataclass, field
 from threading import Lock
@@ -60,7 +60,7 @@ class Crew:
         self.worker, self.cluster, self.config = worker, cluster, worker.config
         self.seats: list[Seat] = []
         self.traffic: dict[str, Counter[str]] = {}  # by the name of a node: bytes and seconds
-        self._starting: dict[Future[Seat], str] = {}  # and on which node
+        self._starting: dict[futures.Future[Seat], str] = {}  # and on which node
         self._unfit: dict[str, str] = {}
         self._deaths: Counter[str] = Counter()
         self._images: dict[str, Any] = {}  # by node, once they are there
@@ -68,7 +68,7 @@ class Crew:
         self._closed = False
         self._lonely = time.monotonic()
         self._told_lonely = False
-        self._threads = ThreadPoolExecutor(64, thread_name_prefix="ray actor")
+        self._threads = futures.ThreadPoolExecutor(64, thread_name_prefix="ray actor")
         self._on_gpu = self._decide_device()
         self._own = [_own_code(module) for module in imports.homes(imports.used(self.config))]
         self._work = self._packed()
@@ -172,7 +172,7 @@ class Crew:
             if stop_requested.is_set():
                 raise Stopped
             self.attend()
-            time.sleep(0.02)
+            futures.wait(self._starting, 0.02, futures.FIRST_COMPLETED) if self._starting else time.sleep(0.02)
 
     def _leave_alone(self, node: str, why: str) -> None:
         if node not in self._unfit:
