@@ -129,7 +129,8 @@ def test_a_task_that_flower_has_given_up_does_not_end_the_process(monkeypatch: p
     monkeypatch.setattr("os.kill", lambda _, number: killed.append(number))
     request = httpx.Request("POST", "http://here/v1/runtime/pull-object")
     refusal = httpx.HTTPStatusError("refused", request=request, response=httpx.Response(401, request=request))
-    tries: list[Exception] = [refusal, httpx.ConnectError("not up yet")]
+    cut_off = httpx.ConnectError("[SSL: UNEXPECTED_EOF_WHILE_READING] EOF occurred in violation of protocol")
+    tries: list[Exception] = [refusal, httpx.ConnectError("not up yet"), cut_off]
 
     def ask() -> None:
         raise tries.pop()

@@ -215,6 +215,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_killed_between_two_writes_and_resumed_it_is_the_same_run(tmp_path: Path, whole: dict[str, bytes]) -> None:
-    moments = list(range(0, 190, 7))
+    moments = list(range(0, 190, 4))
     kills = kill_and_resume(tmp_path, whole, moments)
-    assert 10 < kills < len(moments), "the last ones are beyond the run's end"
+    assert 15 < kills < len(moments), "the last ones are beyond the run's end"

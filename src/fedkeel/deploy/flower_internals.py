@@ -111,13 +111,15 @@ def signer(headers: Mapping[bytes, bytes], state: Any) -> tuple[bytes, int, floa
 
 
 def patient() -> Any:
-    """Flower's way to try again; but a task that Flower has given up is over, and does not end the whole process."""
+    """Flower's way to try again; but a task that Flower has given up is over, and does not end the whole process. And a
+    handshake that was cut off is no proof that there is no TLS."""
     retries = make_simple_http_retry_invoker()
     usual = retries.should_giveup
 
     def gives_up(error: Exception) -> bool:
         refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code == httpx.codes.UNAUTHORIZED
-        return refused or usual is None or usual(error)
+        cut_off = isinstance(error, httpx.ConnectError) and "EOF" in str(error)
+        return refused or (not cut_off and (usual is None or usual(error)))
 
     retries.should_giveup = gives_up
     return retries
