@@ -6,6 +6,9 @@ CORE := $(VENV)/.core
 READY := $(VENV)/.ready
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# A test that starts a process would compile the package again each time.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test test-elsewhere test-network check lint types docs clean help setup
 
 help:

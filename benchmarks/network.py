@@ -18,6 +18,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.deploy.real import SITES, Loopback, draw_images
@@ -43,6 +45,7 @@ def measure(rounds: int) -> list[float]:
         loopback.server("run", rounds=rounds)
         if loopback.finish():
             raise SystemExit(loopback.log("server"))
+        torch.set_num_threads(1)  # as the sites do
         loopback.serial("serial", rounds=rounds)
         return above(seconds(loopback.place / "run"), seconds(loopback.place / "serial"))
 

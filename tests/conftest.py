@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
+import shutil
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from hypothesis import HealthCheck, settings
 
-from fedkeel.data.federation import Federation
-from fedkeel.models import Classifier
-from tests import tiny
+if TYPE_CHECKING:  # the process that hands out the tests runs none, and does not wait for torch
+    import torch
 
-torch.set_num_threads(1)  # the tests run in several processes, and the tensors are small
+    from fedkeel.data.federation import Federation
+    from fedkeel.models import Classifier
+
+# Tens of thousands of small files come and go: in memory, where there is room, nobody searches a disk for their inodes.
+# In a folder there: beside it lies the memory that processes share, at which tests look.
+MEMORY, ROOM = Path("/dev/shm"), 4 << 30
+if "TMPDIR" not in os.environ and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+    tempfile.tempdir = os.environ["TMPDIR"] = str(MEMORY / f"tests-{os.getuid()}")
+    Path(tempfile.tempdir).mkdir(mode=0o700, exist_ok=True)
+
+gc.disable()  # what is imported and collected stays: see `pytest_collection_modifyitems`
 
 # How long an example takes is a matter of the machine, not of what is tested.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -26,12 +39,22 @@ os.fsync = lambda _: None
 _LIBRARIES: list[torch.library.Library] = []
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: some tests wait, for a browser, for Ray or for processes of their own."""
+    return len(os.sched_getaffinity(0)) + 1 if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1) + 1
+
+
 @pytest.hookimpl(trylast=True)  # after those that are not asked for are left out
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Each worker begins with files of slow tests, so that none is left with a long one when the others are done.
 
     A file stays in one piece, for what its tests share. Workers get equal shares of the list, one after another.
     """
+    import torch
+
+    torch.set_num_threads(1)  # the tests run in several processes, and the tensors are small
+    gc.freeze()  # nobody looks again and again through thousands of tests, and a forked process copies no page of them
+    gc.enable()
     workers = getattr(config, "workerinput", {}).get("workercount", 1)
     files: dict[object, list[pytest.Item]] = {}
     for item in items:
@@ -57,12 +80,16 @@ def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 @pytest.fixture
 def tiny_federation() -> Callable[..., Federation]:
     """Makes federations by hand: domains, missing classes, unequal sizes. See `tests.tiny.federation`."""
+    from tests import tiny
+
     return tiny.federation
 
 
 @pytest.fixture
 def tiny_model() -> Callable[..., Classifier]:
     """Makes a tiny network with batch norm. See `tests.tiny.model`."""
+    from tests import tiny
+
     return tiny.model
 
 
@@ -79,6 +106,8 @@ def timm_ready() -> None:
     try:
         import torchvision  # noqa: F401
     except RuntimeError:
+        import torch
+
         library = torch.library.Library("torchvision", "FRAGMENT")
         library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

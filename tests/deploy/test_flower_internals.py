@@ -1,6 +1,6 @@
 """What Fedkeel leans on in Flower is there, takes what it is given, and is leant on in one place.
 
-When one of these fails, Flower has changed: `flower_internals` and `flower_processes` are the files to look at.
+When one of these fails, Flower has changed: look at `flower_internals`, `flower_processes` and `pieces`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import httpx
 
 import fedkeel
 from fedkeel.deploy import flower_internals as inner
-from fedkeel.deploy import flower_processes
+from fedkeel.deploy import flower_processes, pieces
 
 PUBLIC = {"flwr.app", "flwr.clientapp", "flwr.serverapp"}
 ROOT = Path(fedkeel.__file__).parent
@@ -49,6 +49,7 @@ SIGNATURES = {
     f"{HANDLERS}.fleet.fleet_handlers:push_object": ["request", "state"],
     f"{HANDLERS}.runtime.runtime_handlers:push_object": ["request", "state", "task"],
     "flwr.supernode.fleet_http_connection:NodeAuthHttpInterceptor": ["private_key", "public_key"],
+    "flwr.supernode.start_client_internal:_push_messages": ["state", "object_store", "send", "push_object"],
     "flwr.supernode.runtime.run_clientapp:pull_task_input": ["client"],
     "flwr.supernode.runtime.run_clientapp:push_message": ["client", "message", "context"],
     "flwr.supernode.runtime.run_clientapp:push_task_output": ["client", "context", "sub_status", "details"],
@@ -106,7 +107,11 @@ def test_flower_looks_for_what_is_replaced_where_it_is_replaced() -> None:
     replaced = {
         SUPERLINK: "_run_superlink_http_api(",
         "flwr.supernode.fleet_http_connection": "NodeAuthHttpInterceptor(",
+        "flwr.supernode.start_client_internal": "_push_messages(",
     }
+    assert "with FleetHttpClient.from_server_address(" in inspect.getsource(
+        importlib.import_module("flwr.supernode.fleet_http_connection")
+    )
     for module, call in replaced.items():
         assert call in inspect.getsource(importlib.import_module(module)).replace(f"def {call}", "")
     router = inspect.getsource(importlib.import_module(ROUTER))
@@ -186,7 +191,7 @@ def imported(path: Path) -> Iterator[str]:
 
 @pytest.mark.slow
 def test_nothing_else_leans_on_what_is_not_flower_s_public_interface() -> None:
-    own = {Path(inner.__file__), Path(flower_processes.__file__)}
+    own = {Path(inner.__file__), Path(flower_processes.__file__), Path(pieces.__file__)}
     others = [path for path in ROOT.rglob("*.py") if path not in own]
     leaning = {
         f"{path.relative_to(ROOT)}: {name}"

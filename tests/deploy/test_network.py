@@ -12,7 +12,8 @@ import torch
 from fedkeel.config import from_one
 from fedkeel.core.messages import Broadcast, Update
 from fedkeel.core.state import Tensors
-from fedkeel.engine.local import ClientFailure, Worker
+from fedkeel.engine.failures import ClientFailure
+from fedkeel.engine.local import Worker
 from fedkeel.runs.run import Run
 from tests.deploy.real import PROCESSES, Loopback, Networks, draw_images, has_namespaces
 
@@ -82,11 +83,11 @@ def go_on(loopback: Loopback, rounds: int) -> None:
 
 
 def test_a_site_that_hangs_is_missed_and_takes_part_again_when_it_wakes(loopback: Loopback) -> None:
-    go_on(loopback, rounds=8)
+    go_on(loopback, rounds=60)
     loopback.freeze("south")
     loopback.until(lambda: bool(missed(Run(loopback.place / "run"), "south")))
     loopback.thaw("south")
-    assert_went_through_it(loopback, "south", rounds=8)
+    assert_went_through_it(loopback, "south", rounds=60)
 
 
 @pytest.mark.skipif(not has_namespaces(), reason="there are no network namespaces here, or they are not ours to make")
@@ -94,11 +95,11 @@ def test_a_site_whose_cable_is_pulled_is_missed_and_takes_part_again_when_it_is_
     draw_images(tmp_path / "images")
     with Networks(*SITES) as networks, Loopback(tmp_path, networks) as loopback:
         loopback.certificates(*SITES)
-        go_on(loopback, rounds=12)
+        go_on(loopback, rounds=60)
         networks.cut("south")
         loopback.until(lambda: bool(missed(Run(loopback.place / "run"), "south")))
         networks.mend("south")
-        assert_went_through_it(loopback, "south", rounds=12)
+        assert_went_through_it(loopback, "south", rounds=60)
 
 
 def test_whatever_a_site_sends_the_others_go_on(loopback: Loopback) -> None:

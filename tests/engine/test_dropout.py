@@ -109,9 +109,9 @@ def test_a_slot_notices_draws_from_the_generator_that_all_share(monkeypatch: pyt
     monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _: torch.get_rng_state())
     slot: Any = Slot.__new__(Slot)
     slot.worker = tiny.setup().worker
-    slot._step = lambda *_: None
+    slot._steps = lambda *_: None
     slot._eager_step(None, 4)
-    slot._step = lambda *_: torch.rand(1)
+    slot._steps = lambda *_: torch.rand(1)
     with pytest.raises(DrawsByItself):
         slot._eager_step(None, 4)
 

@@ -156,7 +156,8 @@ class Composition(Method):
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
         total: Tensor | float = 0.0
         for part in self._acting["loss"]:
-            total = total + part.loss(client.views[part.name], batch, output)
+            term = part.loss(client.views[part.name], batch, output)
+            total = total + term if isinstance(total, Tensor) or total else term
         return total
 
     def gradients(self, client: LocalClient, recompute: Callable[[], Tensor]) -> None:
@@ -188,7 +189,8 @@ class Composition(Method):
         for name in extras:
             if name.partition("/")[0] not in {part.name for part in self.parts} or "/" not in name:
                 raise BadMessage(f"its extras do not match: missing [], not expected {[name]}")
-        for part in self.parts:
+        # A part that sends nothing expects nothing.
+        for part in (part for part in self.parts if extras or part.overrides("finish") or part.overrides("expects")):
             if (expected := part.expects(server.scoped(part.name))) is not None:
                 check_expected(select(extras, part.name), expected)
 
@@ -225,7 +227,8 @@ class Composition(Method):
         result: Tensors = {}
         for part in self.parts:
             view = server.scoped(part.name)
-            result |= prefixed(part.extras(view, scoped_updates(updates, part.name)), part.name)
+            seen = scoped_updates(updates, part.name) if part.overrides("extras") else ()
+            result |= prefixed(part.extras(view, seen), part.name)
             self._keep(server, part, view)
         return result
 

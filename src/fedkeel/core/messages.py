@@ -102,7 +102,10 @@ class Broadcast(Message):
     extras: Tensors = field(default_factory=dict)
 
     def to(self, device: torch.device | str) -> Broadcast:
-        return Broadcast.of(self.header, {name: to_device(group, device) for name, group in self.groups.items()})
+        """This one, if it is there."""
+        moved = {name: to_device(group, device) for name, group in self.groups.items()}
+        is_there = all(moved[name][key] is t for name, group in self.groups.items() for key, t in group.items())
+        return self if is_there else Broadcast.of(self.header, moved)
 
 
 @dataclass(frozen=True)
@@ -143,6 +146,11 @@ class Summed(Update):
     @property
     def nbytes(self) -> int:
         return self.sent
+
+
+@dataclass(frozen=True)
+class Examined(Update):
+    """One of this process, which looked at all its numbers when it was made. No message is read as one."""
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class Layout:
 def copies(entries: Mapping[str, Tensor], names: Iterable[str]) -> Tensors:
     """Copies of the named entries, all in one go."""
     result = {name: torch.empty_like(entries[name], requires_grad=False) for name in names}
-    _copy_all(list(result.values()), [entries[name].detach() for name in result])
+    _copy_all(list(result.values()), [entries[name] for name in result])
     return result
 
 
@@ -158,7 +158,7 @@ def clone(tensors: Mapping[str, Tensor]) -> Tensors:
     >>> clone({"w": torch.ones(1, requires_grad=True)})
     {'w': tensor([1.])}
     """
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+    return copies(tensors, tensors)
 
 
 def select(tensors: Tensors, part: str) -> Tensors:
@@ -201,4 +201,4 @@ def nbytes(tensors: Mapping[str, Tensor]) -> int:
     >>> nbytes({"w": torch.zeros(10), "n": torch.zeros((), dtype=torch.int64)})
     48
     """
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    return sum(tensor.nbytes for tensor in tensors.values())

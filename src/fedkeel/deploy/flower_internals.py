@@ -1,9 +1,9 @@
 """All that leans on Flower's inner parts: what Fedkeel calls, replaces or reads of Flower that is not its public API.
 
-This file is for Fedkeel's own processes, `flower_processes` for Flower's. The extra `flower` pins the version that they
-are of, and a test fails when one of these parts changes. Nothing else imports more of Flower than `flwr.app`,
-`flwr.clientapp` and `flwr.serverapp`. What an interface of Flower's own would have to offer, so that a part of this
-file could go:
+This file is for Fedkeel's own processes, `flower_processes` for Flower's, `pieces` for both. The extra `flower` pins
+the version that they are of, and a test fails when one of these parts changes. Nothing else imports more of Flower than
+`flwr.app`, `flwr.clientapp` and `flwr.serverapp`. What an interface of Flower's own would have to offer, so that a part
+of this file could go:
 
     use_clock, now      a source of time that can be given, in place of one that all modules share
     signer, signature   a check of a request's signature by its headers alone, before the body is read
@@ -12,6 +12,8 @@ file could go:
     MESSAGE_TABLES      a SuperLink that can be started without the messages of an earlier start
     Endpoint            runs, nodes and tasks of apps for a process that is already running, over a connection it gives
     *_app, *_task       the grid, or the message, of such a task
+    NEWS                a node that tells its app of a message
+    push                a message that is sent with its pieces
     fetch, forget       a reply with a limit of its size and its time; deleting what nobody waits for any more
 """
 
@@ -44,6 +46,7 @@ from flwr.supercore.control.control_http_client import ControlHttpClient
 from flwr.supercore.fab import Fab
 from flwr.supercore.heartbeat import HeartbeatSender
 from flwr.supercore.inflatable import inflatable_utils
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from flwr.supercore.inflatable.inflatable_utils import ObjectPullError
 from flwr.supercore.primitives import asymmetric
 from flwr.supercore.retry import make_simple_http_retry_invoker
@@ -53,6 +56,7 @@ from flwr.superlink.grid import HttpGrid
 from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
 from fedkeel.deploy.connections import SECRET, password
+from fedkeel.deploy.pieces import Carrying
 
 EXPIRED, UNREACHABLE = ErrorCode.MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE  # errors in place of a reply
 SIGNED = (constant.FLEET_HTTP_PUBLIC_KEY_HEADER, constant.FLEET_HTTP_SIGNATURE_HEADER, TIMESTAMP_HEADER)
@@ -65,6 +69,7 @@ PULL_REPLIES, PUSH_REPLY = "/v1/runtime/pull-messages", "/v1/fleet/push-messages
 SOON = 0.02  # seconds until one looks again for a piece of a message that is still on its way, at first; Flower's is 1
 SECRET_FILE = "--superexec-auth-secret-file"
 MORE_PORTS = "FLWR_INTERNAL_"  # variables that open further ports, which nobody guards
+NEWS = "FEDKEEL_NEWS"  # a variable of Flower's processes: the descriptor to which they write when there is work
 MESSAGE_TABLES = (
     "message_ins", "message_res", "object_push_session_pending", "object_push_session_roots", "object_push_sessions",
     "object_children", "run_objects", "objects",
@@ -258,7 +263,7 @@ class MeasuredClient:
     what was cut off. Here one that has more than `most` bytes, or is not complete by the deadline, is given up."""
 
     def __init__(self, client: Any, most: int, deadline: float) -> None:
-        self._client, self._most, self._deadline = client, most, deadline
+        self._client, self._most, self._deadline = Carrying(client), most, deadline
         self._bytes, self._lock = 0, threading.Lock()
         self.replies: list[str] = []
         self.refusal = ""
@@ -284,6 +289,22 @@ class MeasuredClient:
             if self.refusal:
                 raise ObjectPullError(request.object_id, self.refusal)
         return part
+
+
+def push(grid: Any, messages: list[Message]) -> list[str]:
+    """Send these messages; their numbers, of those that could not be sent none."""
+    if not isinstance(grid, HttpGrid):
+        return list(grid.push_messages(messages))
+    objects: dict[str, Any] = {}
+
+    def content_of(identity: str) -> bytes:
+        for message in messages if not objects else ():
+            objects.update(get_all_nested_objects(message))
+        return bytes(objects[identity].deflate())
+
+    one: Any = copy.copy(grid)
+    one._client = Carrying(grid._runtime_client, content_of)
+    return list(one.push_messages(messages))
 
 
 def fetch(grid: Any, number: str, most: int, deadline: float) -> Message | str | None:

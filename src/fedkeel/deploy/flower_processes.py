@@ -1,9 +1,10 @@
 """What Fedkeel puts in the place of parts of Flower inside Flower's own processes, SuperLink and SuperNode.
 
-With `flower_internals`, which is for Fedkeel's processes, this is all that leans on Flower's inner parts. What an
-interface of Flower's own would have to offer, so that a part of this file could go:
+With `flower_internals`, which is for Fedkeel's processes, and `pieces` this is all that leans on Flower's inner parts.
+What an interface of Flower's own would have to offer, so that a part of this file could go:
 
-    run_superlink/node  processes that are given their middleware, their socket, their pauses and what signs requests
+    run_superlink/node  processes that are given their middleware, their socket, their pauses, their clients and what
+                        signs requests
     free_removed_keys   a node that is removed and whose key may be registered again
     limit_store         a hook before a message, or a piece of one, is stored
     write_less          a database that is not written to for every piece of a message
@@ -12,8 +13,11 @@ interface of Flower's own would have to offer, so that a part of this file could
 
 import importlib
 import inspect
+import os
 import time
 from collections.abc import Callable
+from contextlib import closing
+from types import SimpleNamespace
 from typing import Any
 
 from fastapi import HTTPException
@@ -21,11 +25,14 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from fedkeel.deploy.flower_internals import NEWS
+from fedkeel.deploy.pieces import Carrying, attach, attached, gather
 from fedkeel.deploy.quota import Quota
 
 SECOND = 1.0
 FOR_SERVER = "/v1/runtime/"
 NODE = "fedkeel.node"  # in the scope of a request: the node whose key it is signed with
+ANNOUNCES, FETCHES, PIECE = "push-messages", "pull-messages", "push-object"
 OFTEN = ("messages", "object", "received", "nodes", "heartbeat")  # ends of paths that are asked for in every round
 
 
@@ -46,11 +53,27 @@ def run_superlink(serve: Callable[[Any, Any, dict[str, Any]], None]) -> None:
 
 
 def run_supernode(interceptor: type, pauses: Any) -> None:
+    """Flower's SuperNode; the process that started it is told when a message has come."""
     from flwr.supernode import fleet_http_connection, start_client_internal
     from flwr.supernode.cli import flower_supernode
 
+    fleet: Any = fleet_http_connection
+    usual, connect = start_client_internal._push_messages, fleet.FleetHttpClient.from_server_address
+    stores: list[Any] = []
+
+    def push_messages(state: Any, object_store: Any, send: Any, push_object: Any) -> None:
+        stores[:] = [object_store]
+        os.write(int(os.environ[NEWS]), b".")
+        pauses.begin()
+        usual(state, object_store, send, push_object)
+
+    def connect_carrying(*words: Any, **options: Any) -> Any:
+        return closing(Carrying(connect(*words, **options), lambda identity: stores[0].get(identity)))
+
+    start_client_internal._push_messages = push_messages
     start_client_internal.time = pauses  # type: ignore[attr-defined]
-    fleet_http_connection.NodeAuthHttpInterceptor = interceptor  # type: ignore[assignment,attr-defined]
+    fleet.FleetHttpClient = SimpleNamespace(from_server_address=connect_carrying)
+    fleet.NodeAuthHttpInterceptor = interceptor
     flower_supernode()
 
 
@@ -157,7 +180,8 @@ class Straight:
         from flwr.supercore.protobuf.constants import PROTOBUF_MEDIA_TYPE
         from flwr.supercore.protobuf.translation import ProtobufTranslationMiddleware
 
-        kind, handler, wanted = self._ways[asked.scope["path"]]
+        path = asked.scope["path"]
+        kind, _, wanted = self._ways[path]
         request = ProtobufTranslationMiddleware._parse_request(body, kind)
         if NODE in asked.scope and request.node.node_id != asked.scope[NODE]:
             raise HTTPException(401, "Invalid SuperNode authentication")
@@ -165,5 +189,28 @@ class Straight:
         given["handlers"] = self.state.runtime_handlers
         if "task" in wanted:
             given["task"] = authenticate_task(asked, asked.headers.get(TASK_TOKEN_HEADER), given["state"])
-        answer = handler(**{name: given[name] for name in wanted})
+        answer = self._call(path, given)
+        if path.endswith(ANNOUNCES):
+            self._store(path, answer, given)
+        elif path.endswith(FETCHES):
+            attach(answer, gather(answer.message_object_trees, given["state"].object_store.get))
         return Response(answer.SerializeToString(), media_type=PROTOBUF_MEDIA_TYPE)
+
+    def _call(self, path: str, given: dict[str, Any]) -> Any:
+        _, handler, wanted = self._ways[path]
+        return handler(**{name: given[name] for name in wanted})
+
+    def _store(self, path: str, answer: Any, given: dict[str, Any]) -> None:
+        """The pieces that came with the message, as if each had come in a request of its own."""
+        from flwr.common.constant import SUPERLINK_NODE_ID
+        from flwr.proto.message_pb2 import PushObjectRequest
+        from flwr.proto.node_pb2 import Node
+
+        request, way = given["request"], path.removesuffix(ANNOUNCES) + PIECE
+        sender = request.node if "node" in request.DESCRIPTOR.fields_by_name else Node(node_id=SUPERLINK_NODE_ID)
+        piece = PushObjectRequest(node=sender, session_id=answer.session_id)
+        piece.run_id = request.messages_list[0].metadata.run_id
+        for identity, content in attached(request).items():
+            piece.object_id, piece.object_content = identity, content
+            if identity in answer.objects_to_push and self._call(way, {**given, "request": piece}).stored:
+                answer.objects_to_push.remove(identity)

@@ -78,7 +78,7 @@ class GridChannel:
             Message(to_records(request, message), node, KINDS.get(request["do"], MessageType.QUERY), ttl=timeout)
             for node, request in requests.items()
         ]
-        ids = list(self._grid.push_messages(messages)) if messages else []
+        ids = flower_internals.push(self._grid, messages) if messages else []
         waiting = {node: number for number, node in zip(ids, requests, strict=False) if number}
         for node in [node for node in requests if node not in waiting]:
             yield node, "the message to it could not be sent"
@@ -106,6 +106,8 @@ class GridChannel:
                     continue
                 if isinstance(reply, httpx.TransportError):
                     raise reply
+                if not isinstance(reply, str):
+                    ids.remove(waiting[node])  # who replied had it, and said so to Flower, which deleted it then
                 del waiting[node]
                 yield node, reply
         finally:

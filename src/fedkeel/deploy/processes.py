@@ -3,6 +3,7 @@
 import ctypes
 import os
 import secrets
+import select
 import signal
 import sqlite3
 import subprocess
@@ -13,12 +14,13 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from fedkeel.deploy import clock
-from fedkeel.deploy.flower_internals import MESSAGE_TABLES, MORE_PORTS, SECRET_FILE, Endpoint
+from fedkeel.deploy.flower_internals import MESSAGE_TABLES, MORE_PORTS, NEWS, SECRET_FILE, Endpoint
 from fedkeel.engine.executors.flower.channel import pause
 from fedkeel.errors import FedkeelError
 
 START_TIME = 120.0  # seconds for a Flower process to come up
 CLOCKS = "clocks.json"
+LOOK = 0.2  # seconds after which it is looked whether the process is still there
 
 
 class ProcessEnded(FedkeelError):
@@ -29,29 +31,36 @@ class ProcessEnded(FedkeelError):
 def process(
     name: str, place: Path, arguments: list[str], address: str, ca: Path | None = None
 ) -> Iterator[tuple[Endpoint, Callable[[], None]]]:
-    """The superlink or a supernode, and what to call while waiting: it raises when the process has ended."""
+    """The superlink or a supernode, and what to call while waiting: it raises when the process has ended, and comes
+    back at once when the process has news."""
     secret = new_secret(place)
     command = [sys.executable, "-m", f"fedkeel.deploy.{name}", *arguments, "--isolation", "process"]
     command += [SECRET_FILE, str(secret)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(MORE_PORTS)}
     environment |= {"FLWR_HOME": str(place / "home"), "FLWR_TELEMETRY_ENABLED": "0"}
     environment |= {clock.BASE: str(clock.install()), clock.FILE: str(place / CLOCKS)}
+    heard, tells = os.pipe()
+    environment[NEWS] = str(tells)
     (place / CLOCKS).unlink(missing_ok=True)
     log_file = place / f"{name}.log"
     with open(log_file, "ab") as output:
         child = subprocess.Popen(
             command, env=environment, stdout=output, stderr=output, stdin=subprocess.DEVNULL,
-            start_new_session=True, preexec_fn=end_with_parent,
+            start_new_session=True, preexec_fn=end_with_parent, pass_fds=[tells],
         )  # fmt: skip
+    os.close(tells)  # it is the child's: when the child ends, so does what is heard
 
     def alive() -> None:
-        pause(0.2)
+        if select.select([heard], [], [], LOOK)[0] and not os.read(heard, 4096):
+            pause(LOOK)  # nobody is left to tell anything
+        pause(0)
         if child.poll() is not None:
             raise ProcessEnded(f"Flower's {name} ended ({last_words(log_file)}): see '{log_file}'.")
 
     try:
         yield Endpoint(address, ca, secret.read_bytes()), alive
     finally:
+        os.close(heard)
         child.terminate()
         try:
             child.wait(timeout=10)

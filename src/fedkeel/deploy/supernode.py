@@ -6,7 +6,7 @@ from typing import Any
 
 from fedkeel.deploy import clock, flower_internals, flower_processes
 from fedkeel.deploy.clock import BORNE, Differences
-from fedkeel.engine.executors.flower.channel import POLL, next_look
+from fedkeel.engine.executors.flower.channel import next_look
 
 REFUSED = (401, 412)
 BETWEEN_QUESTIONS = 3.0  # seconds that Flower sleeps before it asks for messages again
@@ -51,7 +51,11 @@ class Pauses:
         self, clock: Callable[[], float] = time.monotonic, sleep: Callable[[float], None] = time.sleep
     ) -> None:
         self._clock, self._sleep = clock, sleep
-        self._asked = self._began = self._looked = clock()
+        self._asked = self._began = clock()
+
+    def begin(self) -> None:
+        """From now on it looks for the reply to another message."""
+        self._began = self._clock()
 
     def sleep(self, seconds: float) -> None:
         now = self._clock()
@@ -59,10 +63,7 @@ class Pauses:
             self._sleep(max(0.0, seconds - (now - self._asked)))
             self._asked = self._clock()
             return
-        if now - self._looked > POLL:  # it looks for another reply
-            self._began = now
         self._sleep(next_look(now - self._began, seconds))
-        self._looked = self._clock()
 
 
 if __name__ == "__main__":

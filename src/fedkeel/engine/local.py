@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
@@ -20,18 +19,18 @@ from torch import Tensor, nn
 from fedkeel import seeds
 from fedkeel.config import Config
 from fedkeel.core import state
-from fedkeel.core.checking import check_finite
 from fedkeel.core.client import Batch, LocalClient, Repeat, one_by_one
 from fedkeel.core.composition import Composition
 from fedkeel.core.evaluation import Evaluation
-from fedkeel.core.messages import Answer, BadMessage, Broadcast, Update
+from fedkeel.core.messages import Answer, Broadcast, Update
 from fedkeel.core.state import Layout, Tensors, prefixed, select
 from fedkeel.core.types import Classifier, Output
 from fedkeel.data.federation import Federation
 from fedkeel.engine import optimizers, schedules, stopwatch
 from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, try_channels_last
 from fedkeel.engine.evaluation import Evaluator
-from fedkeel.engine.losses import TrainingLoss
+from fedkeel.engine.failures import check_loss, refuse_not_finite
+from fedkeel.engine.losses import TrainingLoss, differentiate
 from fedkeel.engine.stopwatch import Stopwatch, phase
 from fedkeel.nn.dropout import draw_dropout
 from fedkeel.nn.kernels.pooling import pool_on_rows
@@ -44,10 +43,6 @@ LOCAL = "local"  # where a client's memory holds the entries of the model that n
 WATCHED = "watched/"  # before the names of an update's metrics that are for observers and not for `metrics.jsonl`
 QUESTION = "question"  # where a broadcast's extras hold the tensors of a method's question
 log = logging.getLogger("fedkeel")
-
-
-class ClientFailure(Exception):
-    """This client has no update to offer; the text says why."""
 
 
 class StepWatch(Protocol):
@@ -112,6 +107,10 @@ class Worker:
         self.task_loss = TrainingLoss(config.loss, self.federation.num_classes, device)
         self.watch = self.watching(self.model) if self.watching else None
         self._compiled = self._compile()
+        # The last broadcast as it came and on this device, and the last round's learning rate: clients share them.
+        self._sent: tuple[Broadcast | None, Broadcast] = (None, Broadcast(0, 0, {}, {}))
+        self._rate = (-1, 0.0)
+        self._one = torch.ones((), device=device)  # where every backward pass begins: else it is made each time
 
     def _compile(self) -> Callable[[Tensor], Output] | None:
         if not self.config.compile:
@@ -142,7 +141,7 @@ class Worker:
             for batch in self.store.batches(plan, self.federation.train_transform):
                 if stop_requested.is_set():
                     raise Stopped
-                total_loss += self.step(client, batch) * len(batch.y)
+                total_loss.add_(self.step(client, batch), alpha=len(batch.y))
             return self.end(client, float(total_loss) / max(len(plan.order), 1))
 
     def samples_of(self, name: str) -> Tensors:
@@ -188,9 +187,9 @@ class Worker:
             # A single sample has no batch statistics: batch norm then uses the global ones and leaves them alone.
             with frozen_statistics(self.model) if len(batch.y) == 1 else nullcontext(), self._precision():
                 output = self._forward(client, batch.x)
-                loss = self.task_loss(output.logits, batch.y) + self.method.loss(client, batch, output)
-            loss.backward()  # type: ignore[no-untyped-call]
-            return loss.detach()
+                loss, term = self.task_loss(output.logits, batch.y), self.method.loss(client, batch, output)
+                loss = loss if isinstance(term, float) and not term else loss + term
+            return differentiate(loss, self._one)
 
         loss = self.gradients.backward(backward, self.model, batch, self.task_loss)
         if self.watch:
@@ -230,7 +229,7 @@ class Worker:
         if self.gradients.tells_loss:
             check_loss(loss)
         update, memory = self.leave(client, loss)
-        refuse_not_finite({**update.weights, **update.statistics, **memory})
+        refuse_not_finite(update, memory)
         return update, memory
 
     @phase(stopwatch.FINISH)
@@ -238,16 +237,18 @@ class Worker:
         """Let the method finish; its update and memory as they are, without a look at the numbers."""
         seen = self.watch.metrics(client.round) if self.watch else {}
         metrics = {"loss": loss} | {f"{WATCHED}{name}": value for name, value in seen.items()}
+        extras = self.method.finish(client)
+        layout, entries = self.layout, state.clone(self.entries)
         update = Update(
             client=client.name,
             samples=client.samples,
             round=client.round,
-            extras=self.method.finish(client),
-            weights=state.copies(self.entries, self.layout.weights),
-            statistics=state.copies(self.entries, self.layout.statistics),
+            extras=extras,
+            weights={name: entries[name] for name in layout.weights},
+            statistics={name: entries[name] for name in layout.statistics},
             metrics=metrics if self.gradients.tells_loss else {},
         )
-        return update, _memory(client, state.copies(self.entries, self.layout.local))
+        return update, state.clone(client.memory) | prefixed({name: entries[name] for name in layout.local}, LOCAL)
 
     # -- beside training -------------------------------------------------------------------------------------
     @phase(stopwatch.ANSWERING)
@@ -257,7 +258,9 @@ class Worker:
         with seeds.default_generator(self.config.seed, question, broadcast.round, name, device=self.device):
             tensors = self.method.answer(client, question, select(client.broadcast.extras, QUESTION))
         # Nothing was trained: the entries of the model that never travel stay as they were.
-        return Answer(name, client.samples, tensors), _memory(client, select(memory, LOCAL))
+        return Answer(name, client.samples, tensors), state.clone(
+            client.memory | prefixed(select(memory, LOCAL), LOCAL)
+        )
 
     @phase(stopwatch.EVALUATING)
     def evaluate(
@@ -281,6 +284,11 @@ class Worker:
         self._load(broadcast, local)
         return self.method.is_stranger(local)
 
+    def learning_rate_at(self, round: int) -> float:
+        if self._rate[0] != round:
+            self._rate = round, schedules.learning_rate_at(self.config, round)
+        return self._rate[1]
+
     def waiting(self) -> AbstractContextManager[None]:
         """Around what only waits for the GPU."""
         return nullcontext() if self.clock is None else self.clock(stopwatch.WAITING)
@@ -293,7 +301,9 @@ class Worker:
     @phase(stopwatch.LOADING)
     def _arrive(self, name: str, broadcast: Broadcast, memory: Tensors, question: str = "") -> LocalClient:
         config, site, round = self.config, self.federation[name], broadcast.round
-        broadcast = broadcast.to(self.device)
+        if self._sent[0] is not broadcast:
+            self._sent = broadcast, broadcast.to(self.device)
+        broadcast = self._sent[1]
         memory = state.to_device(memory, self.device)
         self._load(broadcast, select(memory, LOCAL))
         self.task_loss.begin(lambda: self.federation.labels[site.train])
@@ -310,7 +320,7 @@ class Worker:
             data=TrainingPasses(self.store, site, plan, config.seed, round, config.batch_size),
             config=config,
             num_classes=self.federation.num_classes,
-            learning_rate=schedules.learning_rate_at(config, round),
+            learning_rate=self.learning_rate_at(round),
             task_loss=self.task_loss,
             memory={key: tensor for key, tensor in memory.items() if not key.startswith(f"{LOCAL}/")},
             repeat=self._repeat,
@@ -330,21 +340,3 @@ class Worker:
             learning_rate = torch.tensor(learning_rate, device=self.device)
         trained = [parameter for parameter in self._parameters if parameter.requires_grad]
         return optimizers.local_optimizer(trained, self.config, learning_rate)
-
-
-def _memory(client: LocalClient, local: Tensors) -> Tensors:
-    """What the client keeps: its parts' memory and the entries of the model that never travel."""
-    return state.clone(client.memory | prefixed(local, LOCAL))
-
-
-def check_loss(loss: float) -> None:
-    if not math.isfinite(loss):
-        raise ClientFailure(f"its loss became {loss}: a lower learning rate may help")
-
-
-def refuse_not_finite(tensors: Tensors) -> None:
-    """Also of what a client remembers, which would spoil its next rounds too."""
-    try:
-        check_finite(tensors)
-    except BadMessage as bad:
-        raise ClientFailure(f"{bad}: a lower learning rate may help") from None

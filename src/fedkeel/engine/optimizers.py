@@ -15,6 +15,7 @@ from fedkeel.errors import FedkeelError, first_line
 from fedkeel.registry import Registry, signature_of
 
 OF_THE_RUN = {"lr": "learning_rate", "momentum": "momentum", "weight_decay": "weight_decay"}
+OF_THE_KERNEL = ("lr", "momentum", "weight_decay", "dampening", "nesterov", "maximize")
 OF_THE_ENGINE = ("params", "foreach", "fused", "capturable", "differentiable", "maximize")
 UNFIT = {
     "lbfgs": "evaluates the loss several times in a step",
@@ -45,8 +46,7 @@ class DirectSGD(torch.optim.SGD):
             trained = [parameter for parameter in group["params"] if parameter.grad is not None]
             # A parameter's first momentum is its gradient, which the kernel sees to for all of them or for none.
             for begins in (False, True):
-                parameters = [parameter for parameter in trained if (parameter not in self._momenta) is begins]
-                if parameters:
+                if parameters := [parameter for parameter in trained if (parameter not in self._momenta) is begins]:
                     self._update(parameters, group, begins)
 
     def _update(self, parameters: list[nn.Parameter], group: dict[str, Any], begins: bool) -> None:
@@ -56,18 +56,9 @@ class DirectSGD(torch.optim.SGD):
                 for parameter in parameters:
                     self._momenta[parameter] = self.state[parameter]["momentum_buffer"] = torch.empty_like(parameter)
             momenta = [self._momenta[parameter] for parameter in parameters]
-        torch._fused_sgd_(
-            list[Tensor](parameters),
-            [parameter.grad for parameter in parameters if parameter.grad is not None],
-            momenta,
-            weight_decay=group["weight_decay"],
-            momentum=group["momentum"],
-            lr=group["lr"],
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=begins,
-        )
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        options = {name: group[name] for name in OF_THE_KERNEL}
+        torch._fused_sgd_(list[Tensor](parameters), gradients, momenta, **options, is_first_step=begins)
 
 
 DirectSGD.step.hooked = True  # type: ignore[attr-defined]  # PyTorch would wrap every step in a label for its profiler

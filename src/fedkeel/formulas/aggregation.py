@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedkeel.core.state import Tensors, is_continuous
+from fedkeel.core.state import Tensors, clone, is_continuous
 from fedkeel.errors import FedkeelError
 from fedkeel.formulas.similarity import precise
 
@@ -37,20 +37,16 @@ def weighted_mean(states: Sequence[Mapping[str, Tensor]], weights: Sequence[floa
         raise ValueError("The mean of no states is not defined: give at least one.")
     total = float(sum(weights))
     first = states[0]
-    result = {name: tensor.detach().clone() for name, tensor in first.items()}
+    result = clone({name: precise(tensor) if is_continuous(tensor) else tensor for name, tensor in first.items()})
     floating = [name for name, tensor in first.items() if is_continuous(tensor)]
     if floating:
-        origin = [precise(first[name]) for name in floating]
-        accumulated = [tensor.clone() for tensor in origin]
+        origin, accumulated = [precise(first[name]) for name in floating], [result[name] for name in floating]
         for weight, state in zip(weights[1:], states[1:], strict=True):
             differences = torch._foreach_sub([precise(state[name]) for name in floating], origin)
             torch._foreach_add_(accumulated, differences, alpha=weight / total)
-        for name, tensor in zip(floating, accumulated, strict=True):
-            result[name] = tensor.to(first[name].dtype)
     for name in first.keys() - set(floating):
-        for state in states[1:]:
-            result[name] = torch.maximum(result[name], state[name])
-    return result
+        result[name] = torch.stack([state[name] for state in states]).amax(0)
+    return {name: tensor.to(first[name].dtype) for name, tensor in result.items()}
 
 
 def pooled_moments(

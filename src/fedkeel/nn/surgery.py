@@ -201,6 +201,26 @@ def changed(changes: list[Change]) -> Iterator[None]:
                 del place[name]
 
 
+class _Count:
+    """In the place of a batch norm's counter: counts on the host, and can do nothing else."""
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def add_(self, more: int) -> None:
+        self.times += more
+
+
+@contextmanager
+def counting_together(norms: list[_BatchNorm]) -> Iterator[None]:
+    """Inside, these batch norms count their batches on the host, and all counters go up by one kernel at the end."""
+    counts = [_Count() for _ in norms]
+    with changed([(norm._buffers, "num_batches_tracked", count) for norm, count in zip(norms, counts, strict=True)]):
+        yield
+    if seen := [(norm.num_batches_tracked, c.times) for norm, c in zip(norms, counts, strict=True) if c.times]:
+        torch._foreach_add_([counter for counter, _ in seen], [times for _, times in seen])  # type: ignore[misc]
+
+
 def using_statistics(model: nn.Module | Norms, statistics: Mapping[str, Tensor]) -> AbstractContextManager[None]:
     """Inside, every batch norm normalises with the given means and variances, in training too (GReg Eq. 5).
 

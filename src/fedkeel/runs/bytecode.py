@@ -135,14 +135,14 @@ def _function(function: FunctionType) -> list[Any]:
     stores = dis.opmap["STORE_GLOBAL"] in function.__code__.co_code[::2]  # hardly ever, and to take it apart takes long
     own = dis.get_instructions(function) if stores else ()
     written = {step.argval for step in own if step.opname == "STORE_GLOBAL"}
-    within = {name: value for name, value in function.__globals__.items() if name not in written}
+    within = {name: function.__globals__[name] for name in read if name in function.__globals__ and name not in written}
     cells: list[Any] = []
     for cell in function.__closure__ or ():
         try:
             cells.append(_Use("", cell.cell_contents))
         except ValueError:  # not filled yet
             cells.append(None)
-    uses = [_Use(name, within[name], names) for name in read if name in within]
+    uses = [_Use(name, within[name], names) for name in within]
     code = _code(function.__code__, function.__doc__)
     return [*code, function.__defaults__, function.__kwdefaults__, *cells, *uses]
 

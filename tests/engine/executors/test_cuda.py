@@ -1,4 +1,7 @@
-"""The executor `cuda` gives what `serial` gives on the same GPU, for every method and clients of unequal size."""
+"""The executor `cuda` gives what `serial` gives on the same GPU, for every method and clients of unequal size.
+
+Where there is no GPU, on a pretended one (`pretended.py`), and then bit by bit.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,32 @@ from fedkeel.methods import METHODS
 from fedkeel.models import Classifier
 from tests import tiny
 from tests.data.made_up import tree
+from tests.engine.executors.pretended import pretend
 from tests.methods.together import VARIANTS
 
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+HAS_GPU = torch.cuda.is_available()
+needs_gpu = pytest.mark.skipif(not HAS_GPU, reason="needs a CUDA device")
 EXTRA = ["fedprox+greg", "fedwon+hbn", "fedprox+hbn", "greg(mode=mix-learned)", "fedcoda(calibrate_from=0)"]
 EXTRA += ["scaffold(option=I)", "scaffold+hbn", "moon+greg", "moon+hbn", "fedsam+greg", "fedsam+hbn", "fedacg+hbn"]
 EXTRA += ["fedfm(from_round=1)", "fpl(prototypes=seen)", "fedrdn(draw=batch)", "fedrdn+hbn", "fedplvm(lambda_=1)+greg"]
 SAMPLES = (1, 3, 37, 120, 200)
+
+
+def slow(value: str) -> Any:
+    return pytest.param(value, marks=pytest.mark.slow)
+
+
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The GPU of this machine, or a pretended one."""
+    return SimpleNamespace(device="cuda") if HAS_GPU else pretend(monkeypatch.setattr)
+
+
+def assert_same(expected: dict[str, Tensor], models: dict[str, Tensor], tolerance: float = 2e-4) -> None:
+    """Up to the roundings of a GPU; a pretended one has none of its own."""
+    for name, tensor in expected.items():
+        difference = (tensor.double() - models[name].double()).abs().max()
+        assert difference <= tolerance * HAS_GPU * tensor.double().abs().max().clamp(min=1e-3), name
 
 
 def uneven_federation() -> Federation:
@@ -72,10 +94,9 @@ def large_federation(clients: int, samples: int, pixels: int) -> Federation:
     return Federation("large", images, labels, ("a", "b", "c", "d"), tuple(sites), transform, transform)
 
 
-@needs_gpu
 @pytest.mark.gpu
-@pytest.mark.parametrize("method", [*METHODS.names(), *EXTRA, *VARIANTS])
-def test_two_rounds_under_cuda_equal_two_rounds_under_serial(method: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", [*METHODS.names(), *map(slow, [*EXTRA, *VARIANTS])])
+def test_two_rounds_under_cuda_equal_two_rounds_under_serial(method: str, card: Any, tmp_path: Path) -> None:
     models = {}
     for executor in ("serial", "cuda"):
         run = simulate(
@@ -84,28 +105,29 @@ def test_two_rounds_under_cuda_equal_two_rounds_under_serial(method: str, tmp_pa
                 batch_size=8,
                 learning_rate=0.01,
                 momentum=0.9,
-                model="simple_cnn(width=4)",
                 precision="float32",
-                device="cuda",
+                device=card.device,
                 executor=executor,
                 method=method,
             ),
+            model="simple_cnn(width=4)" if HAS_GPU else tiny.model(),
             federation=uneven_federation(),
             directory=tmp_path / executor,
         )
         models[executor] = load_file(run.directory / "model.safetensors")
-    for name, tensor in models["serial"].items():
-        difference = (tensor.double() - models["cuda"][name].double()).abs().max()
-        assert difference <= 2e-4 * tensor.double().abs().max().clamp(min=1e-3), name
+    assert_same(models["serial"], models["cuda"])
 
 
-@needs_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     "optimizer",
-    ["sgd", "adamw", "sgd(nesterov=true)", "adam(betas=(0.8, 0.9))", "rmsprop", "nadam", "asgd", "adagrad"],
+    [
+        "sgd",
+        "adamw",
+        *map(slow, ["sgd(nesterov=true)", "adam(betas=(0.8, 0.9))", "rmsprop", "nadam", "asgd", "adagrad"]),
+    ],
 )
-def test_schedules_and_optimisers_act_in_captured_steps(optimizer: str, tmp_path: Path) -> None:
+def test_schedules_and_optimisers_act_in_captured_steps(optimizer: str, card: Any, tmp_path: Path) -> None:
     models = {}
     for executor in ("serial", "cuda"):
         run = simulate(
@@ -119,17 +141,15 @@ def test_schedules_and_optimisers_act_in_captured_steps(optimizer: str, tmp_path
             loss="cross-entropy(label_smoothing=0.1, class_weights=balanced)",
             optimizer=optimizer,
             local_epochs=2,
-            model="simple_cnn(width=4)",
+            model="simple_cnn(width=4)" if HAS_GPU else tiny.model(),
             precision="float32",
-            device="cuda",
+            device=card.device,
             executor=executor,
             federation=uneven_federation(),
             directory=tmp_path / executor,
         )
         models[executor] = load_file(run.directory / "model.safetensors")
-    for name, tensor in models["serial"].items():
-        difference = (tensor.double() - models["cuda"][name].double()).abs().max()
-        assert difference <= 1e-3 * tensor.double().abs().max().clamp(min=1e-3), name
+    assert_same(models["serial"], models["cuda"], 1e-3)
 
 
 @needs_gpu
@@ -157,6 +177,22 @@ def test_a_gpu_with_little_memory_left_runs_fewer_clients_at_once(tmp_path: Path
     for other in others:
         for name, tensor in expected.items():
             torch.testing.assert_close(other[name], tensor, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.skipif(HAS_GPU, reason="the test above has a real one")
+@pytest.mark.parametrize(("workers", "free"), [(5, 0), (0, 2**30)], ids=["as many as asked for", "by a trial"])
+def test_where_slots_do_not_fit_there_are_fewer_and_the_same_results(
+    workers: int, free: int, tmp_path: Path, card: Any, caplog: Any
+) -> None:
+    caplog.set_level("INFO")
+    card.most_pools, card.free = 2, free
+    runs = [
+        tiny.run(tmp_path / how, on=uneven_federation(), executor=how, workers=workers, rounds=1)
+        for how in ("serial", "cuda")
+    ]
+    assert ("going on with 2" in caplog.text) == (workers > 0)
+    assert ("1 clients at once: a step alone takes" in caplog.text) == (workers == 0)
+    assert tiny.result(runs[0])["model.safetensors"] == tiny.result(runs[1])["model.safetensors"]
 
 
 @needs_gpu
@@ -228,9 +264,11 @@ def dropping(layer: Callable[[], nn.Module]) -> Classifier:
     return Classifier(encoder, nn.Linear(32, 4), 32, 4)
 
 
-def trained(directory: Path, executor: str, layer: Callable[[], nn.Module], **options: Any) -> dict[str, Tensor]:
+def trained(
+    directory: Path, card: Any, executor: str, layer: Callable[[], nn.Module], **options: Any
+) -> dict[str, Tensor]:
     settings: dict[str, Any] = {"rounds": 2, "batch_size": 8, "learning_rate": 0.01, "workers": 4}
-    settings |= {"momentum": 0.9, "precision": "float32", "device": "cuda", "executor": executor}
+    settings |= {"momentum": 0.9, "precision": "float32", "device": card.device, "executor": executor}
     run = simulate(
         **{**settings, **options}, model=dropping(layer), federation=uneven_federation(), directory=directory
     )
@@ -246,26 +284,22 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@needs_gpu
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", LAYERS)
-@pytest.mark.parametrize("method", ["fedavg", "greg", "fedsam"])
+@pytest.mark.parametrize("method", ["fedavg", slow("greg"), slow("fedsam")])
 def test_models_with_dropout_are_the_same_under_cuda_and_serial(
-    name: str, method: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    name: str, method: str, card: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    models = {how: trained(tmp_path / how, how, LAYERS[name], method=method) for how in ("serial", "cuda")}
-    for entry, tensor in models["serial"].items():
-        difference = (tensor.double() - models["cuda"][entry].double()).abs().max()
-        assert difference <= 2e-4 * tensor.double().abs().max().clamp(min=1e-3), entry
+    models = {how: trained(tmp_path / how, card, how, LAYERS[name], method=method) for how in ("serial", "cuda")}
+    assert_same(models["serial"], models["cuda"])
     one_by_one = "not as captured graphs: the model or the method draws from torch's default generator."
     assert (one_by_one in caplog.text) == (name == "unknown")
 
 
-@needs_gpu
 @pytest.mark.gpu
-def test_dropout_repeats_from_run_to_run_and_is_not_on_in_vain(tmp_path: Path) -> None:
+def test_dropout_repeats_from_run_to_run_and_is_not_on_in_vain(card: Any, tmp_path: Path) -> None:
     first, again, none = (
-        trained(tmp_path / str(i), "cuda", lambda p=p: nn.Dropout(p), learning_rate=0.001)  # type: ignore[misc]
+        trained(tmp_path / str(i), card, "cuda", lambda p=p: nn.Dropout(p), learning_rate=0.001)  # type: ignore[misc]
         for i, p in enumerate((0.5, 0.5, 0.0))
     )
     for entry, tensor in first.items():
@@ -296,13 +330,12 @@ class Masks(Method):
         return {}
 
 
-@needs_gpu
 @pytest.mark.gpu
-def test_clients_side_by_side_have_masks_of_their_own(tmp_path: Path) -> None:
+def test_clients_side_by_side_have_masks_of_their_own(card: Any, tmp_path: Path) -> None:
     sent = {}
     for executor in ("serial", "cuda"):
         method = Masks()
-        trained(tmp_path / executor, executor, lambda: nn.Dropout(0.5), method=method)
+        trained(tmp_path / executor, card, executor, lambda: nn.Dropout(0.5), method=method)
         sent[executor] = method.sent
     for client, masks in sent["serial"].items():
         assert torch.equal(masks, sent["cuda"][client]), client

@@ -27,6 +27,7 @@ log = logging.getLogger("fedkeel")
 WHITE_IS_ZERO = 262  # the tag of a TIFF file
 LARGE = 2**24  # pixels of an image; of larger ones, one is decoded at a time
 TOLERATED = 0.01  # share of the images that may be broken, unless something else is said
+AT_ONCE = 64  # images for a thread: handing over a small one takes longer than decoding it
 SUFFIXES = {".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff", ".gif", *DICOM}
 one_large_at_a_time = threading.Lock()
 
@@ -175,6 +176,8 @@ def in_threads(attempt: Callable[..., str], *items: Iterable[Any]) -> list[str]:
 
     It warns of large images and odd metadata without saying of which file; that is for one thread to silence.
     """
+    calls = list(zip(*items, strict=True))
+    pieces = [calls[first : first + AT_ONCE] for first in range(0, len(calls), AT_ONCE)]
     with warnings.catch_warnings(), ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
         warnings.simplefilter("ignore")
-        return list(pool.map(attempt, *items))
+        return [said for piece in pool.map(lambda piece: [attempt(*call) for call in piece], pieces) for said in piece]

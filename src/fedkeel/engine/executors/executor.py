@@ -120,6 +120,11 @@ class Executor(ABC):
         """Of the updates of the last training that are `Summed`, by their weights."""
         return {}
 
+    @property
+    def is_trying(self) -> bool:
+        """Whether it still tries out in its rounds what is fastest; those are not to be timed."""
+        return False
+
     def about(self) -> dict[str, Any]:
         """What a profile tells of it."""
         return {}

@@ -28,7 +28,8 @@ from fedkeel.engine.children import Child, end, heard
 from fedkeel.engine.evaluation import split_indices
 from fedkeel.engine.executors.executor import EXECUTORS, Executor, Part
 from fedkeel.engine.executors.shared_memory import SharedTensors
-from fedkeel.engine.local import ClientFailure, Worker
+from fedkeel.engine.failures import ClientFailure
+from fedkeel.engine.local import Worker
 from fedkeel.engine.memory import ClientMemory
 from fedkeel.engine.optimizers import import_beforehand
 from fedkeel.engine.threads import available_cores

@@ -9,7 +9,8 @@ from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, Broadcast, Missing, Update
 from fedkeel.core.state import Tensors
 from fedkeel.engine.executors.executor import EXECUTORS, Executor, Part
-from fedkeel.engine.local import ClientFailure, Worker
+from fedkeel.engine.failures import ClientFailure
+from fedkeel.engine.local import Worker
 from fedkeel.engine.memory import ClientMemory
 
 T = TypeVar("T")

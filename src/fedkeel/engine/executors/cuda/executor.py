@@ -7,33 +7,35 @@ side, and clients stream through them, long ones first.
 
 import gc
 import logging
-import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from fedkeel.core import state
-from fedkeel.core.checking import size
+from fedkeel.core.checking import glance
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, Broadcast, Missing, Update
 from fedkeel.core.state import Tensors
-from fedkeel.engine import local, optimizers
-from fedkeel.engine.executors.cuda.slot import Changed, DrawsByItself, Slot, SlotClient, copy_into
+from fedkeel.engine import optimizers
+from fedkeel.engine.executors.cuda.lengths import GraphLength
+from fedkeel.engine.executors.cuda.slot import DrawsByItself, Slot, SlotClient
 from fedkeel.engine.executors.executor import EXECUTORS, Part
 from fedkeel.engine.executors.serial import SerialExecutor
-from fedkeel.engine.local import ClientFailure, Worker
+from fedkeel.engine.failures import ClientFailure, check_loss, look
+from fedkeel.engine.local import Worker
 from fedkeel.engine.memory import ClientMemory
 from fedkeel.stopping import Stopped, stop_requested
 
 log = logging.getLogger("fedkeel")
 T = TypeVar("T")
-Ended = list[tuple[str, Tensor, Update, Tensors]]  # client, its loss and the size of its tensors, update, memory
-AHEAD = 3  # graphs launched for a client before the host turns to the next
+Ended = list[tuple[str, Tensor, Update, Tensors]]  # client, its loss and what `glance` saw, update, memory
+AHEAD = 4  # graphs launched for a client before the host turns to the next
 MOST_SLOTS, FEWEST_SLOTS = 32, 4
-TRIAL_STEPS = 10
+TRIAL_STEPS = 12
 # Seconds of steps, each taken alone, that are in flight together: what small kernels leave idle is small.
 AT_ONCE = 20e-3
 MEMORY_SHARE = 0.9  # of the free memory that slots may take
@@ -55,9 +57,10 @@ class CudaExecutor(SerialExecutor):
         super().__init__(worker, memory)
         self._wanted = workers  # 0: what a trial says
         self._slots: list[Slot] = []
-        self._static: tuple[Tensors, Tensors, Tensors] | None = None
+        self._static: list[Tensors] = []
         self._evaluation: Slot | None = None
         self._said = False
+        self._length = GraphLength()
         uncapturable = worker.method.uncapturable
         self._one_by_one = f"'{uncapturable[0]}' does not declare its steps capturable" if uncapturable else ""
         self._one_by_one = self._one_by_one or optimizers.uncapturable(worker.config)
@@ -90,7 +93,7 @@ class CudaExecutor(SerialExecutor):
         The client starts anew afterwards; nothing of the trial stays but the slot and its graphs.
         """
         device = self.worker.device
-        client = self._longest_first(clients, broadcast)[0]
+        client = self._planned(self._longest_first(clients)[0], broadcast)
         if client.steps < TRIAL_STEPS:
             return MOST_SLOTS
         before = torch.cuda.memory_reserved(device)
@@ -98,7 +101,7 @@ class CudaExecutor(SerialExecutor):
         with torch.cuda.stream(self._slots[0].stream):
             slot = self._slots[0]
             slot.start(client, broadcast, self.memory.of(client.name))
-            while client.position < TRIAL_STEPS - 2:
+            while client.position < TRIAL_STEPS - 4:  # so that what is timed is whole batches, and a replay
                 slot.advance()
             torch.cuda.synchronize(device)
             began, position = time.perf_counter(), client.position
@@ -115,16 +118,19 @@ class CudaExecutor(SerialExecutor):
         return min(fitting, useful)
 
     def _in_memory(self, attempt: Callable[[], T]) -> T:
-        """Out of memory: half as many slots, until there is one; where that does not fit either, the run ends."""
+        """Out of memory: no longer graphs than there were, then half as many slots, until there is one; where that
+        does not fit either, the run ends."""
         while True:
             try:
                 return attempt()
             except torch.OutOfMemoryError:
-                if len(self._slots) <= 1:
+                too_long = self._length.settle()
+                if len(self._slots) <= 1 and not too_long:
                     raise
             # Only now: the exception held on to everything that its functions had in their hands.
-            self._wanted = len(self._slots) // 2
-            log.warning("The GPU's memory holds fewer clients at once than tried: going on with %d.", self._wanted)
+            if not too_long:
+                self._wanted = len(self._slots) // 2
+                log.warning("The GPU's memory holds fewer clients at once than tried: going on with %d.", self._wanted)
             self._give_up_slots()
 
     def _give_up_slots(self) -> None:
@@ -133,35 +139,45 @@ class CudaExecutor(SerialExecutor):
         gc.collect()
         torch.cuda.empty_cache()
 
-    def _longest_first(self, clients: Sequence[str], broadcast: Broadcast) -> list[SlotClient]:
-        planned = [SlotClient(name, self.worker.plan(name, broadcast.round)) for name in clients]
-        return sorted(planned, key=lambda client: -client.steps)
+    def _longest_first(self, clients: Sequence[str]) -> list[str]:
+        return sorted(clients, key=lambda client: -self.worker.federation[client].samples)
+
+    def _planned(self, client: str, broadcast: Broadcast) -> SlotClient:
+        return SlotClient(client, self.worker.plan(client, broadcast.round))
 
     def _train(self, clients: Sequence[str], broadcast: Broadcast) -> dict[str, Update | Missing]:
+        began = time.perf_counter()
         self._open(len(clients))
-        waiting = self._longest_first(clients, broadcast)
+        waiting = deque(self._longest_first(clients))
         ended: Ended = []
         for slot in self._slots:
-            slot.client, slot.queued = None, 0
+            slot.client, slot.queued, slot.captured, slot.length = None, 0, (0.0, 0), self._length.steps
         while waiting or any(slot.client for slot in self._slots):
             if stop_requested.is_set():
                 torch.cuda.synchronize(self.worker.device)
                 raise Stopped
             idle = [slot for slot in self._slots if slot.client is None]
             for slot in sorted(idle, key=lambda slot: slot.queued)[: len(waiting)]:
-                client = waiting.pop(0)
+                client = self._planned(waiting.popleft(), broadcast)
                 with torch.cuda.stream(slot.stream):
                     slot.start(client, broadcast, self.memory.of(client.name))
-                # Work for the GPU while the host readies the next client.
-                for _ in range(AHEAD):
-                    self._advance(slot, ended)
+                self._advance(slot, ended)  # work for the GPU while the host readies the next client
             for slot in self._slots:
                 self._advance(slot, ended)
         self._join()
         for slot in self._slots:
             if slot.eager:
                 self._say(slot.eager)
-        return self._read(ended)
+        results = self._read(ended)
+        self._length.see(self._slots, len(clients), time.perf_counter() - began, broadcast.rounds - broadcast.round - 1)
+        return results
+
+    @property
+    def is_trying(self) -> bool:
+        return not self._one_by_one and not self._length.is_settled
+
+    def about(self) -> dict[str, Any]:
+        return {"graph": f"{self._length.steps} steps"}
 
     def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
         """Side by side, in the slots that training has opened."""
@@ -225,42 +241,43 @@ class CudaExecutor(SerialExecutor):
         if client is None:
             return
         with torch.cuda.stream(slot.stream):
-            if slot.advance():
+            if slot.advance(AHEAD):
                 update, memory, loss = slot.finish()
-                sound = size({**update.weights, **update.statistics, **memory}).to(loss)
-                ended.append((client.name, torch.stack([loss, sound]), update, memory))
+                seen = glance(update, memory)
+                ended.append((client.name, torch.cat([loss.to(seen)[None], seen]), update, memory))
 
     def _read(self, ended: Ended) -> dict[str, Update | Missing]:
-        """One look at all losses and norms; only now does the host wait for the GPU."""
+        """One look at all losses and numbers of `glance`; only now does the host wait for the GPU."""
         with self.worker.waiting():
-            numbers = torch.stack([pair for _, pair, _, _ in ended]).tolist()
+            numbers = torch.stack([seen for _, seen, _, _ in ended]).tolist()
         results: dict[str, Update | Missing] = {}
-        for (client, _, update, memory), (loss, sound) in zip(ended, numbers, strict=True):
+        for (client, _, update, memory), (loss, *seen) in zip(ended, numbers, strict=True):
+            update.metrics["loss"] = loss
             try:
-                local.check_loss(loss)
-                if not math.isfinite(sound):
-                    local.refuse_not_finite({**update.weights, **update.statistics, **memory})
+                check_loss(loss)
+                results[client] = look(update, memory, seen)
             except ClientFailure as failure:
                 results[client] = Missing(client, str(failure))
             else:
-                update.metrics["loss"] = loss
                 self.memory.keep(client, memory)
-                results[client] = update
         return results
 
     def _hold(self, broadcast: Broadcast) -> Broadcast:
         """The broadcast at an address that stays the same from round to round, for the graphs."""
         given = broadcast.to(self.worker.device)
-        tensors = (given.weights, given.statistics, given.extras)
-        try:
-            if self._static is None:
-                raise Changed
-            copy_into(self._static, tensors)
-        except Changed:
-            self._static = state.clone(tensors[0]), state.clone(tensors[1]), state.clone(tensors[2])
+        groups = (given.weights, given.statistics, given.extras)
+        if [*map(shapes, self._static)] == [*map(shapes, groups)]:
+            for held, group in zip(self._static, groups, strict=True):
+                state.load(held, group)
+        else:
+            self._static = [state.clone(group) for group in groups]
         return Broadcast(given.round, given.rounds, *self._static)
 
     def _say(self, reason: str) -> None:
         if not self._said:
             log.warning("Clients run one step at a time, not as captured graphs: %s.", reason)
             self._said = True
+
+
+def shapes(tensors: Tensors) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}

@@ -177,7 +177,7 @@ class Roster:
 
     def refuse_empty(self) -> None:
         if all(site.domain in self.unseen for site in self.sites):
-            reasons = "; ".join(f"'{name}': {reason}" for name, reason in self.sitting_out.items())
+            reasons = "; ".join(f"'{name.strip(chr(39))}': {reason}" for name, reason in self.sitting_out.items())
             shown = f" ({reasons})" if reasons else ""
             raise TrainingError(f"No site can take part{shown}: see to one and start again.")
 
