@@ -35,8 +35,12 @@ class ObjectLostError(RayError): ...
 class GetTimeoutError(RayError): ...
 
 
+class LocalRayletDiedError(RayError): ...
+
+
 Fate = Callable[[str, str], str]
-"""Of a node and what is done there: "" for nothing, "actor" or "node" for what dies just before."""
+"""Of a node and what is done there: "" for nothing, "actor" or "node" for what dies just before, or "raylet" for a node that dies under an actor,
+which lives on until it asks for something that lies there."""
 
 
 class Ref:
@@ -94,6 +98,7 @@ class PretendRay:
     def __init__(self, nodes: Sequence[str], fate: Fate, seed: int) -> None:
         self.cores = dict.fromkeys(nodes, 1)
         self.gone: set[str] = set()
+        self.dying: set[str] = set()
         self.actors: list[Actor] = []
         self.store = 10**9
         self.hanging: list[Actor] = []
@@ -133,6 +138,8 @@ class PretendRay:
     def get(self, what: Any, timeout: float | None = None) -> Any:
         if isinstance(what, list):
             return [self.get(one) for one in what]
+        if self._here in self.dying:
+            raise BrokenPipeError("Broken pipe")
         if isinstance(what.value, RayError):
             raise what.value
         if what.node in self.gone or (what.owner is not None and what.owner.dead):
@@ -163,6 +170,7 @@ class PretendRay:
 
     def kill(self, actor: Actor) -> None:
         actor.dead = True
+        self.gone |= self.dying & {actor.node}
 
     # -- what a test does ------------------------------------------------------------------------------------
     def on(self, actor: Actor, what: str) -> Any:
@@ -174,7 +182,9 @@ class PretendRay:
                 end = world.fate(actor.node, what) if not actor.dead else ""
                 if end == "node":
                     world.gone.add(actor.node)
-                if end or actor.dead or actor.node in world.gone:
+                if end == "raylet":
+                    world.dying.add(actor.node)
+                elif end or actor.dead or actor.node in world.gone:
                     actor.dead = True
                     raise RayActorError(f"the actor on {actor.node} died")
                 world._lock.acquire()

@@ -111,6 +111,24 @@ def test_actors_that_die_at_any_moment_change_nothing(
     assert tiny.result(calm) == tiny.result(stormy)
 
 
+def test_an_actor_that_outlives_its_node_for_a_moment_is_no_client_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It can still say that it found its store closed, which is Ray's trouble and not the client's."""
+    moments = iter(range(1000))
+
+    def fate(node: str, what: str) -> str:
+        return "raylet" if what == "work" and node == "beta" and next(moments) == 9 else ""
+
+    options: dict[str, Any] = {"on": tiny.federation(), "threads": 1, "executor": "ray", "rounds": 6}
+    pretend(monkeypatch)
+    calm = tiny.run(tmp_path / "calm", "scaffold", **options)
+    world = pretend(monkeypatch, fate=fate)
+    stormy = tiny.run(tmp_path / "stormy", "scaffold", **options)
+    assert world.gone == {"beta"}
+    assert tiny.result(calm) == tiny.result(stormy)
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("every", [1, 3], ids=["checkpoints", "few checkpoints"])
 def test_a_node_that_dies_takes_its_clients_memories_and_changes_nothing(

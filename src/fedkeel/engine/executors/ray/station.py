@@ -1,6 +1,6 @@
 """What runs in an actor of Ray: clients, by an executor of this machine that does not know of any other.
 
-Whatever goes wrong here is told as part of a reply, in words; only a process that dies is Ray's to tell of.
+Whatever goes wrong here is told as part of a reply, in words; only a process or a node that dies is Ray's to tell of.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Station:
             for code in own:
                 code.bring()
             given: Work = ray.cloudpickle.loads(work)
-            pixels = _tensor(ray.get(images[0])) if images else self._images
+            pixels = _tensor(_fetched(images[0])) if images else self._images
             assert pixels is not None
             federation = Federation(images=pixels, **given.federation)
             device = torch.device(inner["device"])
@@ -187,17 +187,15 @@ class Station:
         self, order: Order, broadcast: Sequence[Any], tasks: Sequence[Task], memories: Sequence[Any]
     ) -> Iterator[Any]:
         """Do these; of each a reply, and what the client remembers as a thing of its own, which may stay here."""
-        import ray
-
         executor = self._executor
         assert executor is not None
         names = [client for _, client, _ in tasks]
         with _told() as problem:
             if self._broadcast[0] != order.number:
-                groups = unpacked(ray.get(broadcast[0]))
+                groups = unpacked(_fetched(broadcast[0]))
                 self._broadcast, self._sum = (order.number, Broadcast.of(order.header, groups)), None
             for client, memory in zip(names, memories, strict=True):
-                executor.memory.keep(client, {} if memory is None else unpacked(ray.get(memory)).get("memory", {}))
+                executor.memory.keep(client, {} if memory is None else unpacked(_fetched(memory)).get("memory", {}))
         if problem:
             yield problem | {"place": tasks[0][0]}, EMPTY
             return
@@ -296,6 +294,16 @@ def _device(tensors: Tensors) -> torch.device:
     return next(iter(tensors.values())).device
 
 
+def _fetched(reference: Any) -> Any:
+    """What lies in Ray's store, which has no better word than this error of a socket for a node that has just died."""
+    import ray
+
+    try:
+        return ray.get(reference)
+    except OSError as error:
+        raise ray.exceptions.LocalRayletDiedError from error
+
+
 def _tensor(array: Any) -> Tensor:
     """The images, where they lie: nobody writes into them."""
     with warnings.catch_warnings():
@@ -316,6 +324,8 @@ class _told:  # noqa: N801
         with suppress(ImportError):
             import ray
 
+            if isinstance(error, ray.exceptions.LocalRayletDiedError):
+                return False  # and this process in a moment: what it had to do is done elsewhere
             if isinstance(error, ray.exceptions.ObjectLostError | ray.exceptions.GetTimeoutError):
                 self._problem["lost"] = type(error).__name__
                 return True
