@@ -14,7 +14,6 @@ import threading
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -321,14 +320,13 @@ class _told:  # noqa: N801
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
         if error is None or not isinstance(error, Exception):
             return False
-        with suppress(ImportError):
-            import ray
+        import ray
 
-            if isinstance(error, ray.exceptions.LocalRayletDiedError):
-                return False  # and this process in a moment: what it had to do is done elsewhere
-            if isinstance(error, ray.exceptions.ObjectLostError | ray.exceptions.GetTimeoutError):
-                self._problem["lost"] = type(error).__name__
-                return True
+        if isinstance(error, ray.exceptions.LocalRayletDiedError):
+            return False  # and this process in a moment: what it had to do is done elsewhere
+        if isinstance(error, ray.exceptions.ObjectLostError | ray.exceptions.GetTimeoutError):
+            self._problem["lost"] = type(error).__name__
+            return True
         if isinstance(error, FedkeelError):
             self._problem["mistake"] = str(error)
         elif lack := shortage(error):
