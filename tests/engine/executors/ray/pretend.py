@@ -39,8 +39,8 @@ class LocalRayletDiedError(RayError): ...
 
 
 Fate = Callable[[str, str], str]
-"""Of a node and what is done there: "" for nothing, "actor" or "node" for what dies just before, or "raylet" for a node that dies under an actor,
-which lives on until it asks for something that lies there."""
+"""Of a node and what is done there: "" for nothing, "actor" or "node" for what dies just before, or "raylet" for a
+node that dies under an actor, which lives on until it asks for something that lies there."""
 
 
 class Ref:

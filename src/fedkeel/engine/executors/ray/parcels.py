@@ -35,3 +35,13 @@ def unpacked(parcel: Parcel) -> dict[str, Tensors]:
 
 def nbytes(parcel: Parcel) -> int:
     return sum(array.nbytes for array in parcel[1])
+
+
+def fetched(reference: Any) -> Any:
+    """What lies in Ray's store, which has no better word than this error of a socket for a node that has just died."""
+    import ray
+
+    try:
+        return ray.get(reference)
+    except OSError as error:
+        raise ray.exceptions.LocalRayletDiedError from error

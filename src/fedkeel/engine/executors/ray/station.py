@@ -32,7 +32,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.outline import image_digests, short
 from fedkeel.engine.executors.executor import EXECUTORS, Executor
 from fedkeel.engine.executors.processes import evaluations_to, keep_freed_memory
-from fedkeel.engine.executors.ray.parcels import Parcel, packed, unpacked
+from fedkeel.engine.executors.ray.parcels import Parcel, fetched, packed, unpacked
 from fedkeel.engine.local import Worker
 from fedkeel.engine.memory import ClientMemory
 from fedkeel.engine.optimizers import import_beforehand
@@ -161,7 +161,7 @@ class Station:
             for code in own:
                 code.bring()
             given: Work = ray.cloudpickle.loads(work)
-            pixels = _tensor(_fetched(images[0])) if images else self._images
+            pixels = _tensor(fetched(images[0])) if images else self._images
             assert pixels is not None
             federation = Federation(images=pixels, **given.federation)
             device = torch.device(inner["device"])
@@ -191,10 +191,10 @@ class Station:
         names = [client for _, client, _ in tasks]
         with _told() as problem:
             if self._broadcast[0] != order.number:
-                groups = unpacked(_fetched(broadcast[0]))
+                groups = unpacked(fetched(broadcast[0]))
                 self._broadcast, self._sum = (order.number, Broadcast.of(order.header, groups)), None
             for client, memory in zip(names, memories, strict=True):
-                executor.memory.keep(client, {} if memory is None else unpacked(_fetched(memory)).get("memory", {}))
+                executor.memory.keep(client, {} if memory is None else unpacked(fetched(memory)).get("memory", {}))
         if problem:
             yield problem | {"place": tasks[0][0]}, EMPTY
             return
@@ -291,16 +291,6 @@ def _together(message: Broadcast | Update, groups: Iterable[str]) -> Tensors:
 
 def _device(tensors: Tensors) -> torch.device:
     return next(iter(tensors.values())).device
-
-
-def _fetched(reference: Any) -> Any:
-    """What lies in Ray's store, which has no better word than this error of a socket for a node that has just died."""
-    import ray
-
-    try:
-        return ray.get(reference)
-    except OSError as error:
-        raise ray.exceptions.LocalRayletDiedError from error
 
 
 def _tensor(array: Any) -> Tensor:
