@@ -39,9 +39,9 @@ def test_a_verdict(pairs: list[tuple[float, float]], verdict: str) -> None:
 
 def test_the_interval_is_students() -> None:
     (found,) = judge(CLAIM, small(), cells((52, 50), (63, 60), (42, 38))).differences
-    assert found.ours == {0: 2, 1: 3, 2: 4}
-    assert found.mean == 3
-    assert found.half_width == pytest.approx(4.302653 * statistics.stdev([2, 3, 4]) / math.sqrt(3), rel=1e-5)
+    assert found.ours.by_seed == {0: 2, 1: 3, 2: 4}
+    assert found.ours.mean == 3
+    assert found.ours.half_width == pytest.approx(4.302653 * statistics.stdev([2, 3, 4]) / math.sqrt(3), rel=1e-5)
     assert found.paper == 20
 
 
@@ -49,10 +49,10 @@ def test_columns_with_fewer_seeds_than_a_verdict_needs_wait() -> None:
     found = cells((52, 50), (62, 60), (42, 40))
     del found["FedAvg", "digits paper"][1]
     (difference,) = judge(CLAIM, small(), found).differences
-    assert (difference.columns, list(difference.ours)) == (("digits scan",), [0, 1, 2])
+    assert (difference.columns, list(difference.ours.by_seed)) == (("digits scan",), [0, 1, 2])
     del found["FedAvg", "digits scan"][2]
     (difference,) = judge(CLAIM, small(), found).differences
-    assert (difference.columns, list(difference.ours)) == (("digits scan", "digits paper"), [0])
+    assert (difference.columns, list(difference.ours.by_seed)) == (("digits scan", "digits paper"), [0])
 
 
 def test_ahead_of_all_is_as_far_as_of_the_nearest() -> None:

@@ -8,24 +8,23 @@
     columns = ["CIFAR-10"]                      # names or groups, with * for anything; by default all
     tried = "..."                               # where it does not hold: what was looked at
 
-A verdict comes from the differences between two rows with the same seed, averaged over the columns: their mean and its
-95 % interval by Student's t. Above zero the claim holds, below it does not, and across it nothing is decided; nor is it
-with fewer than three seeds. Columns with fewer wait until they have them, unless all have.
+A claim holds where the row is ahead by the rule of `experiments.difference`, averaged over the columns, does not where
+it is behind, and is undecided else. Columns with too few seeds wait until they have them, unless all have.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from importlib import resources
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.experiments import recipes
+from fedkeel.experiments.difference import AHEAD, BEHIND, FEWEST, Difference
 from fedkeel.experiments.paper_table import Cells
 from fedkeel.experiments.recipes import Recipe, RecipeColumn
 
@@ -34,8 +33,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-FEWEST = 3  # seeds for a verdict
-CONFIDENCE = 0.95
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 
 
@@ -63,33 +60,17 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Against:
     """A row minus another one: ours by seed and the paper's, in points, both means over the same columns."""
 
     over: str
     columns: tuple[str, ...]
-    ours: Mapping[int, float]
+    ours: Difference
     paper: float | None
 
     @property
-    def mean(self) -> float:
-        return fmean(self.ours.values()) if self.ours else math.nan
-
-    @property
-    def half_width(self) -> float:
-        """Of the interval around the mean, within which the true difference lies 95 times of 100."""
-        from scipy.stats import t as student  # takes a second
-
-        n = len(self.ours)
-        if n < 2:
-            return math.inf
-        return float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * stdev(self.ours.values()) / math.sqrt(n)
-
-    @property
     def verdict(self) -> str:
-        if len(self.ours) < FEWEST or abs(self.mean) <= self.half_width:
-            return UNDECIDED
-        return HOLDS if self.mean > 0 else FAILS
+        return {AHEAD: HOLDS, BEHIND: FAILS}.get(self.ours.verdict, UNDECIDED)
 
 
 @dataclass(frozen=True)
@@ -98,12 +79,12 @@ class Verdict:
     nothing, else of all, the smallest."""
 
     claim: Claim
-    differences: tuple[Difference, ...]
+    differences: tuple[Against, ...]
 
     @property
-    def decisive(self) -> Difference:
+    def decisive(self) -> Against:
         ranks = (FAILS, UNDECIDED, HOLDS)
-        return min(self.differences, key=lambda d: (ranks.index(d.verdict), bool(d.ours), d.mean))
+        return min(self.differences, key=lambda d: (ranks.index(d.verdict), bool(d.ours.by_seed), d.ours.mean))
 
     @property
     def text(self) -> str:
@@ -141,7 +122,7 @@ def judge(claim: Claim, recipe: Recipe, cells: Cells) -> Verdict:
     return Verdict(claim, tuple(_difference(claim.row, other, columns, recipe, cells) for other in claim.over))
 
 
-def _difference(row: str, over: str, columns: Sequence[str], recipe: Recipe, cells: Cells) -> Difference:
+def _difference(row: str, over: str, columns: Sequence[str], recipe: Recipe, cells: Cells) -> Against:
     pairs = {name: (cells.get((row, name), {}), cells.get((over, name), {})) for name in columns}
     common = {name: a.keys() & b.keys() for name, (a, b) in pairs.items()}
     fewest = FEWEST if any(len(seeds) >= FEWEST for seeds in common.values()) else 1
@@ -150,4 +131,4 @@ def _difference(row: str, over: str, columns: Sequence[str], recipe: Recipe, cel
     ours = {seed: fmean(a[seed] - b[seed] for a, b in pairs.values()) for seed in seeds}
     numbers = [(recipe.published.get((row, name)), recipe.published.get((over, name))) for name in pairs or columns]
     known = [a.value - b.value for a, b in numbers if a and b and a.value is not None and b.value is not None]
-    return Difference(over, tuple(pairs), ours, fmean(known) if known else None)
+    return Against(over, tuple(pairs), Difference(ours), fmean(known) if known else None)
