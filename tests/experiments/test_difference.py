@@ -7,7 +7,7 @@ import statistics
 
 import pytest
 
-from fedkeel.experiments.difference import AHEAD, BEHIND, TOO_FEW, UNDECIDED, Cell, Difference, margin, unbeaten
+from fedkeel.experiments.difference import AHEAD, BEHIND, TOO_FEW, UNDECIDED, Cell, Difference, unbeaten
 
 
 def cell(*values: float) -> Cell:
@@ -49,9 +49,10 @@ def test_what_other_test_images_could_change_is_not_claimed() -> None:
 
 def test_the_margin_is_that_of_a_difference_of_two_shares() -> None:
     """1.96 sqrt(2 p (1 - p) / n); and as if all images were one set, where domains have equally many."""
-    assert margin(0.5, [200]) == pytest.approx(0.098)
-    assert margin(0.5, [100, 100]) == pytest.approx(0.098)
-    assert margin(0.5, [100, 0]) == 0, "not known"
+    half = cell(0.4, 0.5, 0.6)
+    assert Difference.of(half, half, [200]).floor == pytest.approx(0.098)
+    assert Difference.of(half, half, [100, 100]).floor == pytest.approx(0.098)
+    assert Difference.of(half, half, [100, 0]).floor == 0, "not known"
 
 
 def test_bold_is_what_no_other_is_ahead_of_where_something_is_decided() -> None:

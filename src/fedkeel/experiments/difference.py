@@ -59,10 +59,12 @@ class Difference:
 
     @staticmethod
     def of(one: Cell, other: Cell, images: Sequence[int] = ()) -> "Difference":
-        """`images`: how many each of the domains was tested on, of two accuracies that are means over domains."""
+        """`images`: how many each of the domains was tested on, where they are accuracies, means over these domains."""
         pairs = {seed: (one.by_seed[seed], other.by_seed[seed]) for seed in one.by_seed if seed in other.by_seed}
-        p = fmean(chain(*pairs.values())) if pairs else 0.0
-        return Difference({seed: a - b for seed, (a, b) in pairs.items()}, margin(p, images))
+        p, floor = (fmean(chain(*pairs.values())) if pairs else 0.0), 0.0
+        if images and all(images):
+            floor = 1.96 * sqrt(2 * p * (1 - p) * fmean(1 / count for count in images) / len(images))
+        return Difference({seed: a - b for seed, (a, b) in pairs.items()}, floor)
 
     @cached_property
     def mean(self) -> float:
@@ -93,14 +95,3 @@ def unbeaten(column: Mapping[str, Cell], images: Sequence[int] = (), *, lower: b
             found[name] = against
     best = {name for name, against in found.items() if worse not in against}
     return best if len(best) < len(found) else set()
-
-
-def margin(p: float, images: Sequence[int]) -> float:
-    """How far two means over domains, each about `p`, can differ for the choice of their test images alone.
-
-    >>> round(margin(0.8, [90, 90, 90, 90]), 3)
-    0.058
-    """
-    if not images or not all(images):
-        return 0.0
-    return 1.96 * sqrt(max(0.0, 2 * p * (1 - p)) * fmean(1 / count for count in images) / len(images))

@@ -6,18 +6,12 @@ They name methods in the order of the table, so that they are the same wherever 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
-from statistics import fmean
 
-from fedkeel.experiments.difference import AHEAD, BEHIND, FEWEST, TOO_FEW, UNDECIDED, Cell, Difference
+from fedkeel.experiments.difference import AHEAD, BEHIND, FEWEST, TOO_FEW, UNDECIDED
 from fedkeel.experiments.tables import Results, Row, percent
 
 REFERENCES = ("central", "standalone")  # what a federation is measured against
-AGAINST = {
-    AHEAD: "Ahead of",
-    BEHIND: "Behind",
-    UNDECIDED: "Undecided against",
-    TOO_FEW: "With too few seeds against",
-}
+AGAINST = {AHEAD: "Ahead of", BEHIND: "Behind", UNDECIDED: "Undecided against", TOO_FEW: "Too few seeds against"}
 
 
 def federated(results: Results) -> list[Row]:
@@ -35,7 +29,7 @@ def findings(results: Results) -> list[str]:
     for row in sorted(results.rows, key=lambda row: -row.average.mean):
         named.setdefault(row.method.partition("@")[0], row)
     table = Table(results, rows, named.get("fedavg"), named.get("central"), named.get("standalone"))
-    sentences = [*table.gap(), *table.against_fedavg(), *table.best(), *table.gain(), *table.hardest()]
+    sentences = [*table.gap(), *table.against_fedavg(), *table.best(), *table.gain()]
     for domain in sorted(results.unseen & {name for row in rows for name in row.domains}):
         sentences += table.unseen(domain)
     return [*sentences, f"Ahead: {results.rule_in_words}."]
@@ -65,15 +59,12 @@ class Table:
         return [f"{name} ({own}) against {pooled}: {verdict}."]
 
     def against_fedavg(self) -> list[str]:
-        found: dict[str, list[Row]] = {verdict: [] for verdict in AGAINST}
-        for row in self.federated if self.fedavg else ():
-            if self.fedavg and row is not self.fedavg:
-                found[self.results.difference(row, self.fedavg, self.domain).verdict].append(row)
-        return [
-            f"{AGAINST[verdict]} {self.results.name(self.fedavg)}: {self.listed(rows)}."
-            for verdict, rows in found.items()
-            if rows and self.fedavg
-        ]
+        if self.fedavg is None:
+            return []
+        name, found = self.results.name(self.fedavg), dict[str, list[Row]]()
+        for row in (row for row in self.federated if row is not self.fedavg):
+            found.setdefault(self.results.difference(row, self.fedavg, self.domain).verdict, []).append(row)
+        return [f"{words} {name}: {self.listed(found[key])}." for key, words in AGAINST.items() if key in found]
 
     def best(self) -> list[str]:
         """Where that is more than what was said of fedavg."""
@@ -94,20 +85,6 @@ class Table:
         if most:
             return [f"Most methods are ahead of the client that trains alone on {', '.join(most)}."]
         return ["On no domain are most methods ahead of the client that trains alone."]
-
-    def hardest(self) -> list[str]:
-        """Over the federated methods and the seeds that all have; of domains that each of them was tested on."""
-        means = []
-        for domain in self.results.seen:
-            column = [row.domains[domain].by_seed for row in self.federated if domain in row.domains]
-            shared = set(column[0]).intersection(*column) if len(column) == len(self.federated) else set()
-            if shared:
-                means.append((Cell({seed: fmean(own[seed] for own in column) for seed in shared}), domain))
-        (low, hardest), *rest = sorted(means, key=lambda mean: mean[0].mean) or [(Cell({}), "")]
-        images = min((self.results.images.get(domain, 0) for _, domain in [(low, hardest), *rest[:1]]))
-        if not rest or Difference.of(rest[0][0], low, [images]).verdict != AHEAD:
-            return []
-        return [f"The hardest domain is '{hardest}': {percent(low.mean)} % over the federated methods."]
 
     def unseen(self, domain: str) -> list[str]:
         """The same questions of a domain that no client has."""

@@ -147,10 +147,6 @@ class Results:
         short = row.method.partition("@")[0]
         return short if sum(other.method.partition("@")[0] == short for other in self.rows) == 1 else row.method
 
-    @property
-    def seen(self) -> list[str]:
-        return [name for name in self.domains if name not in self.unseen]
-
     def difference(self, one: Row, other: Row, domain: str | None = None) -> Difference:
         """Of two methods, on average or on a domain; positive where the first is better."""
         cells = [row.domains.get(domain) if domain else row.average for row in (one, other)]
@@ -162,7 +158,8 @@ class Results:
         return all(self.difference(row, other, domain).verdict == AHEAD for other in others if other is not row)
 
     def _images(self, domain: str | None) -> list[int]:
-        return [self.images.get(name, 0) for name in ([domain] if domain else self.seen)]
+        names = [domain] if domain else [name for name in self.domains if name not in self.unseen]
+        return [self.images.get(name, 0) for name in names]
 
     @cached_property
     def _best(self) -> list[set[str]]:

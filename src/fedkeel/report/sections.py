@@ -114,7 +114,8 @@ def key_figures(group: Group) -> str:
 
 
 def findings_section(group: Group, _: Figures) -> str:
-    sentences = [*findings(group.results), *explanations(group)] if len(group.results.rows) > 1 else []
+    said = findings(group.results) if len(group.results.rows) > 1 else []
+    sentences = [*said[:-1], *(explanations(group) if said else []), *said[-1:]]
     return listed(sentences, ' class="findings"') if sentences else ""
 
 

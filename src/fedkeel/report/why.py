@@ -156,8 +156,8 @@ def key_table(group: Group, found: Sequence[Reading]) -> str:
     few = f" Of {len(results.rows)} methods {len(columns)} are shown." if len(columns) < len(results.rows) else ""
     caption = (
         "One number of each diagnostic, at the last round it was recorded in; mean over the seeds that have it. "
-        f"\u2193 lower is better, \u2191 higher is better; bold: no other is ahead of it, {RULE}; none where nothing is decided."
-        f"{few} What goes with accuracy need not cause it."
+        "\u2193 lower is better, \u2191 higher is better; bold: no other is ahead of it, "
+        f"{RULE}; none where nothing is decided.{few} What goes with accuracy need not cause it."
     )
     body = table(["", *(results.name(row) for row in columns)], rows, caption, sortable=False)
     return f'<div class="keys">{body}</div>'
