@@ -70,6 +70,7 @@ class Cut:
             test_transform=given_or(self.test_transform, dataset.test_transform),
             unseen=tuple(unseen),
             on_disk=dataset.on_disk,
+            bits=dataset.bits,
             paths=dataset.paths,
         )
         warn_of_gaps(dataset, federation)

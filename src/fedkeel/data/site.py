@@ -25,7 +25,7 @@ from fedkeel.spec import names
 
 LAYOUT = "folder/<class>/*.png (or jpg, jpeg, bmp, webp, tif, gif, dcm)"
 OPTIONS = ("size", "validation", "test", "split_seed")
-OWN = ("group", "tolerate")  # which each site knows best, and gives itself
+OWN = ("group", "tolerate", "bits")  # which each site knows best, and gives itself
 CUTTING = ("classes", "unseen", "unseen_split", "tests", "seed", "partition", "train_transform", "test_transform")
 
 
