@@ -17,7 +17,7 @@ from fedkeel.config import read_table
 from fedkeel.experiments.claims import FEWEST, Claim, Verdict, claims_of, judge
 from fedkeel.experiments.ledger import Ledger, Line
 from fedkeel.experiments.paper_table import Cells, PaperCell, Reproduction, derived, markdown_table
-from fedkeel.experiments.recipes import PAPERS, Recipe, RecipeColumn, RecipeRow, load, names
+from fedkeel.experiments.recipes import PAPERS, PERCENT, Recipe, RecipeColumn, RecipeRow, load, names
 from fedkeel.experiments.tables import DASH
 from fedkeel.runs.summary import BEST_ROUND, RULES
 from fedkeel.spec import parse
@@ -98,13 +98,14 @@ def all_blocks(ledger: Ledger, own: Sequence[Recipe] = ()) -> tuple[list[Block],
 def verdicts(blocks: Sequence[Block]) -> Iterator[tuple[Claim, Verdict | None]]:
     """Every claim of every paper, from lines without changes if there are any; one whose rows were not run has no
     verdict."""
-    cells = {block.recipe.name: block.values() for block in reversed(blocks) if block.is_whole}
+    whole = {block.recipe.name: block for block in reversed(blocks) if block.is_whole}
     for paper in PAPERS:
         claims = claims_of(paper)
-        run = {claim.says for claim in claims if claim.recipe in cells}
+        run = {claim.says for claim in claims if claim.recipe in whole}
         for claim in claims:
-            if claim.recipe in cells:
-                verdict = judge(claim, load(claim.recipe), cells[claim.recipe])
+            if claim.recipe in whole:
+                block = whole[claim.recipe]
+                verdict = judge(claim, block.recipe, block.values(claim.rule or None))
                 yield claim, verdict if verdict.decisive.ours else None
             elif claim.says not in run:
                 run.add(claim.says)
@@ -159,9 +160,11 @@ def claim_rows(judged: Iterable[tuple[Claim, Verdict | None]]) -> list[list[str]
             rows.append([*said, DASH, DASH, DASH, DASH, "0", "not run"])
             continue
         found = verdict.decisive
-        spread = "" if math.isinf(found.half_width) else f" ±{found.half_width:.1f}"
-        ours = f"{found.mean:+.1f}{spread}" if found.ours else DASH
-        paper = DASH if found.paper is None else f"{found.paper:+.1f}"
+        read = {c.reading.get("read", "accuracy") for c in load(claim.recipe).columns if c.name in found.columns}
+        digits = 1 if read <= {*PERCENT} else 3
+        spread = "" if math.isinf(found.half_width) else f" ±{found.half_width:.{digits}f}"
+        ours = f"{found.mean:+.{digits}f}{spread}" if found.ours else DASH
+        paper = DASH if found.paper is None else f"{found.paper:+.{digits}f}"
         rows.append([*said, where(verdict), found.over, paper, ours, str(len(found.ours)), verdict.text])
     return rows
 
