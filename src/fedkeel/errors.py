@@ -79,6 +79,16 @@ def quoted(names: Sequence[str], most: int = 8, more: str = "{:,} more") -> str:
     return ", ".join(f"'{name}'" for name in names[:most]) + (f" and {more.format(rest)}" if rest > 0 else "")
 
 
+def numbered(what: str, numbers: Sequence[int], most: int = 8) -> str:
+    """Numbers of `what` for a sentence; of very many the first, and that there are more.
+
+    >>> numbered("Row", [3]), numbered("Row", [3, 5, 9], 2)
+    ('Row 3', 'Rows 3, 5 and 1 more')
+    """
+    shown = ", ".join(map(str, numbers[:most])) + (f" and {len(numbers) - most:,} more" if len(numbers) > most else "")
+    return f"{what}{'s' if len(numbers) > 1 else ''} {shown}"
+
+
 def first_line(error: BaseException) -> str:
     """What somebody else's error says, for a sentence of ours, which ends it.
 

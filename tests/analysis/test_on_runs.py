@@ -124,6 +124,9 @@ class TestLossGap:
                 gaps["training"].append(gap)
             assert at_test["average"][round] == pytest.approx(np.mean(gaps["test"]), abs=1e-5)
             assert in_training["average"][round] == pytest.approx(np.mean(gaps["training"]), abs=1e-5)
+        # What a recipe reads is of the last round.
+        assert analysis.number(document) == at_test["average"][round] == analysis.number(document, "test")
+        assert analysis.number(document, "training") == in_training["average"][round]
 
     def test_after_the_run_there_is_the_test_time_gap_alone(self, tmp_path: Path) -> None:
         run = tiny.run(tmp_path / "run")

@@ -68,6 +68,7 @@ def test_tls_and_keys_are_wanted_unless_one_says_otherwise(tmp_path: Path, capsy
         (["join", "localhost", "--data", "{images}", "--insecure", "--group", "(patient)_"], "have no group"),
         (["join", "localhost", "--data", "{images}", "--insecure", "--group", "patient"], "0 pairs of brackets"),
         (["join", "localhost", "--data", "{images}", "--insecure", "--tolerate", "5%"], "give a share, such as 0.05"),
+        (["join", "localhost", "--data", "{images}", "--insecure", "--bits", "6"], "give a number from 8 to 16"),
         (["join", "localhost:x", "--data", "{images}", "--insecure"], "give HOST or HOST:PORT"),
         (["certificates", "--sites", "a/b"], "cannot be called 'a/b'"),
     ],

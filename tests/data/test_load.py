@@ -133,7 +133,10 @@ def test_a_class_that_is_only_tested_is_named(caplog: pytest.LogCaptureFixture) 
             load(name)
     finally:
         del DATASETS._entries[name]
-    assert "The class 'dog' is in a test set" in caplog.text
+    assert caplog.messages == [
+        f"'{name}' has classes that are tested and that nobody trains on: 'dog'.",
+        f"'{name}' has classes with a single sample, which cannot be both trained on and tested: 'here/dog'.",
+    ]
 
 
 def test_an_image_in_two_parts_of_a_split_is_refused() -> None:

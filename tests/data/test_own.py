@@ -139,7 +139,7 @@ def test_floats_are_not_transformed_unless_that_is_asked_for() -> None:
         ({"labels": np.eye(3)[Y]}, r"The labels have the shape \(120, 3\): give one class for each sample"),
         ({"labels": Y[:-1]}, "There are 119 labels for 120 samples"),
         ({"labels": [[1], [1, 2]] * 60}, "lists of different lengths"),
-        ({"labels": ["a", None] * 60}, "Sample 1 has no label"),
+        ({"labels": ["a", None] * 60}, "no label of samples 1, 3, 5"),
         ({"labels": Y + 10**9}, "The labels go up to 1,000,000,002, and only 3 are there"),
         ({"labels": None}, "give labels=..., one for each sample"),
         ({"labels": "class"}, "a column is named with label='class'"),
@@ -147,7 +147,7 @@ def test_floats_are_not_transformed_unless_that_is_asked_for() -> None:
         ({"classes": ["a", "b"]}, "is 2, and 2 classes are named: labels go from 0 to 1"),
         ({"clients": None}, "Whose the samples are is not said"),
         ({"clients": SITES[:-1]}, "There are clients of shape"),
-        ({"clients": [None, "a"] * 60}, "Sample 0 has no client"),
+        ({"clients": [None, "a"] * 60}, "no client of samples 0, 2, .*and 52 more"),
         ({"clients": "hospital"}, "'hospital' would be a column, and these data have none"),
         ({"clients": 3}, "'clients' is 3: give one for each sample"),
         ({"clients": {}}, "There is no client"),
@@ -192,7 +192,7 @@ def test_a_client_without_a_training_sample_is_refused_before_training() -> None
 
 def test_a_class_that_nobody_trains_on_is_told(caplog: pytest.LogCaptureFixture) -> None:
     data.federation(X, Y, clients={"a": np.flatnonzero(Y < 2), "b": np.flatnonzero(Y == 2)}, unseen="b")
-    assert "The class '2' is in a test set of 'own', but no client trains on it." in caplog.text
+    assert "'own' has classes that are tested and that nobody trains on: '2'." in caplog.text
 
 
 def test_other_numbers_are_other_data() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from fedkeel.config import Config
 from fedkeel.data import load
@@ -90,6 +92,7 @@ def test_a_folder_that_is_no_site_is_refused_with_the_layout(root: Path) -> None
         ({"data": "folder(colour=red)"}, "does not know the option 'colour'"),
         ({"data": "folder(group=(a+)+b)"}, "The group .* is for each site to say: leave it out, and give --group"),
         ({"data": "folder(tolerate=0.5)"}, "give --tolerate to 'fedkeel join'"),
+        ({"data": "folder(bits=12)"}, "give --bits to 'fedkeel join'"),
         ({"data": "folder", "partition": "iid(clients=2)"}, "each site is one client"),
     ],
 )
@@ -109,3 +112,20 @@ def test_a_site_says_itself_what_names_a_patient_and_how_many_files_may_be_broke
         assert torch.equal(alone.images[ours], together.images[theirs])
     with pytest.raises(DataError, match="have no group"):
         load_site(root / "north", "north", config(), group="(patient)")
+
+
+def test_a_site_says_itself_how_many_bits_its_scanner_has(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for label in ("cat", "dog", "rare"):
+        (tmp_path / label).mkdir()
+        for number in range(1 if label == "rare" else 4):
+            Image.fromarray(np.full((4, 4), 4095 - number, np.uint16)).save(tmp_path / label / f"{number}.tif")
+    (tmp_path / "none").mkdir()
+    site = load_site(tmp_path, "north", config(), bits=12)
+    assert (site.images.min(), site.bits) == (255, 12)
+    assert caplog.messages == [
+        f"Class folders without images: '{tmp_path / 'none'}'; their domains have none of these classes.",
+        "'folder' has classes without a sample: 'none'.",
+        "'folder' has classes with a single sample, which cannot be both trained on and tested: 'north/rare'.",
+    ]
+    load_site(tmp_path, "north", config())
+    assert "9 of the 9 grey images of 16 bits use at most 12 of them" in caplog.text

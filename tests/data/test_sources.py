@@ -162,10 +162,13 @@ def test_a_table_s_columns_are_features_but_for_those_that_are_something_else() 
 
 def test_a_table_that_is_not_all_numbers_is_refused() -> None:
     pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame({"age": [40.0, np.nan, 50], "sex": ["f", "m", "f"], "sick": [0, 1, 0]})
+    frame = pandas.DataFrame({"age": [40.0, np.nan, np.nan], "sex": ["f", "m", "f"], "sick": [0, 1, 0]})
     for options, sentence in (
         ({"label": "sick"}, "The column 'sex' holds .*, and features are numbers"),
-        ({"label": "sick", "clients": "sex"}, "Sample 1 has nan in the column 'age': fill in what is missing"),
+        (
+            {"label": "sick", "clients": "sex"},
+            r"Samples 1, 2 have no finite number in the column 'age' \(nan\)",
+        ),
         ({"label": "sik"}, "did you mean 'sick'"),
         ({"label": "sick", "clients": "ward"}, "no column named 'ward'"),
         ({}, "Which column is the label is not said"),
@@ -181,8 +184,16 @@ def test_what_is_not_a_number_is_named(bad: float, monkeypatch: pytest.MonkeyPat
     x = np.ones((12, 3), np.float32)
     x[9, 1] = bad
     for given in (x, Items(x)):
-        with pytest.raises(DataError, match=f"Sample 9 has {bad} at place 1"):
+        with pytest.raises(DataError, match=rf"Sample 9 has no finite number at place 1 \({bad}\)"):
             stored(given, LABELS)
+
+
+def test_dark_scans_of_a_torch_data_set_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    grey = [Image.fromarray(np.full((4, 4), value, np.uint16)) for value in (4095, 900, 70)] * 4
+    stored([(image, 0) for image in grey])
+    assert [message[:86] for message in caplog.messages] == [
+        "Of 'own', 12 of the 12 grey images of 16 bits use at most 12 of them, so that they com"
+    ]
 
 
 class Stream(IterableDataset[Any]):

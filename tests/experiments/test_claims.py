@@ -61,6 +61,45 @@ def test_ahead_of_all_is_as_far_as_of_the_nearest() -> None:
     assert (verdict.text, verdict.decisive.over) == ("undecided", "GN")
 
 
+def test_a_margin_moves_the_other_row_and_less_may_be_ahead() -> None:
+    within = Claim(says="Close.", recipe="small", row="FedAvg", over=("GN",), margin=3.0)
+    found = cells((52, 50), (63, 60.9), (42, 40.1))
+    (difference,) = judge(within, small(), found).differences
+    assert difference.over == "GN - 3"
+    assert difference.ours.by_seed == pytest.approx({0: 1.0, 1: 0.9, 2: 1.1})
+    assert difference.paper == pytest.approx(-17)
+    assert judge(within, small(), found).text == "holds"
+    less = Claim(says="Less.", recipe="small", row="FedAvg", over=("GN",), lower=True)
+    assert judge(less, small(), found).text == "holds"
+    assert judge(less, small(), found).differences[0].paper == 20
+
+
+def test_further_ahead_in_some_columns_than_in_others() -> None:
+    found = cells((52, 50), (63, 60.9), (42, 40.1))
+    found["GN", "digits paper"] = {seed: value + 5 for seed, value in found["GN", "digits paper"].items()}
+    more = Claim("More.", "small", "GN", ("FedAvg",), columns=("digits paper",), than=("digits scan",))
+    (difference,) = judge(more, small(), found).differences
+    assert difference.over == "FedAvg, more than in digits scan"
+    assert difference.ours.by_seed == pytest.approx({0: 5.0, 1: 5.0, 2: 5.0})
+    assert difference.paper == 0  # 20 points in both
+    del found["FedAvg", "digits scan"]
+    assert judge(more, small(), found).differences[0].ours.by_seed == {}  # nothing to compare with
+
+
+def test_a_rows_own_numbers_are_compared_with_zero() -> None:
+    found = cells((-2, 1), (-3, 1), (-2.5, 1))
+    below = Claim("Below.", "small", "GN", ("zero",), columns=("digits scan",), lower=True)
+    assert judge(below, small(), found).differences[0].ours.by_seed == {0: 2, 1: 3, 2: 2.5}
+    falls = Claim("Falls.", "small", "GN", ("zero",), columns=("digits paper",), than=("digits scan",))
+    assert judge(falls, small(), found).differences[0].ours.by_seed == {0: 7, 1: 7, 2: 7}
+    assert judge(falls, small(), found).differences[0].paper == 10
+
+
+def test_by_another_rule_nothing_is_printed() -> None:
+    sooner = Claim("Sooner.", "small", "GN", ("FedAvg",), rule="every-round")
+    assert judge(sooner, small(), cells((52, 50), (63, 60.9), (42, 40.1))).differences[0].paper is None
+
+
 def test_what_is_shown_is_what_decided() -> None:
     """A row that is clearly ahead decides, whatever the others say."""
     recipe = parse("three", THREE)
@@ -100,6 +139,9 @@ def test_the_papers_claims_name_what_is_there_and_agree_with_its_numbers(paper: 
     assert len(claims) >= 3
     for claim in claims:
         recipe = load(claim.recipe)
+        assert claim.rule in ("", "every-round")
+        if claim.rule:  # evaluated seldom, the last ten rounds would be most of it
+            assert all(recipe.config(*cell).evaluate_every == 1 for cell in recipe.cells())
         for difference in judge(claim, recipe, {}).differences:
             known = difference.paper
             assert known is None or known > 0, f"{claim.says} {difference.over}: the paper's own numbers say otherwise"

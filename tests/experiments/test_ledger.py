@@ -29,6 +29,7 @@ class TestLines:
         averages = [entry["average"] for entry in run.scores()]
         assert scan.results["last"] == pytest.approx(by_round[-1], abs=1e-3)
         assert scan.results["mean-last-10"] == pytest.approx(sum(by_round) / 2, abs=1e-3)
+        assert scan.results["every-round"] == pytest.approx(sum(by_round) / len(by_round), abs=1e-3)
         assert scan.results["best-round"] == pytest.approx(by_round[averages.index(max(averages))], abs=1e-3)
         assert scan.domains.keys() == run.domains.keys()
         assert scan.seconds > 0

@@ -25,10 +25,10 @@ from fedkeel.runs.store import fingerprint
 
 WANTED = {
     "greg": [*(f"table{n}" for n in (1, 2, 3, 4, 5, 7, 8, 9, 10)), *(f"figure{n}" for n in (1, 2, 3, 4, 5, 6, 7, 9))],
-    "hbn": [*(f"table{n}" for n in (1, 2, 3, 4, 5, 6, 8)), *(f"figure{n}" for n in (1, 3, 4, 5, 6, 7))],
+    "hbn": [*(f"table{n}" for n in (1, 2, 3, 4, 5, 6, 8)), *(f"figure{n}" for n in (1, 3, 4, 5, 6, 7)), "section5"],
     "fedwon": [*(f"table{n}" for n in (1, 2, 3, 4, 5, 11, 12)), *(f"figure{n}" for n in ("1b", 3, 4, 8, 9))],
     "fedcoda": [*(f"table{n}" for n in range(1, 12)), *(f"figure{n}" for n in range(3, 9))],
-    "univarfl": ["table1", "table2", "figure1"],
+    "univarfl": ["table1", "table2", "figure1", "section1"],
 }
 EVERY = names()
 OWN = {name for name in EVERY if name.startswith("fedkeel/")}  # of no paper
@@ -88,10 +88,8 @@ class TestEveryRecipe:
         assert all((recipe.caption, recipe.measure, recipe.protocol, recipe.seeds, recipe.decisions))
         if recipe.name in OWN:
             return
-        number = recipe.table.removeprefix("Table ").removeprefix("Figure ").partition(",")[0]
-        assert recipe.name.partition("/")[2].partition("-")[0] == (
-            ("table" if recipe.table.startswith("Table") else "figure") + number
-        )
+        number = recipe.table.partition(",")[0].lower().replace(" ", "")
+        assert recipe.name.partition("/")[2].partition("-")[0] == number
 
     def test_every_cell_is_a_configuration_that_can_be_built(self, recipe: Recipe) -> None:
         configs = {recipe.config(row, column) for row, column in recipe.cells()}
@@ -246,7 +244,8 @@ class TestSettings:
             at_four = {"BN": 0.01, "GN": 0.001, "HBN": 0.01, "HBN as described": 0.01}[row.label]
             assert config.learning_rate == pytest.approx(at_four * config.batch_size / 4)
 
-    @pytest.mark.parametrize("name", [name for name in WANTED["hbn"] if name != "figure3"])  # a partition, no HBN
+    # A partition without HBN, and how many images HBN as described looks at.
+    @pytest.mark.parametrize("name", [name for name in WANTED["hbn"] if name not in ("figure3", "section5")])
     def test_hbns_numbers_are_beside_its_released_code_and_hbn_as_described_is_there_too(self, name: str) -> None:
         recipe = load(f"hbn/{name}")
         own: dict[str, list[tuple[RecipeRow, RecipeColumn]]] = defaultdict(list)
@@ -273,6 +272,13 @@ class TestSettings:
         assert not any("as described" in row.label for row, _ in own["released"])
         where = [{column.name for _, column in own[variant]} for variant in ("None", "released")]
         assert where[0] == where[1]
+
+    @pytest.mark.parametrize("name", ["hbn/figure6", "fedcoda/figure4", "fedcoda/figure8", "fedwon/figure8"])
+    def test_what_a_curve_is_about_is_evaluated_in_every_round(self, name: str) -> None:
+        recipe = load(name)
+        for row, column in recipe.cells():
+            assert recipe.config(row, column).evaluate_every == 1
+        assert any("every round" in text for text in (recipe.measure, recipe.protocol, *recipe.decisions))
 
     def test_univarfls_freeze_is_that_of_the_code_it_goes_back_to(self) -> None:
         for name in (name for name in EVERY if name.startswith("univarfl/table")):

@@ -501,4 +501,4 @@ def test_a_recipe_that_is_wholly_there_sets_nothing_of_the_machine() -> None:
         config, default = recipe.config(row, column), Config()
         same = [getattr(config, option) == getattr(default, option) for option in ("workers", "device", "precision")]
         assert all(same)
-        assert (config.executor == "auto") == (name != "greg/table10")
+        assert (config.executor == "auto") == (name not in ("greg/table10", "univarfl/section1"))  # times

@@ -13,6 +13,7 @@ from tests.experiments.lines import RECIPE, line, small
 from tests.test_book import script
 
 ROOT = Path(__file__).parents[2]
+POOLING = "The unbiased pooling of variances is better than their weighted mean (Eq. 8)."
 
 
 @pytest.fixture
@@ -70,6 +71,15 @@ def test_the_advice_rests_on_differences_from_fedavg(ledger: Ledger) -> None:
     assert len(list(choose.evidence(all_blocks(ledger, [small()])[0]))) == 1
 
 
+def test_seconds_and_gaps_are_no_points_of_an_advice(tmp_path: Path) -> None:
+    recipe, ledger = load("greg/figure2"), Ledger(tmp_path)
+    for seed in range(3):
+        for row, accuracy, gap in (("FedAvg", 80.0, 0.5), ("FedAvg+GReg", 84.0, -0.1)):
+            ledger.add([line(row, "PACS", seed, accuracy, recipe), line(row, "gap", seed, gap, recipe)])
+    (found,) = script("choose").evidence(all_blocks(ledger)[0])
+    assert (found.data, found.mean) == ("PACS", 4.0)
+
+
 def test_what_a_reader_must_know_of_the_data(ledger: Ledger) -> None:
     (ledger.folder / "remarks.toml").write_text('[data]\ndigits-shift = "They are small."\n')
     assert "- They are small." in page(ledger, [small()])
@@ -79,27 +89,52 @@ def test_a_verdict_comes_from_the_ledger(tmp_path: Path) -> None:
     recipe, ledger = load("hbn/table6"), Ledger(tmp_path)
     for seed in range(3):
         ledger.add([line("FedAvg+HBN", "Acc", seed, 70.0 + seed, recipe)])
-        ledger.add([line("(1) Eq. 7: moving average", "Acc", seed, 60.0 + seed + 0.1 * seed, recipe)])
+        ledger.add([line("(2) Eq. 8: weighted average", "Acc", seed, 60.0 + seed + 0.1 * seed, recipe)])
     found = {claim.says: verdict for claim, verdict in verdicts(all_blocks(ledger)[0])}
     told = {says: verdict.text for says, verdict in found.items() if verdict is not None and verdict.text == "holds"}
-    assert list(told) == [
-        "Statistics gathered after training are better than a moving average of those of training (Eq. 7)."
-    ]
-    assert "| +6.0 | +9.9 ±0.2 | 3 | **holds** |" in page(ledger)
+    assert list(told) == [POOLING]
+    assert "| +0.3 | +9.9 ±0.2 | 3 | **holds** |" in page(ledger)
+
+
+def test_a_moving_average_that_is_still_the_start_says_nothing_of_eq_7(tmp_path: Path) -> None:
+    recipe, ledger = load("hbn/table6"), Ledger(tmp_path)
+    for seed in range(3):
+        ledger.add([line("FedAvg+HBN", "Acc", seed, 70.0 + seed, recipe)])
+        ledger.add([line("(1) Eq. 7: moving average", "Acc", seed, 60.0 + seed + 0.1 * seed, recipe)])
+        ledger.add([line("(1) with momentum 0.01", "Acc", seed, 60.0 + seed + 0.1 * seed, recipe)])
+    (verdict,) = (verdict for claim, verdict in verdicts(all_blocks(ledger)[0]) if "(Eq. 7)" in claim.says)
+    assert verdict is None  # the row with 0.1 was not run
+
+
+def test_who_is_ahead_in_all_rounds_is_another_rule(tmp_path: Path) -> None:
+    recipe, ledger = load("hbn/figure6"), Ledger(tmp_path)
+    for seed in range(3):
+        for row, last in (("+HBN", 40.0), ("+BN", 50.0), ("+GN", 50.0)):  # who is behind at the end was ahead before
+            results = {"mean-last-10": last, "every-round": 70 - last + 0.1 * seed * last}
+            ledger.add([line(row, "VGG-11", seed, last, recipe, rule="mean-last-10", results=results)])
+    (verdict,) = (verdict for claim, verdict in verdicts(all_blocks(ledger)[0]) if claim.recipe == "hbn/figure6")
+    assert verdict is not None
+    assert verdict.decisive.ours.by_seed == pytest.approx({0: 10.0, 1: 9.0, 2: 8.0})
+
+
+def test_what_is_no_accuracy_has_three_digits(tmp_path: Path) -> None:
+    recipe, ledger = load("fedcoda/table7"), Ledger(tmp_path)
+    for seed in range(3):
+        for row, value in (("FedCoda", 0.98 + 0.001 * seed), ("FedCoda w/o BNC", 0.95)):
+            ledger.add([line(row, "PACS P", seed, value, recipe)])
+    assert "| +0.053 | +0.031 ±0.002 | 3 | **holds** |" in page(ledger)
 
 
 def test_lines_with_changes_do_not_replace_those_without(tmp_path: Path) -> None:
     recipe, ledger = load("hbn/table6"), Ledger(tmp_path)
-    rows = {"FedAvg+HBN": 70.0, "(1) Eq. 7: moving average": 60.0}
+    rows = {"FedAvg+HBN": 70.0, "(2) Eq. 8: weighted average": 60.0}
     for seed in range(3):
         for row, value in rows.items():
             ledger.add([line(row, "Acc", seed, value + seed + 0.01 * value * seed, recipe)])
             ledger.add([line(row, "Acc", seed, 100 - value, recipe, changes={"precision": "bf16"})])
             ledger.add([line(row, "Acc", seed, 90 - value, recipe, rounds=1000)])
     told = {claim.says: verdict.text for claim, verdict in verdicts(all_blocks(ledger)[0]) if verdict is not None}
-    assert told[
-        "Statistics gathered after training are better than a moving average of those of training (Eq. 7)."
-    ] == ("holds")
+    assert told[POOLING] == "holds"
     text = page(ledger)
     assert "--rounds 1000 --ledger" in text.partition("## Quick looks")[2]
 

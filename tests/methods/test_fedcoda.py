@@ -235,6 +235,16 @@ def test_a_fair_prototype_is_nearer_to_equidistant_than_the_mean(tmp_path):
     assert (spreads["fair"] < 0.5 * spreads["mean"]).all()
 
 
+@pytest.mark.parametrize(
+    ("method", "clients", "told"), [("fedcoda", 9, 1), ("fedcoda", 8, 0), ("fedcoda(aggregation=mean)", 9, 0)]
+)
+def test_more_clients_than_features_are_told_once(tmp_path, caplog, method, clients, told):
+    run = started(method, tmp_path, small_federation([[0, 1, 2, 3]] * clients))  # 8 features
+    for round in range(2):
+        run.round(round)
+    assert sum(f"of {clients} clients, in 8 dimensions" in record.getMessage() for record in caplog.records) == told
+
+
 def test_missing_classes(tmp_path):
     run = started("fedcoda", tmp_path, small_federation(UNEVEN))
     for round in range(3):

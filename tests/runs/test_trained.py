@@ -142,6 +142,46 @@ def test_files_are_read_as_for_training(finished: Run, tmp_path: Path) -> None:
         torch.testing.assert_close(row, expected[0])
 
 
+def test_scans_of_twelve_bits_are_predicted_and_calibrated_as_they_were_trained(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    random = np.random.default_rng(0)
+    for label in ("ill", "well"):
+        (tmp_path / "data" / "north" / label).mkdir(parents=True)
+        for number in range(6):
+            scan = random.integers(0, 4096, (8, 8)).astype(np.uint16)
+            Image.fromarray(scan).save(tmp_path / "data" / "north" / label / f"{number}.tif")
+    federation = fedkeel.data.load("folder", root=tmp_path / "data", size=8, bits=12)
+    run = fedkeel.simulate(federation=federation, directory=tmp_path / "run", rounds=1, executor="serial")
+    caplog.clear()
+    trained = fedkeel.load(run.directory)  # of what is in the directory alone
+    files = [tmp_path / "data" / path for path in federation.paths]
+    expected = trained.transform(federation.images, torch.empty(1, 0))
+    torch.testing.assert_close(trained.preprocess(files), expected)
+    site = fedkeel.calibrate(run, tmp_path / "data", always=True)
+    assert site.trained is not None
+    torch.testing.assert_close(site.trained.preprocess(files), expected)
+    site.save(tmp_path / "north.safetensors")
+    known = json.loads((tmp_path / "north.safetensors.json").read_text())["preprocessing"]
+    assert known["bits"] == 12
+    assert not [message for message in caplog.messages if "dark" in message]
+    Image.fromarray(np.full((8, 8), 5000, np.uint16)).save(tmp_path / "b.tif")
+    with pytest.raises(FedkeelError, match="go up to 5,000, and bits=12 is for values below 4,096"):
+        trained.predict(tmp_path / "b.tif")
+
+
+def test_dark_scans_are_told_when_they_are_predicted(
+    finished: Run, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number in range(3):
+        Image.fromarray(np.full((32, 32), 4000, np.uint16)).save(tmp_path / f"{number}.png")
+    finished.predict(tmp_path, tolerate=True)
+    (told,) = caplog.messages
+    assert told.startswith(
+        f"3 of the 3 grey images of 16 bits use at most 12 of them, so that they come out dark ('{tmp_path}"
+    )
+
+
 @pytest.mark.parametrize(
     ("images", "told"),
     [

@@ -28,14 +28,16 @@ discover(__name__)  # a diagnostic takes what is above from here, inside of the 
 
 
 def number(document: Mapping[str, Any], at: str = "") -> float | None:
-    """The one number of a diagnostic that stands in a paper's table, if it has one; `at`: of several, that one.
+    """The one number of a diagnostic that stands in a paper's table, or in which methods are compared, if it has one;
+    `at`: of several, that one.
 
     >>> number({"figures": [{"kind": "lines"}, {"kind": "bars", "number": 0.25}]})
     0.25
     """
     if at:
         return next((f["numbers"][at] for f in document["figures"] if at in f.get("numbers", {})), None)
-    return next((figure["number"] for figure in document["figures"] if "number" in figure), None)
+    found = [figure["number"] for figure in document["figures"] if "number" in figure]
+    return next(iter(found + [figure["key"]["value"] for figure in document["figures"] if "key" in figure]), None)
 
 
 def run(

@@ -51,4 +51,6 @@ class LossGap(Diagnostic):
             figures += over_rounds(title, "loss gap", having, kind) or [
                 bars(f"{title}, {entry}", "loss gap", {"gap": entry.values[kind]}, "domain") for entry in having
             ]
-        return keyed(figures, "test-time loss gap", measured[-1].values["test"]["average"], "low")
+        last = measured[-1].values
+        figures[0]["numbers"] = {kind: domains["average"] for kind, domains in last.items()}
+        return keyed(figures, "test-time loss gap", last["test"]["average"], "low")

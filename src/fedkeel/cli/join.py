@@ -18,6 +18,7 @@ from fedkeel.cli.terminal.parsing import Arguments, Parser
 from fedkeel.core.naming import file_name
 from fedkeel.deploy import need_flower
 from fedkeel.files import state_folder
+from fedkeel.options import checked
 from fedkeel.stopping import Stopped
 
 HELP = "be a site of a federation: train on the images in a folder, which stay here"
@@ -41,6 +42,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_shared("--tolerate", "--no-cache")
     group = "what names the patient in a file's name, in brackets, like '(patient\\d+)_': none is in two splits"
     add("--group", metavar="PATTERN", help=group)
+    add("--bits", metavar="N", type=int, help="that 16-bit grey images use, such as 12 (default: 16)")
     add("--name", metavar="NAME", help="of this site (default: as its key, else as the folder is called)")
     add("--state", metavar="DIR", help="for its memory and logs (default: ~/.local/state/fedkeel/NAME)")
     add("--device", metavar="TEXT", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
@@ -61,6 +63,7 @@ def run(arguments: Arguments) -> int:
     need_flower()
 
     from fedkeel.data.dataset import Findings
+    from fedkeel.data.formats.images import Bits
     from fedkeel.data.site import SiteFolder, class_folders
     from fedkeel.deploy.certificates import SiteFiles
     from fedkeel.deploy.deployment import join
@@ -74,6 +77,7 @@ def run(arguments: Arguments) -> int:
     name = arguments.name or Path(arguments.certificates or folder).resolve().name
     class_folders(folder)
     given = {"group": arguments.group, "tolerate": arguments.tolerate}
+    given["bits"] = checked(arguments.bits, Bits | None, "--bits")
     own = {option: value for option, value in given.items() if value is not None}
     # What is wrong with its images is told here and not to the server: names of files may be names of patients.
     reader = SiteFolder(root=folder, site=name, **own)

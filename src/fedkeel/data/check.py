@@ -9,7 +9,7 @@ import numpy as np
 
 from fedkeel import spec
 from fedkeel.data.dataset import Findings, Manifest, split_domain
-from fedkeel.data.formats.images import decode, in_threads, reason
+from fedkeel.data.formats.images import ADVICE, Depth, decode, in_threads, reason
 from fedkeel.data.population import USES
 from fedkeel.data.reader import DATASETS, PUBLISHED, Reader, reader_of
 from fedkeel.errors import DataError
@@ -87,7 +87,7 @@ def check(text: str, root: str | os.PathLike[str] | None = None, *, decode_image
             what = "images" if count.use == "images" else f"images to {count.use}"
             problems.append(f"The domain '{count.domain}' has {count.found:,} {what}, and {wanted} are published.")
     if decode_images:
-        problems += broken_images(manifest)
+        problems += broken_images(manifest, Depth(reader.bits))
     return Check(reader.name, str(manifest.root), counts, problems, findings.unread)
 
 
@@ -118,16 +118,16 @@ def empty_classes(manifest: Manifest) -> list[str]:
     return [f"The class '{name}' has no image in any domain." for name in missing]
 
 
-def broken_images(manifest: Manifest) -> list[str]:
+def broken_images(manifest: Manifest, depth: Depth) -> list[str]:
     def attempt(file: Path) -> str:
         try:
-            decode(file, 8)
+            decode(file, 8, depth, str(file))
         except Exception as error:  # Pillow raises errors of many kinds for a broken file
             return f"The image '{file}' cannot be decoded: {reason(error)}."
         return ""
 
     files = [file for domain in manifest.domains.values() for run in domain.images for file in run.files]
-    return list(filter(None, in_threads(attempt, files)))
+    return [*filter(None, in_threads(attempt, files)), *depth.sentences(ADVICE)]
 
 
 def standings(names: Sequence[str] = ()) -> list[Standing]:

@@ -147,6 +147,7 @@ class Dataset:
     test_transform: Transform | str = "normalise"
     users: npt.NDArray[Any] | None = None  # whose each image is, whole numbers or text; for the partition by-user
     on_disk: bool = False  # whether the images are mapped from a file
+    bits: int | None = None  # that grey images of 16 bits use
     paths: Sequence[str] = ()  # the file that each image came from; none where they lie together in larger ones
 
     def __post_init__(self) -> None:
@@ -171,18 +172,18 @@ def assemble(
     manifest: Manifest,
     parts: Mapping[str, Parts],
     size: int,
+    transforms: tuple[str, str],
     *,
-    train: str,
-    test: str,
     keep: Keep = "auto",
     tolerate: float = TOLERATED,
+    bits: int | None = None,
 ) -> Dataset:
-    """The images of `parts` in one store; `train` and `test` are the usual transforms."""
+    """The images of `parts` in one store; the usual `transforms` are for training and testing."""
     used = {name: np.unique(np.concatenate(cuts)) for name, cuts in parts.items()}
     for name, positions in used.items():
         if len(positions) == 0:
             raise DataError(f"The domain '{name}' of '{manifest.name}' has no images in '{manifest.root}'.")
-    images, kept = decode(manifest, used, size, keep, tolerate)
+    images, kept = decode(manifest, used, size, keep, tolerate=tolerate, bits=bits)
     on_disk = isinstance(images, np.memmap)
     paths = [path for name in parts for path in paths_of(manifest, name, kept[name])]
     labels: list[IntArray] = []
@@ -200,9 +201,10 @@ def assemble(
         labels=torch.from_numpy(np.concatenate(labels)),
         classes=manifest.classes,
         domains=splits,
-        train_transform=train,
-        test_transform=test,
+        train_transform=transforms[0],
+        test_transform=transforms[1],
         on_disk=on_disk,
+        bits=bits,
         paths=paths if len(paths) == len(images) else (),
     )
 
@@ -223,15 +225,15 @@ def mapped(images: Bytes) -> Tensor:
 
 
 def decode(
-    manifest: Manifest, used: Mapping[str, IntArray], size: int, keep: Keep, tolerate: float
+    manifest: Manifest, used: Mapping[str, IntArray], size: int, keep: Keep, *, tolerate: float, bits: int | None
 ) -> tuple[Bytes, dict[str, IntArray]]:
     """The images at the sorted positions `used` of each domain, and the positions of those that could be decoded.
 
     They are held in memory, or mapped from the cache, as `keep` and the free memory say.
     """
     larger = [len(run.labels) for name in used for run in manifest.domains[name].images if run.load]
-    if larger and (keep == "disk" or tolerate != TOLERATED):
-        option = "keep=disk" if keep == "disk" else f"tolerate={tolerate:g}"
+    if larger and (keep == "disk" or tolerate != TOLERATED or bits):
+        option = "keep=disk" if keep == "disk" else f"bits={bits}" if bits else f"tolerate={tolerate:g}"
         raise DataError(
             f"{option} is for image files, and '{manifest.name}' has its images in larger ones: leave it out."
         )
@@ -243,7 +245,7 @@ def decode(
     beyond = keep == "auto" and not larger and free is not None and needed > MOST_MEMORY * free
     if keep == "disk" or beyond:
         try:
-            found = decode_files(manifest, used, size, tolerate, on_disk=True)
+            found = decode_files(manifest, used, size, tolerate=tolerate, bits=bits, on_disk=True)
             if beyond:
                 log.warning(
                     "%s take %s, and %s of memory are free: they stay on disk, in '%s', which is slower (keep=disk "
@@ -259,7 +261,7 @@ def decode(
                 raise DataError(f"{what} need {memory.size(needed)}: {there}{error}; {advice}.") from error
     advice = smaller(held, free or 0) + ("" if larger else ", or keep=disk")
     with memory.holding(needed, what, advice):
-        return decode_files(manifest, used, size, tolerate, on_disk=False)
+        return decode_files(manifest, used, size, tolerate=tolerate, bits=bits, on_disk=False)
 
 
 def smaller(count: int, room: int) -> str:
@@ -269,7 +271,7 @@ def smaller(count: int, room: int) -> str:
 
 
 def decode_files(
-    manifest: Manifest, used: Mapping[str, IntArray], size: int, tolerate: float, *, on_disk: bool
+    manifest: Manifest, used: Mapping[str, IntArray], size: int, **options: Any
 ) -> tuple[Bytes, dict[str, IntArray]]:
     """Image files of all domains are decoded together: what share of them may be broken is a matter of the whole."""
     runs = []  # (domain, position of its first image, images, which of them are used)
@@ -285,7 +287,7 @@ def decode_files(
         source = Encoded(
             manifest.name, str(manifest.root.absolute()), key, len(files), lambda: files, lambda i: str(files[i])
         )
-        decoded, good = decode_all(source, size, tolerate=tolerate, on_disk=on_disk)
+        decoded, good = decode_all(source, size, **options)
     else:
         decoded, good = np.empty((0, 3, size, size), np.uint8), np.empty(0, np.int64)
     images: list[Bytes] = []

@@ -70,9 +70,10 @@ class Cut:
             test_transform=given_or(self.test_transform, dataset.test_transform),
             unseen=tuple(unseen),
             on_disk=dataset.on_disk,
+            bits=dataset.bits,
             paths=dataset.paths,
         )
-        warn_of_untrained_classes(federation)
+        warn_of_gaps(dataset, federation)
         return federation
 
     def unseen_client(self, dataset: Dataset, domain: str) -> Client:
@@ -112,7 +113,6 @@ def load(name: str, **options: Any) -> Federation:
     if options.get("root") is not None:
         as_path(options["root"], "root")
     dataset = DATASETS.build(name, **options)
-    warn_of_empty_classes(dataset)
     return cut.federation(dataset)
 
 
@@ -184,23 +184,31 @@ def with_own_mix(client: Client, labels: Tensor, seed: int) -> Client:
     return replace(client, test=client.test[torch.cat(kept).sort().values])
 
 
-def warn_of_empty_classes(dataset: Dataset) -> None:
-    present = set(torch.unique(dataset.labels).tolist())
-    missing = [name for label, name in enumerate(dataset.classes) if label not in present]
-    if missing:
-        counts = f"{len(missing)} of the {len(dataset.classes)} classes"
-        log.warning("'%s' has no sample of %s: %s.", dataset.name, counts, quoted(missing, 3, "others"))
-
-
-def warn_of_untrained_classes(federation: Federation) -> None:
-    tests = [client.test for client in federation.one_of_each()]
+def warn_of_gaps(dataset: Dataset, federation: Federation) -> None:
+    """What cannot be both trained on and tested."""
+    everyone = list(federation.one_of_each())
     trained, tested = (
         set(each_once([federation.labels[part] for part in parts]).tolist())
-        for parts in ([federation.training_images()], tests)
+        for parts in ([federation.training_images()], [client.test for client in everyone])
     )
-    for label in sorted(tested - trained):
-        log.warning(
-            "The class '%s' is in a test set of '%s', but no client trains on it.",
-            federation.classes[label],
-            federation.name,
-        )
+    seen = {client.domain for client in federation.one_of_each(unseen=False)}
+    with_tests = {client.domain for client in everyone if len(client.test)}
+    # Where a domain is left out to be tested, the others may need no test set; and nobody can train without any.
+    enough = with_tests if with_tests & seen else {*federation.domains}
+    held_out = {client.name for client in federation.unseen}
+    single = [
+        f"{domain}/{dataset.classes[label]}"
+        for domain, split in dataset.domains.items()
+        for label in (torch.bincount(dataset.labels[split.all()]) == 1).nonzero().flatten().tolist()
+        if domain not in held_out
+    ]
+    empty = sorted({*range(len(dataset.classes))} - {*dataset.labels.tolist()})
+    untrained = [federation.classes[label] for label in sorted(tested - trained)]
+    for what, names in (
+        ("classes without a sample", [dataset.classes[label] for label in empty]),
+        ("classes that are tested and that nobody trains on", untrained),
+        ("domains without test samples", [name for name in federation.domains if name not in enough]),
+        ("classes with a single sample, which cannot be both trained on and tested", single),
+    ):
+        if names:
+            log.warning("'%s' has %s: %s.", federation.name, what, quoted(names))

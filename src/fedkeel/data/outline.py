@@ -63,6 +63,7 @@ class Outline:
     division: str = ""  # a digest of which client has which images
     dtype: str = "uint8"  # of the store; or "float32"
     columns: tuple[str, ...] = ()  # the names of a vector's numbers
+    bits: int | None = None  # that grey images of 16 bits use
 
     @staticmethod
     def of(federation: Federation) -> Outline:
@@ -94,6 +95,7 @@ class Outline:
             division=division(clients) if few else "",
             dtype=str(federation.images.dtype).removeprefix("torch."),
             columns=federation.columns,
+            bits=federation.bits,
         )
 
     def federation(self) -> Federation:
@@ -116,10 +118,11 @@ class Outline:
             train_transform=transform,
             test_transform=transform,
             columns=self.columns,
+            bits=self.bits,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if name != "columns" or value}
+        return {name: value for name, value in asdict(self).items() if name not in ("columns", "bits") or value}
 
     @staticmethod
     def from_dict(stored: Mapping[str, Any]) -> Outline:

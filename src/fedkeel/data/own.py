@@ -21,11 +21,11 @@ from torch import Tensor
 
 from fedkeel.data.dataset import Dataset, indices
 from fedkeel.data.federation import Federation
-from fedkeel.data.load import Cut, warn_of_empty_classes
+from fedkeel.data.load import Cut
 from fedkeel.data.population import Client, IntArray, Split
 from fedkeel.data.sources import Source
 from fedkeel.data.splits import check_shares, stratified_split
-from fedkeel.errors import DataError, unknown
+from fedkeel.errors import DataError, numbered, unknown
 from fedkeel.options import Decay, checked, described
 from fedkeel.spec import names
 
@@ -87,7 +87,6 @@ def federation(
         train_transform=usual,
         test_transform=usual,
     )
-    warn_of_empty_classes(dataset)
     result = (
         cut.federation(dataset) if clients is None else with_clients(dataset, cut, domains_of(parts, domains, count))
     )
@@ -220,9 +219,8 @@ def plain(given: Any, what: str) -> npt.NDArray[Any]:
 def refuse_missing(array: npt.NDArray[Any], what: str) -> None:
     """None and not-a-number stand for what is not there."""
     entries = array.tolist() if array.dtype.kind in "Of" else []
-    lost = next((number for number, entry in enumerate(entries) if entry is None or entry != entry), None)
-    if lost is not None:
-        raise DataError(f"Sample {lost} has no {what}: fill it in, or leave the sample out.")
+    if lost := [number for number, entry in enumerate(entries) if entry is None or entry != entry]:
+        raise DataError(f"There is no {what} of {numbered('sample', lost)}: fill it in, or leave such samples out.")
 
 
 # -- clients -----------------------------------------------------------------------------------------------------------

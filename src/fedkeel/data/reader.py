@@ -13,7 +13,7 @@ from typing import Annotated, Any, ClassVar, TypeVar
 
 from fedkeel.data.dataset import Dataset, Domain, Findings, Keep, Manifest, Parts, assemble
 from fedkeel.data.formats.folders import class_images, step_into, visible_folders
-from fedkeel.data.formats.images import TOLERATED
+from fedkeel.data.formats.images import TOLERATED, Bits
 from fedkeel.data.formats.lists import read_lists
 from fedkeel.data.population import IntArray
 from fedkeel.data.splits import by_shares
@@ -39,6 +39,7 @@ class Reader:
     validation: Fraction = 0.0  # share of the images, or of the official training set where there is one
     split_seed: int = 0
     tolerate: Fraction = TOLERATED  # share of the image files that may be broken; they are left out
+    bits: Bits | None = None  # that 16-bit grey images use, such as 12; by default all, and dark ones are told
     keep: Keep = "auto"  # decoded images in memory or on disk; auto: on disk where memory has little room for them
 
     test = 0.0  # share of the images; an option of those that have no test set of their own
@@ -85,9 +86,8 @@ class Reader:
 
     def read(self) -> Dataset:
         manifest = self.scan(self.folder(), Findings())
-        train, test = self.usual_transforms()
-        parts, size = self.split(manifest.domains), self.pixels()
-        return assemble(manifest, parts, size, train=train, test=test, keep=self.keep, tolerate=self.tolerate)
+        parts, size, transforms = self.split(manifest.domains), self.pixels(), self.usual_transforms()
+        return assemble(manifest, parts, size, transforms, keep=self.keep, tolerate=self.tolerate, bits=self.bits)
 
     def folder(self) -> Path:
         found = find_root(self.name, self.root, self.folders)

@@ -18,14 +18,14 @@ from fedkeel.data.federation import Federation
 from fedkeel.data.formats.folders import images_in, visible_folders
 from fedkeel.data.load import Cut
 from fedkeel.data.reader import DATASETS
-from fedkeel.data.readers.folder import Folder, scan_domain
+from fedkeel.data.readers.folder import Folder, scan_domain, tell_empty
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.errors import DataError, nearest
 from fedkeel.spec import names
 
 LAYOUT = "folder/<class>/*.png (or jpg, jpeg, bmp, webp, tif, gif, dcm)"
 OPTIONS = ("size", "validation", "test", "split_seed")
-OWN = ("group", "tolerate")  # which each site knows best, and gives itself
+OWN = ("group", "tolerate", "bits")  # which each site knows best, and gives itself
 CUTTING = ("classes", "unseen", "unseen_split", "tests", "seed", "partition", "train_transform", "test_transform")
 
 
@@ -46,7 +46,9 @@ class SiteFolder(Folder):
                 raise DataError(
                     f"The class folder '{label}' of '{root}' is no class of the federation: {nearest(label, classes)}"
                 )
-        return Manifest(self.name, root, classes, {self.site: scan_domain(root, classes, findings, self.group)})
+        domain = scan_domain(root, classes, findings, self.group)
+        tell_empty(findings, classes, {root: domain})
+        return Manifest(self.name, root, classes, {self.site: domain})
 
 
 def class_folders(folder: Path) -> list[str]:

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from fedkeel.data import memory
 from fedkeel.data.federation import extent
-from fedkeel.data.formats.images import rgb
-from fedkeel.errors import DataError, unknown
+from fedkeel.data.formats.images import Depth, rgb
+from fedkeel.errors import DataError, numbered, unknown
 from fedkeel.options import Count, check_fields, described
 
 log = logging.getLogger("fedkeel")
@@ -174,14 +174,14 @@ class Source:
         count = len(data)
         if count == 0:
             raise DataError(f"'{self.name}' has no samples: give some.")
-        first = self._sample(parted(data[0], image, label, labels is not None)[0], 0)
+        first = self._sample(parted(data[0], image, label, labels is not None)[0], 0, Depth())
         what = f"The {count:,} samples of '{self.name}', {extent(first.shape)} each,"
-        found: list[Any] = []
+        found, depth = list[Any](), Depth()
         with memory.holding(count * first.nbytes, what, "give a smaller size=, or fewer samples"):
             values = torch.empty(count, *first.shape, dtype=first.dtype)
             for number in counted(count, f"Reading {self.name}", self.verbose):
                 sample, own = parted(data[number], image, label, labels is not None)
-                array = self._sample(sample, number)
+                array = self._sample(sample, number, depth)
                 if array.shape != first.shape or array.dtype != first.dtype:
                     raise DataError(
                         f"Sample {number} is {array.dtype} of shape {tuple(array.shape)} and sample 0 {first.dtype} of "
@@ -189,12 +189,14 @@ class Source:
                     )
                 values[number] = array
                 found.append(own.item() if isinstance(own, Tensor | np.generic) and own.ndim == 0 else own)
+        for sentence in depth.sentences("scans of so many bits are for the data set's own transform to scale"):
+            log.warning("Of '%s', %s", self.name, sentence)
         return finite(values), found if labels is None else labels
 
-    def _sample(self, sample: Any, number: int) -> Tensor:
+    def _sample(self, sample: Any, number: int, depth: Depth) -> Tensor:
         """One sample as it is stored."""
         if isinstance(sample, Image.Image):
-            array = torch.from_numpy(np.array(sample if sample.mode in ("L", "F") else rgb(sample)))
+            array = torch.from_numpy(np.array(sample if sample.mode in ("L", "F") else rgb(sample, depth, str(number))))
         else:
             try:
                 array = sample.detach().cpu() if isinstance(sample, Tensor) else torch.from_numpy(np.array(sample))
@@ -274,9 +276,11 @@ def finite(values: Tensor, names: Sequence[str] = ()) -> Tensor:
         if not rows.isfinite().all():
             row, place = (int(number) for number in rows.isfinite().logical_not().nonzero()[0])
             where = f"in the column '{names[place]}'" if names else f"at place {place}"
+            lost = values.flatten(1)[:, place].isfinite().logical_not().nonzero().flatten().tolist()
+            have = "has" if len(lost) == 1 else "have"
             raise DataError(
-                f"Sample {start + row} has {rows[row, place].item()} {where}: fill in what is missing, or leave such "
-                "samples out."
+                f"{numbered('Sample', lost)} {have} no finite number {where} ({rows[row, place].item()}): fill in "
+                "what is missing, or leave such samples out."
             )
     return values
 

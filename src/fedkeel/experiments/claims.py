@@ -6,7 +6,13 @@
     row = "HBN"
     over = ["BN"]                               # with several, it is ahead of every one of them
     columns = ["CIFAR-10"]                      # names or groups, with * for anything; by default all
+    than = ["CIFAR-100"]                        # it is further ahead than in these columns
+    margin = 0.2                                # it may be so far behind
+    lower = true                                # less is ahead: seconds, gaps
+    rule = "every-round"                        # by another rule than the recipe's: here, ahead all along
     tried = "..."                               # where it does not hold: what was looked at
+
+`over = ["zero"]` is a claim of the row's own numbers: of their sign, or, with `than`, of some columns against others.
 
 A claim holds where the row is ahead by the rule of `experiments.difference`, averaged over the columns, does not where
 it is behind, and is undecided else. Columns with too few seeds wait until they have them, unless all have.
@@ -26,37 +32,48 @@ from fedkeel.errors import FedkeelError, nearest
 from fedkeel.experiments import recipes
 from fedkeel.experiments.difference import AHEAD, BEHIND, FEWEST, Difference
 from fedkeel.experiments.paper_table import Cells
-from fedkeel.experiments.recipes import Recipe, RecipeColumn
+from fedkeel.experiments.recipes import Recipe
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
+ZERO = "zero"  # in the place of another row
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One row of a recipe is ahead of others in some of its columns."""
+    """One row of a recipe is ahead of others in some of its columns; see above."""
 
     says: str
     recipe: str
     row: str
     over: tuple[str, ...]
     columns: tuple[str, ...] = ("*",)
+    than: tuple[str, ...] = ()
+    margin: float = 0.0
+    lower: bool = False
+    rule: str = ""
     tried: str = ""
 
-    def chosen(self, recipe: Recipe) -> list[RecipeColumn]:
+    def chosen(self, recipe: Recipe, patterns: Sequence[str]) -> list[str]:
         named = [
-            column
+            column.name
             for column in recipe.columns
             if not column.average
-            if any(fnmatchcase(name, pattern) for name in (column.name, column.group) for pattern in self.columns)
+            if any(fnmatchcase(name, pattern) for name in (column.name, column.group) for pattern in patterns)
         ]
         if not named:
-            raise FedkeelError(f"'{self.says}' is of {', '.join(self.columns)}, no column of '{recipe.name}'.")
+            raise FedkeelError(f"'{self.says}' is of {', '.join(patterns)}, no column of '{recipe.name}'.")
         return named
+
+    def gain(self, over: str, column: str, cells: Cells) -> dict[int, float]:
+        """How far the row is ahead of another one in a column, by seed."""
+        row = cells.get((self.row, column), {})
+        other = dict.fromkeys(row, 0.0) if over == ZERO else cells.get((over, column), {})
+        return {seed: (-1 if self.lower else 1) * (row[seed] - other[seed]) for seed in row.keys() & other.keys()}
 
 
 @dataclass(frozen=True)
@@ -116,19 +133,27 @@ def judge(claim: Claim, recipe: Recipe, cells: Cells) -> Verdict:
     columns with enough seeds for a verdict, over these alone."""
     labels = [row.label for row in recipe.rows]
     for label in (claim.row, *claim.over):
-        if label not in labels:
+        if label not in (*labels, ZERO):
             raise FedkeelError(f"'{claim.says}' is of '{label}', no row of '{recipe.name}': {nearest(label, labels)}")
-    columns = [column.name for column in claim.chosen(recipe)]
-    return Verdict(claim, tuple(_difference(claim.row, other, columns, recipe, cells) for other in claim.over))
+    return Verdict(claim, tuple(_difference(claim, other, recipe, cells) for other in claim.over))
 
 
-def _difference(row: str, over: str, columns: Sequence[str], recipe: Recipe, cells: Cells) -> Against:
-    pairs = {name: (cells.get((row, name), {}), cells.get((over, name), {})) for name in columns}
-    common = {name: a.keys() & b.keys() for name, (a, b) in pairs.items()}
-    fewest = FEWEST if any(len(seeds) >= FEWEST for seeds in common.values()) else 1
-    pairs = {name: pair for name, pair in pairs.items() if len(common[name]) >= fewest}
-    seeds = sorted(set.intersection(*(set(common[name]) for name in pairs))) if pairs else []
-    ours = {seed: fmean(a[seed] - b[seed] for a, b in pairs.values()) for seed in seeds}
-    numbers = [(recipe.published.get((row, name)), recipe.published.get((over, name))) for name in pairs or columns]
-    known = [a.value - b.value for a, b in numbers if a and b and a.value is not None and b.value is not None]
-    return Against(over, tuple(pairs), Difference(ours), fmean(known) if known else None)
+def _difference(claim: Claim, over: str, recipe: Recipe, cells: Cells) -> Against:
+    sides = [claim.chosen(recipe, patterns) for patterns in (claim.columns, claim.than) if patterns]
+    gains = {name: claim.gain(over, name, cells) for side in sides for name in side}
+    fewest = FEWEST if any(len(seeds) >= FEWEST for seeds in gains.values()) else 1
+    run = [[name for name in side if len(gains[name]) >= fewest] for side in sides]
+    seeds = sorted(set.intersection(*(set(gains[name]) for side in run for name in side))) if all(run) else []
+    ours = {seed: claim.margin + _apart([[gains[name][seed] for name in side] for side in run]) for seed in seeds}
+    # What is printed is by the paper's rule.
+    printed = {} if claim.rule else {c: {0: n.value} for c, n in recipe.published.items() if n.value is not None}
+    shown = run if all(run) else sides
+    known = [[gain for name in side for gain in claim.gain(over, name, printed).values()] for side in shown]
+    label = over + (f" {'+' if claim.lower else '-'} {claim.margin:g}" if claim.margin else "")
+    label += f", more than in {', '.join(claim.than).replace('* ', '')}" if claim.than else ""
+    return Against(label, tuple(run[0]), Difference(ours), claim.margin + _apart(known) if all(known) else None)
+
+
+def _apart(sides: Sequence[Sequence[float]]) -> float:
+    """The mean of the first side, less that of the second if there is one."""
+    return fmean(sides[0]) - sum(map(fmean, sides[1:]))

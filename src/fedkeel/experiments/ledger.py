@@ -25,7 +25,7 @@ from fedkeel.experiments.signature import Signature, same, signature
 from fedkeel.files import explained
 from fedkeel.runs.origin import Origin, method_code
 from fedkeel.runs.run import Run
-from fedkeel.runs.summary import BEST_ROUND, RULES, summarise_run
+from fedkeel.runs.summary import BEST_ROUND, EVERY_ROUND, RULES, summarise_run
 
 PLACE = Path("results")
 
@@ -128,7 +128,7 @@ def line_of(recipe: Recipe, row: RecipeRow, column: RecipeColumn, run: Run, numb
     if kind not in (*DIAGNOSTICS, "seconds"):
         results = {
             name: accuracy(summarise_run(run, summary["unseen_domains"], statistics, name), reading)
-            for name in (*RULES, BEST_ROUND)
+            for name in (*RULES, BEST_ROUND, EVERY_ROUND)
             if name != "best-validation" or run.scores("validation")
         }
     tested = {record["statistics"] for record in run.records("scores") if record["split"] == "test"}

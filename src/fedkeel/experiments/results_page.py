@@ -18,7 +18,7 @@ from fedkeel.experiments.claims import Claim, Verdict, claims_of, judge
 from fedkeel.experiments.difference import FEWEST
 from fedkeel.experiments.ledger import Ledger, Line
 from fedkeel.experiments.paper_table import Cells, PaperCell, Reproduction, derived, markdown_table
-from fedkeel.experiments.recipes import PAPERS, Recipe, RecipeColumn, RecipeRow, load, names
+from fedkeel.experiments.recipes import PAPERS, PERCENT, Recipe, RecipeColumn, RecipeRow, load, names
 from fedkeel.experiments.tables import DASH
 from fedkeel.runs.summary import BEST_ROUND, RULES
 from fedkeel.spec import parse
@@ -99,13 +99,14 @@ def all_blocks(ledger: Ledger, own: Sequence[Recipe] = ()) -> tuple[list[Block],
 def verdicts(blocks: Sequence[Block]) -> Iterator[tuple[Claim, Verdict | None]]:
     """Every claim of every paper, from lines without changes if there are any; one whose rows were not run has no
     verdict."""
-    cells = {block.recipe.name: block.values() for block in reversed(blocks) if block.is_whole}
+    whole = {block.recipe.name: block for block in reversed(blocks) if block.is_whole}
     for paper in PAPERS:
         claims = claims_of(paper)
-        run = {claim.says for claim in claims if claim.recipe in cells}
+        run = {claim.says for claim in claims if claim.recipe in whole}
         for claim in claims:
-            if claim.recipe in cells:
-                verdict = judge(claim, load(claim.recipe), cells[claim.recipe])
+            if claim.recipe in whole:
+                block = whole[claim.recipe]
+                verdict = judge(claim, block.recipe, block.values(claim.rule or None))
                 yield claim, verdict if verdict.decisive.ours.by_seed else None
             elif claim.says not in run:
                 run.add(claim.says)
@@ -160,10 +161,12 @@ def claim_rows(judged: Iterable[tuple[Claim, Verdict | None]]) -> list[list[str]
             rows.append([*said, DASH, DASH, DASH, DASH, "0", "not run"])
             continue
         found = verdict.decisive
+        read = {c.reading.get("read", "accuracy") for c in load(claim.recipe).columns if c.name in found.columns}
+        digits = 1 if read <= {*PERCENT} else 3
         by = found.ours
-        spread = "" if math.isinf(by.half_width) else f" ±{by.half_width:.1f}"
-        ours = f"{by.mean:+.1f}{spread}" if by.by_seed else DASH
-        paper = DASH if found.paper is None else f"{found.paper:+.1f}"
+        spread = "" if math.isinf(by.half_width) else f" ±{by.half_width:.{digits}f}"
+        ours = f"{by.mean:+.{digits}f}{spread}" if by.by_seed else DASH
+        paper = DASH if found.paper is None else f"{found.paper:+.{digits}f}"
         rows.append([*said, where(verdict), found.over, paper, ours, str(len(by.by_seed)), verdict.text])
     return rows
 

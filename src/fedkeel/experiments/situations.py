@@ -17,7 +17,7 @@ from fedkeel import experiments
 from fedkeel.config import Config
 from fedkeel.experiments.claims import Claim, judge
 from fedkeel.experiments.difference import FEWEST
-from fedkeel.experiments.recipes import RecipeColumn
+from fedkeel.experiments.recipes import PERCENT, RecipeColumn
 from fedkeel.experiments.results_page import Block
 from fedkeel.spec import parse, parse_sum
 
@@ -119,9 +119,11 @@ def evidence(blocks: Sequence[Block]) -> Iterator[Evidence]:
         over = (base.label,) if base else ()
         columns: dict[tuple[str, str, str], list[RecipeColumn]] = {}
         for row, column in recipe.cells() if base else ():
-            config = recipe.config(row, column)
+            config, reading = recipe.config(row, column), recipe.reading(row, column)
+            if reading.get("read", "accuracy") not in PERCENT:
+                continue
             # A calibrated model against one as it is would say nothing of the method.
-            if config.method != "fedavg" and base and recipe.reading(row, column) == recipe.reading(base, column):
+            if config.method != "fedavg" and base and reading == recipe.reading(base, column):
                 columns.setdefault((row.label, config.method, shift_of(config)), []).append(column)
         for (label, method, kind), chosen in columns.items():
             claim = Claim(label, recipe.name, label, over, tuple(escape(column.name) for column in chosen))

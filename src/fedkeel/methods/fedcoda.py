@@ -6,6 +6,7 @@ normalise with the global statistics (with gradients clipped by the history of t
 are pushed apart, and the server puts a prototype equally far from all clients' instead of near the many.
 """
 
+import logging
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
@@ -24,6 +25,8 @@ from fedkeel.nn.calibration import expect_statistics
 from fedkeel.nn.clipping import HistoryClip
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.options import NotNegative, Positive, Share
+
+log = logging.getLogger("fedkeel")
 
 RULES: dict[str, Callable[[Tensor], Tensor]] = {"fair": fair_prototype, "mean": mean_prototype}
 
@@ -70,6 +73,13 @@ class FedCoda(Method):
     def before_training(self, server: Server) -> None:
         if self.calibrate_bn:
             server.need_global_statistics()
+        clients, width = len(server.participants), server.network.feature_dim
+        aligns = self.lambda_fa > 0 or self.lambda_pc > 0
+        if server.round == 0 and self.aggregation == "fair" and aligns and clients > width:
+            log.warning(
+                f"Points equally far from the prototypes of {clients} clients, in {width} dimensions, can lie far off: "
+                "take a model with more features than clients, or write 'fedcoda(aggregation=mean)'."
+            )
 
     def start(self, client: LocalClient) -> None:
         calibrates = client.scratch["calibrates"] = self.calibrates(client.round, client.rounds)

@@ -150,6 +150,7 @@ def preprocessing(federation: Federation, *, done_inside: bool) -> dict[str, Any
     return {
         "mode": mode,
         "resize": resize,
+        **({"bits": federation.bits} if federation.bits else {}),  # of 16-bit grey images: the upper eight
         "transform": transform,  # of uint8 images, or of floats as they are, see docs/data.md
         "transform_done_inside": done_inside,
     }

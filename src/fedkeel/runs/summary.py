@@ -19,7 +19,9 @@ RULES = {
     "best-validation": "the round that was best on the validation data",
 }
 SHARES = ("accuracy", "balanced-accuracy", "recall", "precision", "f1", "auc", "ece")  # told in percent
-BEST_ROUND = "best-round"  # by the test itself, as some papers count: no run may choose it, but it can be looked at
+# No run may choose these, but they can be looked at: the best by the test itself, as some papers count, and the mean of
+# all, which is higher for what is there sooner.
+BEST_ROUND, EVERY_ROUND = "best-round", "every-round"
 SOURCES = {  # of the noise of private runs, the weakest first
     "seed": "noise from the run's seed, void against whoever knows it",
     "secret": "noise from a secret",
@@ -124,7 +126,7 @@ def summarise_run(
         what = "unseen" if held_out else "average"
         counted = [max(scores, key=lambda entry: (entry[what] or 0.0, -entry["round"]))]
     else:
-        counted = scores[-10:] if rule == "mean-last-10" else scores[-1:]
+        counted = scores[{"mean-last-10": -10, EVERY_ROUND: 0}.get(rule, -1) :]
 
     def mean(values: Iterable[float | None]) -> float | None:
         known = [value for value in values if value is not None]

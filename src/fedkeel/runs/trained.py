@@ -9,6 +9,7 @@ A run directory holds all of it: neither the data nor the weights that the run s
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,12 +25,14 @@ from torch import Tensor, nn
 from fedkeel.core.readable import csv_table
 from fedkeel.data.federation import Federation, Transform, called
 from fedkeel.data.formats.folders import is_litter
-from fedkeel.data.formats.images import is_image, open_image, reason, rgb
+from fedkeel.data.formats.images import Depth, is_image, open_image, reason, rgb
 from fedkeel.data.formats.lists import read_table
 from fedkeel.errors import FedkeelError, quoted
 from fedkeel.files import explained
 from fedkeel.nn.scaled_ws_conv import fold
 from fedkeel.options import described
+
+log = logging.getLogger("fedkeel")
 
 BATCH = 64
 DEEP = (1, 3, 4)  # channels of a picture: grey, colours, and these with transparency
@@ -122,20 +125,21 @@ class Trained:
     transform: Transform  # as stored -> float, as in testing
     floats: bool = False  # samples are float arrays of that shape, a vector's is (D,), and are taken as they are
     columns: tuple[str, ...] = ()  # the names of a vector's numbers
+    bits: int | None = None  # that grey images of 16 bits use
 
     @staticmethod
     def around(network: nn.Module, federation: Federation) -> Trained:
         """A network, folded, and what the data that it was trained on say of its input."""
         floats = federation.images.is_floating_point()
         data = (tuple(federation.classes), federation.image_shape, federation.test_transform, floats)
-        return Trained(deployed(network), *data, federation.columns)
+        return Trained(deployed(network), *data, federation.columns, federation.bits)
 
     def preprocess(self, images: Any) -> Tensor:
         """Images as the network takes them, (N, C, H, W); `images` as in `predict`."""
-        found = [self._stored(picture, name) for name, picture in self._each(images)]
+        found = [stored for _, stored in self.stored(images)]
         if not found:
             raise FedkeelError("There is no image: give paths, PIL images, arrays, or a folder that has some in it.")
-        return as_tested(self.transform, torch.stack(found))
+        return as_tested(self.transform, torch.cat(found))
 
     @torch.no_grad()
     def predict(self, images: Any, *, tolerate: bool = False, batch: int = BATCH) -> Predictions:
@@ -167,12 +171,12 @@ class Trained:
     ) -> Iterator[tuple[list[str], Tensor]]:
         """Names and images as the data set stores them, so many at a time; `images` as in `predict`. What cannot be
         read goes into `unreadable`, and is an error without it."""
-        everything = self._each(images)
+        everything, depth = self._each(images), Depth(self.bits)
         while some := list(islice(everything, batch)):
             names, read = list[str](), list[Tensor]()
             for name, picture in some:
                 try:
-                    read.append(self._stored(picture, name))
+                    read.append(self._stored(picture, name, depth))
                     names.append(name)
                 except FedkeelError as error:
                     if unreadable is None:
@@ -180,6 +184,8 @@ class Trained:
                     unreadable[name] = str(error)
             if read:
                 yield names, torch.stack(read)
+        for sentence in depth.sentences("if the model was trained on brighter ones, scale them to 16 bits first"):
+            log.warning(sentence)
 
     def _each(self, images: Any) -> Iterator[tuple[str, Any]]:
         if not self.floats:
@@ -187,7 +193,7 @@ class Trained:
         found = float_samples(images, self.shape, self.columns)
         return ((str(number), sample) for number, sample in enumerate(found))
 
-    def _stored(self, picture: Any, name: str) -> Tensor:
+    def _stored(self, picture: Any, name: str, depth: Depth) -> Tensor:
         """As the data set stores its images: uint8, (C, H, W), or floats."""
         if self.floats:
             if not picture.isfinite().all():
@@ -197,11 +203,11 @@ class Trained:
             return picture.cpu() if isinstance(picture, Tensor) else torch.from_numpy(picture.copy())
         channels, height, width = self.shape
         try:
-            image = opened(picture)
+            image = opened(picture, depth, name)
             if channels == 3:
-                image = rgb(image)
+                image = rgb(image, depth, name)
             elif channels == 1 and image.mode != "L":
-                image = rgb(image).convert("L")
+                image = rgb(image, depth, name).convert("L")
             if image.size != (width, height):
                 image = image.resize((width, height), Image.Resampling.BILINEAR)
             pixels = np.asarray(image, np.uint8)
@@ -212,9 +218,9 @@ class Trained:
         return torch.from_numpy(pixels.reshape(height, width, channels).transpose(2, 0, 1).copy())
 
 
-def opened(given: Any) -> Image.Image:
+def opened(given: Any, depth: Depth, name: str) -> Image.Image:
     if isinstance(given, Path):
-        with open_image(given) as image:
+        with open_image(given, depth, name) as image:
             return image
     if isinstance(given, Image.Image):
         return given

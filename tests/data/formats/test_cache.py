@@ -45,9 +45,9 @@ def test_images_on_disk_are_those_in_memory(root: Path, monkeypatch: pytest.Monk
 def test_runs_side_by_side_decode_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, decoded = images.decode, []
 
-    def slowly(content: Path | bytes, size: int) -> images.Bytes:
+    def slowly(content: Path | bytes, *how: Any) -> images.Bytes:
         decoded.append(content)
-        return whole(content, size)
+        return whole(content, *how)
 
     monkeypatch.setattr(images, "decode", slowly)
     with ThreadPoolExecutor(4) as pool:
@@ -113,11 +113,11 @@ def test_what_is_for_image_files_is_refused_for_larger_ones(
 def test_a_file_that_was_not_finished_is_not_taken_for_one(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, calls = images.decode, []
 
-    def killed(content: Path | bytes, size: int) -> images.Bytes:
+    def killed(content: Path | bytes, *how: Any) -> images.Bytes:
         calls.append(content)
         if len(calls) == 20:
             raise KeyboardInterrupt
-        return whole(content, size)
+        return whole(content, *how)
 
     monkeypatch.setattr(images, "decode", killed)
     with pytest.raises(KeyboardInterrupt):

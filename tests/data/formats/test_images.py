@@ -16,7 +16,7 @@ from fedkeel.data import load
 from fedkeel.data.check import check
 from fedkeel.data.formats.images import decode
 from fedkeel.data.readers.pacs import PACS
-from fedkeel.errors import DataError
+from fedkeel.errors import DataError, FedkeelError
 from tests.data.made_up import tree
 
 
@@ -95,6 +95,66 @@ def test_of_sixteen_bits_in_a_tiff_the_upper_eight_are_kept_and_white_may_be_zer
         pixel(Image.fromarray(np.full((2, 2), 70_000, np.int32)), "TIFF")
     with pytest.raises(DataError, match="from 0 to 65,535"):
         pixel(Image.fromarray(np.full((2, 2), -1, np.int32)), "TIFF")
+
+
+def scans(root: Path, *largest: int, suffix: str = "tif") -> Path:
+    """A domain and two classes of 16-bit grey images that go up to these values."""
+    for number, value in enumerate(largest):
+        file = root / "north" / ("ill", "well")[number % 2] / f"{number}.{suffix}"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        pixels = np.full((4, 4), value, np.uint16)
+        pixels[0, 0] = value // 2
+        Image.fromarray(pixels).save(file)
+    return root
+
+
+@pytest.mark.parametrize("suffix", ["tif", "png"])
+@pytest.mark.parametrize("bits", [10, 12, 14])
+def test_scans_of_few_bits_in_sixteen_are_told_by_file_until_their_bits_are_given(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, bits: int, suffix: str
+) -> None:
+    top = 2**bits
+    root = scans(tmp_path, *[top - 1, top // 2 + 9] * 4, suffix=suffix)
+    for _ in range(2):  # the second time they are from the cache
+        caplog.clear()
+        load("folder", root=root, size=4)
+        told = [message for message in caplog.messages if "come out dark" in message]
+        assert len(told) == 1
+        assert f"8 of the 8 grey images of 16 bits use at most {bits} of them" in told[0]
+        assert f"{root / 'north' / 'ill' / '0'}.{suffix}" in told[0]
+        assert f"give bits={bits}, as in folder(bits={bits})" in told[0]
+    problems = check("folder", root, decode_images=True).problems
+    assert [f"use at most {bits} of them" in problem for problem in problems] == [True]
+    caplog.clear()
+    seen = load("folder", root=root, size=4, bits=bits)
+    assert sorted(set(seen.images[:, :, 3, 3].flatten().tolist())) == [128 if bits > 11 else 130, 255]
+    load("folder", root=root, size=4, bits=16)  # they are of 16 bits and dark indeed
+    assert not [message for message in caplog.messages if "come out dark" in message]
+    assert check(f"folder(bits={bits})", root, decode_images=True).problems == []
+
+
+def test_dark_scans_among_bright_ones_are_told_and_bits_are_for_all(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = scans(tmp_path, 65_535, 40_000, 0, 20_000, 3_000, 65_000)
+    load("folder", root=root, size=4)
+    (told,) = (message for message in caplog.messages if "come out dark" in message)
+    assert "1 of the 6 grey images of 16 bits use at most 12 of them" in told
+    assert f"('{root / 'north' / 'ill' / '4.tif'}')" in told
+    with pytest.raises(DataError, match=r"go up to 65,535, and bits=12 is for values below 4,096"):
+        load("folder", root=root, size=4, bits=12)
+    for bits in (7, 17):
+        with pytest.raises(FedkeelError, match="from 8 to 16"):
+            load("folder", root=root, size=4, bits=bits)
+
+
+def test_bits_are_for_files_of_their_own(tmp_path: Path) -> None:
+    rows = np.zeros((10, 1 + 3072), np.uint8)
+    for name in (*(f"data_batch_{number}.bin" for number in range(1, 6)), "test_batch.bin"):
+        rows[:, 0] = np.arange(10)
+        rows.tofile(tmp_path / name)
+    with pytest.raises(DataError, match="bits=12 is for image files"):
+        load("cifar10", root=tmp_path, bits=12)
 
 
 @pytest.mark.parametrize("format", ["TIFF", "GIF"])

@@ -231,13 +231,48 @@ def test_class_folders_that_differ_in_case_only_are_told(tmp_path: Path, caplog:
     assert "The class folders 'Dog' and 'dog' count as two classes: give them one name." in caplog.text
 
 
-def test_an_empty_class_folder_of_one_domain_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    root = make_tree(tmp_path)
-    for file in (root / "art" / "dog").iterdir():
+def test_empty_class_folders_and_single_images_are_told_in_a_sentence_each(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make_tree(tmp_path, domains=("art", "photo", "sketch"))
+    for file in [*(root / "art" / "dog").iterdir(), *(root / "photo" / "cat").iterdir()]:
         file.unlink()
-    with caplog.at_level(logging.WARNING, "fedkeel"):
-        load("folder", root=root)
-    assert f"The class folder '{root / 'art' / 'dog'}' has no images: 'art' has none of that class." in caplog.text
+    for domain in ("art", "sketch"):
+        for file in list((root / domain / "cat").iterdir())[1:]:
+            file.unlink()
+    empty = f"'{root / 'art' / 'dog'}', '{root / 'photo' / 'cat'}'"
+    told = f"Class folders without images: {empty}; their domains have none of these classes."
+    untested = "'folder' has domains without test samples: 'art'."
+    single = "'folder' has classes with a single sample, which cannot be both trained on and tested: "
+    load("folder", root=root)
+    assert caplog.messages == [told, untested, f"{single}'art/cat', 'sketch/cat'."]
+    assert check("folder", root).problems == [told]
+    caplog.clear()
+    load("folder", root=root, unseen=["art", "sketch"])  # of those every image is tested
+    assert caplog.messages == [told, "'folder' has classes that are tested and that nobody trains on: 'cat'."]
+
+
+def test_domains_without_test_images_are_told_unless_another_is_held_out_for_that(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    root = make_tree(tmp_path, domains=("art", "photo", "sketch"))
+    load("folder", root=root, test=0, validation=0, unseen="sketch")
+    assert caplog.messages == []
+    (root / "splits").mkdir()
+    for part in ("train", "test"):
+        (root / "splits" / f"photo_{part}.txt").write_text(
+            f"photo/cat/00{len(part)}.png\nphoto/dog/00{len(part)}.png\n"
+        )
+    load("folder", root=root, test=0, validation=0)
+    assert "'folder' has domains without test samples: 'art', 'sketch'." in caplog.messages
+
+
+def test_lists_written_on_windows_are_read(tmp_path: Path) -> None:
+    root = make_tree(tmp_path, domains=("art",))
+    (root / "splits").mkdir()
+    (root / "splits" / "art_train.txt").write_bytes(b"art\\dog\\003.png 1\r\nart\\cat\\000.png\r\n")
+    (root / "splits" / "art_test.txt").write_text("art/dog/001.png\nart/cat/007.png\n")
+    assert [len(part) for part in load("folder", root=root)["art"].splits] == [2, 0, 2]
 
 
 def test_a_list_of_no_domain_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -120,8 +120,8 @@ def test_a_group_in_two_splits_is_refused(tmp_path: Path, rows: list[Row]) -> No
     [
         ({"path": "scans/none.png"}, {}, r"1 of the 72 images in '.*' are not there, '.*none.png' among them"),
         ({"path": "scans/north-00-1.png"}, {}, r"Row 2 of '.*' lists '.*north-00-1.png' again, after row 1: keep one"),
-        ({"label": " "}, {}, r"Row 1 of '.*' has nothing in the column 'label': fill it in"),
-        ({"site": ""}, {}, r"Row 1 of '.*' has nothing in the column 'site'"),
+        ({"label": " "}, {}, r"'.*t.csv' has nothing in row 1 of the column 'label': fill them in"),
+        ({"site": "", "group": ""}, {}, r"in row 1 of the column 'site' and row 1 of the column 'group': fill"),
         ({"split": "trian"}, {}, r"Row 1 of '.*' has the split 'trian': did you mean 'train'"),
         ({}, {"classes": ["healthy", "well"]}, r"Row 1 of '.*' has the label 'ill', which no class has"),
         ({}, {"group": "patient"}, r"has the columns path, label, site, group, .*and lacks 'patient': give group=NAME"),
@@ -141,11 +141,43 @@ def test_what_is_wrong_with_a_table_is_one_sentence(
         load("table", **{"file": file, **options})
 
 
+def test_missing_cells_are_told_all_at_once(tmp_path: Path, rows: list[Row]) -> None:
+    few = [{**row, "label": "" if number % 5 == 0 else row["label"]} for number, row in enumerate(rows)]
+    few[70]["site"] = " "
+    with pytest.raises(DataError) as told:
+        load("table", file=write(tmp_path / "t.csv", few))
+    first = "rows 1, 6, 11, 16, 21, 26, 31, 36 and 7 more of the column 'label'"
+    assert f"has nothing in {first} and row 71 of the column 'site': fill them in" in str(told.value)
+
+
+def test_a_table_as_excel_writes_it_on_windows(
+    tmp_path: Path, rows: list[Row], caplog: pytest.LogCaptureFixture
+) -> None:
+    german = [{**row, "label": "gutartig" if row["label"] == "ill" else "b\u00f6sartig \u2013 G2"} for row in rows]
+    (tmp_path / "scans" / "north-00-0.png").rename(tmp_path / "scans" / "n\u00f6rd.png")
+    german[0]["path"] = "scans/n\u00f6rd.png"
+    plain = load("table", file=write(tmp_path / "t.csv", german), size=4)
+    file = write(tmp_path / "w.csv", [{**row, "path": row["path"].replace("/", "\\")} for row in german], ";")
+    caplog.clear()
+    assert changed(Outline.of(plain), Outline.of(load("table", file=file, size=4))) == ""
+    assert caplog.messages == []
+    file.write_bytes(file.read_text(encoding="utf-8").encode("cp1252"))
+    assert changed(Outline.of(plain), Outline.of(load("table", file=file, size=4))) == ""
+    assert caplog.messages == [f"'{file}' is not in UTF-8, and is read as Windows's cp1252: save it as UTF-8."]
+
+
+def test_a_backslash_in_the_name_of_a_file_that_is_there_stays(tmp_path: Path, rows: list[Row]) -> None:
+    image(tmp_path / "scans\\north-00-0.png", (7, 7, 7))
+    rows[0]["path"] = "scans\\north-00-0.png"
+    federation = load("table", file=write(tmp_path / "t.csv", rows), size=4)
+    assert [7, 7, 7] in federation.images[:, :, 0, 0].tolist()
+
+
 def test_a_file_that_is_no_table_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty.csv").write_text("path,label\n")
     (tmp_path / "bytes.csv").write_bytes(b"\xff\xfe\x00path")
     (tmp_path / "t.parquet").write_text("no parquet")
-    for name, message in (("empty.csv", "has no rows"), ("bytes.csv", "cannot be read as a table")):
+    for name, message in (("empty.csv", "has no rows"), ("bytes.csv", "is not text in UTF-8 or cp1252")):
         with pytest.raises(DataError, match=message):
             load("table", file=tmp_path / name)
     pytest.importorskip("pyarrow")

@@ -33,7 +33,7 @@ from fedkeel.errors import DataError, unknown
 log = logging.getLogger("fedkeel")
 
 Bytes = npt.NDArray[np.uint8]
-DECODING = 2  # part of every key: a change of how images are decoded makes the old files stale
+DECODING = 3  # part of every key: a change of how images are decoded makes the old files stale
 OWN = re.compile(r"\.?(?P<name>.+)-[0-9a-f]{24}(\.npz|\.npy|-\w+\.part)")
 TAG = "CACHEDIR.TAG"  # by which programs that make backups know that there is nothing to save
 TOLD_FROM = 10**6  # bytes of a file that a person is told of
@@ -50,7 +50,7 @@ class NoRoom(DataError):
 class Decoded(NamedTuple):
     images: Bytes  # (n, 3, size, size), of those that could be decoded
     kept: IntArray  # which ones of all these are
-    problems: Sequence[str]  # why each of the others could not be
+    problems: Sequence[str]  # why each of the others could not be, and what else is to be told
 
 
 Build = Callable[[Bytes], tuple[IntArray, Sequence[str]]]

@@ -5,7 +5,10 @@ that of the image's folder.
 """
 
 import csv
+import io
+import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,37 +17,46 @@ from fedkeel.data.dataset import Parts
 from fedkeel.data.population import USES, IntArray
 from fedkeel.errors import DataError
 
+log = logging.getLogger("fedkeel")
+
 
 def read_table(file: Path, columns: Sequence[str]) -> list[dict[str, str]]:
     """The rows of a file that has at least these columns, separated by commas, tabs or semicolons."""
+    stream = io.StringIO(text_of(file), newline="")
+    first = stream.readline()
+    stream.seek(0)
+    table = csv.DictReader(stream, delimiter="\t" if "\t" in first else ";" if "," not in first else ",")
     try:
-        with file.open(encoding="utf-8-sig", newline="") as stream:
-            first = stream.readline()
-            stream.seek(0)
-            delimiter = "\t" if "\t" in first else ";" if "," not in first else ","
-            table = csv.DictReader(stream, delimiter=delimiter)
-            present = table.fieldnames or []
-            for column in columns:
-                if column not in present:
-                    shown = ", ".join(name for name in present if name) or "(none)"
-                    raise DataError(f"'{file}' has the columns {shown}, and lacks '{column}': get the authors' file.")
-            rows = []
-            for row in table:
-                if any(row[column] is None for column in columns):
-                    raise DataError(f"Line {table.line_num} of '{file}' ends too early: download it again.")
-                rows.append(row)
-            return rows
-    except (UnicodeDecodeError, csv.Error) as error:
+        present, rows = table.fieldnames or [], list[dict[str, str]]()
+        for column in columns:
+            if column not in present:
+                shown = ", ".join(name for name in present if name) or "(none)"
+                raise DataError(f"'{file}' has the columns {shown}, and lacks '{column}': get the authors' file.")
+        for row in table:
+            if any(row[column] is None for column in columns):
+                raise DataError(f"Line {table.line_num} of '{file}' ends too early: download it again.")
+            rows.append(row)
+        return rows
+    except csv.Error as error:
         raise DataError(f"'{file}' cannot be read as a table ({error}): download it again.") from error
+
+
+def text_of(file: Path) -> str:
+    """UTF-8, or what Excel writes on Windows in western Europe."""
+    content = file.read_bytes()
+    for encoding in ("utf-8-sig", "cp1252") if b"\0" not in content else ():
+        with suppress(UnicodeDecodeError):
+            text = content.decode(encoding)
+            if encoding == "cp1252":
+                log.warning("'%s' is not in UTF-8, and is read as Windows's cp1252: save it as UTF-8.", file)
+            return text
+    raise DataError(f"'{file}' is not text in UTF-8 or cp1252: download it, or save it as UTF-8.")
 
 
 def read_lines(file: Path) -> dict[str, str]:
     """The lines of a list that have anything in them, each by its place as an error names it."""
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-    except UnicodeDecodeError as error:
-        raise DataError(f"'{file}' is not text in UTF-8 ({error}): download it, or save it as UTF-8.") from error
-    return {f"Line {number} of '{file}'": line.strip() for number, line in enumerate(lines, start=1) if line.strip()}
+    lines = enumerate(text_of(file).splitlines(), start=1)
+    return {f"Line {number} of '{file}'": line.strip() for number, line in lines if line.strip()}
 
 
 def positions_in(files: Mapping[str, Path], find: Callable[[str, str], int | None]) -> list[IntArray]:
@@ -78,8 +90,9 @@ def read_lists(
 
     def find(place: str, line: str) -> int | None:
         for path in (line, line.rsplit(maxsplit=1)[0]):  # a path may have blanks
-            if path in position:
-                return position[path]
+            for spelt in (path, path.replace("\\", "/")):
+                if spelt in position:
+                    return position[spelt]
         if classes is not None and class_of(line) not in classes:
             return None
         raise no_image(place, line, domain)
@@ -129,5 +142,5 @@ def no_image(place: str, line: str, domain: str) -> DataError:
 
 def class_of(line: str) -> str:
     """The class folder in `<domain>/<class>/<file> <label>`."""
-    folders = line.split("/")
+    folders = line.replace("\\", "/").split("/")
     return folders[1] if len(folders) > 2 else ""

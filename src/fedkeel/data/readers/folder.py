@@ -5,7 +5,7 @@ each class of each domain is split at random by `split_seed`.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from fedkeel.data.formats.lists import read_lists
 from fedkeel.data.population import USES
 from fedkeel.data.reader import DATASETS, Fraction, Reader, find_root
 from fedkeel.data.splits import tell_shared_groups
-from fedkeel.errors import DataError, nearest
+from fedkeel.errors import DataError, nearest, quoted
 from fedkeel.options import Count
 from fedkeel.spec import names
 
@@ -85,6 +85,7 @@ class Folder(Reader):
                 f"Some domains of '{root}' have lists in splits/, but not {' and '.join(without)}: those are split at "
                 "random."
             )
+        tell_empty(findings, classes, dict(zip(domains, listed.values(), strict=True)))
         tell_shared_groups(listed, findings)
         return Manifest(self.name, root, classes, listed)
 
@@ -155,6 +156,18 @@ def loose(folder: Path) -> Unread:
     return others | {image: kind(image, misplaced=True) for image in images}
 
 
+def tell_empty(findings: Findings, classes: Sequence[str], domains: Mapping[Path, Domain]) -> None:
+    empty = [
+        str(folder)
+        for path, domain in domains.items()
+        for there in [set(domain.labels.tolist())]
+        for folder in visible_folders(path)
+        if classes.index(folder.name) not in there
+    ]
+    if empty:
+        findings.extra(f"Class folders without images: {quoted(empty)}; their domains have none of these classes.")
+
+
 def scan_domain(domain: Path, classes: Sequence[str], findings: Findings, group: str | None = None) -> Domain:
     """The images of the class folders in `domain`, with the lists beside it where there are some."""
     images, left = in_class_folders(domain, classes)
@@ -163,9 +176,6 @@ def scan_domain(domain: Path, classes: Sequence[str], findings: Findings, group:
         why = f" ({unread(domain.name, left).rstrip('.')})" if left else ""
         raise DataError(f"The domain '{domain}' of 'folder' has no images{why}: the layout must be {LAYOUT}.")
     tell_unread(findings, domain.name, left)
-    for folder in visible_folders(domain):
-        if classes.index(folder.name) not in images.labels:
-            findings.extra(f"The class folder '{folder}' has no images: '{domain.name}' has none of that class.")
     position = {file.relative_to(domain.parent).as_posix(): number for number, file in enumerate(images.files)}
     lists = read_lists(domain.parent, domain.name, position)
     unlisted = len(images.files) - sum(map(len, lists)) if lists else 0

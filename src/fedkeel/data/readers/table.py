@@ -17,7 +17,7 @@ from fedkeel.data.formats.lists import read_table
 from fedkeel.data.population import USES
 from fedkeel.data.reader import DATASETS, Fraction, Reader, Root
 from fedkeel.data.splits import tell_shared_groups
-from fedkeel.errors import DataError, nearest
+from fedkeel.errors import DataError, nearest, numbered
 from fedkeel.options import Count, as_path
 from fedkeel.spec import names
 
@@ -91,6 +91,7 @@ class Rows:
             raise DataError(f"'{file}' has no rows: list an image in each.")
         present = [str(column) for column in rows[0] if column]
         self.cells: dict[str, list[str]] = {}
+        lacking: list[str] = []
         for what, name in given.items():
             column = name or what
             if name and column not in present:
@@ -100,17 +101,20 @@ class Rows:
                 )
             if column in present:
                 self.cells[what] = [text(row[column]) for row in rows]
-                empty = [row for row, cell in enumerate(self.cells[what]) if not cell]
-                if empty:
-                    raise DataError(f"{self.place(*empty)} has nothing in the column '{column}': fill it in.")
+                empty = [row for row, cell in enumerate(self.cells[what], start=1) if not cell]
+                lacking += [f"{numbered('row', empty)} of the column '{column}'"] if empty else []
+        if lacking:
+            raise DataError(f"'{file}' has nothing in {' and '.join(lacking)}: fill them in, or remove these rows.")
 
-    def place(self, *rows: int) -> str:
-        """How an error names rows, the heading not counted."""
-        more = f" (and {len(rows) - 1:,} more)" if len(rows) > 1 else ""
-        return f"Row {rows[0] + 1} of '{self.file}'{more}"
+    def place(self, row: int) -> str:
+        """How an error names a row, the heading not counted."""
+        return f"Row {row + 1} of '{self.file}'"
 
     def files(self, root: Path) -> list[Path]:
         found = [root / path for path in self.cells["path"]]
+        for number, path in enumerate(self.cells["path"]):
+            if "\\" in path and not found[number].is_file():  # as Windows writes it
+                found[number] = root / path.replace("\\", "/")
         seen: dict[Path, int] = {}
         for number, file in enumerate(found):
             first = seen.setdefault(file, number)

@@ -1,9 +1,10 @@
 """Every table and figure of the papers as data: what was run, with which settings, and what was published.
 
-A recipe is a TOML file, `recipes/<paper>/<table1|figure3>.toml`. Its rows are methods and its columns settings, also
-where the paper prints them the other way round. A cell's configuration is made of what the recipe, the column's group,
-the column and the row set, in this order; `on` in a row is for one group or column alone. A variant says which recipe
-it is `like`, and only what differs. `fedkeel.experiments.reproduce` runs them.
+A recipe is a TOML file, `recipes/<paper>/<table1|figure3|section5>.toml`, the last for what the text alone has. Its
+rows are methods and its columns settings, also where the paper prints them the other way round. A cell's configuration
+is made of what the recipe, the column's group, the column and the row set, in this order; `on` in a row is for one
+group or column alone. A variant says which recipe it is `like`, and only what differs. `fedkeel.experiments.reproduce`
+runs them.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ DIAGNOSTICS = {
     "tsne": "a map of the features in two dimensions",
 }
 
+PERCENT = ("accuracy", "samples", "unseen", "calibration")  # readings whose differences are points
 READINGS = ("accuracy", "samples", "unseen", "seconds", *DIAGNOSTICS)
 ORDERS = ("rows", "columns")
 
@@ -330,7 +332,8 @@ def _refuse_twice(given: Sequence[str], what: str) -> None:
             raise FedkeelError(f"the {what} '{name}' is there twice: name them differently.")
 
 
-def _in_order(name: str) -> tuple[int, bool, int, str]:
+def _in_order(name: str) -> tuple[int, bool, bool, int, str]:
     paper, _, table = name.partition("/")
     number = re.search(r"\d+", table)
-    return list(PAPERS).index(paper), not table.startswith("table"), int(number[0]) if number else 0, table
+    others = not table.startswith("table"), not table.startswith("figure")
+    return list(PAPERS).index(paper), *others, int(number[0]) if number else 0, table
