@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
@@ -99,7 +98,7 @@ def wait_here(point: str, file: str, ready: Path) -> None:
 
     def hook(name: str, path: Path | None) -> None:
         if name == point and file in str(path) and not ready.exists():
-            came = threading.Event()
+            came = stopping.Flag()
             before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
             def pass_on(number: int, frame: Any) -> None:

@@ -7,8 +7,11 @@ import multiprocessing
 import os
 import random
 import signal
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,6 +23,7 @@ from fedkeel.runs.run import Run
 from fedkeel.runs.store import read_checkpoint
 from fedkeel.stopping import EVALUATION, LOCAL_STEP, RENAMED, RENAMING, UPDATE, WRITING, undisturbed
 from tests import tiny
+from tests.processes import HANG, exit_code, forked
 
 METHODS = ["fedavg", "scaffold"]  # clients that remember nothing, and clients that do
 EXECUTORS = ["serial", "processes"]
@@ -225,3 +229,24 @@ def test_a_request_to_stop_waits_for_what_must_not_be_left_half_done() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_request_to_stop_may_come_at_every_point_of_another() -> None:
+    """The handler of a signal that comes in the midst of setting, or of waiting, waits for nobody."""
+
+    def everywhere(frame: FrameType, event: str, argument: object) -> Any:
+        if frame.f_code.co_filename in (stopping.__file__, threading.__file__):
+            signal.raise_signal(signal.SIGTERM)  # what handles it is not traced in turn
+        return everywhere
+
+    def act() -> None:
+        flag = type(stopping.stop_requested)()
+        signal.signal(signal.SIGTERM, lambda *_: flag.set())
+        signal.alarm(int(HANG))
+        sys.settrace(everywhere)
+        assert flag.wait(HANG)
+        flag.set()
+        sys.settrace(None)
+        assert flag.is_set()
+
+    assert exit_code(forked(act)) == 0

@@ -5,14 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import time
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fedkeel.config import Config
 from fedkeel.engine import children
-from fedkeel.engine.children import Heart
+from fedkeel.engine.children import AGAIN, Heart
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments import jobs
 from fedkeel.experiments.comparison import compare
@@ -20,7 +23,7 @@ from fedkeel.experiments.jobs import Enough, Job
 from fedkeel.runs.run import Run
 from fedkeel.stopping import Stopped, stop_requested
 from tests.experiments.made_up import TINY, Watching, finish
-from tests.processes import HANG, WhileStopped, running
+from tests.processes import HANG, WhileStopped, running, until
 
 
 class TestRunning:
@@ -116,6 +119,43 @@ class TestRunning:
             stop_requested.clear()
         assert len(watching.started) == 2
         assert watching.problems == {}
+
+    def test_a_job_is_told_to_stop_once_and_once_more_after_a_while(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now, told = [0.0], list[float]()
+        enough, terminate = tmp_path / "enough", BaseProcess.terminate
+
+        def tell(process: BaseProcess) -> None:
+            told.append(now[0])
+            terminate(process)
+
+        def execute(job: Job, observer: Any) -> None:
+            observer.started(job.config, 0)
+            assert stop_requested.wait(HANG), "was never asked to stop"
+            until(enough.exists)
+            raise Stopped
+
+        class Clock(Watching):
+            def job_started(self, job: Job, first_round: int) -> None:
+                stop_requested.set()
+
+            def tick(self) -> None:
+                now[0] += 1.0
+                if now[0] > 4 * AGAIN:
+                    enough.touch()
+
+        monkeypatch.setattr(jobs, "execute", execute)
+        monkeypatch.setattr(BaseProcess, "terminate", tell)
+        monkeypatch.setattr(children, "TICK", 0.01)
+        monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+        try:
+            with pytest.raises(Stopped):
+                jobs.run_all([Job("fedavg", 0, tmp_path / "r", Config())], 2, Clock())
+        finally:
+            stop_requested.clear()
+        first, second = told
+        assert second - first == AGAIN
 
     @pytest.mark.slow
     def test_a_job_that_hangs_is_ended_and_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -246,8 +246,7 @@ def _run_at_once(
         while at_work or (waiting and not stopping):
             stopping = stopping or stop_requested.is_set()
             for child in at_work if stopping else enough:
-                # Each stops after its current step, see _work; told again, in case that was too early.
-                child.process.terminate()
+                child.ask_to_stop()  # it does so after its current step, see _work
             while waiting and len(at_work) < processes and not stopping:
                 job = waiting.next()
                 at_work[start(job)] = job
