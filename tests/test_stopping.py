@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -67,7 +66,9 @@ def half_written(path: Path) -> None:
 def killed(point: Point, passing: int, act: Callable[[], Any], *, only_the_worker: bool = False) -> bool:
     """Do it in a process of its own, which is killed when it, or a worker of it, passes the point for the `passing`th
     time. Returns whether that came about."""
-    left = multiprocessing.get_context("fork").Value("i", passing)
+    left, filling = os.pipe()  # not a Value, whose lock needs /dev/shm: each that passes takes a byte
+    os.write(filling, b"." * (passing - 1) + b"!")
+    os.close(filling)
     child = os.fork()
     if child == 0:
         run = os.getpid()
@@ -75,9 +76,7 @@ def killed(point: Point, passing: int, act: Callable[[], Any], *, only_the_worke
         def hook(name: str, path: Path | None) -> None:
             if not point.is_at(name, path):
                 return
-            with left.get_lock():
-                left.value -= 1
-                now = left.value == 0
+            now = os.read(left, 1) == b"!"
             if now and name == WRITING:
                 assert path is not None
                 half_written(path)
@@ -92,7 +91,9 @@ def killed(point: Point, passing: int, act: Callable[[], Any], *, only_the_worke
             os._exit(1)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert code in (0, -signal.SIGKILL)
-    return left.value <= 0
+    came = not os.read(left, passing)
+    os.close(left)
+    return came
 
 
 def start_or_go_on(directory: Path, method: str, executor: str) -> Run:
@@ -234,7 +235,7 @@ def test_a_request_to_stop_waits_for_what_must_not_be_left_half_done() -> None:
 def test_a_request_to_stop_may_come_at_every_point_of_another() -> None:
     """The handler of a signal that comes in the midst of setting, or of waiting, waits for nobody."""
 
-    def everywhere(frame: FrameType, event: str, argument: object) -> Any:
+    def everywhere(frame: FrameType, *_: object) -> Any:
         if frame.f_code.co_filename in (stopping.__file__, threading.__file__):
             signal.raise_signal(signal.SIGTERM)  # what handles it is not traced in turn
         return everywhere

@@ -5,10 +5,13 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import time
+from contextlib import nullcontext
+from importlib.machinery import ModuleSpec
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -202,3 +205,22 @@ def test_runs_that_share_a_gpu_have_processes_that_are_not_forked(
     for method in ("fedavg", "gn"):
         one, other = (tmp_path / place / method / "seed0" / "model.safetensors" for place in ("alone", "together"))
         assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("said", ["", "Connection refused.", "its process died."])
+def test_a_database_is_tried_where_processes_can_share_no_lock(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container without /dev/shm."""
+
+    def search(**_: int) -> None:
+        if said == "Connection refused.":
+            raise ConnectionError("Connection refused\nmany lines more")
+        if said:
+            os._exit(1)
+
+    mlflow: Any = ModuleType("mlflow")
+    mlflow.__spec__ = ModuleSpec("mlflow", None)
+    mlflow.MlflowClient = lambda: SimpleNamespace(search_experiments=search)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.delattr("multiprocessing.synchronize.SemLock.__init__")
+    with pytest.raises(FedkeelError, match=said) if said else nullcontext():
+        jobs.share_tracker("mlflow")
