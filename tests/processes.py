@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import time
@@ -12,9 +13,19 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fedkeel import stopping
 
 HANG = 300.0  # seconds: only turns a test that would wait for ever into one that fails
+
+
+def needs_ray() -> None:
+    """Skip where Ray itself cannot be started, which keeps objects in /dev/shm: none or a small one is no fault."""
+    pytest.importorskip("ray")
+    place = Path("/dev/shm")
+    if not os.access(place, os.W_OK) or shutil.disk_usage(place).free < 256 << 20:
+        pytest.skip("Ray has no room in /dev/shm", allow_module_level=True)
 
 
 def until(true: Callable[[], object]) -> None:
