@@ -9,11 +9,12 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # A test that starts a process would compile the package again each time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-elsewhere test-network check lint types docs clean help setup
+.PHONY: demo test test-browser test-elsewhere test-network check lint types docs clean help setup
 
 help:
 	@echo "make demo   what shifts do to federated learning, on the embedded digits (about two minutes)"
-	@echo "make test   lint, types and every test"
+	@echo "make test   lint, types and every test that needs Python and make alone"
+	@echo "make test-browser   the report, the page of a run and the book in Chromium (apt-get install chromium)"
 	@echo "make test-elsewhere   every test on one core, under load and with fewer CPU instructions (about an hour)"
 	@echo "make test-network   a federation of real processes on loopback (minutes for each test)"
 	@echo "make check  lint, types and the quick tests (under two minutes)"
@@ -64,11 +65,15 @@ AND_TYPES = code=$$?; echo "mypy --strict ..."; wait $$types || code=1; cat $(VE
 
 check: lint
 	@echo "the quick tests ..."
-	@$(TYPES); $(BIN)/pytest -n auto --dist worksteal -m "not slow"; $(AND_TYPES)
+	@$(TYPES); $(BIN)/pytest -n auto --dist worksteal -m "not slow and not browser"; $(AND_TYPES)
 
 test: lint
 	@echo "all tests ..."
-	@$(TYPES); $(BIN)/pytest -n auto --dist worksteal -m "not network"; $(AND_TYPES)
+	@$(TYPES); $(BIN)/pytest -n auto --dist worksteal -m "not network and not browser"; $(AND_TYPES)
+
+test-browser: $(READY)
+	@echo "pages in Chromium ..."
+	@$(BIN)/pytest -n auto --dist worksteal -m browser
 
 test-elsewhere: $(READY)
 	@.ci/elsewhere

@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -72,8 +73,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def own_state(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a command remembers for its user stays out of the home of whoever runs the tests."""
+def own_state(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a command remembers for its user stays out of the home of whoever runs the tests, and a test that is not
+    marked as one of a browser has none: else it would fail only where none is installed."""
+    if not request.node.get_closest_marker("browser"):
+        monkeypatch.setitem(sys.modules, "playwright.sync_api", None)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path_factory.getbasetemp() / "state"))
 
 

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from fedkeel import stopping
 
 HANG = 300.0  # seconds: only turns a test that would wait for ever into one that fails
+
+
+def needs_ray() -> None:
+    """Skip where Ray itself cannot be started, which keeps objects in /dev/shm: none or a small one is no fault."""
+    pytest.importorskip("ray")
+    place = Path("/dev/shm")
+    if not os.access(place, os.W_OK) or shutil.disk_usage(place).free < 256 << 20:
+        pytest.skip("Ray has no room in /dev/shm", allow_module_level=True)
 
 
 def until(true: Callable[[], object]) -> None:
@@ -99,7 +109,7 @@ def wait_here(point: str, file: str, ready: Path) -> None:
 
     def hook(name: str, path: Path | None) -> None:
         if name == point and file in str(path) and not ready.exists():
-            came = threading.Event()
+            came = stopping.Flag()
             before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
             def pass_on(number: int, frame: Any) -> None:

@@ -28,6 +28,7 @@ from fedkeel.experiments.queue import read_queue
 from fedkeel.report.diagnostics import checked
 from tests.blocks import commands, pages, workshop
 from tests.blocks.pages import BLOCKS, BY_PAGE, ROOT, Block
+from tests.processes import needs_ray
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -140,6 +141,8 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [page for page, blocks in BY_PAGE.items() if any(map(is_run, blocks))])
 def test_the_page_works_as_typed(page: str, tmp_path: Path, shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if page == "docs/guides/ray.md":
+        needs_ray()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / ".cache"))
     monkeypatch.setattr(sys, "path", [*sys.path])

@@ -224,6 +224,7 @@ def served(site: Path) -> Iterator[str]:
 
 
 @pytest.mark.slow
+@pytest.mark.browser
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 @pytest.mark.parametrize("where", ["a server", "a disk"])
 def test_the_search_finds_pages_and_no_other_host_is_asked(where: str, site: Path, served: str) -> None:

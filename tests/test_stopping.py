@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import random
 import signal
+import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
@@ -20,6 +22,7 @@ from fedkeel.runs.run import Run
 from fedkeel.runs.store import read_checkpoint
 from fedkeel.stopping import EVALUATION, LOCAL_STEP, RENAMED, RENAMING, UPDATE, WRITING, undisturbed
 from tests import tiny
+from tests.processes import HANG, exit_code, forked
 
 METHODS = ["fedavg", "scaffold"]  # clients that remember nothing, and clients that do
 EXECUTORS = ["serial", "processes"]
@@ -63,7 +66,9 @@ def half_written(path: Path) -> None:
 def killed(point: Point, passing: int, act: Callable[[], Any], *, only_the_worker: bool = False) -> bool:
     """Do it in a process of its own, which is killed when it, or a worker of it, passes the point for the `passing`th
     time. Returns whether that came about."""
-    left = multiprocessing.get_context("fork").Value("i", passing)
+    left, filling = os.pipe()  # not a Value, whose lock needs /dev/shm: each that passes takes a byte
+    os.write(filling, b"." * (passing - 1) + b"!")
+    os.close(filling)
     child = os.fork()
     if child == 0:
         run = os.getpid()
@@ -71,9 +76,7 @@ def killed(point: Point, passing: int, act: Callable[[], Any], *, only_the_worke
         def hook(name: str, path: Path | None) -> None:
             if not point.is_at(name, path):
                 return
-            with left.get_lock():
-                left.value -= 1
-                now = left.value == 0
+            now = os.read(left, 1) == b"!"
             if now and name == WRITING:
                 assert path is not None
                 half_written(path)
@@ -88,7 +91,9 @@ def killed(point: Point, passing: int, act: Callable[[], Any], *, only_the_worke
             os._exit(1)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert code in (0, -signal.SIGKILL)
-    return left.value <= 0
+    came = not os.read(left, passing)
+    os.close(left)
+    return came
 
 
 def start_or_go_on(directory: Path, method: str, executor: str) -> Run:
@@ -225,3 +230,24 @@ def test_a_request_to_stop_waits_for_what_must_not_be_left_half_done() -> None:
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_request_to_stop_may_come_at_every_point_of_another() -> None:
+    """The handler of a signal that comes in the midst of setting, or of waiting, waits for nobody."""
+
+    def everywhere(frame: FrameType, *_: object) -> Any:
+        if frame.f_code.co_filename in (stopping.__file__, threading.__file__):
+            signal.raise_signal(signal.SIGTERM)  # what handles it is not traced in turn
+        return everywhere
+
+    def act() -> None:
+        flag = type(stopping.stop_requested)()
+        signal.signal(signal.SIGTERM, lambda *_: flag.set())
+        signal.alarm(int(HANG))
+        sys.settrace(everywhere)
+        assert flag.wait(HANG)
+        flag.set()
+        sys.settrace(None)
+        assert flag.is_set()
+
+    assert exit_code(forked(act)) == 0

@@ -2,11 +2,39 @@
 
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-stop_requested = threading.Event()  # set by Ctrl-C; looked at between two local steps
+LOOK = 0.1  # seconds between two looks at the flag of one who waits
+
+
+class Flag:
+    """What handlers of signals may set, wherever they come: `threading.Event` takes a lock, on which a handler that
+    comes while it is held waits for ever, and the next signal's handler inside of that one."""
+
+    def __init__(self) -> None:
+        self._up = False
+
+    def is_set(self) -> bool:
+        return self._up
+
+    def set(self) -> None:
+        self._up = True
+
+    def clear(self) -> None:
+        self._up = False
+
+    def wait(self, seconds: float) -> bool:
+        """Until it is set, for so many seconds at most; whether it is."""
+        end = time.monotonic() + seconds
+        while not self._up and (left := end - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK))
+        return self._up
+
+
+stop_requested = Flag()  # set by Ctrl-C; looked at between two local steps
 
 # Points that a run passes, each with the file that it is about, if any.
 LOCAL_STEP = "in a local step"

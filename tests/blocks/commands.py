@@ -43,7 +43,7 @@ else:
 
 DONE: set[str] = set()  # commands that a page has run
 FOREVER = {"server", "join", "watch"}
-LACKING = re.compile(r"\b(pip|playwright) install\b")  # what a sentence says that names a missing extra or browser
+LACKING = re.compile(r"\bpip install\b")  # what a sentence says that names a missing extra
 
 
 def commands_of(block: Block) -> list[str]:

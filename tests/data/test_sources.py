@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -277,7 +278,12 @@ class TestHuggingFace:
             (twice, {}, r"Several columns could be the label \(kind, other\): give label='name'"),
             (faces.remove_columns("kind"), {}, "Which column is the label is not said"),
             (datasets.DatasetDict(train=faces), {}, "give one of its parts"),
-            (faces.to_iterable_dataset(), {}, "samples are looked up by their number"),
         ):
             with pytest.raises(DataError, match=sentence):
                 data.federation(given, **{"clients": CLIENTS, **options})  # type: ignore[arg-type]
+
+    def test_a_stream_is_refused(self, faces: Any) -> None:
+        if not os.access("/dev/shm", os.W_OK):
+            pytest.skip("a stream of datasets shares its epoch in /dev/shm")
+        with pytest.raises(DataError, match="samples are looked up by their number"):
+            data.federation(faces.to_iterable_dataset(), clients=CLIENTS)

@@ -5,14 +5,20 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
+import time
+from contextlib import nullcontext
+from importlib.machinery import ModuleSpec
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fedkeel.config import Config
 from fedkeel.engine import children
-from fedkeel.engine.children import Heart
+from fedkeel.engine.children import AGAIN, Heart
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments import jobs
 from fedkeel.experiments.comparison import compare
@@ -20,7 +26,7 @@ from fedkeel.experiments.jobs import Enough, Job
 from fedkeel.runs.run import Run
 from fedkeel.stopping import Stopped, stop_requested
 from tests.experiments.made_up import TINY, Watching, finish
-from tests.processes import HANG, WhileStopped, running
+from tests.processes import HANG, WhileStopped, running, until
 
 
 class TestRunning:
@@ -117,6 +123,43 @@ class TestRunning:
         assert len(watching.started) == 2
         assert watching.problems == {}
 
+    def test_a_job_is_told_to_stop_once_and_once_more_after_a_while(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        now, told = [0.0], list[float]()
+        enough, terminate = tmp_path / "enough", BaseProcess.terminate
+
+        def tell(process: BaseProcess) -> None:
+            told.append(now[0])
+            terminate(process)
+
+        def execute(job: Job, observer: Any) -> None:
+            observer.started(job.config, 0)
+            assert stop_requested.wait(HANG), "was never asked to stop"
+            until(enough.exists)
+            raise Stopped
+
+        class Clock(Watching):
+            def job_started(self, job: Job, first_round: int) -> None:
+                stop_requested.set()
+
+            def tick(self) -> None:
+                now[0] += 1.0
+                if now[0] > 4 * AGAIN:
+                    enough.touch()
+
+        monkeypatch.setattr(jobs, "execute", execute)
+        monkeypatch.setattr(BaseProcess, "terminate", tell)
+        monkeypatch.setattr(children, "TICK", 0.01)
+        monkeypatch.setattr(children, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=time.sleep))
+        try:
+            with pytest.raises(Stopped):
+                jobs.run_all([Job("fedavg", 0, tmp_path / "r", Config())], 2, Clock())
+        finally:
+            stop_requested.clear()
+        first, second = told
+        assert second - first == AGAIN
+
     @pytest.mark.slow
     def test_a_job_that_hangs_is_ended_and_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def execute(*_: object) -> None:
@@ -162,3 +205,22 @@ def test_runs_that_share_a_gpu_have_processes_that_are_not_forked(
     for method in ("fedavg", "gn"):
         one, other = (tmp_path / place / method / "seed0" / "model.safetensors" for place in ("alone", "together"))
         assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("said", ["", "Connection refused.", "its process died."])
+def test_a_database_is_tried_where_processes_can_share_no_lock(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a container without /dev/shm."""
+
+    def search(**_: int) -> None:
+        if said == "Connection refused.":
+            raise ConnectionError("Connection refused\nmany lines more")
+        if said:
+            os._exit(1)
+
+    mlflow: Any = ModuleType("mlflow")
+    mlflow.__spec__ = ModuleSpec("mlflow", None)
+    mlflow.MlflowClient = lambda: SimpleNamespace(search_experiments=search)
+    monkeypatch.setitem(sys.modules, "mlflow", mlflow)
+    monkeypatch.delattr("multiprocessing.synchronize.SemLock.__init__")
+    with pytest.raises(FedkeelError, match=said) if said else nullcontext():
+        jobs.share_tracker("mlflow")

@@ -16,7 +16,7 @@ from fedkeel.experiments.comparison import choose_jobs, compare
 from fedkeel.experiments.jobs import Job, beside_others
 from tests.engine.executors.ray.pretend import pretend
 from tests.experiments.made_up import TINY, Watching, finish
-from tests.processes import children, until
+from tests.processes import children, needs_ray, until
 
 ON_RAY: dict[str, Any] = {**TINY, "executor": "ray"}
 
@@ -63,7 +63,7 @@ def of_ray() -> set[int]:
 
 @pytest.mark.slow
 def test_two_at_once_give_the_table_of_serial(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
+    needs_ray()
     before = of_ray()
     watching = Watching()
     given: dict[str, Any] = {"seeds": 1, "jobs": 2, "threads": 1, "ray_cores": 1}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from fedkeel import report
 from fedkeel.drawing.theme import COLOURS
 from fedkeel.errors import FedkeelError
+from tests.blocks.pages import BY_PAGE
 from tests.report.samples import DOMAINS, accuracy, add_diagnostics, add_profile, make_comparison, make_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
@@ -35,7 +37,8 @@ ODD = "fedprox(note='<script>alert(1)</script>')"
 ODD_DOMAIN = '"><img src=x onerror=alert(2)>'
 LONG = "fedprox(mu=0.1)+" + "a_method_whose_name_does_not_end_" * 8
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+IN_CHROMIUM = [pytest.mark.browser, pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")]
+pytestmark = IN_CHROMIUM
 Open = Callable[..., Any]
 LINES, BANDS = ".plot .mark-line > path", ".plot .mark-area > path"
 BARS = CELLS = ".plot .mark-rect > path"
@@ -538,13 +541,13 @@ def test_on_paper_it_is_light_and_without_controls(opened: Open) -> None:
 
 
 @pytest.mark.slow
-def test_a_printout_has_every_figure(pages: dict[str, Path], browser: Any, tmp_path: Path) -> None:
+def test_the_page_is_printed_as_docs_report_md_says(pages: dict[str, Path], browser: Any, tmp_path: Path) -> None:
     del browser  # playwright must be there
-    code = (
-        f"from pathlib import Path; from fedkeel import report; report.write_pdf(Path({str(pages['comparison'])!r}), "
-    )
-    code += f"Path({str(tmp_path / 'page.pdf')!r}))"
-    subprocess.run([sys.executable, "-c", code], check=True)  # two of its engines cannot run in one thread
-    assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+    (block,) = (block for block in BY_PAGE["docs/report.md"] if block.kind == "run by")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "demo").symlink_to(pages["comparison"].parent)
+    typed = [sys.executable, "-m", *shlex.split(block.text, comments=True)]
+    subprocess.run(typed, cwd=tmp_path, check=True)  # two of its engines cannot run in one thread
+    assert (tmp_path / "demo.pdf").read_bytes().startswith(b"%PDF")
     with pytest.raises(FedkeelError, match="is a directory"):
         report.write_pdf(pages["comparison"], tmp_path)

@@ -53,3 +53,8 @@ def test_a_document_of_tables_and_figures_is_set_without_an_error(collected: Col
     assert done.returncode == 0, done.stdout
     assert "pdfTeX warning" not in done.stdout
     assert "Missing character" not in (tmp_path / "paper.log").read_text(errors="replace")
+
+
+def test_without_its_mark_a_test_has_no_browser() -> None:
+    with pytest.raises(ImportError):
+        import playwright.sync_api  # noqa: F401

@@ -15,10 +15,10 @@ from fedkeel.report import watch
 from fedkeel.runs import live
 from tests import tiny
 from tests.report.samples import make_comparison, make_run
-from tests.report.test_browser import CHROMIUM, LINES, browser, listen, wait_for
+from tests.report.test_browser import IN_CHROMIUM, LINES, browser, listen, wait_for
 
 __all__ = ["browser"]  # the fixture
-pytestmark = [pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed"), pytest.mark.slow]
+pytestmark = [*IN_CHROMIUM, pytest.mark.slow]
 ODD = "<img src=x onerror=alert(1)>"
 
 

@@ -32,6 +32,7 @@ from fedkeel.stopping import undisturbed
 
 TICK = 0.2  # seconds, after which the parent looks around even if nobody has said anything
 BEAT = 0.5  # seconds between two beats
+AGAIN = 10.0  # seconds after which a process that was asked to stop is asked once more
 PATIENCE = 60.0  # seconds without one, as the watching process has felt them
 LINGER = 20.0  # seconds that a process which has hung up may take to be gone
 LOOK = 1.0  # seconds that one look counts at most
@@ -67,9 +68,17 @@ class Child:
             target=_live, args=(self.heart, work, theirs, *arguments), name=name, daemon=daemon
         )
         self.fewer, self.became = fewer, ""
+        self._asked: list[float] = []  # when
         with _main_that_can_be_imported(), undisturbed():
             self.process.start()
         theirs.close()
+
+    def ask_to_stop(self) -> None:
+        """SIGTERM, however often this is called: one, and a second `AGAIN` later, if the first came too early."""
+        now = time.monotonic()
+        if not self._asked or (len(self._asked) == 1 and now - self._asked[0] >= AGAIN):
+            self._asked.append(now)
+            self.process.terminate()
 
 
 def _live(heart: Heart | None, work: Callable[..., None], pipe: Connection, *arguments: Any) -> None:

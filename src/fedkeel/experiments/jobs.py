@@ -8,11 +8,8 @@ A job that crashes takes only its own run with it.
 
 import json
 import logging
-import multiprocessing
-import os
 import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures.process import BrokenProcessPool, ProcessPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -246,8 +243,7 @@ def _run_at_once(
         while at_work or (waiting and not stopping):
             stopping = stopping or stop_requested.is_set()
             for child in at_work if stopping else enough:
-                # Each stops after its current step, see _work; told again, in case that was too early.
-                child.process.terminate()
+                child.ask_to_stop()  # it does so after its current step, see _work
             while waiting and len(at_work) < processes and not stopping:
                 job = waiting.next()
                 at_work[start(job)] = job
@@ -325,21 +321,23 @@ def share_tracker(name: str | None) -> None:
     require(name)
     if name != "mlflow":
         return
-    context = multiprocessing.get_context("fork" if hasattr(os, "fork") else "spawn")
+    child = Child(_try_database, fewer="--jobs")
     try:
-        with ProcessPoolExecutor(1, context) as pool:
-            problem = pool.submit(_problem_with_database).result()
-    except BrokenProcessPool:
+        problem = child.pipe.recv_bytes().decode()
+    except EOFError:
         problem = "its process died."
+    finally:
+        end([child])
     if problem:
         raise FedkeelError(f"{MLflow.kind} does not take these runs: {problem}")
 
 
-def _problem_with_database() -> str:
+def _try_database(pipe: Connection) -> None:
     import mlflow
 
+    problem = ""
     try:
         mlflow.MlflowClient().search_experiments(max_results=1)
     except Exception as error:
-        return f"{first_line(error)}."
-    return ""
+        problem = f"{first_line(error)}."
+    pipe.send_bytes(problem.encode())

@@ -25,10 +25,10 @@ from fedkeel.runs.run import Run
 from tests import tiny
 from tests.engine.executors.ray.pretend import pretend, wait_for_all
 from tests.engine.executors.ray.test_executor import close
-from tests.processes import HANG, children, ended, until
+from tests.processes import HANG, children, ended, needs_ray, until
 
 pytestmark = pytest.mark.slow
-pytest.importorskip("ray")
+needs_ray()
 PAGES = ("(autoscaler", "(raylet", "Traceback", "RayActorError", "died or was killed", "node_id", "ERROR", "WARNING")
 
 
