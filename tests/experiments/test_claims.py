@@ -39,9 +39,9 @@ def test_a_verdict(pairs: list[tuple[float, float]], verdict: str) -> None:
 
 def test_the_interval_is_students() -> None:
     (found,) = judge(CLAIM, small(), cells((52, 50), (63, 60), (42, 38))).differences
-    assert found.ours == {0: 2, 1: 3, 2: 4}
-    assert found.mean == 3
-    assert found.half_width == pytest.approx(4.302653 * statistics.stdev([2, 3, 4]) / math.sqrt(3), rel=1e-5)
+    assert found.ours.by_seed == {0: 2, 1: 3, 2: 4}
+    assert found.ours.mean == 3
+    assert found.ours.half_width == pytest.approx(4.302653 * statistics.stdev([2, 3, 4]) / math.sqrt(3), rel=1e-5)
     assert found.paper == 20
 
 
@@ -49,10 +49,10 @@ def test_columns_with_fewer_seeds_than_a_verdict_needs_wait() -> None:
     found = cells((52, 50), (62, 60), (42, 40))
     del found["FedAvg", "digits paper"][1]
     (difference,) = judge(CLAIM, small(), found).differences
-    assert (difference.columns, list(difference.ours)) == (("digits scan",), [0, 1, 2])
+    assert (difference.columns, list(difference.ours.by_seed)) == (("digits scan",), [0, 1, 2])
     del found["FedAvg", "digits scan"][2]
     (difference,) = judge(CLAIM, small(), found).differences
-    assert (difference.columns, list(difference.ours)) == (("digits scan", "digits paper"), [0])
+    assert (difference.columns, list(difference.ours.by_seed)) == (("digits scan", "digits paper"), [0])
 
 
 def test_ahead_of_all_is_as_far_as_of_the_nearest() -> None:
@@ -66,7 +66,7 @@ def test_a_margin_moves_the_other_row_and_less_may_be_ahead() -> None:
     found = cells((52, 50), (63, 60.9), (42, 40.1))
     (difference,) = judge(within, small(), found).differences
     assert difference.over == "GN - 3"
-    assert difference.ours == pytest.approx({0: 1.0, 1: 0.9, 2: 1.1})
+    assert difference.ours.by_seed == pytest.approx({0: 1.0, 1: 0.9, 2: 1.1})
     assert difference.paper == pytest.approx(-17)
     assert judge(within, small(), found).text == "holds"
     less = Claim(says="Less.", recipe="small", row="FedAvg", over=("GN",), lower=True)
@@ -80,18 +80,18 @@ def test_further_ahead_in_some_columns_than_in_others() -> None:
     more = Claim("More.", "small", "GN", ("FedAvg",), columns=("digits paper",), than=("digits scan",))
     (difference,) = judge(more, small(), found).differences
     assert difference.over == "FedAvg, more than in digits scan"
-    assert difference.ours == pytest.approx({0: 5.0, 1: 5.0, 2: 5.0})
+    assert difference.ours.by_seed == pytest.approx({0: 5.0, 1: 5.0, 2: 5.0})
     assert difference.paper == 0  # 20 points in both
     del found["FedAvg", "digits scan"]
-    assert judge(more, small(), found).differences[0].ours == {}  # nothing to compare with
+    assert judge(more, small(), found).differences[0].ours.by_seed == {}  # nothing to compare with
 
 
 def test_a_rows_own_numbers_are_compared_with_zero() -> None:
     found = cells((-2, 1), (-3, 1), (-2.5, 1))
     below = Claim("Below.", "small", "GN", ("zero",), columns=("digits scan",), lower=True)
-    assert judge(below, small(), found).differences[0].ours == {0: 2, 1: 3, 2: 2.5}
+    assert judge(below, small(), found).differences[0].ours.by_seed == {0: 2, 1: 3, 2: 2.5}
     falls = Claim("Falls.", "small", "GN", ("zero",), columns=("digits paper",), than=("digits scan",))
-    assert judge(falls, small(), found).differences[0].ours == {0: 7, 1: 7, 2: 7}
+    assert judge(falls, small(), found).differences[0].ours.by_seed == {0: 7, 1: 7, 2: 7}
     assert judge(falls, small(), found).differences[0].paper == 10
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +16,8 @@ from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.demo import MARK, PARTS, SETTINGS, calibrated, claim
-from fedkeel.experiments.findings import findings
+from fedkeel.experiments.difference import RULE
 from fedkeel.experiments.rows import read_methods
-from fedkeel.experiments.tables import Cell, Results, Row
 from tests.experiments.made_up import finish
 
 README = Path(__file__).parents[2] / "README.md"
@@ -95,29 +95,23 @@ class TestClaim:
         assert (outside / "summary.json").exists()
 
 
-def test_the_sentences_below_the_pages_tables_are_what_the_demo_says_of_them() -> None:
+def test_the_sentences_below_the_pages_tables_have_the_tables_numbers_and_the_rule() -> None:
     blocks = "```".join(page.read_text() for page in (README, README.parent / "docs" / "cli.md")).split("```")
     tables = [block.removeprefix("text\n") for block in blocks if block.startswith(("text\nFeature", "text\nLabel"))]
     assert [table.splitlines()[0] for table in tables] == [part.title for part in PARTS]
-    sizes = [{"scan": 90, "paper": 90, "texture": 90, "stroke": 90, "street": 359}, {"scan": 450}]
-    for table, images in zip(tables, sizes, strict=True):
-        results, said = read_table(table, list(images))
-        of_table = [sentence for sentence in said if not sentence.startswith("Calibrated to each site")]
-        assert of_table == findings(results, images)
-
-
-def read_table(text: str, domains: list[str]) -> tuple[Results, list[str]]:
-    """A table as the demo prints it, and the sentences below it."""
-    _, headings, _, *lines = text.splitlines()
-    domains = [name for name in headings.replace(" (unseen)", "").split() if name in domains]
-    rows = []
-    for line in lines[: next(i for i, line in enumerate(lines) if line.startswith("Test accuracy"))]:
-        label, *numbers = line.replace("±", " ").split()
-        values = [float(number) / 100 for number in numbers[: 2 * len(domains) + 2]]
-        cells = [Cell(*pair) for pair in zip(values[::2], values[1::2], strict=True)]
-        rows.append(Row(label, [0, 1, 2], dict(zip(domains, cells, strict=False)), cells[-1]))
-    results = Results(rows, domains, frozenset({"street"} & set(domains)), ("last",))
-    return results, [line.removeprefix("- ") for line in lines if line.startswith("- ")]
+    for table in tables:
+        _, headings, _, *lines = table.splitlines()
+        columns = headings.replace(" (unseen)", "").split()[1:]
+        means = {line.split()[0]: re.findall(r"(\d+\.\d) ±", line) for line in lines if "±" in line}
+        said = [line for line in lines if line.startswith("- ")]
+        assert any(RULE in line for line in said)
+        for line in said:
+            place = columns.index("street" if line.startswith("- On 'street'") else "average")
+            for method, number in re.findall(
+                r"(\w+) \((\d+\.\d)\)", line.replace("training on the pooled data", "central")
+            ):
+                assert means[method][place] == number, line
+        assert len(re.findall(r"\w+ \(\d+\.\d\)", " ".join(said))) >= 4
 
 
 def test_what_calibration_changed_is_told_of_methods_that_it_changed(tmp_path: Path) -> None:

@@ -2,59 +2,80 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from fedkeel.config import Config
 from fedkeel.experiments.comparison import Comparison
-from fedkeel.experiments.findings import findings, margin
+from fedkeel.experiments.difference import Cell
+from fedkeel.experiments.findings import findings
 from fedkeel.experiments.jobs import Trial
-from fedkeel.experiments.tables import Cell, Results, Row
+from fedkeel.experiments.tables import Results, Row
 from tests.experiments.made_up import finish
+
+RULE = "Ahead: paired over seeds, 95 % interval above zero."
 
 
 def test_of_a_method_with_several_options_the_best_counts_and_is_named_with_them(tmp_path: Path) -> None:
     places = []
     for label, value in (("central", 0.9), ("fedavg@learning_rate=0.1", 0.6), ("fedavg", 0.4), ("gn", 0.5)):
-        for seed in range(2):
+        for seed in range(3):
             finish(tmp_path / label / str(seed), Config(seed=seed), {"scan": value})
             places.append(Trial(label, seed, tmp_path / label / str(seed)))
-    sentences = findings(Comparison(tmp_path, places).results)
-    assert sentences[0].startswith("The shift costs fedavg@learning_rate=0.1 30.0 points")
-    assert "Best on average, by more than the spread: fedavg@learning_rate=0.1 (60.0)." in sentences
+    assert findings(Comparison(tmp_path, places).results) == [
+        "The shift costs fedavg@learning_rate=0.1 30.0 points against training on the pooled data (90.0).",
+        "Behind fedavg@learning_rate=0.1: fedavg (40.0), gn (50.0).",
+        RULE,
+    ]
 
 
 def table(**accuracies: tuple[float, float]) -> Results:
-    """Of 'scan', and of 'street', which is unseen; both with the same spread."""
+    """Of 'scan', and of 'street', which is unseen; the seeds differ, and make no difference between the methods."""
     rows = []
-    for method, (scan, street) in accuracies.items():
-        cells = {"scan": Cell(scan, 0.01), "street": Cell(street, 0.01)}
-        rows.append(Row(method, [0, 1, 2], cells, cells["scan"]))
+    for method, both in accuracies.items():
+        scan, street = (Cell({seed: value + 0.05 * (seed - 1) for seed in range(3)}) for value in both)
+        rows.append(Row(method, [0, 1, 2], {"scan": scan, "street": street}, scan))
     return Results(rows, ["scan", "street"], frozenset({"street"}), ("last",))
 
 
 def test_of_an_unseen_domain_the_same_is_asked_by_itself() -> None:
     said = findings(table(fedavg=(0.6, 0.4), greg=(0.8, 0.6), fedwon=(0.8, 0.75)))
     assert said == [
-        "Ahead of fedavg by more than the spread: greg (80.0), fedwon (80.0).",
-        "On 'street', which no client has: ahead of fedavg by more than the spread: greg (60.0), fedwon (75.0).",
-        "On 'street', which no client has: best, by more than the spread: fedwon (75.0).",
+        "Ahead of fedavg: greg (80.0), fedwon (80.0).",
+        "On 'street', which no client has: ahead of fedavg: greg (60.0), fedwon (75.0).",
+        "On 'street', which no client has: ahead of every other federated method: fedwon (75.0).",
+        RULE,
     ]
 
 
 def test_what_other_test_images_could_change_is_not_claimed() -> None:
     results = table(fedavg=(0.80, 0.40), greg=(0.84, 0.90))
-    assert "Ahead of fedavg by more than the spread: greg (84.0)." in findings(results, {"scan": 10_000, "street": 90})
-    said = findings(results, {"scan": 90, "street": 90})
-    assert "No method here is ahead of fedavg by more than the spread." in said
-    assert "On 'street', which no client has: ahead of fedavg by more than the spread: greg (90.0)." in said
+    assert "Ahead of fedavg: greg (84.0)." in findings(replace(results, images={"scan": 10_000, "street": 90}))
+    said = findings(replace(results, images={"scan": 90, "street": 90}))
+    assert said == [
+        "Undecided against fedavg: greg (84.0).",
+        "On 'street', which no client has: ahead of fedavg: greg (90.0).",
+        "Ahead: paired over seeds, 95 % interval above zero and more than other test images could change.",
+    ]
 
 
-def test_the_margin_is_that_of_a_difference_of_two_shares() -> None:
-    """1.96 sqrt(2 p (1 - p) / n), in %; and as if all images were one set, where domains have equally many."""
-    cell = Cell(50.0, 1.0)
-    assert abs(margin(cell, cell, [200]) - 9.8) < 1e-9
-    assert abs(margin(cell, cell, [100, 100]) - 9.8) < 1e-9
-    assert margin(cell, cell, [100, 0]) == 0, "not known"
+def test_the_sentences_and_the_stars_never_contradict_each_other() -> None:
+    """Ranges that do not touch and are undecided by three seeds, and one clear lead with ranges that do."""
+    rows = [
+        Row("fedavg", [0, 1, 2], {}, Cell({0: 0.52, 1: 0.59, 2: 0.565})),
+        Row("greg", [0, 1, 2], {}, Cell({0: 0.62, 1: 0.605, 2: 0.609})),
+        Row("gn", [0, 1, 2], {}, Cell({0: 0.53, 1: 0.60, 2: 0.575})),
+        Row("ln", [0], {}, Cell({0: 0.99})),
+    ]
+    results = Results(rows, [], frozenset(), ("last",))
+    assert findings(results)[:-1] == [
+        "Ahead of fedavg: gn (56.8).",
+        "Undecided against fedavg: greg (61.1).",
+        "Too few seeds against fedavg: ln (99.0).",
+    ]
+    assert [row.method for row in rows if results.marked(row)[-1][1]] == ["greg", "gn"], "none is ahead of these"
+    rule = "*: no other is ahead of it, paired over seeds, 95 % interval above zero; none where nothing is decided."
+    assert results.text().endswith(rule)
 
 
 class TestFindings:
@@ -69,40 +90,38 @@ class TestFindings:
 
     def test_they_say_what_the_numbers_say(self, tmp_path: Path) -> None:
         numbers = {"central": (0.9, 0.9), "standalone": (0.7, 0.2), "fedavg": (0.8, 0.3), "gn": (0.9, 0.6)}
-        twice = {method: [accuracies, accuracies] for method, accuracies in numbers.items()}
-        assert findings(self.comparison(tmp_path, twice).results) == [
+        thrice = {method: [accuracies] * 3 for method, accuracies in numbers.items()}
+        assert findings(self.comparison(tmp_path, thrice).results) == [
             "The shift costs fedavg 35.0 points against training on the pooled data (90.0).",
-            "Ahead of fedavg by more than the spread: gn (75.0).",
-            "Best on average, by more than the spread: gn (75.0).",
-            "Most methods are ahead of the client that trains alone by more than the spread on 'scan' (70.0 alone), "
-            "'street' (20.0 alone).",
-            "The hardest domain is 'street': 45.0 % over the federated methods.",
+            "Ahead of fedavg: gn (75.0).",
+            "Most methods are ahead of the client that trains alone on 'scan' (70.0 alone), 'street' (20.0 alone).",
+            RULE,
         ]
 
-    def test_nothing_is_claimed_within_the_spread(self, tmp_path: Path) -> None:
-        """Every method has its best and its worst seed in common with the others, more or less."""
+    def test_what_seeds_do_not_decide_is_told_as_undecided(self, tmp_path: Path) -> None:
         numbers = {
-            "central": [(0.5, 0.6), (0.7, 0.6)],
-            "standalone": [(0.4, 0.5), (0.6, 0.5)],
-            "fedavg": [(0.5, 0.5), (0.6, 0.6)],
-            "gn": [(0.52, 0.52), (0.6, 0.6)],
-            "fedbn": [(0.1, 0.1), (0.12, 0.12)],
+            "central": [(0.5, 0.6), (0.7, 0.6), (0.6, 0.5)],
+            "standalone": [(0.4, 0.5), (0.6, 0.5), (0.6, 0.6)],
+            "fedavg": [(0.5, 0.5), (0.6, 0.6), (0.5, 0.6)],
+            "gn": [(0.52, 0.52), (0.6, 0.6), (0.5, 0.6)],
+            "fedbn": [(0.1, 0.1), (0.12, 0.12), (0.1, 0.12)],
         }
         assert findings(self.comparison(tmp_path, numbers).results) == [
-            "fedavg (55.0) and training on the pooled data (60.0) are level within the spread.",
-            "No method here is ahead of fedavg by more than the spread.",
-            "Last on average, by more than the spread: fedbn (11.0).",
-            "On no domain are most methods ahead of the client that trains alone by more than the spread.",
+            "fedavg (55.0) against training on the pooled data (58.3): undecided.",
+            "Behind fedavg: fedbn (11.0).",
+            "Undecided against fedavg: gn (55.7).",
+            "On no domain are most methods ahead of the client that trains alone.",
+            RULE,
         ]
 
-    def test_one_seed_is_an_anecdote(self, tmp_path: Path) -> None:
-        numbers = {"central": [(0.9, 0.9)], "fedavg": [(0.2, 0.3)], "gn": [(0.7, 0.6)]}
+    def test_one_or_two_seeds_decide_nothing(self, tmp_path: Path) -> None:
+        numbers = {"central": [(0.9, 0.9)], "fedavg": [(0.2, 0.3)] * 2, "gn": [(0.7, 0.6)] * 2}
         assert findings(self.comparison(tmp_path, numbers).results) == [
-            "One seed tells no two methods apart: give several with --seeds."
+            "Fewer than 3 seeds in common decide nothing: give 3 or more with --seeds."
         ]
 
     def test_no_loss_is_said_too(self, tmp_path: Path) -> None:
-        numbers = {"central": [(0.5, 0.5)] * 2, "standalone": [(0.9, 0.9)] * 2, "fedavg": [(0.6, 0.6)] * 2}
+        numbers = {"central": [(0.5, 0.5)] * 3, "standalone": [(0.9, 0.9)] * 3, "fedavg": [(0.6, 0.6)] * 3}
         said = " ".join(findings(self.comparison(tmp_path, numbers).results))
         assert "fedavg (60.0) is ahead of training on the pooled data (50.0)." in said
         assert "On no domain are most methods ahead" in said

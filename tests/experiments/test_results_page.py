@@ -114,7 +114,7 @@ def test_who_is_ahead_in_all_rounds_is_another_rule(tmp_path: Path) -> None:
             ledger.add([line(row, "VGG-11", seed, last, recipe, rule="mean-last-10", results=results)])
     (verdict,) = (verdict for claim, verdict in verdicts(all_blocks(ledger)[0]) if claim.recipe == "hbn/figure6")
     assert verdict is not None
-    assert verdict.decisive.ours == pytest.approx({0: 10.0, 1: 9.0, 2: 8.0})
+    assert verdict.decisive.ours.by_seed == pytest.approx({0: 10.0, 1: 9.0, 2: 8.0})
 
 
 def test_what_is_no_accuracy_has_three_digits(tmp_path: Path) -> None:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import re
 import statistics
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedkeel.errors import FedkeelError
+from fedkeel.experiments.comparison import read_comparison
+from fedkeel.experiments.difference import UNDECIDED
 from fedkeel.report import collect, write
 from fedkeel.report.collect import Curve, Group
 from fedkeel.report.sections import federation_names
-from tests.report.samples import accuracy, make_comparison, make_run
+from tests.report.samples import DOMAINS, accuracy, make_comparison, make_run
 
 
 def metric(group: Group, key: str) -> object:
@@ -39,6 +42,19 @@ def test_a_curve_is_mean_and_spread_over_seeds(tmp_path: Path) -> None:
     assert curve.mean == pytest.approx([statistics.fmean(v) for v in values])
     assert curve.std == pytest.approx([statistics.stdev(v) for v in values])
     assert curve.seeds == [3] * 6
+
+
+def test_the_report_and_compare_know_the_same_test_images_and_decide_the_same(tmp_path: Path) -> None:
+    make_comparison(tmp_path / "c", ("fedavg", "fedbn"), seeds=3)
+    with open(tmp_path / "c" / "row0" / "seed0" / "metrics.jsonl", "a") as file:
+        for name in DOMAINS:
+            record = {"kind": "evaluation", "round": 7, "client": name, "domain": name, "split": "test"}
+            file.write(json.dumps({**record, "statistics": "global", "samples": 2, "accuracy": 0.5}) + "\n")
+    (group,), compared = collect([tmp_path / "c"]).groups, read_comparison(tmp_path / "c").results
+    for results in (group.results, compared):
+        assert results.images == dict.fromkeys(DOMAINS, 2)
+        assert results.difference(*results.rows).verdict == UNDECIDED
+        assert replace(results, images={}).difference(*results.rows).verdict != UNDECIDED
 
 
 def test_an_interrupted_run_is_in_the_curves_as_far_as_it_came_and_not_in_the_table(tmp_path: Path) -> None:

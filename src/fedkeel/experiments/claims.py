@@ -14,24 +14,23 @@
 
 `over = ["zero"]` is a claim of the row's own numbers: of their sign, or, with `than`, of some columns against others.
 
-A verdict comes from the differences between two rows with the same seed, averaged over the columns: their mean and its
-95 % interval by Student's t. Above zero the claim holds, below it does not, and across it nothing is decided; nor is it
-with fewer than three seeds. Columns with fewer wait until they have them, unless all have.
+A claim holds where the row is ahead by the rule of `experiments.difference`, averaged over the columns, does not where
+it is behind, and is undecided else. Columns with too few seeds wait until they have them, unless all have.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from importlib import resources
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.experiments import recipes
+from fedkeel.experiments.difference import AHEAD, BEHIND, FEWEST, Difference
 from fedkeel.experiments.paper_table import Cells
 from fedkeel.experiments.recipes import Recipe
 
@@ -40,9 +39,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-FEWEST = 3  # seeds for a verdict
 ZERO = "zero"  # in the place of another row
-CONFIDENCE = 0.95
 HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
 
 
@@ -80,33 +77,17 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Against:
     """A row minus another one: ours by seed and the paper's, in points, both means over the same columns."""
 
     over: str
     columns: tuple[str, ...]
-    ours: Mapping[int, float]
+    ours: Difference
     paper: float | None
 
     @property
-    def mean(self) -> float:
-        return fmean(self.ours.values()) if self.ours else math.nan
-
-    @property
-    def half_width(self) -> float:
-        """Of the interval around the mean, within which the true difference lies 95 times of 100."""
-        from scipy.stats import t as student  # takes a second
-
-        n = len(self.ours)
-        if n < 2:
-            return math.inf
-        return float(student.ppf((1 + CONFIDENCE) / 2, n - 1)) * stdev(self.ours.values()) / math.sqrt(n)
-
-    @property
     def verdict(self) -> str:
-        if len(self.ours) < FEWEST or abs(self.mean) <= self.half_width:
-            return UNDECIDED
-        return HOLDS if self.mean > 0 else FAILS
+        return {AHEAD: HOLDS, BEHIND: FAILS}.get(self.ours.verdict, UNDECIDED)
 
 
 @dataclass(frozen=True)
@@ -115,12 +96,12 @@ class Verdict:
     nothing, else of all, the smallest."""
 
     claim: Claim
-    differences: tuple[Difference, ...]
+    differences: tuple[Against, ...]
 
     @property
-    def decisive(self) -> Difference:
+    def decisive(self) -> Against:
         ranks = (FAILS, UNDECIDED, HOLDS)
-        return min(self.differences, key=lambda d: (ranks.index(d.verdict), bool(d.ours), d.mean))
+        return min(self.differences, key=lambda d: (ranks.index(d.verdict), bool(d.ours.by_seed), d.ours.mean))
 
     @property
     def text(self) -> str:
@@ -157,7 +138,7 @@ def judge(claim: Claim, recipe: Recipe, cells: Cells) -> Verdict:
     return Verdict(claim, tuple(_difference(claim, other, recipe, cells) for other in claim.over))
 
 
-def _difference(claim: Claim, over: str, recipe: Recipe, cells: Cells) -> Difference:
+def _difference(claim: Claim, over: str, recipe: Recipe, cells: Cells) -> Against:
     sides = [claim.chosen(recipe, patterns) for patterns in (claim.columns, claim.than) if patterns]
     gains = {name: claim.gain(over, name, cells) for side in sides for name in side}
     fewest = FEWEST if any(len(seeds) >= FEWEST for seeds in gains.values()) else 1
@@ -170,7 +151,7 @@ def _difference(claim: Claim, over: str, recipe: Recipe, cells: Cells) -> Differ
     known = [[gain for name in side for gain in claim.gain(over, name, printed).values()] for side in shown]
     label = over + (f" {'+' if claim.lower else '-'} {claim.margin:g}" if claim.margin else "")
     label += f", more than in {', '.join(claim.than).replace('* ', '')}" if claim.than else ""
-    return Difference(label, tuple(run[0]), ours, claim.margin + _apart(known) if all(known) else None)
+    return Against(label, tuple(run[0]), Difference(ours), claim.margin + _apart(known) if all(known) else None)
 
 
 def _apart(sides: Sequence[Sequence[float]]) -> float:

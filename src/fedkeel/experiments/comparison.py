@@ -97,7 +97,7 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         results = self.results
-        return html_table(f"{results.legend}{self._unfinished()}", results.lines())
+        return html_table(f"{results.legend()}{self._unfinished()}", results.lines())
 
     def _unfinished(self) -> str:
         return f"\nMissing, not finished: {', '.join(self.missing)}." if self.missing else ""

@@ -1,145 +1,98 @@
-"""What a table of results shows, in sentences: only what its spread and its test images bear out.
+"""What a table of results shows, in sentences: which method is ahead, by the rule of `experiments.difference`.
 
-Two numbers count as different where both hold: their ranges over seeds, mean plus and minus deviation, do not touch;
-and they differ by more than another draw of as many test images could change, the 95 % interval of a difference of two
-shares. Sentences name methods in the order of the table, so that they are the same wherever the conclusions are.
+They name methods in the order of the table, so that they are the same wherever the conclusions are.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from math import sqrt
-from statistics import fmean
+from itertools import combinations
 
-from fedkeel.experiments.tables import Cell, Results, Row, apart, rounded
+from fedkeel.experiments.difference import AHEAD, BEHIND, FEWEST, TOO_FEW, UNDECIDED
+from fedkeel.experiments.tables import Results, Row, percent
 
 REFERENCES = ("central", "standalone")  # what a federation is measured against
+AGAINST = {AHEAD: "Ahead of", BEHIND: "Behind", UNDECIDED: "Undecided against", TOO_FEW: "Too few seeds against"}
 
 
-def findings(results: Results, images: Mapping[str, int] | None = None) -> list[str]:
-    """A sentence for each conclusion, from the numbers as printed. `images`: the test images of each domain."""
-    rows = [
-        replace(
-            row,
-            method=results.name(row),
-            average=printed(row.average),
-            domains={name: printed(cell) for name, cell in row.domains.items()},
-        )
-        for row in results.rows
-    ]
-    named: dict[str, Row] = {}  # of one that is there with several options, the best
-    for row in sorted(rows, key=lambda row: -row.average.mean):
-        named.setdefault(row.method.partition("@")[0], row)
-    federated = [row for row in rows if row.method.partition("@")[0] not in REFERENCES]
-    if not federated:
+def federated(results: Results) -> list[Row]:
+    return [row for row in results.rows if row.method.partition("@")[0] not in REFERENCES]
+
+
+def findings(results: Results) -> list[str]:
+    """A sentence for each conclusion, and the rule that they go by."""
+    rows = federated(results)
+    if not rows:
         return []
-    if all(row.average.std is None for row in rows):
-        return ["One seed tells no two methods apart: give several with --seeds."]
-    seen = [domain for domain in results.domains if domain not in results.unseen]
-    table = Table(federated, named.get("fedavg"), named.get("central"), named.get("standalone"), images or {})
-    sentences = [*table.gap(seen), *table.ahead(seen), *table.ends(seen), *table.gain(seen), *table.hardest(seen)]
-    for domain in sorted(results.unseen & {name for row in federated for name in row.domains}):
+    if all(results.difference(*pair).verdict == TOO_FEW for pair in combinations(results.rows, 2)):
+        return [f"Fewer than {FEWEST} seeds in common decide nothing: give {FEWEST} or more with --seeds."]
+    named: dict[str, Row] = {}  # of one that is there with several options, the best
+    for row in sorted(results.rows, key=lambda row: -row.average.mean):
+        named.setdefault(row.method.partition("@")[0], row)
+    table = Table(results, rows, named.get("fedavg"), named.get("central"), named.get("standalone"))
+    sentences = [*table.gap(), *table.against_fedavg(), *table.best(), *table.gain()]
+    for domain in sorted(results.unseen & {name for row in rows for name in row.domains}):
         sentences += table.unseen(domain)
-    return sentences
+    return [*sentences, f"Ahead: {results.rule_in_words}."]
 
 
 @dataclass(frozen=True)
 class Table:
-    """The rows that are spoken of, in %."""
+    """The rows that are spoken of: on average, or on one domain."""
 
+    results: Results
     federated: Sequence[Row]
     fedavg: Row | None
     central: Row | None
     standalone: Row | None
-    images: Mapping[str, int]
+    domain: str | None = None
 
-    def above(self, one: Cell, other: Cell, domains: Sequence[str]) -> bool:
-        """Whether the first is higher, of two accuracies that are means over these domains."""
-        sizes = [self.images.get(name, 0) for name in domains]
-        return apart(one, other) and one.mean - other.mean > margin(one, other, sizes)
-
-    def gap(self, domains: Sequence[str]) -> list[str]:
+    def gap(self) -> list[str]:
         if self.central is None or self.fedavg is None:
             return []
-        central, own = self.central.average, self.fedavg.average
-        pooled = f"training on the pooled data ({central.mean:.1f})"
-        if self.above(own, central, domains):
-            return [f"{listed([self.fedavg])} is ahead of {pooled}."]
-        if self.above(central, own, domains):
-            return [f"The shift costs {self.fedavg.method} {central.mean - own.mean:.1f} points against {pooled}."]
-        return [f"{listed([self.fedavg])} and {pooled} are level within the spread."]
+        central, own = (percent(row.average.mean) for row in (self.central, self.fedavg))
+        name, pooled = self.results.name(self.fedavg), f"training on the pooled data ({central})"
+        verdict = self.results.difference(self.central, self.fedavg).verdict
+        if verdict == AHEAD:
+            return [f"The shift costs {name} {float(central) - float(own):.1f} points against {pooled}."]
+        if verdict == BEHIND:
+            return [f"{name} ({own}) is ahead of {pooled}."]
+        return [f"{name} ({own}) against {pooled}: {verdict}."]
 
-    def ahead(self, domains: Sequence[str]) -> list[str]:
-        if self.fedavg is None or len(self.federated) < 2:
+    def against_fedavg(self) -> list[str]:
+        if self.fedavg is None:
             return []
-        if ahead := [row for row in self.federated if self.above(row.average, self.fedavg.average, domains)]:
-            return [f"Ahead of {self.fedavg.method} by more than the spread: {listed(ahead)}."]
-        return [f"No method here is ahead of {self.fedavg.method} by more than the spread."]
+        name, found = self.results.name(self.fedavg), dict[str, list[Row]]()
+        for row in (row for row in self.federated if row is not self.fedavg):
+            found.setdefault(self.results.difference(row, self.fedavg, self.domain).verdict, []).append(row)
+        return [f"{words} {name}: {self.listed(found[key])}." for key, words in AGAINST.items() if key in found]
 
-    def ends(self, domains: Sequence[str]) -> list[str]:
-        """The first and the last, where they stand apart from all others; what others are ahead of is said before."""
-        found = []
-        for row in self.federated:
-            others = [other for other in self.federated if other is not row]
-            if others and all(self.above(row.average, other.average, domains) for other in others):
-                found.append(f"Best on average, by more than the spread: {listed([row])}.")
-            is_last = len(others) > 1 and all(self.above(other.average, row.average, domains) for other in others)
-            if is_last and (self.fedavg is None or row.method != self.fedavg.method):
-                found.append(f"Last on average, by more than the spread: {listed([row])}.")
-        return sorted(found)
+    def best(self) -> list[str]:
+        """Where that is more than what was said of fedavg."""
+        said = [row for row in self.federated if row is self.fedavg]
+        leader = [row for row in self.federated if self.results.leads(row, self.federated, self.domain)]
+        if not leader or leader == said or len(self.federated) < 2 + len(said):
+            return []
+        return [f"Ahead of every other federated method: {self.listed(leader)}."]
 
-    def gain(self, domains: Sequence[str]) -> list[str]:
+    def gain(self) -> list[str]:
         if self.standalone is None:
             return []
-        alone, most = self.standalone.domains, []
-        for domain in (name for name in domains if name in alone):
-            column = [row.domains[domain] for row in self.federated if domain in row.domains]
-            if 2 * sum(self.above(cell, alone[domain], [domain]) for cell in column) > len(self.federated):
-                most.append(f"'{domain}' ({alone[domain].mean:.1f} alone)")
+        most = []
+        for domain, alone in self.standalone.domains.items():
+            ahead = [row for row in self.federated if self.results.leads(row, [self.standalone], domain)]
+            if domain not in self.results.unseen and 2 * len(ahead) > len(self.federated):
+                most.append(f"'{domain}' ({percent(alone.mean)} alone)")
         if most:
-            named = ", ".join(most)
-            return [f"Most methods are ahead of the client that trains alone by more than the spread on {named}."]
-        return ["On no domain are most methods ahead of the client that trains alone by more than the spread."]
-
-    def hardest(self, domains: Sequence[str]) -> list[str]:
-        """Over the federated methods, with the mean of their spreads; of domains that each of them was tested on."""
-        means = {}
-        for domain in domains:
-            column = [row.domains[domain] for row in self.federated if domain in row.domains]
-            if len(column) == len(self.federated):
-                means[domain] = Cell(fmean(cell.mean for cell in column), fmean(cell.std or 0.0 for cell in column))
-        hardest, *rest = sorted(means, key=lambda domain: means[domain].mean) or [""]
-        fewest = min((hardest, *rest[:1]), key=lambda domain: self.images.get(domain, 0))
-        if not rest or not self.above(means[rest[0]], means[hardest], [fewest]):
-            return []
-        return [f"The hardest domain is '{hardest}': {means[hardest].mean:.1f} % over the federated methods."]
+            return [f"Most methods are ahead of the client that trains alone on {', '.join(most)}."]
+        return ["On no domain are most methods ahead of the client that trains alone."]
 
     def unseen(self, domain: str) -> list[str]:
         """The same questions of a domain that no client has."""
-        here = [replace(row, average=row.domains[domain]) for row in self.federated if domain in row.domains]
-        fedavg = [row for row in here if self.fedavg and row.method == self.fedavg.method]
-        own = replace(self, federated=here, fedavg=fedavg[0] if fedavg else None)
-        said = [*own.ahead([domain]), *own.ends([domain])]
-        texts = [text[0].lower() + text[1:].replace(" on average", "") for text in said]
-        return [f"On '{domain}', which no client has: {text}" for text in texts]
+        own = replace(self, domain=domain, federated=[row for row in self.federated if domain in row.domains])
+        said = [*own.against_fedavg(), *own.best()]
+        return [f"On '{domain}', which no client has: {text[0].lower()}{text[1:]}" for text in said]
 
-
-def margin(one: Cell, other: Cell, images: Sequence[int]) -> float:
-    """How far two means over domains, in %, can be apart for the choice of their test images alone.
-
-    >>> round(margin(Cell(80.0, 1.0), Cell(80.0, 1.0), [90, 90, 90, 90]), 1)
-    5.8
-    """
-    if not images or not all(images):
-        return 0.0
-    p = (one.mean + other.mean) / 200
-    return 196 * sqrt(2 * p * (1 - p) * fmean(1 / count for count in images) / len(images))
-
-
-def printed(cell: Cell) -> Cell:
-    """In % as it stands in the table, so that a reader who does the sums finds the same."""
-    return Cell(rounded(cell), None if cell.std is None else rounded(Cell(cell.std, None)))
-
-
-def listed(rows: Sequence[Row]) -> str:
-    """Names with their averages. A method's options are in its name only where another row has the same method."""
-    return ", ".join(f"{row.method} ({row.average.mean:.1f})" for row in rows)
+    def listed(self, rows: Sequence[Row]) -> str:
+        """With their numbers. A method's options are in its name only where another row has the same method."""
+        cells = ((row, row.domains[self.domain] if self.domain else row.average) for row in rows)
+        return ", ".join(f"{self.results.name(row)} ({percent(cell.mean)})" for row, cell in cells)

@@ -14,7 +14,8 @@ from statistics import fmean, mode
 from typing import Any
 
 from fedkeel.config import read_table
-from fedkeel.experiments.claims import FEWEST, Claim, Verdict, claims_of, judge
+from fedkeel.experiments.claims import Claim, Verdict, claims_of, judge
+from fedkeel.experiments.difference import FEWEST
 from fedkeel.experiments.ledger import Ledger, Line
 from fedkeel.experiments.paper_table import Cells, PaperCell, Reproduction, derived, markdown_table
 from fedkeel.experiments.recipes import PAPERS, PERCENT, Recipe, RecipeColumn, RecipeRow, load, names
@@ -106,7 +107,7 @@ def verdicts(blocks: Sequence[Block]) -> Iterator[tuple[Claim, Verdict | None]]:
             if claim.recipe in whole:
                 block = whole[claim.recipe]
                 verdict = judge(claim, block.recipe, block.values(claim.rule or None))
-                yield claim, verdict if verdict.decisive.ours else None
+                yield claim, verdict if verdict.decisive.ours.by_seed else None
             elif claim.says not in run:
                 run.add(claim.says)
                 yield claim, None
@@ -162,10 +163,11 @@ def claim_rows(judged: Iterable[tuple[Claim, Verdict | None]]) -> list[list[str]
         found = verdict.decisive
         read = {c.reading.get("read", "accuracy") for c in load(claim.recipe).columns if c.name in found.columns}
         digits = 1 if read <= {*PERCENT} else 3
-        spread = "" if math.isinf(found.half_width) else f" ±{found.half_width:.{digits}f}"
-        ours = f"{found.mean:+.{digits}f}{spread}" if found.ours else DASH
+        by = found.ours
+        spread = "" if math.isinf(by.half_width) else f" ±{by.half_width:.{digits}f}"
+        ours = f"{by.mean:+.{digits}f}{spread}" if by.by_seed else DASH
         paper = DASH if found.paper is None else f"{found.paper:+.{digits}f}"
-        rows.append([*said, where(verdict), found.over, paper, ours, str(len(found.ours)), verdict.text])
+        rows.append([*said, where(verdict), found.over, paper, ours, str(len(by.by_seed)), verdict.text])
     return rows
 
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 from fedkeel import experiments
 from fedkeel.config import Config
-from fedkeel.experiments.claims import FEWEST, Claim, judge
+from fedkeel.experiments.claims import Claim, judge
+from fedkeel.experiments.difference import FEWEST
 from fedkeel.experiments.recipes import PERCENT, RecipeColumn
 from fedkeel.experiments.results_page import Block
 from fedkeel.spec import parse, parse_sum
@@ -127,14 +128,13 @@ def evidence(blocks: Sequence[Block]) -> Iterator[Evidence]:
         for (label, method, kind), chosen in columns.items():
             claim = Claim(label, recipe.name, label, over, tuple(escape(column.name) for column in chosen))
             found = judge(claim, recipe, cells).decisive
-            if seeds := len(found.ours):
+            if seeds := len(found.ours.by_seed):
                 data = dict.fromkeys(column.group or column.name for column in chosen if column.name in found.columns)
-                verdict = {"holds": "ahead", "does not hold": "behind"}.get(found.verdict, "within the spread")
                 yield Evidence(
-                    *(kind, label, method, title, ", ".join(data), round(found.mean, 4)),
-                    half_width=round(found.half_width, 4) if seeds > 1 else None,
+                    *(kind, label, method, title, ", ".join(data), round(found.ours.mean, 4)),
+                    half_width=round(found.ours.half_width, 4) if seeds > 1 else None,
                     seeds=seeds,
-                    verdict=verdict if seeds >= FEWEST else "too few seeds",
+                    verdict=found.ours.verdict,
                 )
 
 

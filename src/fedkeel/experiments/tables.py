@@ -5,53 +5,21 @@ Numbers only; `fedkeel.cli.terminal.output` draws them on a terminal.
 
 from __future__ import annotations
 
-import statistics
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from fedkeel.core.naming import markdown_text, visible
 from fedkeel.core.readable import DASH as DASH
 from fedkeel.core.readable import csv_table
 from fedkeel.core.readable import percent as percent
-from fedkeel.runs.summary import RULES, SHARES, SOURCES, by_metric, weakest
+from fedkeel.experiments.difference import AHEAD, FEWEST, RULE, Cell, Difference, unbeaten
+from fedkeel.runs.summary import RULES, SHARES, SOURCES, by_metric, tested_images, weakest
 
 if TYPE_CHECKING:
     from fedkeel.runs.run import Run
-
-
-@dataclass(frozen=True)
-class Cell:
-    """Mean accuracy over seeds and its standard deviation (n - 1 in the denominator); None with a single seed."""
-
-    mean: float
-    std: float | None
-
-    @staticmethod
-    def of(values: Sequence[float]) -> Cell:
-        return Cell(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
-
-    def is_level(self, other: Cell) -> bool:
-        """Whether the spread of both allows no word on which is better; of a single seed nothing can be said at all."""
-        return None not in (self.std, other.std) and not apart(self, other)
-
-    def __str__(self) -> str:
-        return percent(self.mean) if self.std is None else f"{percent(self.mean)} ±{percent(self.std)}"
-
-
-def apart(one: Cell, other: Cell) -> bool:
-    """Whether two means differ by more than their spread: their ranges, mean plus and minus deviation, do not touch.
-
-    Whoever says in words that one number is better than another goes by this. A single seed has no range, and is told
-    apart from nothing: it is an anecdote.
-
-    >>> apart(Cell(0.75, 0.02), Cell(0.70, 0.02)), apart(Cell(0.75, 0.02), Cell(0.72, 0.02))
-    (True, False)
-    """
-    if one.std is None or other.std is None:
-        return False
-    return abs(one.mean - other.mean) > one.std + other.std + 1e-9  # what touches but for rounding touches
 
 
 @dataclass(frozen=True)
@@ -98,8 +66,8 @@ class Row:
         return {
             "method": self.method,
             "seeds": self.seeds,
-            "domains": {name: asdict(cell) for name, cell in self.domains.items()},
-            "average": asdict(self.average),
+            "domains": {name: cell.to_dict() for name, cell in self.domains.items()},
+            "average": self.average.to_dict(),
             "traffic_per_round": asdict(self.traffic) if self.traffic else None,
             **({"epsilon": self.epsilon, "randomness": self.randomness} if self.epsilon is not None else {}),
             **({"diverged_domains": list(self.diverged)} if self.diverged else {}),
@@ -118,6 +86,7 @@ class Results:
     metric: str = "accuracy"
     lower: bool = False  # is better
     on: tuple[str, ...] = ("test",)  # samples that the numbers are of
+    images: Mapping[str, int] = field(default_factory=dict)  # that each domain was tested on, where that is known
 
     @staticmethod
     def of(summaries: Iterable[tuple[str, int, Mapping[str, Any]]]) -> Results:
@@ -141,8 +110,11 @@ class Results:
     def by(metric: str, runs: Sequence[tuple[str, Run]]) -> Results:
         """From finished runs with their labels, by a measure that all of them have."""
         lower = metric != "accuracy" and any(metric in run.measures.lower_is_better for _, run in runs)
-        found = ((label, run.config.seed, by_metric(run, metric)) for label, run in runs)
-        return replace(Results.of(found), metric=metric, lower=lower)
+        found = Results.of((label, run.config.seed, by_metric(run, metric)) for label, run in runs)
+        # Only what is an accuracy, and can be told from another one, is asked what other images could change.
+        asked = metric == "accuracy" and len([row for row in found.rows if len(row.seeds) >= FEWEST]) > 1
+        known = filter(None, (tested_images(run) for _, run in runs if asked))
+        return replace(found, metric=metric, lower=lower, images=next(known, {}))
 
     @property
     def headings(self) -> list[str]:
@@ -175,14 +147,37 @@ class Results:
         short = row.method.partition("@")[0]
         return short if sum(other.method.partition("@")[0] == short for other in self.rows) == 1 else row.method
 
+    def difference(self, one: Row, other: Row, domain: str | None = None) -> Difference:
+        """Of two methods, on average or on a domain; positive where the first is better."""
+        cells = [row.domains.get(domain) if domain else row.average for row in (one, other)]
+        a, b = (cell or Cell({}) for cell in (reversed(cells) if self.lower else cells))
+        return Difference.of(a, b, self._images(domain))
+
+    def leads(self, row: Row, others: Iterable[Row], domain: str | None = None) -> bool:
+        """Whether it is ahead of each of these; of itself it need not be."""
+        return all(self.difference(row, other, domain).verdict == AHEAD for other in others if other is not row)
+
+    def _images(self, domain: str | None) -> list[int]:
+        names = [domain] if domain else [name for name in self.domains if name not in self.unseen]
+        return [self.images.get(name, 0) for name in names]
+
+    @cached_property
+    def _best(self) -> list[set[str]]:
+        """The methods that are marked, column by column; training on the pooled data does not compete."""
+        found = []
+        for place, domain in enumerate([*self.domains, None]):
+            cells = {row.method: self.cells(row)[place] for row in self.rows if competes(row)}
+            column = {name: cell for name, cell in cells.items() if cell}
+            found.append(unbeaten(column, self._images(domain), lower=self.lower))
+        return found
+
     def marked(self, row: Row) -> list[tuple[Cell | None, bool]]:
-        """A row's cells, each with whether it is the best of its column or level with it; of single seeds none is."""
-        cells, rivals = self.cells(row), [self.cells(rival) for rival in self.rows if competes(rival)]
-        if not competes(row) or len(rivals) < 2:
-            return [(cell, False) for cell in cells]
-        pick = min if self.lower else max
-        best = [pick(filter(None, column), key=rounded, default=None) for column in zip(*rivals, strict=True)]
-        return [(cell, bool(cell and top and cell.is_level(top))) for cell, top in zip(cells, best, strict=True)]
+        """A row's cells, each with whether no other method is ahead of it; of few seeds none is marked."""
+        return [(cell, row.method in best) for cell, best in zip(self.cells(row), self._best, strict=True)]
+
+    @property
+    def rule_in_words(self) -> str:
+        return RULE + (" and more than other test images could change" if self.images else "")
 
     @property
     def caption(self) -> str:
@@ -209,10 +204,10 @@ class Results:
             sentences.append(f"Diverged, the test loss is not finite: {'; '.join(diverged)}.")
         return " ".join([*sentences, *(f"Epsilon: {SOURCES[source]}." for source in SOURCES if source in sources)])
 
-    @property
-    def legend(self) -> str:
-        """The caption, and what the star means that `lines` has."""
-        return self.caption + (" * best of its column, or level with it within the spread." if self.rows else "")
+    def legend(self, mark: str = "*") -> str:
+        """The caption, and what a star means or bold, where there is some."""
+        said = f" {mark}: no other is ahead of it, {self.rule_in_words}; none where nothing is decided."
+        return self.caption + (said if any(self._best) else "")
 
     def _lines(self, text: Callable[[str], str], cell: Callable[[Cell | None, bool], str]) -> list[list[str]]:
         """The headings and the rows, as a kind of document writes names, and numbers that may be the best."""
@@ -221,30 +216,30 @@ class Results:
             lines.append([text(self.name(row)), *(cell(*marked) for marked in self.marked(row)), *self.traffic(row)])
         return lines
 
-    def lines(self) -> list[list[str]]:
+    def lines(self, text: Callable[[str], str] = str) -> list[list[str]]:
         """Headings and rows as plain text, the best of each column with a star."""
-        return self._lines(str, lambda cell, best: f"{cell or DASH}{'*' if best else ''}")
+        other = " " if any(self._best) else ""  # so that numbers stay below each other
+        return self._lines(text, lambda cell, best: f"{cell or DASH}{'*' if best else other}")
 
     def text(self) -> str:
-        """Plain text, the best of each column with a star."""
-        lines = self._lines(visible, lambda cell, best: f"{cell or DASH}{'*' if best else ' '}")
+        lines = self.lines(visible)
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         lines.insert(1, ["-" * width for width in widths])
         padded = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
-        return "\n".join([*padded, "", visible(self.legend)])
+        return "\n".join([*padded, "", visible(self.legend())])
 
     def markdown(self) -> str:
         """A table for a README or a paper's notes, the best of each column in bold."""
         lines = self._lines(markdown_text, lambda cell, best: f"**{cell}**" if best else str(cell or DASH))
         lines.insert(1, ["---"] * len(self.headings))
-        return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", markdown_text(self.caption)])
+        return "\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", markdown_text(self.legend("Bold"))])
 
     def latex(self) -> str:
         """A table for a paper, with the package booktabs: the best of each column in bold, the spread beside it."""
         headings, *rows = (" & ".join(line) + r" \\" for line in self._lines(latex_text, _latex_cell))
         lines = [
             "% needs \\usepackage{booktabs}",
-            *("\\begin{table}", "\\centering", f"\\caption{{{latex_text(self.caption)}}}"),
+            *("\\begin{table}", "\\centering", f"\\caption{{{latex_text(self.legend('Bold'))}}}"),
             f"\\begin{{tabular}}{{l{'r' * (len(self.headings) - 1)}}}",
             *("\\toprule", headings, "\\midrule", *rows, "\\bottomrule"),
             *("\\end{tabular}", "\\end{table}"),
@@ -278,15 +273,15 @@ class Results:
 def _row(label: str, by_seed: Mapping[int, Mapping[str, Any]]) -> Row:
     summaries = list(by_seed.values())
     private = [summary for summary in summaries if summary.get("epsilon")]
-    by_domain: dict[str, list[float]] = {}
-    for summary in summaries:
+    by_domain: dict[str, dict[int, float]] = {}
+    for seed, summary in by_seed.items():
         for name, accuracy in summary["domains"].items():
-            by_domain.setdefault(name, []).append(accuracy)
+            by_domain.setdefault(name, {})[seed] = accuracy
     return Row(
         method=label,
         seeds=sorted(by_seed),
-        domains={name: Cell.of(accuracies) for name, accuracies in by_domain.items()},
-        average=Cell.of([summary["accuracy"] for summary in summaries]),
+        domains={name: Cell(accuracies) for name, accuracies in by_domain.items()},
+        average=Cell({seed: summary["accuracy"] for seed, summary in by_seed.items()}),
         traffic=RoundCost.of(summaries),
         epsilon=max((summary["epsilon"] for summary in private), default=None),
         randomness=weakest(private),
@@ -330,10 +325,6 @@ def _latex_cell(cell: Cell | None, best: bool) -> str:
 def competes(row: Row) -> bool:
     """Training on the pooled data is what a federation is measured against, not one of the methods for it."""
     return row.method.partition("@")[0] != "central"
-
-
-def rounded(cell: Cell) -> float:
-    return float(percent(cell.mean))
 
 
 def sparkline(values: Sequence[float], width: int = 60) -> str:

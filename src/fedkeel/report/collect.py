@@ -19,12 +19,13 @@ from typing import Any, NamedTuple
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import comparisons_in, find_trials, labels
-from fedkeel.experiments.tables import Cell, Results
+from fedkeel.experiments.difference import Cell
+from fedkeel.experiments.tables import Results
 from fedkeel.report.clients import Contribution, read_clients
 from fedkeel.report.diagnostics import ALL_RUNS, DiagnosticFigures, read_diagnostics
 from fedkeel.runs.run import PYTHON_OBJECT, Run
 from fedkeel.runs.store import fingerprint
-from fedkeel.runs.summary import IF_THERE, RESULTS, SUMMARY
+from fedkeel.runs.summary import IF_THERE, RESULTS, SUMMARY, tested_images
 
 BESIDE = {"batch": "accuracy with batch statistics", "site": "accuracy, calibrated to each site"}
 FEDERATION = ("data", "partition", "unseen", "subsample")  # runs that share these were made on the same data
@@ -100,7 +101,8 @@ class Group:
     @cached_property
     def results(self) -> Results:
         """Of the finished runs."""
-        return Results.of((m.label, m.seed, m.summary) for m in self.members if m.summary is not None)
+        found = Results.of((m.label, m.seed, m.summary) for m in self.members if m.summary is not None)
+        return replace(found, images=self.test_images)
 
     @cached_property
     def table(self) -> Results:
@@ -131,7 +133,7 @@ class Group:
         mine = [member.curves[metric] for member in self.of(label) if metric in member.curves]
         rounds = sorted({round for curve in mine for round in curve})
         at = [[curve[round] for curve in mine if round in curve] for round in rounds]
-        cells = [Cell.of(values) for values in at]
+        cells = [Cell(dict(enumerate(values))) for values in at]
         return Curve(rounds, [cell.mean for cell in cells], [cell.std for cell in cells], [len(v) for v in at])
 
 
@@ -213,7 +215,7 @@ def read_member(label: str, run: Run, notices: list[str]) -> Member:
         parsed, reading = run.readable(), copy(run)
         reading.readable = lambda: parsed  # type: ignore[method-assign]
         curves, tested = read_curves(reading), reading.scores()[-1:]
-        sizes, clients = read_sizes(reading, tested), read_clients(reading)
+        sizes, clients = tested_images(reading), read_clients(reading)
         if lost := parsed[1]:
             lines = "a line" if lost == 1 else f"{lost} lines"
             notices.append(f"'{path}' has {lines} that cannot be read: the curves have a gap there.")
@@ -266,16 +268,6 @@ def read_curves(run: Run) -> dict[Metric, dict[int, float]]:
         for metric, curve in curves.items()
     }
     return {metric: curve for metric, curve in finite.items() if curve}
-
-
-def read_sizes(run: Run, tested: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """How many images each domain was tested on, in the last round that was evaluated."""
-    sizes: dict[str, int] = {}
-    last = {(entry["round"], entry["split"], entry["statistics"]) for entry in tested}
-    for record in run.records("evaluation"):
-        if (record["round"], record.get("split"), record.get("statistics")) in last and "samples" in record:
-            sizes[record["domain"]] = sizes.get(record["domain"], 0) + int(record["samples"])
-    return sizes
 
 
 def by_federation(members: Sequence[Member]) -> list[list[Member]]:

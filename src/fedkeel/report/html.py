@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterable, Sequence
 from html import escape
 
-from fedkeel.experiments.tables import Cell, percent
+from fedkeel.experiments.difference import Cell
+from fedkeel.experiments.tables import percent
 
 DASH = "–"
 

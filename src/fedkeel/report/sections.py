@@ -9,8 +9,9 @@ from typing import Any, NamedTuple
 
 from fedkeel.config import MACHINE_OPTIONS, Config
 from fedkeel.core import imports
-from fedkeel.experiments.findings import findings
-from fedkeel.experiments.tables import apart, competes, percent
+from fedkeel.experiments.difference import UNDECIDED
+from fedkeel.experiments.findings import federated, findings
+from fedkeel.experiments.tables import percent
 from fedkeel.report import figures
 from fedkeel.report.clients import clients_table
 from fedkeel.report.collect import FEDERATION, Group, Member
@@ -89,12 +90,11 @@ def lead(group: Group, *, alone: bool) -> str:
 def key_figures(group: Group) -> str:
     results, tiles = group.results, []
     if results.rows:
-        rivals = [row for row in results.rows if competes(row)] or results.rows
-        best = max(rivals, key=lambda row: row.average.mean)
+        rows = federated(results) or results.rows
+        best = max(rows, key=lambda row: row.average.mean)
         std = best.average.std
         spread = f"±{percent(std)} over {len(best.seeds)} seeds" if std is not None else "one seed"
-        ahead = all(apart(best.average, row.average) for row in rivals if row is not best)
-        label = f"{'best' if ahead else 'highest, within the spread'}: {results.name(best)}"
+        label = f"{'best' if results.leads(best, rows) else f'highest, {UNDECIDED}'}: {results.name(best)}"
         label = "average accuracy" if len(results.rows) == 1 else label
         hardest, cell = min(best.domains.items(), key=lambda item: item[1].mean)
         tiles = [
@@ -114,9 +114,8 @@ def key_figures(group: Group) -> str:
 
 
 def findings_section(group: Group, _: Figures) -> str:
-    sentences = (
-        [*findings(group.results, group.test_images), *explanations(group)] if len(group.results.rows) > 1 else []
-    )
+    said = findings(group.results) if len(group.results.rows) > 1 else []
+    sentences = [*said[:-1], *(explanations(group) if said else []), *said[-1:]]
     return listed(sentences, ' class="findings"') if sentences else ""
 
 
@@ -133,15 +132,10 @@ def results_section(group: Group, _: Figures) -> str:
             cells.append(number(f"{fmean(seconds):.1f}" if seconds else ""))
         full = f' title="{escape(row.method)}"' if results.name(row) != row.method else ""
         rows.append(table_row(named(results.name(row)), cells, f' data-v="{escape(row.method)}"{full}'))
-    caption = results.caption + (
-        " Bold: the best of a column, and what is level with it within the spread of the seeds."
-        if any(best for row in results.rows for _, best in results.marked(row))
-        else ""
-    )
     headings = [*results.headings, *(["s/run"] if timed else [])]
     texts = {"Markdown": results.markdown(), "LaTeX": results.latex(), "CSV": results.csv()}
     copies = "".join(folded(f"As {kind}", code(text)) for kind, text in texts.items())
-    return table(headings, rows, caption) + f'<div class="copies">{copies}</div>' if rows else ""
+    return table(headings, rows, results.legend("Bold")) + f'<div class="copies">{copies}</div>' if rows else ""
 
 
 # -- figures ---------------------------------------------------------------------------------------------------------

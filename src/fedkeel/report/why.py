@@ -9,28 +9,28 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from html import escape
 
-from fedkeel.experiments.tables import Cell, Results, Row, apart, competes
+from fedkeel.experiments.difference import AHEAD, BEHIND, RULE, Cell, Difference, unbeaten
+from fedkeel.experiments.findings import federated
+from fedkeel.experiments.tables import Results, Row, competes
 from fedkeel.report.collect import Group
 from fedkeel.report.diagnostics import CIRCUMSTANCES, QUESTIONS, DiagnosticFigures, place
 from fedkeel.report.figures import Figures, first_shown
 from fedkeel.report.html import DASH, accuracy, folded, table, table_row
 
-NOT_FEDERATED = ("central", "standalone")
-
 
 @dataclass(frozen=True)
 class Reading:
-    """The key number of a diagnostic: its value on each seed that has it, by method."""
+    """The key number of a diagnostic, by method and seed."""
 
     diagnostic: str
     label: str
     better: str | None  # "low", "high", or nothing where neither is
     is_percent: bool
-    values: dict[str, list[float]] = field(default_factory=dict)
+    values: dict[str, dict[int, float]] = field(default_factory=dict)
 
     @cached_property
     def methods(self) -> dict[str, Cell]:
-        return {method: Cell.of(values) for method, values in self.values.items()}
+        return {method: Cell(values) for method, values in self.values.items()}
 
     def text(self, method: str) -> str:
         cell = self.methods[method]
@@ -46,33 +46,28 @@ class Reading:
         unit = ", points" if self.is_percent else ""
         return self.label + unit + {"low": " \u2193", "high": " \u2191"}.get(self.better or "", "")
 
-    def best(self, methods: Sequence[str]) -> list[str]:
-        """Those of these methods that have the best value, and those level with it; none where nothing is to choose."""
-        there = [method for method in methods if method in self.methods]
-        if self.better is None or len(there) < 2:
-            return []
-        choose = min if self.better == "low" else max
-        top = choose(there, key=lambda method: self.methods[method].mean)
-        best = self.methods[top]
-        return [m for m in there if m == top or self.methods[m].is_level(best) or self.methods[m].mean == best.mean]
+    def best(self, methods: Sequence[str]) -> set[str]:
+        """Those of these methods that none of them is ahead of."""
+        there = {method: self.methods[method] for method in methods if method in self.methods and self.better}
+        return unbeaten(there, lower=self.better == "low")
 
-    def lead(self, one: str, other: str) -> float:
-        """How far `one` is ahead of `other`: 1 clearly, -1 clearly behind, 0 within the spread or with no good way."""
-        a, b = self.methods[one], self.methods[other]
-        if self.better is None or not apart(a, b):
-            return 0
-        return 1 if (a.mean > b.mean) == (self.better == "high") else -1
+    def verdict(self, one: str, other: str) -> str:
+        """Of `one` against `other`; nothing where neither way is the better one."""
+        a, b = (self.methods[method] for method in ((other, one) if self.better == "low" else (one, other)))
+        return Difference.of(a, b).verdict if self.better else ""
 
 
 def readings(group: Group) -> list[Reading]:
     """In the order of the diagnostics."""
-    methods, found = {str(member): member.label for member in group.members}, dict[tuple[str, str], Reading]()
+    members = {str(member): (member.label, member.seed) for member in group.members}
+    found: dict[tuple[str, str], Reading] = {}
     for diagnostic in group.diagnostics:
         for run, figures in diagnostic.runs.items():
             for key in (figure["key"] for figure in figures if "key" in figure):
                 reading = Reading(diagnostic.name, key["label"], key["better"], key["percent"])
-                values = found.setdefault((reading.diagnostic, reading.label), reading).values
-                values.setdefault(methods.get(run, run), []).append(key["value"])
+                method, seed = members.get(run, (run, 0))
+                known = found.setdefault((reading.diagnostic, reading.label), reading)
+                known.values.setdefault(method, {})[seed] = key["value"]
     return list(found.values())
 
 
@@ -81,23 +76,22 @@ def rivals(results: Results, among: Collection[str] | None = None) -> tuple[Row,
 
     `among`: only these methods, such as those of which something was recorded.
     """
-    rows = [row for row in results.rows if among is None or row.method in among]
-    federated = [row for row in rows if row.method.partition("@")[0] not in NOT_FEDERATED]
-    if len(federated) < 2:
+    rows = [row for row in federated(results) if among is None or row.method in among]
+    if len(rows) < 2:
         return None
-    ranked = sorted(federated, key=lambda row: -row.average.mean)
+    ranked = sorted(rows, key=lambda row: -row.average.mean)
     baseline = [row for row in ranked[1:] if row.method.partition("@")[0] == "fedavg"]
     return ranked[0], baseline[0] if baseline else ranked[-1]
 
 
 def sentence(reading: Reading, results: Results) -> str:
-    """How the best method that has it differs from the baseline, and whether that speaks for it; without two methods,
-    the number by itself where a single run has it, else nothing."""
+    """How the best method that has it compares with the baseline; without two methods, the number by itself where a
+    single run has it, else nothing."""
     pair, points = rivals(results, reading.methods), " points" if reading.is_percent else ""
     label = reading.label[0].upper() + reading.label[1:]
     way = {"low": "lower is better", "high": "higher is better"}.get(reading.better or "", "")
     if pair is None:
-        single, *others = (value for values in reading.values.values() for value in values)
+        single, *others = (value for values in reading.values.values() for value in values.values())
         text = f"{label}: {reading.number(single)}{points}"
         return "" if others else f"{text}; {way}." if way else f"{text}."
     best, other = pair
@@ -105,32 +99,28 @@ def sentence(reading: Reading, results: Results) -> str:
     text = f"{label}: {name} {reading.text(best.method)}, {base} {reading.text(other.method)}{points}"
     if not way:
         return f"{text}."
-    if not (ahead := reading.lead(best.method, other.method)):
-        return f"{text}; that is within the spread of the seeds."
-    if not apart(best.average, other.average):
-        return f"{text}; their accuracies are level within the spread."
-    verb = "goes with" if ahead > 0 else "does not explain"
-    return f"{text}. {way.capitalize()}, so this {verb} the lead of {name}."
+    verdict = reading.verdict(best.method, other.method)
+    return f"{text}; {way}: {f'{name} is {verdict}' if verdict in (AHEAD, BEHIND) else verdict}."
 
 
 def explanations(group: Group) -> list[str]:
     """For the top of the page: what goes with the lead of the best method, and what does not."""
     results = group.results
     pair = rivals(results)
-    if pair is None or not apart(pair[0].average, pair[1].average):
+    if pair is None or not results.leads(pair[0], pair[1:]):
         return []
     one, other = (row.method for row in pair)
-    leads: dict[float, list[str]] = {}
+    leads: dict[str, list[str]] = {}
     for reading in readings(group):
         if one in reading.methods and other in reading.methods:
             numbers = (reading.number(reading.methods[method].mean) for method in (one, other))
-            leads.setdefault(reading.lead(one, other), []).append(f"{reading.label} ({' against '.join(numbers)})")
+            leads.setdefault(reading.verdict(one, other), []).append(f"{reading.label} ({' against '.join(numbers)})")
     sentences = []
-    if 1 in leads:
+    if AHEAD in leads:
         names = " over ".join(map(results.name, pair))
-        sentences.append(f"What goes with the lead of {names}: {', '.join(leads[1])}.")
-    if -1 in leads:
-        sentences.append(f"What speaks against it: {', '.join(leads[-1])}.")
+        sentences.append(f"What goes with the lead of {names}: {', '.join(leads[AHEAD])}.")
+    if BEHIND in leads:
+        sentences.append(f"What speaks against it: {', '.join(leads[BEHIND])}.")
     return sentences
 
 
@@ -166,8 +156,8 @@ def key_table(group: Group, found: Sequence[Reading]) -> str:
     few = f" Of {len(results.rows)} methods {len(columns)} are shown." if len(columns) < len(results.rows) else ""
     caption = (
         "One number of each diagnostic, at the last round it was recorded in; mean over the seeds that have it. "
-        "\u2193 lower is better, \u2191 higher is better, bold the best and what is level with it."
-        f"{few} What goes with accuracy need not cause it."
+        "\u2193 lower is better, \u2191 higher is better; bold: no other is ahead of it, "
+        f"{RULE}; none where nothing is decided.{few} What goes with accuracy need not cause it."
     )
     body = table(["", *(results.name(row) for row in columns)], rows, caption, sortable=False)
     return f'<div class="keys">{body}</div>'

@@ -158,3 +158,13 @@ def summarise_run(
         "dropped_updates": sum(record["dropped"] for record in rounds),
         **privacy,
     }
+
+
+def tested_images(run: Run) -> dict[str, int]:
+    """How many images each domain was tested on, in the last round that was evaluated."""
+    sizes: dict[str, int] = {}
+    last = {(entry["round"], entry["split"], entry["statistics"]) for entry in run.scores()[-1:]}
+    for record in run.records("evaluation") if last else ():
+        if (record["round"], record.get("split"), record.get("statistics")) in last and "samples" in record:
+            sizes[record["domain"]] = sizes.get(record["domain"], 0) + int(record["samples"])
+    return sizes

@@ -22,8 +22,8 @@ def test_a_table_in_a_pipe_is_never_cut() -> None:
 
 
 def test_spread_is_blank_with_a_single_seed() -> None:
-    assert str(Cell.of([0.5])) == "50.0"
-    assert str(Cell.of([0.5, 0.5])) == "50.0 ±0.0"
+    assert str(Cell({0: 0.5})) == "50.0"
+    assert str(Cell({0: 0.5, 1: 0.5})) == "50.0 ±0.0"
 
 
 def test_duration() -> None:

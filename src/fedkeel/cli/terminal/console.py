@@ -13,16 +13,17 @@ from fedkeel.runs.progress import console as console
 
 
 def drawn(line: Line) -> str | Text | rich_table.Table:
-    """A table as rich draws it: of results, method by domain, the best of each column is bold."""
+    """A table as rich draws it: of results, method by domain, the best of each column bold, and starred for a pipe."""
     if isinstance(line, str | Text):
         return line
-    table = rich_table.Table(box=box.SIMPLE_HEAD, caption=line.caption, caption_justify="left", pad_edge=False)
+    caption = line.legend() if isinstance(line, Results) else line.caption
+    table = rich_table.Table(box=box.SIMPLE_HEAD, caption=caption, caption_justify="left", pad_edge=False)
     if isinstance(line, Results):
-        for heading in line.headings:
+        headings, *rows = line.lines()
+        for heading in headings:
             table.add_column(_cell(heading), justify="left" if heading == "method" else "right")
-        for row in line.rows:
-            cells = [_cell(cell or DASH, "bold" if best else "") for cell, best in line.marked(row)]
-            table.add_row(_cell(line.name(row)), *cells, *map(_cell, line.traffic(row)))
+        for method, *cells in rows:
+            table.add_row(_cell(method), *(_cell(text, "bold" if text.endswith("*") else "") for text in cells))
         return table
     for column, heading in enumerate(line.headings):
         is_number = _are_numbers([str(values[column]) for values in line.rows])
