@@ -147,12 +147,13 @@ def test_a_folder_that_cannot_be_written_costs_the_run_nothing(
     assert any("The model for this site is not kept" in record.getMessage() for record in caplog.records)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "hbn"])
 def test_what_was_kept_is_loaded_as_the_page_says_and_predicting_leaves_it_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     on = tiny.federation(SIZES, side=16)
     sites = {n: replace(s, model=None) for n, s in keeping(on, tmp_path).sites.items()}
-    config = Config(**{**tiny.OPTIONS, "rounds": 1, "model": "simple_cnn", "method": "hbn"})
+    config = Config(**{**tiny.OPTIONS, "rounds": 1, "model": "simple_cnn", "method": method})
     run = train(Enrolment(Loop(sites), len(sites)), config, out=tmp_path / "run", observer=tiny.Notes())
     tensors, _ = kept(tmp_path, "ward")
     monkeypatch.chdir(next((tmp_path / "kept" / "ward").glob("*/calibrated.safetensors")).parent)
