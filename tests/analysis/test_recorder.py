@@ -22,8 +22,10 @@ from tests.analysis.by_hand import forward, images, lines_of, mutual_information
 
 OF_RECORDS = ["label-distribution", "convergence", "fairness", "cost"]
 MEASURED = [entry.name for entry in DIAGNOSTICS if entry.name not in OF_RECORDS]
-ON_BATCH_NORM = [name for name in MEASURED if name != "mixing-factors"]
+ON_BATCH_NORM = [name for name in MEASURED if name not in ("mixing-factors", "clipping")]
+ON_OWN_STATISTICS = [name for name in ON_BATCH_NORM if name != "statistics-bias"]
 ON_HBN = ["mixing-factors", "statistics-divergence", "bn-statistics", "representation-divergence", "gradient-norms"]
+ON_HBN += ["statistics-bias", "global-gradient"]
 ON_ANY_MODEL = ["representation-divergence", "prototype-similarity", "gradient-norms", "nmi", "tsne", "singular-values"]
 
 
@@ -33,14 +35,14 @@ ON_ANY_MODEL = ["representation-divergence", "prototype-similarity", "gradient-n
     [
         ("fedavg", ON_BATCH_NORM, "serial"),
         ("fedavg", ON_BATCH_NORM, "processes"),
-        ("fedbn", ON_BATCH_NORM, "serial"),
+        ("fedbn", ON_OWN_STATISTICS, "serial"),
         ("greg", ON_BATCH_NORM, "serial"),
-        ("fedcoda", ON_BATCH_NORM, "serial"),
+        ("fedcoda", [*ON_BATCH_NORM, "clipping"], "serial"),
         ("fedsam", ON_BATCH_NORM, "serial"),
         ("scaffold+hbn", ON_HBN, "serial"),
         ("scaffold+hbn", ON_HBN, "processes"),
         ("fedwon", ON_ANY_MODEL, "serial"),
-        ("standalone", ON_BATCH_NORM, "serial"),
+        ("standalone", [name for name in ON_OWN_STATISTICS if name != "global-gradient"], "serial"),
         ("central", ON_BATCH_NORM, "serial"),
     ],
 )
@@ -281,5 +283,6 @@ def test_a_norm_that_is_not_finite_does_not_have_the_update_dropped() -> None:
     watch.computed()
     layer.weight.grad = torch.ones(1, 2)
     watch.used()
-    assert watch.metrics(0) == {"used_gradient_norm": pytest.approx(2**0.5)}
+    told = watch.metrics(0)
+    assert told == {"used_gradient_norm": pytest.approx(2**0.5), "clipped_steps": 1, "clipped_gradients": 1}
     assert GradientNorms(layer, lambda round: round == 4).metrics(3) == {}

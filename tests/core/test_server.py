@@ -63,7 +63,7 @@ def test_a_clients_generators_differ_by_purpose_client_and_round() -> None:
     for name in [client.name for client in federated.clients]:
         for round in (0, 1):
             broadcast = tiny.broadcast(worker, round)
-            client = worker._arrive(name, broadcast, {})
+            client = worker.arrive(name, broadcast, {})
             for purpose in ("mask", "noise"):
                 numbers.add(torch.rand(1, generator=client.generator(purpose)).item())
     assert len(numbers) == 12

@@ -15,7 +15,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 import fedkeel
-from fedkeel import methods, models
+from fedkeel import methods
 from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.core.client import Batch
@@ -33,7 +33,9 @@ from fedkeel.nn.calibration import Calibrator
 from fedkeel.runs.run import Run
 from fedkeel.runs.trained import as_tested
 from tests import tiny
+from tests.blocks.pages import ROOT, blocks_of
 from tests.deploy.loop import Loop, over_network, sites_of
+from tests.methods.test_kept import FedPer
 
 SIZES = {"ward": 24, "clinic": 18, "hospital": 30}
 
@@ -88,6 +90,16 @@ def test_a_large_site_is_calibrated_on_some_of_its_images(tmp_path: Path, monkey
     assert [kept(tmp_path, name)[1]["calibration"]["images"] for name in SIZES] == [20, 18, 20]
 
 
+def test_a_head_that_a_site_keeps_is_in_it_and_was_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(methods.METHODS, "_entries", dict(methods.METHODS._entries))
+    methods.register("fedper")(FedPer)
+    on = tiny.federation(SIZES)
+    over_network(tmp_path, "fedper", on=on, loop=keeping(on, tmp_path))
+    ward, clinic = (kept(tmp_path, name)[0]["head.weight"] for name in ("ward", "clinic"))
+    assert not torch.equal(ward, tiny.model().head.weight)
+    assert not torch.equal(ward, clinic)
+
+
 def test_layers_of_its_own_are_in_it(tmp_path: Path) -> None:
     on = tiny.federation(SIZES)
     run = over_network(tmp_path, "fedbn", on=on, loop=keeping(on, tmp_path))
@@ -135,21 +147,23 @@ def test_a_folder_that_cannot_be_written_costs_the_run_nothing(
     assert any("The model for this site is not kept" in record.getMessage() for record in caplog.records)
 
 
-def test_what_was_kept_is_loaded_into_a_network_that_is_built_by_its_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("method", ["fedavg", "hbn"])
+def test_what_was_kept_is_loaded_as_the_page_says_and_predicting_leaves_it_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
     on = tiny.federation(SIZES, side=16)
     sites = {n: replace(s, model=None) for n, s in keeping(on, tmp_path).sites.items()}
-    config = Config(**{**tiny.OPTIONS, "rounds": 1, "model": "simple_cnn", "method": "hbn"})
+    config = Config(**{**tiny.OPTIONS, "rounds": 1, "model": "simple_cnn", "method": method})
     run = train(Enrolment(Loop(sites), len(sites)), config, out=tmp_path / "run", observer=tiny.Notes())
-    tensors, card = kept(tmp_path, "ward")
-    _, *shape = card["input"]["shape"]
-    network = models.build_spec(
-        card["model"], num_classes=len(card["classes"]), in_channels=shape[0], image_size=shape[1:]
-    )
-    methods.build(card["method"]).prepare(network)
-    network.load_state_dict(tensors)
-    x = probe(on)
+    tensors, _ = kept(tmp_path, "ward")
+    monkeypatch.chdir(next((tmp_path / "kept" / "ward").glob("*/calibrated.safetensors")).parent)
+    (block,) = (b.text for b in blocks_of((ROOT / "docs/deploy.md").read_text(), "") if "load_state_dict" in b.text)
+    names = {"json": json, "Path": Path, "fedkeel": fedkeel, "safetensors": safetensors}
+    exec(block, names)
+    network = names["network"]
     with torch.no_grad():
-        assert network.eval()(x).logits.isfinite().all()
+        assert network(probe(on)).logits.isfinite().all()
+    assert all(torch.equal(t, tensors[n]) for n, t in network.state_dict().items()), "predicting changed it"
     weights = run.model().state_dict()
     assert torch.equal(network.head.weight, weights["head.weight"])
 

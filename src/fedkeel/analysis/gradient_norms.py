@@ -30,10 +30,11 @@ from fedkeel.core.state import batch_norms
 from fedkeel.data.federation import Client
 from fedkeel.engine.local import WATCHED, StepWatch
 from fedkeel.errors import FedkeelError
-from fedkeel.formulas.diagnostics import gradient_norm
+from fedkeel.formulas.diagnostics import gradient_norm, gradient_norms
 from fedkeel.nn.surgery import batch_statistics
 
 METRICS = {"computed": "gradient_norm", "used": "used_gradient_norm", "largest": "largest_gradient_norm"}
+CLIPPING = {"steps": "clipped_steps", "gradients": "clipped_gradients", "bias": "clipping_bias"}  # see `clipping`
 BATCH, GLOBAL, NO_NORM = "under batch statistics", "under global statistics", "at the model"
 
 
@@ -43,28 +44,38 @@ class GradientNorms:
     def __init__(self, model: nn.Module, is_recorded: Callable[[int], bool]) -> None:
         self._parameters = list(model.parameters())
         self._is_recorded = is_recorded
-        totals = torch.zeros(4, dtype=torch.float64, device=self._parameters[0].device)
-        self._totals, (self._steps, self._computed, self._used, self._largest) = totals, totals.unbind()
+        totals = torch.zeros(7, dtype=torch.float64, device=self._parameters[0].device)
+        self._totals, (self._steps, self._computed, self._used, self._largest, *clipping) = totals, totals.unbind()
+        self._clipped_steps, self._clipped, self._bias = clipping
+        self._before = totals.new_zeros(len(self._parameters))
 
     def begin(self) -> None:
         self._totals.zero_()
 
     def computed(self) -> None:
-        norm = gradient_norm(self._parameters)
+        self._before.copy_(gradient_norms(self._parameters))
+        norm = self._before.square().sum().sqrt()
         self._steps += 1
         self._computed += norm
         torch.maximum(self._largest, norm, out=self._largest)
 
     def used(self) -> None:
-        self._used += gradient_norm(self._parameters)
+        after = gradient_norms(self._parameters)
+        self._used += after.square().sum().sqrt()
+        shorter = after < self._before
+        self._clipped_steps += shorter.any()
+        self._clipped += shorter.sum() / (self._before > 0).sum().clamp_min(1)
+        self._bias += (self._before - after).square().sum().sqrt()
 
     def metrics(self, round: int) -> dict[str, float]:
         if not self._is_recorded(round):
             return {}
-        steps, computed, used, largest = self._totals.tolist()
-        values = (computed / max(steps, 1), used / max(steps, 1), largest)
+        steps, computed, used, largest, *clipping = self._totals.tolist()
+        values = [total / max(steps, 1) for total in (computed, used, *clipping)]
+        values.insert(2, largest)
+        names = (*METRICS.values(), *CLIPPING.values())
         # What is not finite would have the update dropped, which is for the update's own numbers to decide.
-        return {name: value for name, value in zip(METRICS.values(), values, strict=True) if math.isfinite(value)}
+        return {name: value for name, value in zip(names, values, strict=True) if math.isfinite(value)}
 
 
 def switch_round(snapshot: Snapshot) -> int | None:

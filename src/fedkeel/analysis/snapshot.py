@@ -186,7 +186,7 @@ class Snapshot:
         the moments over the client's training data under the final model.
         """
         if not self.updates:
-            return {client.name: self._input_moments(client) for client in self.clients}
+            return {client.name: self.input_moments([client]) for client in self.clients}
         found = {}
         for client in self.clients:
             tensors = {**self.updates[client.name].statistics, **self.kept(client.name)}
@@ -197,19 +197,21 @@ class Snapshot:
             }
         return found
 
-    def _input_moments(self, client: Client) -> dict[str, Tensors]:
-        """Over all values that a layer gets: samples and positions together."""
+    def input_moments(self, clients: Sequence[Client]) -> dict[str, Tensors]:
+        """Of each layer over all values that it gets of these clients' training data under the global model: clients,
+        samples and positions together."""
         sums: dict[str, Tensor] = {}
 
         def add(layer: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
             sums[layer] = sums.get(layer, 0) + channel_sums(inputs[0])
 
-        self.put_local(client)
         layers = normalised_layers(self.worker.model)
         with ExitStack() as hooks:
             for name, layer in layers.items():
                 hooks.enter_context(layer.register_forward_pre_hook(partial(add, name)))
-            self.outputs(client, client.train)
+            for client in clients:
+                self._put(self.model.weights, self.model.statistics, self.kept(client.name))
+                self.outputs(client, client.train)
         moments = {layer: moments_of(total) for layer, total in sums.items()}
         return {layer: {"mean": mean.cpu(), "variance": var.cpu()} for layer, (mean, var) in moments.items()}
 

@@ -15,7 +15,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, batch_norms, prefixed, select
 from fedkeel.core.types import Output
-from fedkeel.errors import MethodError
+from fedkeel.errors import MethodError, nearest
 
 T = TypeVar("T")
 RESERVED = ("local", "question")  # what the engine itself calls its share of a client's memory and of the extras
@@ -29,6 +29,7 @@ class Composition(Method):
         for part in self.parts:
             part.name = part.name or type(part).__name__.lower()  # its memory and extras go by its name
         self.name = "+".join(part.name for part in self.parts)
+        self._keepers: set[str] = set()  # parts that keep a learnable tensor on the client: seen when they are prepared
         self._refuse_contradictions()
         self._acting = {
             hook: [part for part in self.parts if part.overrides(hook)]
@@ -42,11 +43,18 @@ class Composition(Method):
     # -- what the parts need ---------------------------------------------------------------------------------
     @property
     def stateful_parts(self) -> list[str]:
-        return [part.name for part in self.parts if part.traits.needs_memory]
+        return [part.name for part in self.parts if part.traits.needs_memory or part.name in self._keepers]
 
     @property
     def is_personal(self) -> bool:
-        return any(part.traits.personal for part in self.parts)
+        """Whether each client is tested with what it keeps. Known once the network is prepared."""
+        return bool(self._personal)
+
+    @property
+    def _personal(self) -> list[Method]:
+        """Parts that say so, and those that say nothing and keep a learnable tensor."""
+        declared = ((part, part.traits.personal) for part in self.parts)
+        return [part for part, says in declared if (part.name in self._keepers if says is None else says)]
 
     @property
     def is_pooled(self) -> bool:
@@ -54,7 +62,7 @@ class Composition(Method):
 
     def is_stranger(self, local: Tensors) -> bool:
         """Whether a client that keeps these layers has none, and is tested by batch for it; see `methods.fedbn`."""
-        rules = [getattr(part, "unseen", None) for part in self.parts if part.traits.personal]
+        rules = [getattr(part, "unseen", None) for part in self._personal]
         return "batch" in rules and not local
 
     @property
@@ -89,14 +97,16 @@ class Composition(Method):
                         f"'{earlier.name}' and '{later.name}' both {made}, and '{later.name}' would "
                         f"discard what '{earlier.name}' made: {advice}"
                     )
-        if self.is_pooled and self.is_personal:
-            personal = next(part.name for part in self.parts if part.traits.personal)
-            raise MethodError(
-                f"'central' pools the data of all clients, so there is nothing that '{personal}' could keep on "
-                "each: use one of them alone."
-            )
+        self._refuse_pooled()
         if len(self.parts) > 1:
             self._refuse_nothing_shared()
+
+    def _refuse_pooled(self) -> None:
+        if self.is_pooled and self._personal:
+            raise MethodError(
+                "'central' pools the data of all clients, so there is nothing that "
+                f"'{self._personal[0].name}' could keep on each: use one of them alone."
+            )
 
     def _refuse_nothing_shared(self) -> None:
         alone = next((part for part in self.parts if part.is_local("")), None)
@@ -117,6 +127,16 @@ class Composition(Method):
         for part in self.parts:
             if not part.overrides("prepare") or part.traits.personal:
                 self._refuse_without_batch_norm(part, model)
+        self._see_what_stays(model)
+
+    def _see_what_stays(self, model: nn.Module) -> None:
+        entries, learnable = model.state_dict(), dict(model.named_parameters(remove_duplicate=False))
+        for part in self.parts:
+            for name in (name for name in part.kept if name not in entries):
+                near = nearest(name, entries, "give names as in its state_dict().")
+                raise MethodError(f"'{part.name}' keeps '{name}', which the model does not have: {near}")
+        self._keepers = {part.name for part in self.parts if any(map(part.is_local, learnable))}
+        self._refuse_pooled()
 
     def _refuse_without_batch_norm(self, part: Method, model: nn.Module) -> None:
         if part.traits.needs_batch_norm and not batch_norms(model):

@@ -26,7 +26,7 @@ class Traits:
     Attributes:
         needs_memory: the client must keep state between rounds; a stateless federation refuses it.
         needs_batch_norm: without batch norm in the model there is nothing to act on.
-        personal: a client is evaluated with the tensors that it keeps to itself.
+        personal: a client is evaluated with the tensors that it keeps to itself. None: if it learns one of them.
         pooled: the data of all clients are one client's.
         replaces: what ignores that which earlier parts made of it: server rules ("shares", "weights", "statistics")
             that do not start from what they are given, or "gradients" that are computed anew.
@@ -44,7 +44,7 @@ class Traits:
 
     needs_memory: bool = False
     needs_batch_norm: bool = False
-    personal: bool = False
+    personal: bool | None = None
     pooled: bool = False
     replaces: Collection[str] = ()
     surgery_order: int = 0

@@ -270,14 +270,14 @@ class Site:
         if self._worker is None or session != self._session:
             config = session.config.replace(device=self.device, executor="serial")
             method, device = Composition.of(build_method(config.method)), choose_device(config)
-            if method.stateful_parts and self.state is None:
-                raise FedkeelError(
-                    f"'{method.stateful_parts[0]}' needs sites that remember: give this site a folder for it"
-                )
             federation = self._read(config, session.classes)
             if self.model is None:
                 footprint.refuse_too_large(config, federation, device)
             network = build_model(config, federation, method, self.model)
+            if method.stateful_parts and self.state is None:
+                raise FedkeelError(
+                    f"'{method.stateful_parts[0]}' needs sites that remember: give this site a folder for it"
+                )
             privacy.refuse_network(config, network)
             rule = privacy.choose_gradients(config, self._randomness(session))
             self._worker = Worker(config, federation, method, network, device, gradient_rule=rule)

@@ -111,6 +111,10 @@ def check_options(config: Config, method: Composition, defence: Defence, executo
     defence.refuse_what_it_cannot_protect(method)
     defence.warn_of_the_rest(method)
     privacy.refuse_contradictions(config, method, executor.captures_steps)
+    refuse_stateless(config, method)
+
+
+def refuse_stateless(config: Config, method: Composition) -> None:
     if config.stateless and method.stateful_parts:
         raise MethodError(
             f"'{method.stateful_parts[0]}' needs clients that remember their last round, and this federation is "

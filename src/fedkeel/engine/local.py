@@ -160,7 +160,7 @@ class Worker:
         self, name: str, broadcast: Broadcast, memory: Tensors, optimizer: torch.optim.Optimizer | None = None
     ) -> LocalClient:
         """Load the global model and let the method start; the client is then ready for its first step."""
-        client = self._arrive(name, broadcast, memory)
+        client = self.arrive(name, broadcast, memory)
         self._train_mode()
         self.method.start(client)
         self._train_mode()  # a method may have run a pass of its own
@@ -254,7 +254,7 @@ class Worker:
     @phase(stopwatch.ANSWERING)
     def answer(self, name: str, broadcast: Broadcast, memory: Tensors, question: str) -> tuple[Answer, Tensors]:
         """A client's answer to a method's question, whose own tensors are the extras named `question/...`."""
-        client = self._arrive(name, broadcast, memory, question)
+        client = self.arrive(name, broadcast, memory, question)
         with seeds.default_generator(self.config.seed, question, broadcast.round, name, device=self.device):
             tensors = self.method.answer(client, question, select(client.broadcast.extras, QUESTION))
         # Nothing was trained: the entries of the model that never travel stay as they were.
@@ -299,7 +299,8 @@ class Worker:
             buffer.copy_(initial)
 
     @phase(stopwatch.LOADING)
-    def _arrive(self, name: str, broadcast: Broadcast, memory: Tensors, question: str = "") -> LocalClient:
+    def arrive(self, name: str, broadcast: Broadcast, memory: Tensors, question: str = "") -> LocalClient:
+        """Load what a client begins with; no method has acted yet."""
         config, site, round = self.config, self.federation[name], broadcast.round
         if self._sent[0] is not broadcast:
             self._sent = broadcast, broadcast.to(self.device)

@@ -174,6 +174,7 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
         if config.weights:
             log.warning("%s", models.load_weights(classifier, config.weights))
         method.prepare(classifier)
+    checks.refuse_stateless(config, method)  # once more: only now it is seen what it keeps
     checks.check_network(classifier, federation)
     return classifier
 

@@ -8,7 +8,7 @@
 | `prototype_similarities`, `mean_similarity` | FedCoda, Table 7 | how alike the clients' prototypes are |
 | `prototype_distances` | FedCoda, Eqs. 4-5 | how far they lie from the global ones |
 | `clustering_nmi` | FedCoda, Tables 5 and 12 | how well clusters of the features are the classes |
-| `gradient_norm` | FedCoda, Figure 4 | of all gradients together |
+| `gradient_norm`, `gradient_norms` | FedCoda, Figure 4, Lemma 1 | of all gradients together, of each |
 | `effective_rank` | UniVarFL, Figure 1 | how many directions the classifier uses |
 
 Symbols: K clients, C classes, d feature dimensions, N samples.
@@ -143,21 +143,33 @@ def clustering_nmi(features: Tensor, labels: Tensor, clusters: int, seed: int = 
     return float(normalized_mutual_info_score(labels.numpy(), found))
 
 
+def gradient_norms(parameters: Iterable[Tensor]) -> Tensor:
+    """The L2 norm of each parameter's gradient, 0 without one, in double precision, on their device: (P,).
+
+    Reference: FedCoda, Eq. 10 and Lemma 1.
+
+    >>> weight = torch.zeros(2, requires_grad=True)
+    >>> weight.grad = torch.tensor([3.0, 4.0])
+    >>> gradient_norms([weight, torch.zeros(1)]).tolist()
+    [5.0, 0.0]
+    """
+    gradients = [p.new_zeros(()) if p.grad is None else p.grad for p in parameters]
+    if not gradients:
+        return torch.zeros(0, dtype=torch.float64)
+    return torch.stack([norm.double() for norm in torch._foreach_norm(gradients)])
+
+
 def gradient_norm(parameters: Iterable[Tensor]) -> Tensor:
     """The L2 norm of all gradients together, in double precision, on their device.
 
-    Reference: FedCoda, Figure 4.
+    Reference: FedCoda, Figure 4; UniVarFL, Theorem 1.
 
     >>> weight = torch.zeros(2, requires_grad=True)
     >>> weight.grad = torch.tensor([3.0, 4.0])
     >>> gradient_norm([weight]).item()
     5.0
     """
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    if not gradients:
-        return torch.zeros((), dtype=torch.float64)
-    norms = torch.stack([norm.double() for norm in torch._foreach_norm(gradients)])
-    return norms.square().sum().sqrt()
+    return gradient_norms(parameters).square().sum().sqrt()
 
 
 def effective_rank(singular_values: Tensor) -> float:

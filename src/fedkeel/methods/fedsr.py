@@ -36,7 +36,8 @@ class FedSR(Method):
     """Features become a distribution, kept short and free of what the label does not need."""
 
     paper = "Nguyen et al. 2022"
-    traits = Traits(needs_memory=True, capturable=True, surgery_order=-2)  # first: the others see the head that trains
+    # Not personal: r, s and C are of the loss alone. First, so that the others see the head that trains.
+    traits = Traits(needs_memory=True, personal=False, capturable=True, surgery_order=-2)
 
     lambda_l2r: NotNegative = 0.01  # weight of the length
     lambda_cmi: NotNegative = 0.001  # weight of the divergence

@@ -37,9 +37,14 @@ class HBN(Method):
     """Unbiased global statistics, mixed with those of the batch in a proportion that each client learns and keeps."""
 
     paper = "Chen et al. 2025 (HBN)"
-    # before `fedwon` removes what normalisation is left
+    # Not personal: the factors act in training alone, and one model is tested. Before `fedwon` removes what is left.
     traits = Traits(
-        needs_memory=True, needs_batch_norm=True, capturable=True, replaces={"statistics"}, surgery_order=-1
+        needs_memory=True,
+        needs_batch_norm=True,
+        personal=False,
+        capturable=True,
+        replaces={"statistics"},
+        surgery_order=-1,
     )
 
     def __init__(  # and no dataclass: the option `statistics` has the name of a hook

@@ -28,10 +28,10 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "Is every domain served?": ("fairness",),
     "Do the global statistics fit?": (
         *("calibration", "loss-gap", "statistics-accuracy", "statistics-divergence"),
-        *("mixing-factors", "probability-floor", "bn-statistics"),
+        *("statistics-bias", "mixing-factors", "probability-floor", "bn-statistics"),
     ),
     "Do features of one class meet?": ("representation-divergence", "prototype-similarity", "nmi", "tsne"),
-    "How did the training go?": ("gradient-norms", "singular-values"),
+    "How did the training go?": ("gradient-norms", "clipping", "global-gradient", "singular-values"),
     OTHERS: (),
     CIRCUMSTANCES: ("label-distribution", "convergence", "cost", "profile"),
 }

@@ -9,12 +9,10 @@ from PIL import Image
 from torch import Tensor
 
 from fedkeel import seeds
-from fedkeel.core.composition import Composition
 from fedkeel.data.federation import Client, Federation
 from fedkeel.engine.executors.flower.roster import Roster
 from fedkeel.engine.setup import load_federation
 from fedkeel.errors import FedkeelError
-from fedkeel.methods import build
 from fedkeel.report.collect import Group, Member
 from fedkeel.runs.origin import data_from_afar
 from fedkeel.runs.run import given_in_python
@@ -29,7 +27,7 @@ def examples(group: Group, number: int) -> str:
     """Of the best method's first seed: at each site so many that are right, and so many that are wrong."""
     member = shown(group)
     run, federation = member.run, data_of(member)
-    personal = Composition.of(build(run.config.method)).is_personal
+    personal = (run.directory / "personal").exists()
     parts = [
         f'<p class="what">By {escape(str(member))}: of each site the first {number} that are right and that are wrong, '
         f"in an order drawn at random.</p>"

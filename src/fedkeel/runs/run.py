@@ -273,6 +273,7 @@ class Run(Measured):
         site = None if calibrated is None else SiteModel.read(as_path(calibrated, "calibrated"))
         if site is not None and client is None:
             client = site.card.get("client")
+        network = build_model(without_weights(self.config), federation, composition, given.get("model"))
         if client is not None and not composition.is_personal:
             raise FedkeelError(
                 f"'{self.config.method}' has one model for all clients: leave the client '{client}' out."
@@ -283,7 +284,6 @@ class Run(Measured):
                 f"'{calibrated}' was not made of the model in '{self.directory}' as it is now, or of another client's: "
                 "calibrate this one with 'fedkeel calibrate'."
             )
-        network = build_model(without_weights(self.config), federation, composition, given.get("model"))
         entries = network.state_dict(keep_vars=True)
         groups = {str(self.directory / file): self.tensors(file) for file in files}
         for file, tensors in (groups if site is None else {**groups, str(calibrated): site.tensors}).items():
