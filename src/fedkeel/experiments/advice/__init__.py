@@ -25,6 +25,7 @@ from fedkeel.core.readable import percent
 from fedkeel.core.state import batch_norms
 from fedkeel.data.federation import Federation
 from fedkeel.engine.checks import check_objects, refuse_unused
+from fedkeel.engine.idle import refuse_idle, without_idle
 from fedkeel.engine.setup import Setup
 from fedkeel.errors import FedkeelError, shortages_explained
 from fedkeel.experiments.advice.suggestions import Calibration, Candidates, Suggestion, calibration, suggest
@@ -128,7 +129,8 @@ def advise(
     given = {"data": federation, "model": network}
     asked = asked.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
     privacy.refuse_contradictions(asked, Composition.of(methods.build(asked.method)))
-    setup = prepare_run(asked.replace(dp="none"), federation=federation, model=network)
+    refuse_idle(asked)
+    setup = prepare_run(without_idle(asked.replace(dp="none")), federation=federation, model=network)
     if len(setup.given.clients) < 2:
         raise FedkeelError(
             f"'{setup.given.name}' has one client, and with one there is nothing federated to advise on: cut the data "
