@@ -216,7 +216,7 @@ class Config:
     )
 
     seed: Number = option(0, "of every random choice", "machine")
-    executor: str = option("auto", "where clients run: auto, serial, processes, cuda or ray", needs=options.HERE)
+    executor: str = option("auto", "where clients run: auto, serial, processes, cuda or ray")
     workers: Number = option(
         0, "worker processes (0: one per core) or clients at once on a GPU (0: as it holds)", needs=options.CROWD
     )

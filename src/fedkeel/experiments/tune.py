@@ -171,8 +171,7 @@ def tune(
     spaces = spaces_of(wanted or usual_space(rate), configs)
     numbers = fresh_seeds(seeds, seed)
     processes = choose_jobs(jobs, configs.values())
-    if processes > 1:
-        configs = {label: beside_others(config) for label, config in configs.items()}
+    configs = {label: beside_others(config) if processes > 1 else config for label, config in configs.items()}
     plan = Plan(configs, objects, spaces, trials, seed, prune)
     with watched(observer, verbose) as observer, quiet_optuna():
         folder = plan.free_folder() if directory is None else as_path(directory)
