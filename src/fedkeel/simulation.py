@@ -31,7 +31,7 @@ from fedkeel.errors import FedkeelError, shortages_explained
 from fedkeel.observer import Observer, Observers
 from fedkeel.options import as_path, described
 from fedkeel.runs.extension import reopen
-from fedkeel.runs.intact import how_to_continue
+from fedkeel.runs.intact import how_to_continue, refuse_to_hide
 from fedkeel.runs.live import STOPPED, Live
 from fedkeel.runs.measures import FILE as MEASURES
 from fedkeel.runs.measures import Measures, document, predictions, reported
@@ -90,7 +90,9 @@ def simulate(
     settings = _settings(config, given)
     check_objects(federation=federation, model=model, method=method, observer=observer)
     refuse_unused(given, federation=federation)
-    directory = None if directory is None else as_path(directory)
+    if directory is not None:
+        directory = as_path(directory)
+        refuse_to_hide(directory)
     given = {"data": federation, "model": model, "method": method}
     settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
     refuse_idle(settings)

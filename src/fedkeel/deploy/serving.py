@@ -24,6 +24,7 @@ from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.methods import build as build_method
 from fedkeel.observer import Observer
+from fedkeel.runs.intact import refuse_to_hide
 from fedkeel.runs.live import STOPPED, Live
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import Store, fingerprint, read_config
@@ -87,6 +88,7 @@ def train(
             return run
         store, before = Store.open(directory), Roster.load(directory)
     else:
+        refuse_to_hide(directory)
         store, before = Store.create(directory, config), None
     live = observer = Live(directory, observer)  # who waits for sites watches this, too
     try:

@@ -37,6 +37,7 @@ from fedkeel.experiments.rows import SET_BY_COMPARISON, own_options, read_seeds
 from fedkeel.experiments.tables import Results
 from fedkeel.files import below, explained, write_atomically
 from fedkeel.options import as_path, described
+from fedkeel.runs.intact import refuse_to_hide
 from fedkeel.runs.origin import Origin, outline_of
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import has_finished, numbered
@@ -181,6 +182,8 @@ def compare_configs(
     if processes > 1:
         configs = {label: beside_others(config) for label, config in configs.items()}
     configs = settled(configs, own_options)
+    if directory is not None:
+        refuse_to_hide(as_path(directory), own=FILE)
     for job in plan(configs, numbers, as_path(directory)) if directory is not None else ():
         if what := other_option(job):
             raise FedkeelError(

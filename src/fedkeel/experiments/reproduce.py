@@ -35,6 +35,7 @@ from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, RecipeColumn, Recip
 from fedkeel.experiments.request import Request, choose_seeds, data_at, select
 from fedkeel.files import explained
 from fedkeel.models import MODELS
+from fedkeel.runs.intact import refuse_to_hide
 from fedkeel.runs.origin import Origin, method_code
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import fingerprint, has_finished
@@ -69,6 +70,7 @@ def reproduce_all(names: Sequence[str | Recipe], **options: Any) -> list[Reprodu
     request = Request(**own, changes=options)
     tables = [TableRuns(recipe, request, *select(recipe, request.only, recipes)) for recipe in recipes]
     directory = Path(request.directory)
+    refuse_to_hide(directory, own="")
     with data_at(request.root):
         for table in tables:
             table.plan()
