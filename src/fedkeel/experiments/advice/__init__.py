@@ -5,7 +5,6 @@ Nothing is trained but a pilot of FedAvg over a few rounds.
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -21,7 +20,7 @@ from fedkeel import methods
 from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.core.naming import visible
-from fedkeel.core.readable import percent
+from fedkeel.core.readable import percent, shell
 from fedkeel.core.state import batch_norms
 from fedkeel.data.federation import Federation
 from fedkeel.engine.checks import check_objects, refuse_unused
@@ -92,7 +91,7 @@ class Advice:
         yield "Not known:"
         yield from (f"  {sentence}" for sentence in self.unknown)
         yield "Next:"
-        yield from (f"  {command}" for command in self.next)
+        yield from (f"  {line}" for line in self.next)
 
 
 @shortages_explained()
@@ -289,7 +288,7 @@ def following(suggested: list[str], config: Config, calibrate: Calibration) -> l
     commands = [["compare", *tried, *flags, "--seeds", "3"], ["tune", *suggested, *flags]]
     if calibrate.verdict in ("yes", "try"):
         commands.append(["calibrate", "RUN", "--images", "DIR"])
-    return [shlex.join(["fedkeel", *words]) for words in commands]
+    return [shell(["fedkeel", *words]) for words in commands]
 
 
 def flag(name: str, value: Any) -> list[str]:
