@@ -11,7 +11,7 @@ from typing import Any
 
 from fedkeel import options, spec
 from fedkeel.config import PYTHON_OBJECT, Config
-from fedkeel.engine import optimizers, schedules
+from fedkeel.engine import metrics, optimizers, schedules
 from fedkeel.engine.executors.executor import choose_executor, runs_elsewhere
 from fedkeel.engine.setup import choose_device
 from fedkeel.errors import FedkeelError
@@ -19,6 +19,7 @@ from fedkeel.errors import FedkeelError
 
 def idle(config: Config, *, network: bool = False) -> dict[str, str]:
     """These options, each with the sentence that refuses it; `network`: clients are sites with their own devices."""
+    metrics.asked(config)  # a name that there is not is told of first
     executor, device = "", ""
     if not network:
         here = choose_device(config)
