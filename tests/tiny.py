@@ -108,6 +108,11 @@ OPTIONS: dict[str, Any] = {
 }
 
 
+def by(executor: str) -> dict[str, Any]:
+    """An executor, with two workers where it has any."""
+    return {"executor": executor, "workers": 2 if executor == "processes" else 0}
+
+
 def setup(
     method: str | Method = "fedavg", *, network: nn.Module | None = None, on: Federation | None = None, **options: Any
 ) -> Setup:

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from fedkeel import options
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.options import Count, NotNegative, Number, Positive, PositiveShare, Range, Share, check_fields
+from fedkeel.options import Count, Needs, NotNegative, Number, Positive, PositiveShare, Range, Share, check_fields
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -67,9 +68,10 @@ def from_one(round: int) -> int:
     return round + 1
 
 
-def option(default: Any, help: str, heading: str = "") -> Any:
-    """A field with its help text and, if it begins a section of `--help` and `config.toml`, its heading."""
-    return field(default=default, metadata={"help": help, "heading": heading})
+def option(default: Any, help: str, heading: str = "", needs: Needs | None = None) -> Any:
+    """A field with its help text; if it begins a section of `--help` and `config.toml`, its heading; and what it has no
+    effect without, so that a run where that is not so is refused."""
+    return field(default=default, metadata={"help": help, "heading": heading, "needs": needs})
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,17 @@ class Config:
 
     method: str = option("fedavg", "method, or several joined by '+', with options: 'fedprox(mu=0.1)+gn'", "what")
     data: str = option("digits-shift", "data set, with options: 'folder(root=./images, size=64)'")
-    partition: str = option("domains", "how domains become clients: domains, 'dirichlet(alpha=0.3, clients=10)'")
-    unseen: str = option("", "domains that are only evaluated, never trained on, separated by commas")
-    subsample: Number = option(0, "equal number of training samples per client; 0 keeps all")
+    partition: str = option(
+        "domains",
+        "how domains become clients: domains, 'dirichlet(alpha=0.3, clients=10)'",
+        needs=options.outside("partition"),
+    )
+    unseen: str = option(
+        "", "domains that are only evaluated, never trained on, separated by commas", needs=options.outside("unseen")
+    )
+    subsample: Number = option(
+        0, "equal number of training samples per client; 0 keeps all", needs=options.outside("subsample")
+    )
     model: str = option("simple_cnn", "network, with options: 'resnet18(stem=small)'")
     weights: str = option("", "file that the model starts from, e.g. of ImageNet: .safetensors, .pth or .pt")
 
@@ -96,7 +106,9 @@ class Config:
     weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean")
     min_clients: Count = option(1, "updates without which a round does not count")
     round_timeout: Positive = option(
-        3600.0, "seconds that a site over a network has for its part of a round, and an actor of ray for its next reply"
+        3600.0,
+        "seconds that a site over a network has for its part of a round, and an actor of ray for its next reply",
+        needs=options.REMOTE,
     )
     stateless: bool = option(False, "clients keep nothing between rounds; methods that need it are refused")
 
@@ -106,13 +118,19 @@ class Config:
     dp: Literal["none", "central", "local"] = option(
         "none", "differential privacy: of clients with a trusted server (central), or of samples (local)"
     )
-    dp_clip: Positive = option(1.0, "norm that a client's change (central) or a gradient (local) is cut to")
-    dp_noise: Positive = option(1.0, "noise on their sum, in units of 'dp_clip'")
-    dp_delta: Annotated[float, Range(above=0, most=0.5)] = option(1e-5, "probability at which 'epsilon' is reported")
+    dp_clip: Positive = option(
+        1.0, "norm that a client's change (central) or a gradient (local) is cut to", needs=options.PRIVATE
+    )
+    dp_noise: Positive = option(1.0, "noise on their sum, in units of 'dp_clip'", needs=options.PRIVATE)
+    dp_delta: Annotated[float, Range(above=0, most=0.5)] = option(
+        1e-5, "probability at which 'epsilon' is reported", needs=options.PRIVATE
+    )
 
     local_epochs: Count = option(1, "passes over the local data in a round", "local training")
     batch_size: Count = option(32, "samples in a local step")
-    drop_last: bool = option(False, "drop the last incomplete batch of an epoch (kept by default)")
+    drop_last: bool = option(
+        False, "drop the last incomplete batch of an epoch (kept by default)", needs=options.BATCHES
+    )
     loss: str = option(
         "cross-entropy",
         "what is trained on: 'cross-entropy(label_smoothing=0.1, class_weights=balanced)', 'focal(gamma=2)'",
@@ -121,13 +139,27 @@ class Config:
         "sgd", "local optimiser, new in every round: sgd, adamw or any other of torch.optim, 'adam(betas=(0.9, 0.99))'"
     )
     learning_rate: Positive = option(0.01, "before the schedule")
-    momentum: Share = option(0.9, "of sgd and rmsprop")
-    weight_decay: NotNegative = option(0.0, "of optimisers that have one")
+    momentum: Share = option(
+        0.9,
+        "of sgd and rmsprop",
+        needs=options.taken("momentum", "optimizers that have one, and this has none: give --optimizer sgd"),
+    )
+    weight_decay: NotNegative = option(
+        0.0,
+        "of optimisers that have one",
+        needs=options.taken("weight_decay", "optimizers that have one, and this has none: give another"),
+    )
     schedule: str = option(
         "constant",
         "the learning rate from round to round: exponential, cosine, 'step(every=30)', 'warmup(rounds=5, then=cosine)'",
     )
-    decay: PositiveShare = option(0.998, "factor per round of the exponential schedule")
+    decay: PositiveShare = option(
+        0.998,
+        "factor per round of the exponential schedule",
+        needs=options.taken(
+            "decay", "the schedule 'exponential', where its brackets have none: give --schedule exponential"
+        ),
+    )
     clip_norm: NotNegative = option(0.0, "clip the norm of all gradients together; 0 does not")
 
     evaluate_every: Count = option(
@@ -137,12 +169,22 @@ class Config:
         "global", "statistics that batch norm uses in evaluation; site: each client's, calibrated on samples of its own"
     )
     site_images: Number = option(
-        64, "training samples that a client is calibrated on, without labels; 0 is all of them"
+        64,
+        "training samples that a client is calibrated on, without labels; 0 is all of them",
+        needs=options.CALIBRATED,
     )
-    site_prior: NotNegative = option(16.0, "samples that the federation's statistics are worth in a calibration")
-    site_always: bool = option(False, "calibrate by 'site_prior' alone, also where the class mix explains the distance")
+    site_prior: NotNegative = option(
+        16.0, "samples that the federation's statistics are worth in a calibration", needs=options.CALIBRATED
+    )
+    site_always: bool = option(
+        False,
+        "calibrate by 'site_prior' alone, also where the class mix explains the distance",
+        needs=options.CALIBRATED,
+    )
     evaluate_on: Literal["test", "validation"] = option(
-        "test", "samples that accuracies are of; with 'validation' nothing of a test set is looked at, nor the unseen"
+        "test",
+        "samples that accuracies are of; with 'validation' nothing of a test set is looked at, nor the unseen",
+        needs=options.TESTED,
     )
     evaluate_clients: Number = option(
         1000, "most clients that a method with personal layers is tested on; 0 is all of them"
@@ -150,44 +192,66 @@ class Config:
     evaluation_batch: Count = option(256, "samples in an evaluation step")
     result: Literal["last", "mean-last-10", "best-validation"] = option("last", "round whose accuracy is the result")
     select_by: str = option(
-        "accuracy", "what the best round is best by in the validation: accuracy, loss or a metric, such as auc"
+        "accuracy",
+        "what the best round is best by in the validation: accuracy, loss or a metric, such as auc",
+        needs=options.CHOSEN,
     )
     patience: Number = option(0, "stop after so many evaluations in a row without a better validation; 0 does not stop")
-    min_delta: NotNegative = option(0.0, "by how much the validation must be better, for 'patience'")
+    min_delta: NotNegative = option(
+        0.0, "by how much the validation must be better, for 'patience'", needs=options.PATIENT
+    )
     metrics: str = option(
         "", "measures beside accuracy and loss, separated by commas: 'auc,top(k=3)', see 'list metrics'"
     )
-    predictions: bool = option(False, "keep what the resulting model says of every test image, in predictions/")
-    record: str = option(
-        "", "diagnostics to record while training, separated by commas: 'statistics-divergence,loss-gap'"
+    predictions: bool = option(
+        False, "keep what the resulting model says of every test image, in predictions/", needs=options.IMAGES
     )
-    record_every: Count = option(10, "rounds between records; the first and the last round are always recorded")
+    record: str = option(
+        "",
+        "diagnostics to record while training, separated by commas: 'statistics-divergence,loss-gap'",
+        needs=options.IMAGES,
+    )
+    record_every: Count = option(
+        10, "rounds between records; the first and the last round are always recorded", needs=options.RECORDED
+    )
 
     seed: Number = option(0, "of every random choice", "machine")
     executor: str = option("auto", "where clients run: auto, serial, processes, cuda or ray")
-    workers: Number = option(0, "worker processes (0: one per core) or clients at once on a GPU (0: as it holds)")
+    workers: Number = option(
+        0, "worker processes (0: one per core) or clients at once on a GPU (0: as it holds)", needs=options.CROWD
+    )
     threads: Number = option(
         0, "threads of a local step on the CPU (0: what is faster, 1 in each process or all in one)"
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     ray_address: str = option(
-        "local", "cluster of the executor ray: local (started by itself), auto (that of this machine) or HOST:PORT"
+        "local",
+        "cluster of the executor ray: local (started by itself), auto (that of this machine) or HOST:PORT",
+        needs=options.ON_RAY,
     )
-    ray_cores: Number = option(0, "cores of each actor of ray on a CPU (0: all of its node)")
-    ray_gpus: PositiveShare = option(1.0, "share of a GPU that each actor of ray takes: with 0.5 two share one")
-    ray_actors: Number = option(0, "most actors of ray (0: as many as the cluster has room for)")
+    ray_cores: Number = option(0, "cores of each actor of ray on a CPU (0: all of its node)", needs=options.ON_RAY)
+    ray_gpus: PositiveShare = option(
+        1.0, "share of a GPU that each actor of ray takes: with 0.5 two share one", needs=options.ON_RAY
+    )
+    ray_actors: Number = option(0, "most actors of ray (0: as many as the cluster has room for)", needs=options.ON_RAY)
     partial_means: bool = option(
-        True, "under ray, nodes add up their clients' updates where only the mean counts, and send that"
+        True,
+        "under ray, nodes add up their clients' updates where only the mean counts, and send that",
+        needs=options.ON_RAY,
     )
     precision: Literal["float32", "tf32", "bf16"] = option(
-        "tf32", "arithmetic on a GPU: fewer bits are faster; bf16 pays for large networks"
+        "tf32", "arithmetic on a GPU: fewer bits are faster; bf16 pays for large networks", needs=options.HALF
     )
-    compile: bool = option(False, "compile the network with torch.compile: faster steps on a GPU after a minute or so")
-    memory_limit: Number = option(1024, "MiB of clients' memories that are not moved to disk")
+    compile: bool = option(
+        False,
+        "compile the network with torch.compile: faster steps on a GPU after a minute or so",
+        needs=options.COMPILED,
+    )
+    memory_limit: Number = option(1024, "MiB of clients' memories that are not moved to disk", needs=options.HELD)
     checkpoint_every: Number = option(
         0, "rounds between checkpoints (0: every round, less often where writing them takes long)"
     )
-    profile: bool = option(False, "write where the time went, phase by phase, to profile.json")
+    profile: bool = option(False, "write where the time went, phase by phase, to profile.json", needs=options.HERE)
 
     def __post_init__(self) -> None:
         check_fields(self)

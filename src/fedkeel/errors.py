@@ -53,7 +53,8 @@ def nearest(given: str, choices: Iterable[str], otherwise: str | None = None) ->
     """
     choices, word = sorted(set(choices)), str(given).lower()
     in_lower_case = {choice.lower(): choice for choice in choices}
-    close = get_close_matches(word, in_lower_case, n=5, cutoff=0.5 if otherwise is None else 0.6)
+    short = otherwise is None and len(word) < 4  # of which half may be one letter
+    close = get_close_matches(word, in_lower_case, n=5, cutoff=0.5 if short else 0.6)
     if close:
         # Each compared the way round in which `get_close_matches` does it: the two ways can differ.
         near = {name: SequenceMatcher(None, name, word).ratio() for name in close}

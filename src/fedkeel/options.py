@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
@@ -54,6 +54,71 @@ class Range:
         return words[tuple(sorted(given))].format(**vars(self))
 
 
+@dataclass(frozen=True)
+class Needs:
+    """What an option has no effect without: a condition on the other options, and how the sentence that refuses it goes
+    on after its name."""
+
+    holds: Callable[[Any], object]
+    otherwise: str
+
+
+# -- what an option has no effect without: of `Config`, see `fedkeel.engine.idle` for what a run comes to -----------
+LEAVE = "or leave it out."
+PRIVATE = Needs(
+    lambda run: run.dp != "none",
+    f"is of differential privacy, and there is none: give --dp central or --dp local, {LEAVE}",
+)
+CALIBRATED = Needs(
+    lambda run: run.evaluate_with in ("site", "all"),
+    f"is of a calibration, and there is none: give --evaluate-with site, {LEAVE}",
+)
+CHOSEN = Needs(
+    lambda run: run.result == "best-validation" or run.patience,
+    f"chooses a round, and none is chosen: give --result best-validation, {LEAVE}",
+)
+PATIENT = Needs(lambda run: run.patience, f"is what 'patience' asks for, and there is none: give --patience, {LEAVE}")
+RECORDED = Needs(lambda run: run.record, f"is of diagnostics, and none is recorded: give --record, {LEAVE}")
+BATCHES = Needs(lambda run: run.dp != "local", "is of whole batches, and with 'dp=local' there are none: leave it out.")
+HERE = Needs(lambda run: run.network is False, "is of one machine, and over a network there are many: leave it out.")
+IMAGES = Needs(HERE.holds, "is of what a model says of images, and these stay at the sites: leave it out.")
+TESTED = Needs(HERE.holds, "is of one machine, but sites are tested on what they hold out for it: leave it out.")
+COMPILED = Needs(
+    lambda run: HERE.holds(run) and BATCHES.holds(run),
+    "is of steps of whole batches on this machine, and there are none: leave it out.",
+)
+ON_RAY = Needs(
+    lambda run: run.executor == "ray", f"is of a Ray cluster, and this run is on none: give --executor ray, {LEAVE}"
+)
+REMOTE = Needs(
+    lambda run: run.network or run.executor == "ray",
+    f"is of sites over a network and of actors of Ray, and there are none: give --executor ray, {LEAVE}",
+)
+HELD = Needs(
+    lambda run: not REMOTE.holds(run), "is of memories on this machine, and these stay where clients run: leave it out."
+)
+CROWD = Needs(
+    lambda run: run.executor in ("processes", "cuda", "ray") or run.workers == 1,
+    "is of the executors 'processes', 'cuda' and 'ray', and this run has none of them, nor has one beside others, with "
+    f"--jobs: choose one with --executor, {LEAVE}",
+)
+HALF = Needs(
+    lambda run: run.device != "cpu" or run.precision != "bf16",
+    f"is bf16, which only a GPU computes in, and this run is on the CPU: give --device cuda, {LEAVE}",
+)
+
+
+def taken(name: str, by: str) -> Needs:
+    """Of what the local optimizer or the schedule may take."""
+    return Needs(lambda run: name in run.taken or not getattr(run, name), f"is of {by}, {LEAVE}")
+
+
+def outside(name: str) -> Needs:
+    """Of what the brackets of the data set may say as well."""
+    return Needs(lambda run: name not in run.inside, "is in the brackets of 'data', too: keep one of them.")
+
+
+# -- the kinds of numbers --------------------------------------------------------------------------------------------
 Positive = Annotated[float, Range(above=0)]
 NotNegative = Annotated[float, Range(0)]
 Share = Annotated[float, Range(0, 1)]
@@ -131,6 +196,17 @@ def check_fields(thing: Any, subject: str = "'{}'") -> None:
     """Hold every field of a dataclass against its hint, in place; `subject` has the field's name put in."""
     for name, hint in hints_of(type(thing)).items():  # type: ignore[arg-type]
         object.__setattr__(thing, name, checked(getattr(thing, name), hint, subject.format(name)))
+
+
+def idle(thing: Any, facts: Any) -> dict[str, str]:
+    """The options that are set and have no effect, each with the sentence that refuses it: what they need, declared in
+    their fields' metadata, does not hold of `facts`. One that is at its default is not set."""
+    return {
+        entry.name: f"'{entry.name}' {needs.otherwise}"
+        for entry in fields(thing)
+        if (needs := entry.metadata.get("needs")) and getattr(thing, entry.name) != entry.default
+        if not needs.holds(facts)
+    }
 
 
 def described(thing: Any) -> str:

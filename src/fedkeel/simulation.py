@@ -22,6 +22,7 @@ from fedkeel.engine.children import leave_if_imported_again
 from fedkeel.engine.examination import examine
 from fedkeel.engine.executors.executor import names_single_threaded
 from fedkeel.engine.executors.flower.roster import FILE as SITES
+from fedkeel.engine.idle import refuse_idle
 from fedkeel.engine.memory import LostMemory
 from fedkeel.engine.metrics import asked
 from fedkeel.engine.rounds import Federated
@@ -30,7 +31,7 @@ from fedkeel.errors import FedkeelError, shortages_explained
 from fedkeel.observer import Observer, Observers
 from fedkeel.options import as_path, described
 from fedkeel.runs.extension import reopen
-from fedkeel.runs.intact import how_to_continue
+from fedkeel.runs.intact import how_to_continue, refuse_to_hide
 from fedkeel.runs.live import STOPPED, Live
 from fedkeel.runs.measures import FILE as MEASURES
 from fedkeel.runs.measures import Measures, document, predictions, reported
@@ -89,9 +90,12 @@ def simulate(
     settings = _settings(config, given)
     check_objects(federation=federation, model=model, method=method, observer=observer)
     refuse_unused(given, federation=federation)
-    directory = None if directory is None else as_path(directory)
+    if directory is not None:
+        directory = as_path(directory)
+        refuse_to_hide(directory)
     given = {"data": federation, "model": model, "method": method}
     settings = settings.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
+    refuse_idle(settings)
     setup = prepare_run(settings, federation=federation, model=model, method=method)
     with watched(observer, verbose) as observer:
         setup = setup.with_threads(observer.note)
@@ -169,6 +173,7 @@ def _go_on(
     check_objects(**objects, observer=observer)
     run = Run(directory)
     settings = run.config.replace(**machine)
+    refuse_idle(settings, machine)
     if run.finished:
         run.check()
     if rounds is not None:

@@ -72,6 +72,14 @@ class TestOptions:
         with pytest.raises(FedkeelError, match="twice"):
             with_options("folder(root=x)", root="y")
 
+    def test_a_reproduction_has_the_recipe_s_settings_for_its_defaults(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main(["reproduce", "--help"]) == 0
+        said = " ".join(capsys.readouterr().out.split())
+        assert "communication rounds (default: the recipe's)" in said
+        assert "(default: 30)" not in said
+
     def test_help_shows_defaults_and_examples(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["run", "--help"]) == 0
         text = capsys.readouterr().out

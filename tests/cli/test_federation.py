@@ -87,7 +87,7 @@ def test_status_shows_how_far_it_is_and_what_each_site_last_did(
     run = over_network(tmp_path)
     assert main(["status", str(run.directory)]) == 0
     shown = capsys.readouterr().out
-    assert "finished of 3" in shown
+    assert "finished after 3 rounds, accuracy" in shown
     assert shown.count("round 3: evaluate, done") == 3
     assert main(["status", str(run.directory), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -59,6 +59,13 @@ def test_a_picture_bears_any_name(tmp_path: Path) -> None:
         assert picture.width < 1000
 
 
+def test_no_folder_is_made_for_a_picture(tmp_path: Path) -> None:
+    federation = federation_of(tmp_path, ["a", "b"], ["x", "y"])
+    with pytest.raises(DataError, match="cannot be written: its folder does not exist"):
+        contact_sheet(federation, tmp_path / "nowhere" / "x.png")
+    assert not (tmp_path / "nowhere").exists()
+
+
 def test_of_floats_there_is_a_table_and_no_picture(tmp_path: Path) -> None:
     federation = vectors.federation()
     assert [(row.client, row.classes) for row in describe(federation)] == [("north", 3), ("south", 3), ("west", 3)]

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fedkeel.data import PARTITIONS, Reader
-from fedkeel.data.dataset import Domain, Images, Parts
+from fedkeel.data.dataset import Domain, Findings, Images, Parts
 from fedkeel.data.readers.camelyon17 import Camelyon17
 from fedkeel.data.readers.digits_five import DigitsFive
 from fedkeel.data.readers.domainnet import DomainNet
 from fedkeel.data.readers.office_caltech_10 import OfficeCaltech10
 from fedkeel.data.readers.pacs import PACS
 from fedkeel.data.readers.vlcs import VLCS
-from fedkeel.data.splits import by_shares, shuffled_split
+from fedkeel.data.splits import by_shares, shuffled_split, tell_shared_groups
 
 
 def domain(images: int, classes: int = 7, official: int | None = None) -> Domain:
@@ -172,3 +174,11 @@ def test_a_group_that_has_most_images_is_trained_on_and_few_groups_are_told(capl
         "a"
     ]
     assert len(train) == 100
+
+
+@pytest.mark.parametrize(("shared", "told"), [(1, "1 group is in several"), (2, "2 groups are in several")])
+def test_one_group_in_two_domains_is_told_of_as_one(shared: int, told: str) -> None:
+    findings = Findings(collect=True)
+    domains: Any = {name: SimpleNamespace(groups=np.arange(shared)) for name in ("north", "south")}
+    tell_shared_groups(domains, findings)
+    assert findings.sentences[0].startswith(told)

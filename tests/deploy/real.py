@@ -25,15 +25,15 @@ import fedkeel
 SOURCES = (Path(fedkeel.__file__).parents[1], Path(__file__).parents[2])
 CLASSES = ("cat", "dog", "owl")
 SITES = {"north": 8, "south": 12, "west": 6}
-OPTIONS: dict[str, Any] = {
+ALONE: dict[str, Any] = {  # of the same run in one process, where nobody is waited for
     "data": "folder(size=16)",
     "model": "simple_cnn",
     "batch_size": 8,
     "learning_rate": 0.05,
     "device": "cpu",
     "rounds": 2,
-    "round_timeout": 90.0,
 }
+OPTIONS: dict[str, Any] = {**ALONE, "round_timeout": 90.0}
 PROCESSES = [
     pytest.mark.slow,
     pytest.mark.network,
@@ -174,7 +174,7 @@ class Loopback:
 
     def serial(self, out: str, **options: Any) -> fedkeel.Run:
         """The same, in this process, over the same folders."""
-        options = {**OPTIONS, **options, "executor": "serial"}
+        options = {**ALONE, **options, "executor": "serial"}
         options["data"] = options["data"].replace(")", f", root='{self.place / 'images'}')")
         return fedkeel.simulate(options, directory=self.place / out)
 

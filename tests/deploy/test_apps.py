@@ -29,7 +29,7 @@ from fedkeel.config import Config
 from fedkeel.core.messages import BadMessage
 from fedkeel.deploy import client_app, flower_internals, grid, server_app
 from fedkeel.engine.executors.flower.channel import AWAY
-from tests.deploy.real import OPTIONS, SITES, draw_images
+from tests.deploy.real import ALONE, OPTIONS, SITES, draw_images
 from tests.engine.executors.flower.test_executor import assert_same
 
 
@@ -75,14 +75,14 @@ def test_the_apps_train_what_one_process_trains(tmp_path: Path) -> None:
     del given["learning_rate"]
     server_app(Grid(nodes), Context(1, 0, {}, RecordDict(), given))
     data = f"folder(size=16, root='{tmp_path / 'images'}')"
-    options = {**OPTIONS, "method": "scaffold+fedbn", "data": data, "executor": "serial"}
+    options = {**ALONE, "method": "scaffold+fedbn", "data": data, "executor": "serial"}
     assert_same(fedkeel.Run(tmp_path / "run"), fedkeel.simulate(options, directory=tmp_path / "serial"))
 
 
 def test_nodes_of_a_simulation_are_the_clients_of_the_data_set(tmp_path: Path) -> None:
     draw_images(tmp_path / "images")
     data = f"folder(size=16, root='{tmp_path / 'images'}')"
-    given = {**OPTIONS, "method": "fedavg", "data": data, "unseen": "south"}
+    given = {**ALONE, "method": "fedavg", "data": data, "unseen": "south"}
     nodes = {number: {"partition-id": number, "num-partitions": 3} for number in range(3)}
     server_app(Grid(nodes), Context(1, 0, {}, RecordDict(), {**given, "out": str(tmp_path / "run"), "sites": 3}))
     wanted = fedkeel.simulate({**given, "executor": "serial"}, directory=tmp_path / "serial")

@@ -17,6 +17,7 @@ import pytest
 
 pytest.importorskip("flwr", reason="flwr is not installed")
 
+from fedkeel.cli import main
 from fedkeel.deploy import deployment
 from fedkeel.deploy.addresses import refuse_untrusted
 from fedkeel.deploy.certificates import ServerFiles, SiteFiles, make
@@ -90,6 +91,21 @@ def test_more_sites_are_added_and_nothing_else_changes(tmp_path: Path) -> None:
 def test_a_site_needs_a_name_that_a_file_can_have(tmp_path: Path, name: str) -> None:
     with pytest.raises(FedkeelError, match="cannot be called"):
         make(tmp_path, [name], ["localhost"])
+
+
+@pytest.mark.parametrize("host", ["bad host", "", "-x", "a/b", "1.2.3.4:9092", "münchen"])
+def test_a_server_needs_a_name_that_a_machine_can_have(tmp_path: Path, host: str) -> None:
+    with pytest.raises(FedkeelError, match=f"'host' is '{host}', which is no name or address"):
+        make(tmp_path / "keys", ["north"], ["localhost", "10.0.0.1", "::1", "fl_1.example.org", "*.example.org", host])
+    assert not (tmp_path / "keys").exists()
+
+
+def test_a_name_is_given_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = ["certificates", "--out", str(tmp_path / "keys")]
+    assert main([*out, "--sites", "a,b, a"]) == 2
+    assert "'sites' has 'a' twice: give each once." in capsys.readouterr().err
+    assert main([*out, "--sites", "a", "--host", "x,x"]) == 2
+    assert "'host' has 'x' twice: give each once." in capsys.readouterr().err
 
 
 def test_what_is_missing_is_named_with_what_to_do(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import fedkeel
-from tests.deploy.real import OPTIONS, PROCESSES, SOURCES, draw_images, free_port, stop
+from tests.deploy.real import ALONE, OPTIONS, PROCESSES, SOURCES, draw_images, free_port, stop
 from tests.engine.executors.flower.test_executor import assert_same
 
 pytestmark = PROCESSES
@@ -79,7 +79,7 @@ def options_of_the_app(place: Path, data: str) -> dict[str, Any]:
 
 
 def serial(place: Path, **options: Any) -> fedkeel.Run:
-    chosen = {**OPTIONS, "method": METHOD, "executor": "serial", **options}
+    chosen = {**ALONE, "method": METHOD, "executor": "serial", **options}
     return fedkeel.simulate(chosen, directory=place / "serial")
 
 

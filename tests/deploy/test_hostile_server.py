@@ -380,7 +380,7 @@ def test_what_a_server_asks_is_one_line_of_the_log_whatever_it_is(step: object) 
     from fedkeel.deploy.deployment import summary
 
     assert summary({"do": "train", "step": [2, 0]}) == "train, round 3"
-    assert summary({"do": "all is well\n\x1b[2Jserver", "step": step}) == "all is well[2Jserver, round -"
+    assert summary({"do": "all is well\n\x1b[2Jserver", "step": step}) == "all is well[2Jserver"
 
 
 def test_a_split_is_tested_once_however_often_it_is_asked_for(site: Site) -> None:

@@ -85,14 +85,14 @@ def test_sites_that_have_gone_cost_the_tables_and_not_the_run(tmp_path: Path) ->
     assert any(note.startswith("There are no measures by site and class: No site evaluated") for note in notes.notes)
 
 
-def test_predictions_stay_at_the_sites(tmp_path: Path) -> None:
-    with pytest.raises(FedkeelError, match="what a model says of images stays at the sites: leave it out"):
-        over_network(tmp_path / "r", predictions=True)
-
-
-def test_sites_are_tested_on_what_they_hold_out_for_it(tmp_path: Path) -> None:
-    with pytest.raises(FedkeelError, match="'evaluate_on' is 'validation', but sites are tested on"):
-        over_network(tmp_path / "r", evaluate_on="validation")
+@pytest.mark.parametrize(
+    "option", [{"predictions": True}, {"evaluate_on": "validation"}, {"record": "fairness"}, {"dp_noise": 5.0}]
+)
+def test_an_option_without_effect_at_sites_is_refused_before_any_is_waited_for(
+    tmp_path: Path, option: dict[str, Any]
+) -> None:
+    with pytest.raises(FedkeelError, match=f"'{next(iter(option))}' is of .*leave it out"):
+        over_network(tmp_path / "r", **option)
 
 
 @pytest.mark.parametrize(

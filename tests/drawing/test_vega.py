@@ -59,8 +59,6 @@ def test_bars_begin_at_zero_and_percents_end_at_a_hundred() -> None:
     assert (drawn.values["low"], drawn.values["base"], drawn.values["high"]) == (0, 0, 100)
     negative = chart({**BARS, "series": [{"name": "s", "values": [-2.0, None]}]})
     assert (negative.values["low"], negative.values["base"]) == (-2, 0)
-    logarithmic = chart({**BARS, "log_y": True, "series": [{"name": "s", "values": [0.02, 5.0]}]})
-    assert (logarithmic.values["low"], logarithmic.values["base"]) == (0.01, 0.01)
     assert chart({**BARS, "series": [{"name": "s", "values": [None, None]}]}).values["high"] == 1
 
 
@@ -70,6 +68,17 @@ def test_whiskers_are_the_spread_or_the_interval_that_is_given() -> None:
     given = chart({**BARS, "series": [{"name": "s", "values": [0.0, 5.0], "low": [0.0, 4.5], "high": [2.0, 7.0]}]})
     assert (given.data[0]["under"], given.data[0]["over"]) == ([0.0, 4.5], [2.0, 7.0])
     assert given.values["high"] == 7.0
+
+
+def test_on_a_logarithmic_axis_are_points_which_need_no_zero() -> None:
+    values = {"series": [{"name": "s", "values": [0.02, 5.0]}]}
+    logarithmic, linear = chart({**BARS, **values, "log_y": True}), chart({**BARS, **values})
+    marks = [drawn.spec["layer"][0]["mark"]["type"] for drawn in (logarithmic, linear)]
+    assert marks == ["point", "bar"]
+    assert "x2" not in logarithmic.spec["layer"][0]["encoding"]
+    assert 0 < logarithmic.values["low"] < 0.02, "room for the text"
+    with_zero = chart({**BARS, "log_y": True, "series": [{"name": "s", "values": [0.0, 5.0]}]})
+    assert with_zero.spec["layer"][0]["mark"]["type"] == "bar", "where there is a zero there is no logarithm"
 
 
 @pytest.mark.parametrize(("value", "width", "behind"), [(62.0, 900, False), (62.0, 260, False), (10.0, 260, True)])

@@ -197,7 +197,7 @@ def test_a_client_whose_loss_is_not_finite_is_dropped_and_the_others_go_on(
 ) -> None:
     notes = tiny.Notes()
     method = Spoils({"clinic"}, value)
-    run = tiny.run(tmp_path / "r", method, executor=executor, workers=2, rounds=2, observer=notes)
+    run = tiny.run(tmp_path / "r", method, **tiny.by(executor), rounds=2, observer=notes)
     assert [(r["client"], r["round"]) for r in run.records("dropped")] == [("clinic", 0), ("clinic", 1)]
     assert [r["client"] for r in run.records("client")] == ["ward", "hospital"] * 2
     assert all("'clinic' is dropped, its loss became" in note for note in notes.notes)
@@ -213,7 +213,7 @@ def test_the_run_stops_when_every_client_fails(tmp_path: Path, executor: str) ->
     with pytest.raises(
         TrainingError, match="No client had a usable update in round 1; the last: 'hospital', its loss"
     ) as e:
-        tiny.run(tmp_path / "r", Spoils(set(tiny.SIZES)), executor=executor, workers=2)
+        tiny.run(tmp_path / "r", Spoils(set(tiny.SIZES)), **tiny.by(executor))
     assert "\n" not in str(e.value)
 
 

@@ -54,7 +54,7 @@ def predicted(run: Run, client: str) -> tuple[np.ndarray, np.ndarray, np.ndarray
 
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_measures_are_those_of_the_predictions_that_are_kept(tmp_path: Path, executor: str) -> None:
-    options = {"executor": executor, "workers": 2, "evaluation_batch": 3, "metrics": "auc"}
+    options = {**tiny.by(executor), "evaluation_batch": 3, "metrics": "auc"}
     run = tiny.run(tmp_path / "r", on=tiny.federation(test=40), predictions=True, **options)
     last = {r["client"]: r for r in run.records("evaluation") if r["round"] == 2 and r["split"] == "test"}
     for client, domain in tiny.DOMAINS.items():
@@ -71,8 +71,7 @@ def test_executors_agree_to_the_bit_and_statistics_of_the_batch_are_measured_too
     on = tiny.federation(test=40)
     options = {"evaluation_batch": 8, "evaluate_with": "batch", "metrics": "auc,ece,f1,brier", "rounds": 1}
     one, other = (
-        tiny.run(tmp_path / executor, on=on, executor=executor, workers=2, **options)
-        for executor in ("serial", "processes")
+        tiny.run(tmp_path / executor, on=on, **tiny.by(executor), **options) for executor in ("serial", "processes")
     )
     assert (one.directory / "measures.json").read_bytes() == (other.directory / "measures.json").read_bytes()
     assert one.measure("accuracy")["bright"].value == one.domains["bright"]

@@ -146,7 +146,7 @@ METHODS = ["fedbn", "standalone", "fedcoda", "hbn", "hbn(variant=released)"]
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 @pytest.mark.parametrize("method", METHODS)
 def test_a_run_that_keeps_nothing_in_memory_is_the_same_run(tmp_path: Path, method: str, executor: str) -> None:
-    options: dict[str, Any] = {"rounds": 3, "participation": 0.7, "executor": executor, "workers": 2}
+    options: dict[str, Any] = {"rounds": 3, "participation": 0.7, **tiny.by(executor)}
     plain = tiny.run(tmp_path / "plain", method, **options)
     spilled = tiny.run(tmp_path / "spilled", method, memory_limit=0, **options)
     assert tiny.result(spilled) == tiny.result(plain)

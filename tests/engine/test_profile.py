@@ -120,7 +120,7 @@ def test_what_workers_spent_is_added_up(time: Time) -> None:
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 @pytest.mark.parametrize("method", ["fedavg", "hbn", "greg+fedprox(mu=0.1)"])
 def test_profiling_changes_no_bit_of_the_result(tmp_path: Path, executor: str, method: str) -> None:
-    options: dict[str, Any] = {"executor": executor, "workers": 2, "rounds": 2}
+    options: dict[str, Any] = {**tiny.by(executor), "rounds": 2}
     plain = tiny.run(tmp_path / "plain", method, **options)
     profiled = tiny.run(tmp_path / "profiled", method, **options, profile=True)
     assert tiny.result(profiled) == tiny.result(plain)
@@ -128,7 +128,7 @@ def test_profiling_changes_no_bit_of_the_result(tmp_path: Path, executor: str, m
 
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_every_step_of_every_client_is_counted_wherever_it_ran(tmp_path: Path, executor: str) -> None:
-    run = tiny.run(tmp_path / "run", "hbn", executor=executor, workers=2, profile=True)
+    run = tiny.run(tmp_path / "run", "hbn", **tiny.by(executor), profile=True)
     document = run.profile
     assert document is not None
     assert [entry["round"] for entry in document["rounds"]] == [0, 1, 2]
@@ -243,7 +243,8 @@ def test_the_command_prints_the_table_and_show_prints_it_again(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], executor: str, sentence: str
 ) -> None:
     directory = str(tmp_path / "run")
-    assert main(["run", "--profile", "--executor", executor, "--workers", "2", "--out", directory, *TINY]) == 0
+    workers = ["--workers", "2"] if executor == "processes" else []
+    assert main(["run", "--profile", "--executor", executor, *workers, "--out", directory, *TINY]) == 0
     printed = capsys.readouterr().out
     assert "s went, 2 rounds" in printed
     for name in ("reading data", "local training", "aggregation", "forward and backward", sentence):

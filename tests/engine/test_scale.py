@@ -73,7 +73,7 @@ def test_no_round_makes_more_clients_than_it_samples(
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_executors_agree_on_clients_that_are_made_on_demand(tmp_path: Path, method: str, partition: str) -> None:
     serial, processes = (
-        run(tmp_path / executor, method, on=crowd(partition), executor=executor, workers=2, evaluate_clients=9)
+        run(tmp_path / executor, method, on=crowd(partition), **tiny.by(executor), evaluate_clients=9)
         for executor in ("serial", "processes")
     )
     for key in ("kind", "round", "client", "domain", "samples"):

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from fedkeel.core.client import Batch
-from fedkeel.errors import FedkeelError
 from fedkeel.nn.calibration import Calibrator
 from tests import tiny
 
@@ -126,12 +125,6 @@ def test_a_model_without_statistics_is_the_same_and_that_is_told(tmp_path: Path,
     for client, record in records(run, "site").items():
         assert record["loss"] == records(run, "global")[client]["loss"]
     assert "nothing to calibrate" in caplog.text
-
-
-@pytest.mark.parametrize("option", [{"site_images": 8}, {"site_prior": 4.0}, {"site_always": True}])
-def test_options_of_a_calibration_that_does_not_take_place_are_refused(option: dict[str, Any]) -> None:
-    with pytest.raises(FedkeelError, match=f"'{next(iter(option))}' is of a calibration.*--evaluate-with site"):
-        tiny.setup(**option)
 
 
 @pytest.mark.slow

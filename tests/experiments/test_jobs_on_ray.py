@@ -66,8 +66,8 @@ def test_two_at_once_give_the_table_of_serial(tmp_path: Path) -> None:
     needs_ray()
     before = of_ray()
     watching = Watching()
-    given: dict[str, Any] = {"seeds": 1, "jobs": 2, "threads": 1, "ray_cores": 1}
-    found = compare(["fedavg", "gn"], **given, directory=tmp_path / "ray", observer=watching, **ON_RAY)
+    given: dict[str, Any] = {"seeds": 1, "jobs": 2, "threads": 1}
+    found = compare(["fedavg", "gn"], **given, ray_cores=1, directory=tmp_path / "ray", observer=watching, **ON_RAY)
     assert watching.problems == {"fedavg seed 0": "", "gn seed 0": ""}
     until(lambda: of_ray() <= before)
     expected = compare(["fedavg", "gn"], **given, directory=tmp_path / "serial", executor="serial", **TINY)

@@ -70,10 +70,10 @@ class TestMissing:
 
     def test_stale_quick_and_changed_lines_do_not_count(self, recipe: str, request_: Request, tmp_path: Path) -> None:
         ledger = Ledger(tmp_path / "results")
-        for other in ({"version": "of before"}, {"rounds": 1}, {"changes": {"precision": "bf16"}}):
+        for other in ({"version": "of before"}, {"rounds": 1}, {"changes": {"precision": "float32"}}):
             ledger.add(line("GN", column, 0, 50.0, **other) for column in ("digits scan", "digits paper"))
         assert names(missing(Block(recipe, only=["GN"], seeds=1), ledger, request_).jobs) == ["GN, digits scan seed 0"]
-        block = Block(recipe, only=["GN"], seeds=1, changes={"precision": "bf16", "device": "cpu", "batch_size": 5})
+        block = Block(recipe, only=["GN"], seeds=1, changes={"precision": "float32", "device": "cpu", "batch_size": 5})
         assert missing(block, ledger, request_).jobs == []  # a device, and what the recipe has already, are no changes
 
 

@@ -413,11 +413,11 @@ def test_a_search_is_read_again_without_optuna(tmp_path: Path, monkeypatch: pyte
 
 
 def test_the_importance_of_options_is_known_of_enough_trials(tmp_path: Path) -> None:
-    # One option decides how far a step goes, the other does nothing: no optimiser here has a decay.
-    space = "learning_rate=log(0.00001, 0.3), decay=uniform(0.5, 1)"
+    # One option decides how far a step goes, the other next to nothing.
+    space = "learning_rate=log(0.00001, 0.3), weight_decay=uniform(0, 1e-12)"
     tuning = tune(tmp_path, space=space, trials=10, rounds=1, prune=False, **LOSS)
     weights = tuning.methods[0]["importance"]
-    assert weights["learning_rate"] > weights["decay"]
+    assert weights["learning_rate"] > weights["weight_decay"]
     assert sum(weights.values()) == pytest.approx(1, abs=1e-3)
 
 

@@ -266,7 +266,8 @@ def test_a_file_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path) -
     for name in ("x.pth", "x.safetensors"):
         (tmp_path / name).write_bytes(b"not a checkpoint")
         assert "cannot be read" in refusal(tmp_path / name)
-    assert "cannot be read" in refusal(saved({"w": Code()}, tmp_path / "code.pth"))
+    code = refusal(saved({"w": Code()}, tmp_path / "code.pth"))
+    assert "cannot be read (it holds more than tensors): give a file of tensors" in code
     assert "holds no named tensors" in refusal(saved([1, 2], tmp_path / "list.pth"))
     assert "holds no named tensors" in refusal(saved({"epoch": 3}, tmp_path / "empty.pth"))
     other = saved({"layer9.conv.weight": torch.zeros(3)}, tmp_path / "other.pth")

@@ -148,6 +148,13 @@ def test_fedwon_leaves_as_plain_convolutions(trained: Callable[[str], Run], tmp_
     assert not [name for name in names if name.endswith("gain")]
 
 
+@pytest.mark.slow
+def test_in_onnx_the_axis_of_the_batch_is_called_so(trained: Callable[[str], Run], tmp_path: Path) -> None:
+    onnx = pytest.importorskip("onnx")
+    graph = onnx.load(export(trained("fedavg"), tmp_path / "m.onnx")).graph
+    assert [value.type.tensor_type.shape.dim[0].dim_param for value in (*graph.input, *graph.output)] == ["batch"] * 2
+
+
 def test_the_card_beside_it_says_what_goes_in_and_what_comes_out(
     trained: Callable[[str], Run], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

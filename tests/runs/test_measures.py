@@ -127,6 +127,7 @@ def test_the_table_has_every_number_with_its_interval(tmp_path: Path) -> None:
     ("ask", "sentence"),
     [
         (lambda run: run.measure("auk"), "'auk' was not measured: did you mean 'auc'?"),
+        (lambda run: run.measure("sens"), "'sens' was not measured: choose from accuracy, auc, balanced-accuracy,"),
         (lambda run: run.measure("brier"), "'brier' was not measured: choose from accuracy, auc, balanced-accuracy,"),
         (lambda run: run.confusion("dork"), "There is no site 'dork': did you mean 'dark'?"),
     ],

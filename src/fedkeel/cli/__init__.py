@@ -16,7 +16,6 @@ import importlib
 import logging
 import os
 import pkgutil
-import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,6 +25,7 @@ from fedkeel.cli.terminal.interrupts import EXIT_CODE
 from fedkeel.cli.terminal.parsing import Parser, add_command
 from fedkeel.core import imports
 from fedkeel.core.naming import visible
+from fedkeel.core.readable import shell
 from fedkeel.errors import FedkeelError, shortages_explained
 from fedkeel.stopping import Stopped
 
@@ -77,7 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not hasattr(parsed, "run"):
             parser.print_help()
             return 0
-        parsed.continue_with = shlex.join(["fedkeel", *given])  # after Ctrl-C, unless the command knows better
+        parsed.continue_with = shell(["fedkeel", *given])  # after Ctrl-C, unless the command knows better
         for code in getattr(parsed, "imports", ()):
             imports.load(code)
         with shortages_explained(), without_cache() if getattr(parsed, "no_cache", False) else nullcontext():

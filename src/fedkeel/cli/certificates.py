@@ -43,7 +43,9 @@ def run(arguments: Arguments) -> int:
 
 
 def read_names(text: str, what: str) -> list[str]:
-    found = dict.fromkeys(name.strip() for name in text.split(",") if name.strip())
+    found = [name.strip() for name in text.split(",") if name.strip()]
     if not found:
         raise FedkeelError(f"'{what}' is '{text}': give at least one name.")
-    return list(found)
+    if twice := next((name for name in found if found.count(name) > 1), ""):
+        raise FedkeelError(f"'{what}' has '{twice}' twice: give each once.")
+    return found

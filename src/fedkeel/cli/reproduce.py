@@ -63,7 +63,7 @@ def add_arguments(parser: Parser) -> None:
         "--budget", metavar="TIME", help="with --missing: stop in time, e.g. 25m; the next call goes on"
     )
     parser.add_shared("--json", "--quiet", "--import")
-    parser.add_options(CHANGEABLE)
+    parser.add_options(CHANGEABLE, default="the recipe's")
 
 
 def run(arguments: Arguments) -> int:

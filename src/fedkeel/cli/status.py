@@ -32,10 +32,10 @@ def run(arguments: Arguments) -> int:
     document = {"method": config.method, "rounds": config.rounds, "done": done, "finished": run.finished}
     document |= {"accuracy": accuracy, "sites": sites}
     known = f", accuracy {percent(accuracy)} %" if accuracy is not None else ""
-    state = "finished" if run.finished else f"round {from_one(done)}"
+    state = f"finished after {done} rounds" if run.finished else f"round {from_one(done)} of {config.rounds}"
     rows = [[name, "yes" if s["connected"] else "no", s["state"], s["at"]] for name, s in sorted(sites.items())]
     lines: list[str | Table] = [
-        f"{config.method}: {state} of {config.rounds}{known}",
+        f"{config.method}: {state}{known}",
         Table(["site", "connected", "last", "at"], rows),
     ]
     show(lines, document, as_json=arguments.json)

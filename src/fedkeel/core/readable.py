@@ -3,6 +3,8 @@
 import csv
 import html
 import io
+import re
+import shlex
 from collections.abc import Iterable, Sequence
 
 from fedkeel.core.naming import csv_text, visible
@@ -27,6 +29,16 @@ def duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def shell(words: Iterable[str]) -> str:
+    """Words for a shell, in quotes that a person can edit.
+
+    >>> print(shell(["fedkeel", "run", "--data", "digits(train_transform='flip')"]))
+    fedkeel run --data "digits(train_transform='flip')"
+    """
+    double = re.compile(r"[^\"$`\\!]*'[^\"$`\\!]*")
+    return " ".join(f'"{word}"' if double.fullmatch(word) else shlex.quote(word) for word in words)
 
 
 def text_table(caption: str, rows: Sequence[Sequence[object]]) -> str:

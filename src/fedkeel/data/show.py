@@ -68,6 +68,8 @@ def contact_sheet(federation: Federation, path: str | os.PathLike[str], *, per_c
     target = Path(path)
     if target.suffix.lower() not in ("", ".png"):
         raise DataError(f"The picture is a PNG and '{target.name}' ends in another way: call it '{target.stem}.png'.")
+    if not target.absolute().parent.is_dir():
+        raise DataError(f"'{path}' cannot be written: its folder does not exist.")
     names = federation.domains
     lettering = Lettering([*names, *federation.classes], 14)
     font = lettering.font
@@ -93,7 +95,6 @@ def contact_sheet(federation: Federation, path: str | os.PathLike[str], *, per_c
                 smooth = Image.Resampling.BILINEAR if image.width > cell else Image.Resampling.NEAREST
                 sheet.paste(image.resize((cell - 2, cell - 2), smooth), (margin + column * cell, top + place * cell))
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         sheet.save(target, format="PNG")
     except OSError as error:
         raise DataError(f"The picture cannot be written to '{path}' ({error}): give a path that can be.") from error

@@ -126,8 +126,9 @@ def tell_shared_groups(domains: Domains, findings: Findings) -> None:
             places.setdefault(group, []).append(name)
     shared = {group: names for group, names in places.items() if len(names) > 1}
     for group, names in list(shared.items())[:1]:
+        groups = "groups are" if len(shared) > 1 else "group is"
         findings.extra(
-            f"{len(shared):,} groups are in several domains, '{group}' in {' and '.join(names[:3])}: each domain is "
+            f"{len(shared):,} {groups} in several domains, '{group}' in {' and '.join(names[:3])}: each domain is "
             "split by itself, so that one may train on a group that another is tested on."
         )
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
@@ -29,6 +30,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from fedkeel.core.naming import file_name
 from fedkeel.errors import FedkeelError
 
+HOST = re.compile(r"(\*\.)?\w([\w.-]*\w)?", re.ASCII)
 PEM, OPENSSH = serialization.Encoding.PEM, serialization.Encoding.OpenSSH
 
 
@@ -167,6 +169,12 @@ def make(directory: Path, sites: Sequence[str], hosts: Sequence[str], days: int 
     for name in sites:
         if file_name(name) != name:
             raise FedkeelError(f"A site cannot be called {name!r}: its key is a file of that name.")
+    for host in hosts:
+        with suppress(ValueError):
+            ipaddress.ip_address(host)
+            continue
+        if not HOST.fullmatch(host):
+            raise FedkeelError(f"'host' is '{host}', which is no name or address of a machine: give its own.")
     authority, certificate = _authority(directory, days)
     server = directory / "server"
     if not (server / "server.pem").exists():

@@ -227,5 +227,5 @@ def answer_all(endpoint: Endpoint, site: Site, pauses: Callable[[], None]) -> No
 def summary(request: Table) -> str:
     """What a server asks for, as a line of the site's log: the words are a stranger's."""
     step = request.get("step")
-    number = from_one(step[0]) if isinstance(step, list) and step and type(step[0]) is int else "-"
-    return f"{plain(request.get('do'))[:40]}, round {number}"
+    round = f", round {from_one(step[0])}" if isinstance(step, list) and step and type(step[0]) is int else ""
+    return f"{plain(request.get('do'))[:40]}{round}"

@@ -22,7 +22,7 @@ from fedkeel.errors import FedkeelError, nearest
 from fedkeel.methods import METHODS
 from fedkeel.models.encoder import MODELS
 from fedkeel.models.timm_models import PREFIX
-from fedkeel.options import Count, NotNegative, Range, check_fields
+from fedkeel.options import Count, Needs, NotNegative, Range, check_fields, idle
 
 DEFAULT = "the default policy"
 STRENGTH = ("none", "central", "local")
@@ -39,11 +39,13 @@ class Refused(FedkeelError):
         self.line = line
 
 
-def line(default: Any, help: str) -> Any:
-    return field(default=default, metadata={"help": help})
+def line(default: Any, help: str, needs: Needs | None = None) -> Any:
+    return field(default=default, metadata={"help": help, "needs": needs})
 
 
 ANY = ("*",)
+LOCAL = Needs(lambda policy: policy.dp == "local", "needs 'dp = \"local\"': add that to the policy.")
+LIMITED = Needs(lambda policy: policy.epsilon, "is of a limit on 'epsilon', and there is none: add one.")
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,10 @@ class Policy:
     dp: Literal["none", "central", "local"] = line(
         "none", "differential privacy, at least: 'local' does not rely on the server, 'central' does"
     )
-    epsilon: NotNegative = line(0.0, 'with dp = "local", most that all runs together may spend here; 0 is no limit')
-    delta: Annotated[float, Range(above=0, most=0.5)] = line(1e-5, "at which epsilon is counted")
+    epsilon: NotNegative = line(
+        0.0, 'with dp = "local", most that all runs together may spend here; 0 is no limit', needs=LOCAL
+    )
+    delta: Annotated[float, Range(above=0, most=0.5)] = line(1e-5, "at which epsilon is counted", needs=LIMITED)
     source: str = field(default=DEFAULT, compare=False)
     numbers: dict[str, int] = field(default_factory=dict, compare=False)  # of the lines that a file has
 
@@ -77,8 +81,8 @@ class Policy:
         for name in KNOWN:
             object.__setattr__(self, name, _names(name, getattr(self, name)))
         check_fields(self)
-        if self.epsilon and self.dp != "local":
-            raise FedkeelError(f"'epsilon' is {self.epsilon:g}, which needs 'dp = \"local\"': add that to the policy.")
+        for sentence in idle(self, self).values():
+            raise FedkeelError(sentence)
 
     @staticmethod
     def read(path: Path) -> Policy:

@@ -17,12 +17,14 @@ from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.executors.flower.channel import Table
 from fedkeel.engine.executors.flower.executor import FlowerExecutor, Status
 from fedkeel.engine.executors.flower.roster import Enrolment, Roster, agree
+from fedkeel.engine.idle import refuse_idle
 from fedkeel.engine.memory import ClientMemory
 from fedkeel.engine.memory_files import MemoryFiles
 from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.methods import build as build_method
 from fedkeel.observer import Observer
+from fedkeel.runs.intact import refuse_to_hide
 from fedkeel.runs.live import STOPPED, Live
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import Store, fingerprint, read_config
@@ -60,16 +62,7 @@ def check(config: Config) -> None:
     Defence.of(config.robust).refuse_what_it_cannot_protect(method)
     privacy.refuse_contradictions(config, method)
     check_training(config)
-    if config.predictions:
-        raise FedkeelError("'predictions' is set, but what a model says of images stays at the sites: leave it out.")
-    if config.evaluate_on != "test":
-        raise FedkeelError(
-            f"'evaluate_on' is '{config.evaluate_on}', but sites are tested on what they hold out for it: leave it out."
-        )
-    if config.record:
-        raise FedkeelError(
-            f"'record' is '{config.record}', but diagnostics look at images, which stay at the sites: leave it out."
-        )
+    refuse_idle(config, network=True)
 
 
 def train(
@@ -95,6 +88,7 @@ def train(
             return run
         store, before = Store.open(directory), Roster.load(directory)
     else:
+        refuse_to_hide(directory)
         store, before = Store.create(directory, config), None
     live = observer = Live(directory, observer)  # who waits for sites watches this, too
     try:

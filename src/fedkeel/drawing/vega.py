@@ -179,7 +179,8 @@ def _line_layers(colour: Spec, few: bool, has_spread: bool) -> list[Spec]:
 
 
 def _bars(figure: Given) -> Chart:
-    """Lying, so that names have room, with the name and the number written at the root of each."""
+    """Lying, so that names have room, with the name and the number written at the root of each. A logarithm has no zero
+    that a bar could begin at: its values are points."""
     names, categories, several = _names(figure), list(figure["categories"]), len(figure["series"]) > 1
     data = []
     for series in figure["series"]:
@@ -193,7 +194,8 @@ def _bars(figure: Given) -> Chart:
     low, high = (min(0.0, *every), max(0.0, *every) or 1.0) if every else (0.0, 1.0)
     high = 100.0 if figure.get("percent") and high <= 100 else high
     if log:
-        low, high = 10.0 ** math.floor(math.log10(min(every))), max(every)
+        high = max(every)
+        low = min(every) / max(10.0, high / min(every)) ** 0.5  # a third of the axis is for the text
     text = "format({0}, '.1f')" if figure.get("percent") else NUMBER
     number = f"{text.format('datum.value')} + (isValid(datum.spread) ? ' ±' + {text.format('datum.spread')} : '')"
     # The text begins at the root of its bar, or, where whiskers would cross it and there is room, behind them.
@@ -213,7 +215,7 @@ def _bars(figure: Given) -> Chart:
     has_ends = any(row["under"] != row["over"] for row in data)
     has_seeds = any(seeds for row in data for seeds in row["seeds"])
     x = _number("value", figure.get("y_label"), scale=_axis("low", "high", log=log))
-    layers = _bar_layers(x, has_ends, has_seeds)
+    layers = _bar_layers(x, has_ends, has_seeds, points=log)
     height = len(categories) * (BAR * max(1, len(data)) + GAP)
     spec = _spec(figure, height, transform, encoding, layer=layers)
     ends = {"low": low, "high": high, "base": low if log else 0}
@@ -222,9 +224,10 @@ def _bars(figure: Given) -> Chart:
     )
 
 
-def _bar_layers(x: Spec, has_ends: bool, has_seeds: bool) -> list[Spec]:
-    base = {"datum": {"expr": "base"}, "type": "quantitative"}
-    bar = {"mark": {"type": "bar", "opacity": 0.42, "cornerRadiusEnd": 2}}
+def _bar_layers(x: Spec, has_ends: bool, has_seeds: bool, *, points: bool) -> list[Spec]:
+    base = {} if points else {"x2": {"datum": {"expr": "base"}, "type": "quantitative"}}
+    bar = {"type": "bar", "opacity": 0.42, "cornerRadiusEnd": 2}
+    point = {"type": "point", "filled": True, "opacity": 1, "size": 60}
     text = {"mark": {"type": "text", "align": "left", "dx": 5, "limit": 260}}
     whisker = {"mark": {"type": "rule", "strokeWidth": 1.6}}
     seed = {"mark": {"type": "point", "filled": True, "size": 14, "opacity": 0.8}}
@@ -233,7 +236,7 @@ def _bar_layers(x: Spec, has_ends: bool, has_seeds: bool) -> list[Spec]:
     dots = {"x": {"field": "seed", "type": "quantitative"}, "color": {"value": {"expr": "ink"}}}
     each = {"flatten": ["seeds"], "as": ["seed"]}
     return [
-        {**bar, "encoding": {"x": x, "x2": base, "tooltip": {"field": "tip"}}},
+        {"mark": point if points else bar, "encoding": {"x": x, **base, "tooltip": {"field": "tip"}}},
         {
             **text,
             "encoding": {"x": {"field": "start", "type": "quantitative"}, "text": {"field": "label"}, "color": None},

@@ -100,14 +100,6 @@ def refuse_name(config: str | Path) -> None:
 def check_options(config: Config, method: Composition, defence: Defence, executor: type[Executor]) -> None:
     metrics.asked(config)
     check_training(config)
-    if config.select_by != "accuracy" and config.result != "best-validation" and not config.patience:
-        raise FedkeelError("'select_by' chooses a round, and none is chosen: give --result best-validation, too.")
-    if "site" not in config.statistics:
-        for name in ("site_images", "site_prior", "site_always"):
-            if getattr(config, name) != getattr(Config, name):
-                raise FedkeelError(f"'{name}' is of a calibration, and there is none: give --evaluate-with site, too.")
-    if config.min_delta and not config.patience:
-        raise FedkeelError("'min_delta' is what 'patience' asks for: give --patience, too.")
     defence.refuse_what_it_cannot_protect(method)
     defence.warn_of_the_rest(method)
     privacy.refuse_contradictions(config, method, executor.captures_steps)

@@ -77,6 +77,12 @@ def check(config: Config) -> None:
             )
 
 
+def takes_decay(config: Config) -> bool:
+    """Whether the run's `decay` has a place in the schedule."""
+    given = spec.parse(config.schedule)
+    return _filled(given, math.nan) != given
+
+
 def _of(config: Config) -> Schedule:
     return _build(_filled(spec.parse(config.schedule), config.decay))
 

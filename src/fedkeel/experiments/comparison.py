@@ -25,6 +25,7 @@ from fedkeel.data.federation import Federation
 from fedkeel.engine.children import leave_if_imported_again
 from fedkeel.engine.executors.executor import choose_executor, runs_elsewhere
 from fedkeel.engine.executors.ray.cluster import runs_at_once
+from fedkeel.engine.idle import settled
 from fedkeel.engine.setup import choose_device, load_federation
 from fedkeel.engine.threads import available_cores
 from fedkeel.errors import FedkeelError
@@ -32,10 +33,11 @@ from fedkeel.experiments.beginning import ASIDE, Beginning, put_outdated_aside
 from fedkeel.experiments.jobs import Job, JobsObserver, Trial, beside_others, run_all, share_tracker, uses_gpu
 from fedkeel.experiments.objects import read_objects
 from fedkeel.experiments.progress import watched
-from fedkeel.experiments.rows import SET_BY_COMPARISON, read_seeds
+from fedkeel.experiments.rows import SET_BY_COMPARISON, own_options, read_seeds
 from fedkeel.experiments.tables import Results
 from fedkeel.files import below, explained, write_atomically
 from fedkeel.options import as_path, described
+from fedkeel.runs.intact import refuse_to_hide
 from fedkeel.runs.origin import Origin, outline_of
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import has_finished, numbered
@@ -179,6 +181,9 @@ def compare_configs(
     """Rows that are read: the configuration of each by its label, and the objects in place of what it names."""
     if processes > 1:
         configs = {label: beside_others(config) for label, config in configs.items()}
+    configs = settled(configs, own_options)
+    if directory is not None:
+        refuse_to_hide(as_path(directory), own=FILE)
     for job in plan(configs, numbers, as_path(directory)) if directory is not None else ():
         if what := other_option(job):
             raise FedkeelError(

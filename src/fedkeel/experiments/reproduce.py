@@ -25,6 +25,7 @@ from fedkeel.core.naming import slug
 from fedkeel.data import partition as partitions
 from fedkeel.data.load import refuse_missing
 from fedkeel.engine.children import leave_if_imported_again
+from fedkeel.engine.idle import settled
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.experiments.comparison import choose_jobs
 from fedkeel.experiments.jobs import Job, JobsObserver, JobsObservers, beside_others, run_all
@@ -34,6 +35,7 @@ from fedkeel.experiments.recipes import DIAGNOSTICS, Recipe, RecipeColumn, Recip
 from fedkeel.experiments.request import Request, choose_seeds, data_at, select
 from fedkeel.files import explained
 from fedkeel.models import MODELS
+from fedkeel.runs.intact import refuse_to_hide
 from fedkeel.runs.origin import Origin, method_code
 from fedkeel.runs.run import Run
 from fedkeel.runs.store import fingerprint, has_finished
@@ -68,6 +70,7 @@ def reproduce_all(names: Sequence[str | Recipe], **options: Any) -> list[Reprodu
     request = Request(**own, changes=options)
     tables = [TableRuns(recipe, request, *select(recipe, request.only, recipes)) for recipe in recipes]
     directory = Path(request.directory)
+    refuse_to_hide(directory, own="")
     with data_at(request.root):
         for table in tables:
             table.plan()
@@ -126,14 +129,15 @@ class TableRuns:
         # Recorded while it trains; a run's own records can be looked at at any time.
         record = [name for name in self.diagnostics if not analysis.build(name).of_records]
         planned: set[Path] = set()
+        configs: dict[tuple[str, str], Config] = {}
         for row, column in self.recipe.cells():
             is_reference = column.relative_to == row.label
-            if not (row in self.rows or is_reference) or not (column in self.columns or column.name in parts):
-                continue
-            config = self.request.changed(self.recipe.config(row, column))
-            config = config.replace(record=",".join(record)) if record else config
+            if (row in self.rows or is_reference) and (column in self.columns or column.name in parts):
+                config = self.request.changed(self.recipe.config(row, column))
+                configs[row.label, column.name] = config.replace(record=",".join(record)) if record else config
+        for (row, column), config in settled(configs).items():
             directory = Path(self.request.directory) / directory_name(config)
-            self.runs[row.label, column.name] = directory
+            self.runs[row, column] = directory
             if directory in planned:
                 continue
             try:
@@ -144,7 +148,7 @@ class TableRuns:
                 continue
             planned.add(directory)
             self.jobs += [
-                Job(f"{row.label}, {column.name}", seed, directory / f"seed{seed}", config.replace(seed=seed))
+                Job(f"{row}, {column}", seed, directory / f"seed{seed}", config.replace(seed=seed))
                 for seed in self.seeds
             ]
 

@@ -18,6 +18,7 @@ from fedkeel.config import Config
 from fedkeel.core.naming import slug
 from fedkeel.core.readable import html_table, percent, text_table
 from fedkeel.engine.children import leave_if_imported_again
+from fedkeel.engine.idle import settled, without_idle
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import (
     CHOSEN,
@@ -32,7 +33,7 @@ from fedkeel.experiments.jobs import JobsObserver, beside_others, run_waiting
 from fedkeel.experiments.objects import read_objects
 from fedkeel.experiments.progress import watched
 from fedkeel.experiments.queue import alone
-from fedkeel.experiments.rows import read_seeds
+from fedkeel.experiments.rows import own_options, read_seeds
 from fedkeel.experiments.tune_search import MethodSearch, Search, quiet_optuna, require_optuna, storage_in
 from fedkeel.experiments.tune_space import Choices, Space, configured, read_space, row_label, spaces_of, usual_space
 from fedkeel.files import explained, write_atomically
@@ -169,16 +170,17 @@ def tune(
     rate = given.get("learning_rate", Config.learning_rate)
     spaces = spaces_of(wanted or usual_space(rate), configs)
     numbers = fresh_seeds(seeds, seed)
+    processes = choose_jobs(jobs, configs.values())
+    configs = {label: beside_others(config) if processes > 1 else config for label, config in configs.items()}
     plan = Plan(configs, objects, spaces, trials, seed, prune)
     with watched(observer, verbose) as observer, quiet_optuna():
-        processes = choose_jobs(jobs, configs.values())
         folder = plan.free_folder() if directory is None else as_path(directory)
         plan.refuse_other_search(folder)
         plan.check()
         with alone(folder, "search"):
             searches = plan.search(folder, processes, observer)
             best = {row_label(m.label, configs[m.label], m.chosen()): m for m in searches}
-            chosen = {label: configured(configs[m.label], m.chosen()) for label, m in best.items()}
+            chosen = {label: without_idle(configured(configs[m.label], m.chosen())) for label, m in best.items()}
             given_to = {label: objects[m.label] for label, m in best.items()}
             comparison = compare_configs(chosen, given_to, numbers, folder / CHOSEN, processes, observer)
     return read_tuning(folder, comparison)
@@ -211,11 +213,11 @@ class Plan:
     def searched(self, label: str) -> Config:
         return self.configs[label].replace(evaluate_on="validation", seed=self.seed)
 
-    def methods(self, folder: Path, storage: Any = None, processes: int = 1) -> list[MethodSearch]:
+    def methods(self, folder: Path, storage: Any = None) -> list[MethodSearch]:
         return [
             MethodSearch(
                 label,
-                beside_others(self.searched(label)) if processes > 1 else self.searched(label),
+                self.searched(label),
                 space,
                 self.trials,
                 folder,
@@ -273,6 +275,13 @@ class Plan:
 
     def check(self) -> None:
         """All that can be refused before anything trains: every method as it is, and with each end of each range."""
+        tried = {(label,): config for label, config in self.configs.items()} | {
+            (label, name, value): configured(self.configs[label], {name: value})
+            for label, space in self.spaces.items()
+            for name, dimension in space.items()
+            for value in dimension.extremes
+        }
+        settled(tried, lambda row: own_options(row[0]))
         rows, given = dict(self.configs), dict(self.objects)
         for label, space in self.spaces.items():
             lists = {name: dimension.values for name, dimension in space.items() if isinstance(dimension, Choices)}
@@ -282,7 +291,7 @@ class Plan:
         check_all(rows, self.seed, given)
 
     def search(self, folder: Path, processes: int, observer: JobsObserver) -> list[MethodSearch]:
-        methods = self.methods(folder, storage_in(folder), processes)
+        methods = self.methods(folder, storage_in(folder))
         settings = self.settings()
         self.refuse_other_code(methods)
 

@@ -23,6 +23,7 @@ from typing import Any
 from fedkeel import seeds
 from fedkeel.config import Config
 from fedkeel.core.naming import slug
+from fedkeel.engine.idle import without_idle
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.jobs import Attempt, Enough, Job, JobsObserver
 from fedkeel.experiments.tune_scores import curve, measured, outcome
@@ -159,7 +160,7 @@ class MethodSearch:
 
     def attempt(self, number: int, params: Params) -> Attempt:
         directory = self.folder / TRIALS / slug(self.label) / f"{number:03d}"
-        config = configured(self.config, params)
+        config = without_idle(configured(self.config, params))
         return Attempt(self.label, config.seed, directory, config, given=self.given, number=number)
 
     # -- falling behind ----------------------------------------------------------------------------------------------

@@ -94,7 +94,8 @@ def read(path: str | Path) -> Tensors:
             return safetensors.torch.load_file(path)
         content: Any = torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError, OSError) as error:
-        reason = first_line(error)
+        # Torch would advise to let the code in the file run.
+        reason = "it holds more than tensors" if "weights_only" in str(error) else first_line(error)
         raise FedkeelError(
             f"The weights in '{path}' cannot be read ({reason}): give a file of tensors, saved from a state_dict()."
         ) from error

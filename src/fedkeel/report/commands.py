@@ -1,10 +1,10 @@
 """The commands that repeat runs, complete: what differs from the defaults is in them."""
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
 from fedkeel.config import Config
+from fedkeel.core.readable import shell
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.rows import SET_BY_COMPARISON, own_options, read_method
 from fedkeel.runs.run import given_in_python
@@ -18,7 +18,7 @@ def run_command(config: Config) -> str | None:
     """The command of one run; None for one that was made with objects given in Python."""
     if given_in_python(config):
         return None
-    return shlex.join(["fedkeel", "run", *flags(config)])
+    return shell(["fedkeel", "run", *flags(config)])
 
 
 def compare_command(configs: Mapping[str, Sequence[Config]]) -> str | None:
@@ -43,7 +43,7 @@ def compare_command(configs: Mapping[str, Sequence[Config]]) -> str | None:
     ):
         return None
     shared = flags(Config().replace(**common))
-    return shlex.join(["fedkeel", "compare", *configs, "--seeds", _seeds(next(iter(seeds))), *shared])
+    return shell(["fedkeel", "compare", *configs, "--seeds", _seeds(next(iter(seeds))), *shared])
 
 
 def flags(config: Config) -> list[str]:

@@ -181,7 +181,12 @@ def to_onnx(model: nn.Module, example: Tensor, card: str) -> bytes:
     try:
         with redirect_stdout(StringIO()):  # the exporter tells of its progress
             program = torch.onnx.export(
-                exported(model, example), (example,), input_names=[INPUT], output_names=[OUTPUT], dynamo=True
+                exported(model, example),
+                (example,),
+                input_names=[INPUT],
+                output_names=[OUTPUT],
+                dynamic_shapes=({0: "batch"},),  # for its name in the file
+                dynamo=True,
             )
     finally:
         log.setLevel(level)

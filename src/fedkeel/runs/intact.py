@@ -14,7 +14,7 @@ from fedkeel.core.state import Tensors
 from fedkeel.engine.executors.flower.roster import FILE as SITES
 from fedkeel.engine.memory_files import Damaged
 from fedkeel.errors import FedkeelError, nearest
-from fedkeel.files import digest, read_sealed
+from fedkeel.files import below, digest, read_sealed
 from fedkeel.runs.store import (
     CHECKSUMS,
     METRICS,
@@ -26,6 +26,18 @@ from fedkeel.runs.store import (
 )
 
 MOST_NAMED = 20  # clients to choose from, in a sentence
+RUN = "config.toml"
+HELD = {RUN: "a run", "comparison.json": "a comparison", "tuning.json": "a search", ".fedkeel-demo": "a demo"}
+
+
+def refuse_to_hide(directory: Path, own: str = RUN) -> None:
+    """Of a folder that holds several things, one would be looked at: nothing is begun in another's. `own`: the file
+    that a folder of the kind has that is begun."""
+    found = next((what for sign, what in HELD.items() if sign != own and (directory / sign).exists()), "")
+    if not found and own == RUN and not (directory / RUN).exists() and below(directory, RUN):
+        found = "other runs"
+    if found:
+        raise FedkeelError(f"'{directory}' holds {found}, and one would hide the other: choose another directory.")
 
 
 def how_to_continue(directory: str | Path) -> str:

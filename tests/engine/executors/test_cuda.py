@@ -267,7 +267,8 @@ def dropping(layer: Callable[[], nn.Module]) -> Classifier:
 def trained(
     directory: Path, card: Any, executor: str, layer: Callable[[], nn.Module], **options: Any
 ) -> dict[str, Tensor]:
-    settings: dict[str, Any] = {"rounds": 2, "batch_size": 8, "learning_rate": 0.01, "workers": 4}
+    settings: dict[str, Any] = {"rounds": 2, "batch_size": 8, "learning_rate": 0.01}
+    settings |= {"workers": 0 if executor == "serial" else 4}
     settings |= {"momentum": 0.9, "precision": "float32", "device": card.device, "executor": executor}
     run = simulate(
         **{**settings, **options}, model=dropping(layer), federation=uneven_federation(), directory=directory

@@ -190,7 +190,7 @@ def test_a_client_for_which_memory_does_not_suffice_ends_the_run_with_a_sentence
     tmp_path: Path, error: Exception, executor_name: str
 ) -> None:
     with pytest.raises(ShortageError, match=r"The memory of this machine does not suffice.*fewer --workers") as caught:
-        tiny.run(tmp_path / "r", TakesTooMuch(error), executor=executor_name, workers=2)
+        tiny.run(tmp_path / "r", TakesTooMuch(error), **tiny.by(executor_name))
     assert "\n" not in str(caught.value)
 
 

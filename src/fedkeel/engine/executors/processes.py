@@ -75,7 +75,7 @@ class ProcessesExecutor(Executor):
 
     @classmethod
     def suits(cls, config: Config) -> bool:
-        return config.workers != 1 and available_cores() > 1 and config.threads <= 1
+        return cls.worker_processes(config) > 1 and config.threads <= 1
 
     @classmethod
     def worker_processes(cls, config: Config) -> int:

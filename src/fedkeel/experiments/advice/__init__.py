@@ -5,7 +5,6 @@ Nothing is trained but a pilot of FedAvg over a few rounds.
 
 from __future__ import annotations
 
-import shlex
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -21,10 +20,11 @@ from fedkeel import methods
 from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.core.naming import visible
-from fedkeel.core.readable import percent
+from fedkeel.core.readable import percent, shell
 from fedkeel.core.state import batch_norms
 from fedkeel.data.federation import Federation
 from fedkeel.engine.checks import check_objects, refuse_unused
+from fedkeel.engine.idle import refuse_idle, without_idle
 from fedkeel.engine.setup import Setup
 from fedkeel.errors import FedkeelError, shortages_explained
 from fedkeel.experiments.advice.suggestions import Calibration, Candidates, Suggestion, calibration, suggest
@@ -91,7 +91,7 @@ class Advice:
         yield "Not known:"
         yield from (f"  {sentence}" for sentence in self.unknown)
         yield "Next:"
-        yield from (f"  {command}" for command in self.next)
+        yield from (f"  {line}" for line in self.next)
 
 
 @shortages_explained()
@@ -128,7 +128,8 @@ def advise(
     given = {"data": federation, "model": network}
     asked = asked.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
     privacy.refuse_contradictions(asked, Composition.of(methods.build(asked.method)))
-    setup = prepare_run(asked.replace(dp="none"), federation=federation, model=network)
+    refuse_idle(asked)
+    setup = prepare_run(without_idle(asked.replace(dp="none")), federation=federation, model=network)
     if len(setup.given.clients) < 2:
         raise FedkeelError(
             f"'{setup.given.name}' has one client, and with one there is nothing federated to advise on: cut the data "
@@ -287,7 +288,7 @@ def following(suggested: list[str], config: Config, calibrate: Calibration) -> l
     commands = [["compare", *tried, *flags, "--seeds", "3"], ["tune", *suggested, *flags]]
     if calibrate.verdict in ("yes", "try"):
         commands.append(["calibrate", "RUN", "--images", "DIR"])
-    return [shlex.join(["fedkeel", *words]) for words in commands]
+    return [shell(["fedkeel", *words]) for words in commands]
 
 
 def flag(name: str, value: Any) -> list[str]:

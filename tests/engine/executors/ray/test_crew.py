@@ -23,7 +23,8 @@ from tests.engine.executors.ray.pretend import PretendRay, pretend, wait_for_all
 from tests.processes import until
 
 NAMED: dict[str, Any] = {"data": "digits-shift", "subsample": 10, "model": "simple_cnn(width=2)", "rounds": 1}
-NAMED |= {"device": "cpu", "threads": 1, "partial_means": False}
+NAMED |= {"device": "cpu", "threads": 1}
+ON_RAY: dict[str, Any] = {**NAMED, "executor": "ray", "partial_means": False}
 
 
 def on(node: str) -> bool:
@@ -160,8 +161,9 @@ def test_what_cannot_be_sent_is_told_before_anything_begins(tmp_path: Path, monk
 # -- images ------------------------------------------------------------------------------------------------------------
 def named(tmp_path: Path, **options: Any) -> tuple[Run, Run]:
     """Under ray and under serial, of data that every machine could read."""
-    ray = fedkeel.simulate({**NAMED, "executor": "ray", **options}, directory=tmp_path / "ray")
-    return ray, fedkeel.simulate({**NAMED, "executor": "serial", **options}, directory=tmp_path / "serial")
+    ray = fedkeel.simulate({**ON_RAY, **options}, directory=tmp_path / "ray")
+    others = {name: value for name, value in options.items() if not name.startswith("ray_")}
+    return ray, fedkeel.simulate({**NAMED, "executor": "serial", **others}, directory=tmp_path / "serial")
 
 
 def test_a_node_reads_the_images_itself(
@@ -217,7 +219,7 @@ def test_images_that_were_lost_with_the_actor_that_read_them_are_read_again(
     world = pretend(monkeypatch, fate=fate)
     there = EverybodyIsThere(wait_for_all(monkeypatch), 2)
     caplog.set_level(logging.INFO)
-    ray = fedkeel.simulate({**NAMED, "rounds": 3, "executor": "ray"}, directory=tmp_path / "ray", observer=there)
+    ray = fedkeel.simulate({**ON_RAY, "rounds": 3}, directory=tmp_path / "ray", observer=there)
     serial = fedkeel.simulate({**NAMED, "rounds": 3, "executor": "serial"}, directory=tmp_path / "serial")
     assert died == ["beta"]
     assert len(notes_of(caplog, "it reads the images itself")) == 2

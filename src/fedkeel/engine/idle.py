@@ -1,0 +1,60 @@
+"""Options that are set and do nothing, as `dp_noise` without `dp`: refused once, where a run is asked for.
+
+What an option needs is declared with it, in `Config`. Here stands what a run comes to, so that it can be asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from types import SimpleNamespace
+from typing import Any
+
+from fedkeel import options, spec
+from fedkeel.config import PYTHON_OBJECT, Config
+from fedkeel.engine import metrics, optimizers, schedules
+from fedkeel.engine.executors.executor import choose_executor, runs_elsewhere
+from fedkeel.engine.setup import choose_device
+from fedkeel.errors import FedkeelError
+
+
+def idle(config: Config, *, network: bool = False) -> dict[str, str]:
+    """These options, each with the sentence that refuses it; `network`: clients are sites with their own devices."""
+    metrics.asked(config)  # a name that there is not is told of first
+    executor, device = "", ""
+    if not network:
+        here = choose_device(config)
+        executor, device = choose_executor(config, here), config.device if runs_elsewhere(config) else here.type
+    by_name = config.data != PYTHON_OBJECT and not network  # a network goes by both the brackets and the option
+    facts = {
+        "network": network,
+        "executor": executor,
+        "device": device,
+        "taken": {*optimizers.chosen(config)[1], *(["decay"] if schedules.takes_decay(config) else ())},
+        "inside": spec.parse(config.data).options if by_name else {},
+    }
+    return options.idle(config, SimpleNamespace(**{**config.to_dict(), **facts}))
+
+
+def refuse_idle(config: Config, names: Collection[str] | None = None, *, network: bool = False) -> None:
+    """`names`: only these were asked for now, the others long ago."""
+    for name, sentence in idle(config, network=network).items():
+        if names is None or name in names:
+            raise FedkeelError(sentence)
+
+
+def without_idle(config: Config) -> Config:
+    """The same run without them."""
+    return config.replace(**{name: getattr(Config, name) for name in idle(config)})
+
+
+def settled(configs: Mapping[Any, Config], own: Callable[[Any], Collection[str]] = lambda _: ()) -> dict[Any, Config]:
+    """The rows of a comparison without them: what is set for all may be of some. Refused is what is of none, and what a
+    row sets of its `own`, by its label."""
+    found = {label: idle(config) for label, config in configs.items()}
+    for label, sentences in found.items():
+        for name, sentence in sentences.items():
+            value = getattr(configs[label], name)
+            used = any(name not in found[other] and getattr(configs[other], name) == value for other in configs)
+            if not used or name in own(label):
+                raise FedkeelError(sentence)
+    return {label: without_idle(config) for label, config in configs.items()}
