@@ -129,6 +129,7 @@ class Recipe:
     misprints: tuple[str, ...] = ()  # numbers of the paper that contradict each other
     claims: tuple[str, ...] = ()  # what its text says of it
     substitute: str = ""  # why the published numbers are only a reference; empty when they are the same experiment
+    reference: str = ""  # the row from which the others' distance is shown, where a level would say nothing
     diagnostics: tuple[str, ...] = ()  # what is recorded besides accuracy
     order: str = "rows"  # whether the "rows" of a column or the "columns" of a group are what the paper puts in order
 
@@ -259,6 +260,7 @@ def _check(recipe: Recipe, groups: Mapping[str, Any]) -> None:
         places = {name for column in recipe.columns for name in (column.group, column.name)}
         _refuse_unknown(row.on, places, "group or column")
     _refuse_unknown([c.relative_to for c in recipe.columns if c.relative_to], labels, "row")
+    _refuse_unknown([recipe.reference] if recipe.reference else [], labels, "row")
     _refuse_unknown(recipe.diagnostics, DIAGNOSTICS, "diagnostic")
     _refuse_unknown([recipe.order], ORDERS, "order")
     for row, column in recipe.cells():
