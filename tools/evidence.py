@@ -146,7 +146,6 @@ def one(config: Config, directory: Path, commit: str) -> None:
 class Work:
     def __init__(self, arguments: argparse.Namespace) -> None:
         self.options, self.results = arguments, Results(arguments.results)
-        self.commit = git("rev-parse", "HEAD")
         self.at_work: dict[subprocess.Popen[bytes], Cell] = {}
         self.ending, self.paused, self.failed = False, False, 0
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -176,7 +175,7 @@ class Work:
                 self.begin(cell)
             for child in [child for child in self.at_work if child.poll() is not None]:
                 self.finished(self.at_work.pop(child), child.returncode)
-            time.sleep(self.options.tick)
+            time.sleep(0.2)
         return 1 if self.failed else 0
 
     def pause(self) -> None:
@@ -192,7 +191,7 @@ class Work:
             self.finished(cell, 0)
         else:
             config = json.dumps(cell.config.to_dict())
-            command = [sys.executable, __file__, "one", config, str(directory), self.commit]
+            command = [sys.executable, __file__, "one", config, str(directory), self.options.commit]
             self.at_work[subprocess.Popen(command, preexec_fn=os.setpgrp)] = cell
 
     def finished(self, cell: Cell, code: int) -> None:
@@ -205,17 +204,17 @@ class Work:
         print(f"{time.strftime('%H:%M:%S')} {cell}: {accuracy:.1f}, {seconds:.0f} s, exit {code}", flush=True)
 
 
-def git(*words: str) -> str:
-    return subprocess.run(["git", *words], cwd=HERE, capture_output=True, text=True, check=True).stdout.strip()
+def head() -> str:
+    command = ["git", "-C", str(HERE), "rev-parse", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def rates(path: Path, results: Results) -> int:
     """The rate that was best on the validation data, of each row and column where several were tried."""
     wrong = 0
-    tried = dict.fromkeys((c.recipe.name, c.row.label, c.column.name) for c in cells(path) if c.rate is not None)
-    for name, row_label, column_name in tried:
-        recipe = load(name)
-        row, column = next((r, c) for r, c in recipe.cells() if (r.label, c.name) == (row_label, column_name))
+    tried = {(c.recipe.name, c.row.label, c.column.name): c for c in cells(path) if c.rate is not None}
+    for (name, row_label, column_name), cell in tried.items():
+        recipe, row, column = cell.recipe, cell.row, cell.column
         scores: dict[float, list[float]] = {}
         for line in results.tried(recipe):
             of_today = version_of(recipe, row, column, {"learning_rate": line["learning_rate"]}) == line["version"]
@@ -242,8 +241,9 @@ def main(words: list[str]) -> int:
     parser.add_argument("--runs", type=Path, default=HERE / "runs" / "evidence")
     parser.add_argument("--pause", type=Path, default=HERE / "results" / "PAUSE")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--tick", type=float, default=0.5, help="seconds between two looks")
+    parser.add_argument("--commit", help="that the lines name; by default the one that is checked out")
     arguments = parser.parse_args(words)
+    arguments.commit = arguments.commit or head()
     if arguments.what == "rates":
         return rates(arguments.list, Results(arguments.results))
     return Work(arguments).run()

@@ -173,8 +173,11 @@ def names() -> list[str]:
 def matching(name: str) -> list[str]:
     """The recipes that a word means: a recipe or a file, all of a paper's ("hbn"), or those that fit "hbn/table*".
 
-    A paper's are those with its own data and networks; a variant is only run by its name.
+    A paper's are those with its own data and networks; a variant is only run by its name, or those for two cores
+    together as "hbn/small".
     """
+    if name.endswith("/small"):
+        name = name.replace("small", "*-small")
     if name.endswith(".toml") or name in names():
         return [name]
     found = [known for known in names() if fnmatchcase(known, name if "*" in name else f"{name}/*")]
