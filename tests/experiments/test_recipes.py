@@ -80,7 +80,7 @@ class TestEveryRecipe:
         assert {name for name in EVERY if load(name).substitute} == set(EVERY) - wanted - OWN
 
     def test_tables_come_before_figures_in_the_order_of_their_numbers(self) -> None:
-        hbn = [name for name in EVERY if name.startswith("hbn/")]
+        hbn = [name for name in EVERY if name.startswith("hbn/") and "-" not in name]
         assert hbn == [f"hbn/{name}" for name in WANTED["hbn"]]
 
     def test_the_header_says_where_it_is_from(self, recipe: Recipe) -> None:
