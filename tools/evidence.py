@@ -1,4 +1,4 @@
-"""Runs what the ledger lacks of a list of cells, beside other work: one process and one core each, at the lowest priority.
+"""Runs what the ledger lacks of a list of cells, beside other work, one process and one core each.
 
     python tools/evidence.py run results/small.toml --runs runs/evidence --jobs 2 --pause PAUSE
     python tools/evidence.py rates results/small.toml          # the choice of every learning rate, from its history

@@ -158,6 +158,16 @@ def refuse_unknown_options(registry: Registry[object], parsed: spec.Spec) -> Non
     registry.entry(parsed.name).check_options("data set", own)
 
 
+def test_those_for_two_cores_have_a_name_together_and_seeds_that_nothing_was_chosen_with() -> None:
+    assert matching("greg/small") == [f"greg/table{number}-small" for number in (1, 2, 3, 9)]
+    small = [load(name) for name in EVERY if name.endswith("-small")]
+    assert {recipe.name.partition("/")[0] for recipe in small} == set(WANTED)
+    for recipe in small:
+        assert (recipe.seeds, bool(recipe.reference)) == ((20, 21, 22, 23, 24), True)
+        assert any(text.startswith("Kept") for text in recipe.decisions)
+        assert {recipe.config(*cell).result for cell in recipe.cells()} == {"mean-last-10"}
+
+
 class TestPublishedNumbers:
     def test_printed_averages_are_the_means_of_their_cells_or_called_misprints(self, recipe: Recipe) -> None:
         for column in (column for column in recipe.columns if column.average):

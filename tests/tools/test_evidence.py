@@ -33,7 +33,9 @@ def tool() -> ModuleType:
     return module
 
 
-def start(folder: Path, block: str, recipe: str = RECIPE, what: str = "run", commit: str = "abc") -> subprocess.Popen[str]:
+def start(
+    folder: Path, block: str, recipe: str = RECIPE, what: str = "run", commit: str = "abc"
+) -> subprocess.Popen[str]:
     (folder / "small.toml").write_text(recipe)
     (folder / "list.toml").write_text(f"[[block]]\nrecipe = '{folder / 'small.toml'}'\n{block}\n")
     (folder / "results").mkdir(exist_ok=True)

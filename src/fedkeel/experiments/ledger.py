@@ -259,7 +259,10 @@ def _is_json(text: bytes) -> bool:
 
 
 KINDS: Mapping[type | tuple[type, ...], Sequence[str]] = {
-    str: ("recipe", "row", "column", "rule", "method", "version", "device", "torch", "fedkeel", "date", "commit", "doubt"),
+    str: (
+        *("recipe", "row", "column", "rule", "method", "version"),
+        *("device", "torch", "fedkeel", "date", "commit", "doubt"),
+    ),
     int: ("seed", "rounds", "of"),
     (int, float): ("seconds",),
     dict: ("results", "domains", "statistics", "changes"),

@@ -73,7 +73,8 @@ class PaperCell:
     def from_reference(self, other: PaperCell) -> str:
         """Where levels say nothing: ours, its distance to another row with the same seeds, and the paper's to it."""
         common = [self.ours[seed] - other.ours[seed] for seed in self.ours if seed in other.ours]
-        published = None if None in (self.published, other.published) else self.published - other.published
+        one, two = self.published, other.published
+        published = None if one is None or two is None else one - two
         return self._text(self._signed(statistics.fmean(common) if common else None), self._signed(published))
 
     def _signed(self, distance: float | None) -> str:

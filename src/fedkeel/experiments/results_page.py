@@ -14,7 +14,7 @@ from statistics import fmean, mode
 from typing import Any
 
 from fedkeel.config import read_table
-from fedkeel.experiments.claims import FEWEST, Claim, Verdict, claims_of, judge
+from fedkeel.experiments.claims import FEWEST, Claim, Difference, Verdict, claims_of, judge
 from fedkeel.experiments.ledger import Ledger, Line
 from fedkeel.experiments.paper_table import Cells, PaperCell, Reproduction, derived, markdown_table
 from fedkeel.experiments.recipes import PAPERS, Recipe, RecipeColumn, RecipeRow, load, names
@@ -23,6 +23,7 @@ from fedkeel.runs.summary import BEST_ROUND, RULES
 from fedkeel.spec import parse
 
 REMARKS = "remarks.toml"
+SMALL = "-small"  # recipes for two cores
 INTRODUCTION = """# Results
 
 Every number below is rendered from the ledger, `results/*.jsonl`, in which a line is one cell of a paper's table, run
@@ -119,7 +120,7 @@ def page(ledger: Ledger, own: Sequence[Recipe] = ()) -> str:
         f"## All rounds\n\n{ALL}": [block for block in blocks if block.is_whole],
         f"## Quick looks\n\n{QUICK}": [block for block in blocks if not block.is_whole],
     }
-    parts = [INTRODUCTION, claims_table(blocks)]
+    parts = [INTRODUCTION, overview(blocks), claims_table(blocks)]
     for heading, shown in sections.items():
         parts += [heading, *(section(block, remarks) for block in shown)] if shown else []
     if stale:
@@ -132,6 +133,38 @@ ALL = (
     "number in brackets where it is not that of most cells."
 )
 QUICK = "With another number of rounds than the paper's: where methods stand early on, and no reproduced numbers."
+
+
+OVERVIEW = (
+    "By how much a row is ahead of the nearest of its rivals, in points: as published, here at the papers' own sizes "
+    "or nearly so, and here [for two cores](reproduce.md#at-a-size-for-two-cores). What decided each stands below."
+)
+
+
+def overview(blocks: Sequence[Block]) -> str:
+    """Every claim on one line, whatever recipes it was judged by."""
+    judged = {claim: verdict for claim, verdict in verdicts(blocks) if verdict}
+    found: dict[tuple[str, str], list[Claim]] = {}
+    for paper, name in PAPERS.items():
+        for claim in claims_of(paper):
+            found.setdefault((name, claim.says), []).append(claim)
+    rows = []
+    for said, claims in found.items():
+        published = [d.paper for d in judge(claims[0], load(claims[0].recipe), {}).differences if d.paper is not None]
+        row = [*said, f"{min(published):+.1f}" if published else DASH]
+        for small in (False, True):
+            there = [claim for claim in claims if claim.recipe.endswith(SMALL) == small]
+            told = [f"**{v.text}** {by(v.decisive)} ({c.recipe})" for c in there if (v := judged.get(c))]
+            row.append("; ".join(told) or ("not run" if there else DASH))
+        rows.append(row)
+    headings = ["paper", "claim", "published", "here, the papers' sizes", "here, two cores"]
+    return "\n".join(["## Every claim", "", OVERVIEW, "", *markdown_table(headings, rows)])
+
+
+def by(found: Difference) -> str:
+    """How far ahead, with the interval."""
+    spread = "" if math.isinf(found.half_width) else f" ±{found.half_width:.1f}"
+    return f"{found.mean:+.1f}{spread}" if found.ours else DASH
 
 
 def claims_table(blocks: Sequence[Block]) -> str:
@@ -159,10 +192,8 @@ def claim_rows(judged: Iterable[tuple[Claim, Verdict | None]]) -> list[list[str]
             rows.append([*said, DASH, DASH, DASH, DASH, "0", "not run"])
             continue
         found = verdict.decisive
-        spread = "" if math.isinf(found.half_width) else f" ±{found.half_width:.1f}"
-        ours = f"{found.mean:+.1f}{spread}" if found.ours else DASH
         paper = DASH if found.paper is None else f"{found.paper:+.1f}"
-        rows.append([*said, where(verdict), found.over, paper, ours, str(len(found.ours)), verdict.text])
+        rows.append([*said, where(verdict), found.over, paper, by(found), str(len(found.ours)), verdict.text])
     return rows
 
 
