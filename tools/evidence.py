@@ -104,11 +104,14 @@ def cells(path: Path) -> Iterator[Cell]:
         wanted = [cell for cell in recipe.cells() if cell[0] in rows and cell[1] in columns]
         for seed in block["seeds"]:
             for row, column in wanted:
+                own = Cell(recipe, row, column, seed, block=number)
                 if "rates_of" in block:
                     name, where, which = (*block["rates_of"], row.label)[:3]
-                    yield Cell(recipe, row, column, seed, rate_of=(name, which, where))
-                for rate in block.get("rates", ()):
-                    yield Cell(recipe, row, column, seed, rate, tried=True, block=number)
+                    yield replace(own, rate_of=(name, which, where))
+                elif "rates" in block:
+                    yield from (replace(own, rate=rate, tried=True) for rate in block["rates"])
+                else:
+                    yield own
 
 
 def unique(listed: Iterable[Cell]) -> list[Cell]:
