@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import rankdata
 
+from fedkeel.errors import FedkeelError
 from fedkeel.experiments.paper_table import Order, PaperCell, Reproduction
 from fedkeel.experiments.recipes import PublishedNumber, parse
 
@@ -123,6 +124,18 @@ class TestReproduction:
         ]
         assert tables[0][2][0] == ["one", "72.0±1.4 / 70.0 / +2.0", "55.0 / 60.0 / -5.0"]
         assert tables[0][2][2] == ["three", "90.0 / 75.0 / +15.0", ""]  # the paper has no such cell
+
+    def test_where_levels_say_nothing_the_distance_to_a_row_is_shown(self) -> None:
+        text = RECIPE.replace('caption = "A table"', 'caption = "A table"\nreference = "one"')
+        result = reproduction(self.OURS, text)
+        assert "ours / ahead of one, here / in the paper" in result.legend
+        first, second, third = (row[1] for row in next(iter(result.tables()))[2])
+        assert first == "72.0±1.4 / +0.0 / +0.0"
+        assert second == "80.0 / +9.0 / +10.5"  # with the seed that both have
+        assert third == "90.0 / +19.0 / +5.0"
+        assert list(result.tables())[1][2][1][1] == "– / – / –"
+        with pytest.raises(FedkeelError, match="no row 'none'"):
+            reproduction({}, text.replace('reference = "one"', 'reference = "none"'))
 
     def test_the_sentences_say_where_the_order_is_the_papers(self) -> None:
         first, *others = reproduction(self.OURS).sentences()

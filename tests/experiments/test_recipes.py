@@ -80,7 +80,7 @@ class TestEveryRecipe:
         assert {name for name in EVERY if load(name).substitute} == set(EVERY) - wanted - OWN
 
     def test_tables_come_before_figures_in_the_order_of_their_numbers(self) -> None:
-        hbn = [name for name in EVERY if name.startswith("hbn/")]
+        hbn = [name for name in EVERY if name.startswith("hbn/") and "-" not in name]
         assert hbn == [f"hbn/{name}" for name in WANTED["hbn"]]
 
     def test_the_header_says_where_it_is_from(self, recipe: Recipe) -> None:
@@ -154,6 +154,16 @@ def refuse_unknown_options(registry: Registry[object], parsed: spec.Spec) -> Non
             parse_transforms(parsed.options[transform])
     own = {option: value for option, value in parsed.options.items() if option not in loading}
     registry.entry(parsed.name).check_options("data set", own)
+
+
+def test_those_for_two_cores_have_a_name_together_and_seeds_that_nothing_was_chosen_with() -> None:
+    assert matching("greg/small") == [f"greg/table{number}-small" for number in (1, 2, 3, 9)]
+    small = [load(name) for name in EVERY if name.endswith("-small")]
+    assert {recipe.name.partition("/")[0] for recipe in small} == set(WANTED)
+    for recipe in small:
+        assert (recipe.seeds, bool(recipe.reference)) == ((20, 21, 22, 23, 24), True)
+        assert any(text.startswith("Kept") for text in recipe.decisions)
+        assert {recipe.config(*cell).result for cell in recipe.cells()} == {"mean-last-10"}
 
 
 class TestPublishedNumbers:

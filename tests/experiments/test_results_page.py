@@ -125,6 +125,26 @@ def test_what_is_no_accuracy_has_three_digits(tmp_path: Path) -> None:
     assert "| +0.053 | +0.031 ±0.002 | 3 | **holds** |" in page(ledger)
 
 
+def test_every_claim_is_on_one_line_at_both_sizes(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path)
+    for name, step in (("hbn/table1", 2.0), ("hbn/table1-small", -3.0)):
+        recipe = load(name)
+        for seed in range(20, 23):
+            ledger.add([line("HBN", "CIFAR-10 phi=0.6", seed, 70.0 + step + 0.1 * seed, recipe)])
+            ledger.add([line("BN", "CIFAR-10 phi=0.6", seed, 70.0, recipe)])
+    half_way = page(ledger).partition("## What the papers claim")[0]
+    assert "| **holds** +4.1 ±0.2 (hbn/table1) | not run |" in half_way
+    for seed in (23, 24):
+        ledger.add([line("HBN", "CIFAR-10 phi=0.6", seed, 67.0 + 0.1 * seed, recipe)])
+        ledger.add([line("BN", "CIFAR-10 phi=0.6", seed, 70.0, recipe)])
+    told = page(ledger).partition("## What the papers claim")[0]
+    assert (
+        "| HBN | HBN is ahead of batch norm under label shift. | +2.8 | **holds** +4.1 ±0.2 (hbn/table1) | "
+        "**does not hold** -0.8 ±0.2 (hbn/table1-small) |"
+    ) in told
+    assert "| HBN | With batches of two images HBN is ahead of batch norm. | +5.0 | – | not run |" in told
+
+
 def test_lines_with_changes_do_not_replace_those_without(tmp_path: Path) -> None:
     recipe, ledger = load("hbn/table6"), Ledger(tmp_path)
     rows = {"FedAvg+HBN": 70.0, "(2) Eq. 8: weighted average": 60.0}

@@ -11,6 +11,7 @@
     lower = true                                # less is ahead: seconds, gaps
     rule = "every-round"                        # by another rule than the recipe's: here, ahead all along
     tried = "..."                               # where it does not hold: what was looked at
+    headline = true                             # what the paper is known for: in the README
 
 `over = ["zero"]` is a claim of the row's own numbers: of their sign, or, with `than`, of some columns against others.
 
@@ -57,6 +58,7 @@ class Claim:
     lower: bool = False
     rule: str = ""
     tried: str = ""
+    headline: bool = False
 
     def chosen(self, recipe: Recipe, patterns: Sequence[str]) -> list[str]:
         named = [

@@ -58,6 +58,7 @@ class Line:
     torch: str = ""
     fedkeel: str = ""
     date: str = ""
+    commit: str = ""  # at which it was run, where that is known
     doubt: str = ""  # written into it later: why it does not count although nothing else says so
 
     @property
@@ -258,7 +259,10 @@ def _is_json(text: bytes) -> bool:
 
 
 KINDS: Mapping[type | tuple[type, ...], Sequence[str]] = {
-    str: ("recipe", "row", "column", "rule", "method", "version", "device", "torch", "fedkeel", "date", "doubt"),
+    str: (
+        *("recipe", "row", "column", "rule", "method", "version"),
+        *("device", "torch", "fedkeel", "date", "commit", "doubt"),
+    ),
     int: ("seed", "rounds", "of"),
     (int, float): ("seconds",),
     dict: ("results", "domains", "statistics", "changes"),

@@ -67,14 +67,25 @@ class PaperCell:
         return self.paper.decimals if self.paper is not None and self.paper.value is not None else 1
 
     def __str__(self) -> str:
-        digits = self.decimals
-        ours = DASH if self.mean is None else f"{self.mean:.{digits}f}"
-        spread = "" if self.std is None else f"±{self.std:.{digits}f}"
         paper = DASH if self.paper is None else self.paper.text
+        return self._text(paper, self._signed(self.difference))
+
+    def from_reference(self, other: PaperCell) -> str:
+        """Where levels say nothing: ours, its distance to another row with the same seeds, and the paper's to it."""
+        common = [self.ours[seed] - other.ours[seed] for seed in self.ours if seed in other.ours]
+        one, two = self.published, other.published
+        published = None if one is None or two is None else one - two
+        return self._text(self._signed(statistics.fmean(common) if common else None), self._signed(published))
+
+    def _signed(self, distance: float | None) -> str:
         # Adding 0.0 turns the -0.0 of a rounded -0.04 into 0.0.
-        apart = DASH if self.difference is None else f"{round(self.difference, digits) + 0.0:+.{digits}f}"
+        return DASH if distance is None else f"{round(distance, self.decimals) + 0.0:+.{self.decimals}f}"
+
+    def _text(self, *others: str) -> str:
+        ours = DASH if self.mean is None else f"{self.mean:.{self.decimals}f}"
+        spread = "" if self.std is None else f"±{self.std:.{self.decimals}f}"
         seeds = "" if not self.ours or self.usual in (None, len(self.ours)) else f" ({len(self.ours)})"
-        return f"{ours}{spread} / {paper} / {apart}{seeds}"
+        return " / ".join((f"{ours}{spread}", *others)) + seeds
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -151,16 +162,24 @@ class Reproduction:
     @property
     def legend(self) -> str:
         seeds = "one seed" if len(self.seeds) == 1 else f"mean±standard deviation over {len(self.seeds)} seeds"
-        return f"{self.recipe.measure}: ours / paper / difference; ours is {seeds}."
+        reference = self.recipe.reference
+        shown = f"ours / ahead of {reference}, here / in the paper" if reference else "ours / paper / difference"
+        return f"{self.recipe.measure}: {shown}; ours is {seeds}."
 
     def tables(self) -> Iterator[tuple[str, list[str], list[list[str]]]]:
         """For each group of columns its name, the headings and the lines."""
         labels = [row.label for row in self.rows]
         for group in dict.fromkeys(column.group for column in self.columns):
             columns = [column for column in self.columns if column.group == group]
-            texts = {row: [str(self.cells.get((row, column.name), "")) for column in columns] for row in labels}
+            texts = {row: [self._text(row, column.name) for column in columns] for row in labels}
             lines = [[row, *cells] for row, cells in texts.items() if any(cells)]
             yield group, ["method", *(column.label for column in columns)], lines
+
+    def _text(self, row: str, column: str) -> str:
+        cell, reference = self.cells.get((row, column)), self.recipe.reference
+        if cell is None or not reference:
+            return str(cell or "")
+        return cell.from_reference(self.cells.get((reference, column), PaperCell({})))
 
     def orders(self) -> list[Order]:
         """The order of the methods in each column, or of the columns in each row and group."""

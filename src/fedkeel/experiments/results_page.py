@@ -14,7 +14,7 @@ from statistics import fmean, mode
 from typing import Any
 
 from fedkeel.config import read_table
-from fedkeel.experiments.claims import Claim, Verdict, claims_of, judge
+from fedkeel.experiments.claims import Against, Claim, Verdict, claims_of, judge
 from fedkeel.experiments.difference import FEWEST
 from fedkeel.experiments.ledger import Ledger, Line
 from fedkeel.experiments.paper_table import Cells, PaperCell, Reproduction, derived, markdown_table
@@ -24,6 +24,7 @@ from fedkeel.runs.summary import BEST_ROUND, RULES
 from fedkeel.spec import parse
 
 REMARKS = "remarks.toml"
+SMALL = "-small"  # recipes for two cores
 INTRODUCTION = """# Results
 
 Every number below is rendered from the ledger, `results/*.jsonl`, in which a line is one cell of a paper's table, run
@@ -107,7 +108,8 @@ def verdicts(blocks: Sequence[Block]) -> Iterator[tuple[Claim, Verdict | None]]:
             if claim.recipe in whole:
                 block = whole[claim.recipe]
                 verdict = judge(claim, block.recipe, block.values(claim.rule or None))
-                yield claim, verdict if verdict.decisive.ours.by_seed else None
+                fewest = len(block.recipe.seeds) if claim.recipe.endswith(SMALL) else 1  # no verdict half-way
+                yield claim, verdict if len(verdict.decisive.ours.by_seed) >= fewest else None
             elif claim.says not in run:
                 run.add(claim.says)
                 yield claim, None
@@ -121,7 +123,7 @@ def page(ledger: Ledger, own: Sequence[Recipe] = ()) -> str:
         f"## All rounds\n\n{ALL}": [block for block in blocks if block.is_whole],
         f"## Quick looks\n\n{QUICK}": [block for block in blocks if not block.is_whole],
     }
-    parts = [INTRODUCTION, claims_table(blocks)]
+    parts = [INTRODUCTION, overview(blocks), claims_table(blocks)]
     for heading, shown in sections.items():
         parts += [heading, *(section(block, remarks) for block in shown)] if shown else []
     if stale:
@@ -134,6 +136,56 @@ ALL = (
     "number in brackets where it is not that of most cells."
 )
 QUICK = "With another number of rounds than the paper's: where methods stand early on, and no reproduced numbers."
+
+
+OVERVIEW = (
+    "By how much a row is ahead of the nearest of its rivals, in points: as published, here at the papers' own sizes "
+    "or nearly so, and here [for two cores](reproduce.md#at-a-size-for-two-cores). What decided each stands below."
+)
+
+
+def overview(blocks: Sequence[Block]) -> str:
+    """Every claim on one line, whatever recipes it was judged by."""
+    headings = ["paper", "claim", "published", "here, the papers' sizes", "here, two cores"]
+    return "\n".join(["## Every claim", "", OVERVIEW, "", *markdown_table(headings, claim_lines(blocks))])
+
+
+def headlines(blocks: Sequence[Block]) -> list[str]:
+    """The claim that each paper is known for, for the README: the lines of a table."""
+    known = {claim.says for paper in PAPERS for claim in claims_of(paper) if claim.headline}
+    headings = ["paper", "its claim", "published", "here, at the paper's size", "here, on two cores"]
+    return markdown_table(headings, [row for row in claim_lines(blocks) if row[1] in known])
+
+
+def claim_lines(blocks: Sequence[Block]) -> list[list[str]]:
+    judged = {claim: verdict for claim, verdict in verdicts(blocks) if verdict}
+    found: dict[tuple[str, str], list[Claim]] = {}
+    for paper, name in PAPERS.items():
+        for claim in claims_of(paper):
+            found.setdefault((name, claim.says), []).append(claim)
+    rows = []
+    for said, claims in found.items():
+        published = [d.paper for d in judge(claims[0], load(claims[0].recipe), {}).differences if d.paper is not None]
+        row = [*said, f"{min(published):+.1f}" if published else DASH]
+        for small in (False, True):
+            there = [claim for claim in claims if claim.recipe.endswith(SMALL) == small]
+            told = [f"**{v.text}** {by(c, v.decisive)} ({c.recipe})" for c in there if (v := judged.get(c))]
+            row.append("; ".join(told) or ("not run" if there else DASH))
+        rows.append(row)
+    return rows
+
+
+def by(claim: Claim, found: Against) -> str:
+    """How far ahead, with the interval."""
+    ours, digits = found.ours, digits_of(claim, found)
+    spread = "" if math.isinf(ours.half_width) else f" ±{ours.half_width:.{digits}f}"
+    return f"{ours.mean:+.{digits}f}{spread}" if ours.by_seed else DASH
+
+
+def digits_of(claim: Claim, found: Against) -> int:
+    """Of numbers that are no shares in %, more."""
+    read = {c.reading.get("read", "accuracy") for c in load(claim.recipe).columns if c.name in found.columns}
+    return 1 if read <= {*PERCENT} else 3
 
 
 def claims_table(blocks: Sequence[Block]) -> str:
@@ -161,13 +213,10 @@ def claim_rows(judged: Iterable[tuple[Claim, Verdict | None]]) -> list[list[str]
             rows.append([*said, DASH, DASH, DASH, DASH, "0", "not run"])
             continue
         found = verdict.decisive
-        read = {c.reading.get("read", "accuracy") for c in load(claim.recipe).columns if c.name in found.columns}
-        digits = 1 if read <= {*PERCENT} else 3
-        by = found.ours
-        spread = "" if math.isinf(by.half_width) else f" ±{by.half_width:.{digits}f}"
-        ours = f"{by.mean:+.{digits}f}{spread}" if by.by_seed else DASH
+        digits = digits_of(claim, found)
         paper = DASH if found.paper is None else f"{found.paper:+.{digits}f}"
-        rows.append([*said, where(verdict), found.over, paper, ours, str(len(by.by_seed)), verdict.text])
+        seeds = str(len(found.ours.by_seed))
+        rows.append([*said, where(verdict), found.over, paper, by(claim, found), seeds, verdict.text])
     return rows
 
 

@@ -131,6 +131,7 @@ class Recipe:
     misprints: tuple[str, ...] = ()  # numbers of the paper that contradict each other
     claims: tuple[str, ...] = ()  # what its text says of it
     substitute: str = ""  # why the published numbers are only a reference; empty when they are the same experiment
+    reference: str = ""  # the row from which the others' distance is shown, where a level would say nothing
     diagnostics: tuple[str, ...] = ()  # what is recorded besides accuracy
     order: str = "rows"  # whether the "rows" of a column or the "columns" of a group are what the paper puts in order
 
@@ -174,8 +175,11 @@ def names() -> list[str]:
 def matching(name: str) -> list[str]:
     """The recipes that a word means: a recipe or a file, all of a paper's ("hbn"), or those that fit "hbn/table*".
 
-    A paper's are those with its own data and networks; a variant is only run by its name.
+    A paper's are those with its own data and networks; a variant is only run by its name, or those for two cores
+    together as "hbn/small".
     """
+    if name.endswith("/small"):
+        name = name.replace("small", "*-small")
     if name.endswith(".toml") or name in names():
         return [name]
     found = [known for known in names() if fnmatchcase(known, name if "*" in name else f"{name}/*")]
@@ -261,6 +265,7 @@ def _check(recipe: Recipe, groups: Mapping[str, Any]) -> None:
         places = {name for column in recipe.columns for name in (column.group, column.name)}
         _refuse_unknown(row.on, places, "group or column")
     _refuse_unknown([c.relative_to for c in recipe.columns if c.relative_to], labels, "row")
+    _refuse_unknown([recipe.reference] if recipe.reference else [], labels, "row")
     _refuse_unknown(recipe.diagnostics, DIAGNOSTICS, "diagnostic")
     _refuse_unknown([recipe.order], ORDERS, "order")
     for row, column in recipe.cells():

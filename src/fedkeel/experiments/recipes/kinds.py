@@ -23,7 +23,8 @@ TEXTS: Kind = (list_of(str), "a list of texts, in quotes")
 TABLES: Kind = (list_of(dict), "a list of tables, { label = ... }")
 
 ENTRIES: Mapping[str, Kind] = {
-    **dict.fromkeys(("like", "paper", "table", "caption", "measure", "protocol", "substitute", "order"), TEXT),
+    **dict.fromkeys(("like", "paper", "table", "caption", "measure", "protocol", "substitute"), TEXT),
+    **dict.fromkeys(("order", "reference"), TEXT),
     **dict.fromkeys(("decisions", "misprints", "claims", "diagnostics"), TEXTS),
     **dict.fromkeys(("columns", "rows"), TABLES),
     "seeds": (seeds, "a list of different whole numbers, like [0, 1, 2]"),
