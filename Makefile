@@ -49,9 +49,11 @@ demo: $(CORE)
 
 lint: $(READY)
 	@echo "ruff ..."
-	@$(BIN)/ruff check src tests examples benchmarks docs/tutorials
-	@$(BIN)/ruff format --check --quiet src tests examples benchmarks docs/tutorials \
-		|| { echo "Some files are not formatted: run $(BIN)/ruff format src tests examples benchmarks docs/tutorials"; exit 1; }
+	@$(BIN)/ruff check src tests examples benchmarks tools docs/tutorials
+	@$(BIN)/ruff format --check --quiet src tests examples benchmarks tools docs/tutorials \
+		|| { echo "Some files are not formatted: run $(BIN)/ruff format src tests examples benchmarks tools docs/tutorials"; exit 1; }
+	@echo "nothing private ..."
+	@$(BIN)/python tools/private.py
 	@echo "imports go downwards ..."
 	@$(BIN)/lint-imports --no-logo --no-cache > $(VENV)/imports.log 2>&1 || { cat $(VENV)/imports.log; exit 1; }
 

@@ -22,6 +22,7 @@ from fedkeel.core.method import Method
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.engine.rounds import Federated
+from fedkeel.engine.tasks import Result, Task
 from fedkeel.methods import METHODS
 from fedkeel.runs.store import Store
 from tests import tiny
@@ -39,38 +40,39 @@ class Scene:
         self.notes = tiny.Notes()
         self.run = Federated(setup, setup.executor(), self.store, self.notes)
         self.run.round(0)
-        self.executor = self.run.executor
         server = self.run.server
         server.round = 1
-        self.run.method.before_training(server)
-        self.broadcast = server.broadcast(self.run.method.send(server, server.weights))
+        sent = replace(server, weights=dict(server.weights), shares={})
+        self.run.method.before_training(sent)
+        server.extras, server.memory, server.shares = sent.extras, sent.memory, sent.shares
+        self.broadcast = sent.broadcast(sent.weights)
         self.start = replace(server, memory=dict(server.memory), extras=dict(server.extras))
-        self.remembered = dict(self.executor.memory.items())
-        honest = [u for u in self.executor.train(server.participants, self.broadcast) if isinstance(u, Update)]
-        self.honest = {update.client: update for update in honest}
-        self.learnt = dict(self.executor.memory.items())
+        self.remembered = dict(self.run.memory.items())
+        tasks = [Task("train", client, self.run.memory.look(client)) for client in server.participants]
+        trained = [one for one in self.run.executor.map(tasks, self.broadcast) if isinstance(one, Result)]
+        self.honest: dict[str, Update] = {one.client: one.outcome for one in trained}
+        self.learnt = {one.client: one.memory for one in trained}
 
-    def collect(self, message: Update | Missing) -> list[Update]:
-        """The updates that count when the liar sends this."""
+    def collect(self, message: Update | Missing) -> list[Result[Update]]:
+        """What counts when the liar sends this."""
         self.run.server = replace(self.start, memory=dict(self.start.memory), extras=dict(self.start.extras))
         for client in tiny.SIZES:
-            self.executor.memory.keep(client, self.remembered.get(client, {}))
+            self.run.memory.keep(client, self.remembered.get(client, {}), 1)
 
-        def train(clients: Sequence[str], _: Broadcast) -> Iterator[Update | Missing]:
-            for client in clients:
-                self.executor.memory.keep(client, self.learnt.get(client, {}))
-                yield message if client == LIAR else self.honest[client]
+        def trained(tasks: Sequence[Task], _: Broadcast) -> Iterator[Result[Any] | Missing]:
+            for task in tasks:
+                sent = message if task.client == LIAR else self.honest[task.client]
+                yield sent if isinstance(sent, Missing) else Result(task.client, sent, self.learnt[task.client])
 
-        self.executor.train = train  # type: ignore[method-assign]
+        self.run.executor.map = trained  # type: ignore[method-assign]
         self.notes.notes.clear()
-        before = {client: self.executor.memory.of(client) for client in tiny.SIZES}
-        return self.run._collect(self.broadcast, before)[0]
+        return self.run._train(self.broadcast)[0]
 
     def outcome(self, message: Update | Missing) -> dict[str, Tensors]:
         """All that the round leaves behind."""
-        self.run._aggregate(self.broadcast, self.collect(message), self.remembered)
+        self.run._aggregate(self.broadcast, self.collect(message))
         server = self.run.server
-        clients = {f"client {name}": memory for name, memory in self.executor.memory.items()}
+        clients = {f"client {name}": memory for name, memory in self.run.memory.items()}
         return {
             "weights": server.weights,
             "statistics": server.statistics,
@@ -243,15 +245,15 @@ def assert_harmless(scene: Scene, message: Update | Missing) -> None:
     """It is dropped with a word, and the others' updates are what they were; or, sound by all that can be told, it
     counts, and what comes of it is finite."""
     counted = scene.collect(message)
-    others = [update for update in counted if update.client != LIAR]
-    assert [update.client for update in others] == [name for name in tiny.SIZES if name != LIAR]
-    assert all(update is scene.honest[update.client] for update in others)
+    others = [one for one in counted if one.client != LIAR]
+    assert [one.client for one in others] == [name for name in tiny.SIZES if name != LIAR]
+    assert all(one.outcome is scene.honest[one.client] for one in others)
     if len(counted) == len(others):
         assert f"the update of '{LIAR}' is dropped" in scene.notes.notes[0]
-        assert scene.executor.memory.of(LIAR) is scene.remembered.get(LIAR) or not scene.executor.memory.of(LIAR)
+        assert scene.run.memory.look(LIAR) is scene.remembered.get(LIAR) or not scene.run.memory.look(LIAR)
         return
     assert not scene.notes.notes
-    scene.run._aggregate(scene.broadcast, counted, scene.remembered)
+    scene.run._aggregate(scene.broadcast, counted)
     server = scene.run.server
     for given_tensors, old in ((server.weights, scene.start.weights), (server.statistics, scene.start.statistics)):
         assert {name: t.shape for name, t in given_tensors.items()} == {name: t.shape for name, t in old.items()}
@@ -380,11 +382,11 @@ def test_the_client_of_a_dropped_update_remembers_what_it_did_before(tmp_path: P
     lie = replace(scene.honest[LIAR], samples=-1)
     scene.outcome(lie)
     total = sum(tiny.SIZES.values())
-    memories = {name: scene.executor.memory.of(name) for name in tiny.SIZES}
+    memories = dict(scene.run.memory.items())
     for name, mean in scene.run.server.extras.items():
         expected = sum(tiny.SIZES[client] * memory[name].double() for client, memory in memories.items()) / total
         torch.testing.assert_close(mean.double(), expected, rtol=1e-5, atol=1e-6)
-    assert scene.executor.memory.of(LIAR) is scene.remembered[LIAR]
+    assert scene.run.memory.look(LIAR) is scene.remembered[LIAR]
 
 
 def test_a_round_that_does_not_count_leaves_no_trace_on_any_client(tmp_path: Path) -> None:
@@ -395,13 +397,14 @@ def test_a_round_that_does_not_count_leaves_no_trace_on_any_client(tmp_path: Pat
     store = Store.create(tmp_path / "r", setup.config)
     run = Federated(setup, setup.executor(), store, tiny.Notes())
     run.round(0)
-    before = dict(run.executor.memory.items())
+    before = dict(run.memory.items())
     run.round(1)
-    after = dict(run.executor.memory.items())
+    after = dict(run.memory.items())
     assert set(before) == set(after)
     assert all(torch.equal(after[client][name], t) for client in before for name, t in before[client].items())
     run.round(2)
-    assert not torch.equal(run.executor.memory.of("ward")["scaffold/head.bias"], before["ward"]["scaffold/head.bias"])
+    later = dict(run.memory.items())
+    assert not torch.equal(later["ward"]["scaffold/head.bias"], before["ward"]["scaffold/head.bias"])
 
 
 # -- answers to questions --
@@ -424,13 +427,17 @@ def test_a_false_answer_is_as_none(tmp_path: Path, method: str, lie: str) -> Non
         setup = tiny.setup(method, rounds=2)
         store = Store.create(tmp_path / name, setup.config)
         executor, notes = setup.executor(), tiny.Notes()
-        plain = executor.ask
+        plain = executor.map
 
-        def ask(clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
-            for answer in plain(clients, broadcast, question):
-                yield spoil(answer) if isinstance(answer, Answer) and answer.client == LIAR else answer
+        def spoilt(tasks: Sequence[Task], broadcast: Broadcast) -> Iterator[Result[Any] | Missing]:
+            for result in plain(tasks, broadcast):
+                if isinstance(result, Missing) or not isinstance(result.outcome, Answer) or result.client != LIAR:
+                    yield result
+                    continue
+                answer = spoil(result.outcome)
+                yield answer if isinstance(answer, Missing) else replace(result, outcome=answer)
 
-        executor.ask = ask  # type: ignore[method-assign]
+        executor.map = spoilt  # type: ignore[method-assign]
         federated = Federated(setup, executor, store, notes)
         server = federated.run()
         result = {n: t.numpy().tobytes() for n, t in {**server.weights, **server.statistics}.items()}

@@ -33,7 +33,7 @@ def test_the_mean_of_identical_clients_is_that_client(tmp_path: Path, executor: 
     mean = weighted_mean([trained] * 7, [1, 5, 3, 7, 11, 2, 9])
     assert all(torch.equal(mean[name], t) and mean[name].dtype == t.dtype for name, t in trained.items())
     assert mean["encoder.1.num_batches_tracked"].dtype == torch.int64
-    run = tiny.run(tmp_path / "r", rounds=2, executor=executor, workers=2)
+    run = tiny.run(tmp_path / "r", rounds=2, **tiny.by(executor))
     stored = safetensors.torch.load_file(run.directory / "model.safetensors")
     assert stored["encoder.1.num_batches_tracked"].dtype == torch.int64
 
@@ -77,7 +77,7 @@ def test_the_order_of_clients_is_the_federations_under_every_executor(tmp_path: 
     """Flower #3328, #1845: there it is the order in which they happened to finish."""
     sizes = {"slow": 60, "quick": 3, "middle": 20, "a": 5}
     orders = []
-    for name, executor, workers in (("s", "serial", 1), ("p", "processes", 2), ("q", "processes", 4)):
+    for name, executor, workers in (("s", "serial", 0), ("p", "processes", 2), ("q", "processes", 4)):
         run = tiny.run(tmp_path / name, on=tiny.federation(sizes), executor=executor, workers=workers, rounds=2)
         orders.append([(r["kind"], r["round"], r.get("client")) for r in run.records()])
         assert [r["client"] for r in run.records("client")] == [*sizes, *sizes]
@@ -106,7 +106,7 @@ def test_the_number_of_test_samples_is_that_of_the_split(tmp_path: Path) -> None
 def test_ctrl_c_keeps_the_run_and_it_resumes(tmp_path: Path, executor: str) -> None:
     """Flower #599; FL-bench deletes the run."""
     directory, ready, said = tmp_path / "r", tmp_path / "ready", tmp_path / "said"
-    options: dict[str, Any] = {"rounds": 5, "executor": executor, "workers": 2}
+    options: dict[str, Any] = {"rounds": 5, **tiny.by(executor)}
 
     def act() -> None:
         os.setsid()

@@ -194,10 +194,10 @@ def test_groups_are_called_as_the_lists_are(monkeypatch: pytest.MonkeyPatch) -> 
     assert Registry("loss").group == "losses"
 
 
-def test_what_is_one_s_own_is_a_matter_of_who_registers_it(boxes: Registry[str]) -> None:
-    fedkeels = {"__name__": "fedkeel.engine.boxes", "boxes": boxes}
-    exec("import json\nboxes.register('theirs')(json.dumps)", fedkeels)
-    exec("import json\nboxes.register('mine')(json.dumps)", {"__name__": "my_boxes", "boxes": boxes})
+def test_what_is_one_s_own_is_a_matter_of_who_defines_it(boxes: Registry[str]) -> None:
+    define = "def made(): ...\nboxes.register('{}')(made)"
+    exec(define.format("theirs"), {"__name__": "fedkeel.engine.boxes", "boxes": boxes})
+    exec(define.format("mine"), {"__name__": "my_boxes", "boxes": boxes})
     assert {entry.name: entry.module for entry in boxes.own()} == {"tin": __name__, "mine": "my_boxes"}
     assert not boxes.entry("theirs").is_own
     assert not METHODS.entry("fedavg").is_own

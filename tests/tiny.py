@@ -20,6 +20,7 @@ from fedkeel.data.federation import Client, Federation
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.local import Worker
 from fedkeel.engine.setup import Setup, prepare
+from fedkeel.engine.tasks import Task
 from fedkeel.models import Classifier
 from fedkeel.runs.run import Run
 
@@ -188,3 +189,8 @@ def broadcast(worker: Worker, round: int = 0, rounds: int = 3, extras: dict[str,
     layout = worker.layout
     weights, statistics = (layout.extract(worker.model, names) for names in (layout.weights, layout.statistics))
     return Broadcast(round, rounds, weights, statistics, extras or {})
+
+
+def training(*clients: str) -> list[Task]:
+    """Of clients that remember nothing."""
+    return [Task("train", client) for client in clients]

@@ -12,6 +12,7 @@ from fedkeel.core.messages import Broadcast, Update
 from fedkeel.data.federation import Client, Federation, no_indices
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.setup import prepare
+from fedkeel.engine.tasks import Result, Task
 from fedkeel.formulas.aggregation import weighted_mean
 
 
@@ -34,7 +35,7 @@ def main(batch_size: int, executor_name: str, norm: bool) -> None:
         device="cpu",
         model="simple_cnn" if norm else "simple_cnn(norm=false)",
     )
-    setup = prepare(config, federation=federation).with_threads(lambda text: print(text, file=sys.stderr))
+    setup = prepare(config, federation=federation)
     executor, layout, model = setup.executor(), setup.worker.layout, setup.worker.model
     assert model.state_dict().keys() == work.SimpleCNN(norm).state_dict().keys()
     weights, statistics = layout.extract(model, layout.weights), layout.extract(model, layout.statistics)
@@ -42,10 +43,12 @@ def main(batch_size: int, executor_name: str, norm: bool) -> None:
 
     def one_round() -> None:
         nonlocal weights, statistics, number
-        updates: list[Update] = []
-        for update in executor.train([client.name for client in clients], Broadcast(number, 100, weights, statistics)):
-            assert isinstance(update, Update), update
-            updates.append(update)
+        found: dict[str, Update] = {}
+        tasks = [Task("train", client.name) for client in clients]
+        for result in executor.map(tasks, Broadcast(number, 100, weights, statistics)):
+            assert isinstance(result, Result), result
+            found[result.client] = result.outcome
+        updates = [found[client.name] for client in clients]
         shares = [float(update.samples) for update in updates]
         weights = weighted_mean([update.weights for update in updates], shares)
         statistics = weighted_mean([update.statistics for update in updates], shares)

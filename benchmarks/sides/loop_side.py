@@ -2,8 +2,8 @@
 
 One argument, a table in JSON: `executor`, `clients`, `samples` (of each, or a list), `batch`, `model`, `nodes` (raylets
 of this machine; 0: Ray is started by the executor itself), `cores` that each says it has (1), and whatever else is an
-option of a run. Every answer has the seconds of the rounds by phase and, under `ray`, what each node and the machine's
-loopback counted meanwhile.
+option of a run. Every answer has the seconds of the rounds by phase, the size of a model, and the bytes that the
+machine has sent to itself meanwhile.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any
 
 import torch
 
-from fedkeel.config import Config
+from fedkeel.config import PYTHON_OBJECT, Config
 from fedkeel.data.federation import Client, Federation, no_indices
 from fedkeel.data.transforms import parse_transforms
-from fedkeel.engine.executors.ray.cluster import ENVIRONMENT
-from fedkeel.engine.executors.ray.crew import PYTHON_OBJECT
+from fedkeel.engine.executors.executor import available_cores
+from fedkeel.engine.executors.ray import ENVIRONMENT
+from fedkeel.engine.memory import ClientMemory
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import prepare
 from fedkeel.observer import Observer
@@ -36,6 +37,7 @@ class Nowhere:
 
     def __init__(self) -> None:
         self.seconds: Counter[str] = Counter()
+        self.memory = ClientMemory(Path())  # without a limit or a checkpoint, no file is written
 
     def append(self, record: dict[str, Any]) -> None: ...
     def checkpoint(self, checkpoint: Any) -> None: ...
@@ -77,19 +79,6 @@ def loopback() -> int:
     return next((int(line.split()[9]) for line in lines if line.strip().startswith("lo:")), 0)
 
 
-def stores() -> dict[str, int]:
-    """Bytes that were ever put into the object store of each node, copies that it fetched from others among them: what
-    Ray itself counts."""
-    import ray
-    from ray._private.internal_api import node_stats
-
-    def created(node: dict[str, Any]) -> int:
-        found = node_stats(node["NodeManagerAddress"], node["NodeManagerPort"], include_memory_info=False)
-        return int(found.store_stats.cumulative_created_bytes)
-
-    return {node["NodeID"][:6]: created(node) for node in ray.nodes() if node["Alive"]}
-
-
 def main(asked: dict[str, Any]) -> None:
     clients, samples, nodes = (asked.pop(name) for name in ("clients", "samples", "nodes"))
     cores = asked.pop("cores", 1)
@@ -105,33 +94,23 @@ def main(asked: dict[str, Any]) -> None:
         **asked,
     )
     cluster = start_cluster(nodes, cores) if nodes else None
-    setup = prepare(config, federation=made_up(clients, samples)).with_threads(lambda _: None)
+    setup = prepare(config, federation=made_up(clients, samples))
     executor: Any = setup.executor()
     store = Nowhere()
     run, number = Federated(setup, executor, store, Observer()), 0  # type: ignore[arg-type]
-    on_ray = config.executor == "ray"
-    while on_ray and executor._crew._starting:  # a run begins with the first actor; what is measured, with all
-        executor._crew.attend()
+    while config.executor == "ray" and len(executor._actors) < (nodes or available_cores()) * cores:
+        executor._muster()  # a run begins with those that are there; what is measured, with all
         time.sleep(0.1)
     model = run.server.weights | run.server.statistics
     size = sum(tensor.nbytes for tensor in model.values())
-
-    def numbers() -> dict[str, Any]:
-        nodes = executor.about().get("nodes", {})
-        return nodes | {"loopback": {"bytes": loopback()}, "stores": stores() if on_ray else {}}
-
     for line in sys.stdin:
-        before, store.seconds = numbers(), Counter()
+        before, store.seconds = loopback(), Counter()
         began, used = time.perf_counter(), time.process_time()
         for _ in range(int(line)):
             run.round(number)
             number += 1
         seconds, cpu = time.perf_counter() - began, time.process_time() - used
-        counted = {
-            name: {what: value - before.get(name, {}).get(what, 0) for what, value in now.items()}
-            for name, now in numbers().items()
-        }
-        answer = {"seconds": seconds, "cpu": cpu, **store.seconds, "model": size, "counted": counted}
+        answer = {"seconds": seconds, "cpu": cpu, **store.seconds, "model": size, "loopback": loopback() - before}
         print(json.dumps(answer), flush=True)
     executor.close()
     if cluster is not None:

@@ -24,12 +24,12 @@ else:
     import tomli as tomllib
 
 PYTHON_OBJECT = "(given in Python)"  # in place of a name
-RAY_OPTIONS = ("ray_address", "ray_cores", "ray_gpus", "ray_actors", "partial_means")
+RAY_OPTIONS = ("ray_address", "ray_cores", "ray_gpus", "ray_actors")
 # What does not change the result, and so may change when a run is resumed.
 MACHINE_OPTIONS = (
     *("executor", "workers", "threads", "device", "memory_limit", "checkpoint_every"),
     *RAY_OPTIONS,
-    *("profile", "metrics", "predictions", "record", "record_every", "round_timeout"),
+    *("metrics", "predictions", "record", "record_every", "round_timeout"),
 )
 # What runs of earlier versions did not have: at its default it leaves their fingerprints as they were.
 LATER_OPTIONS = (
@@ -221,7 +221,7 @@ class Config:
         0, "worker processes (0: one per core) or clients at once on a GPU (0: as it holds)", needs=options.CROWD
     )
     threads: Number = option(
-        0, "threads of a local step on the CPU (0: what is faster, 1 in each process or all in one)"
+        0, "threads of a local step on the CPU (0: one in each worker process, all cores under serial)"
     )
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
     ray_address: str = option(
@@ -229,16 +229,11 @@ class Config:
         "cluster of the executor ray: local (started by itself), auto (that of this machine) or HOST:PORT",
         needs=options.ON_RAY,
     )
-    ray_cores: Number = option(0, "cores of each actor of ray on a CPU (0: all of its node)", needs=options.ON_RAY)
+    ray_cores: Number = option(0, "cores of each actor of ray on a CPU (0: one)", needs=options.ON_RAY)
     ray_gpus: PositiveShare = option(
         1.0, "share of a GPU that each actor of ray takes: with 0.5 two share one", needs=options.ON_RAY
     )
     ray_actors: Number = option(0, "most actors of ray (0: as many as the cluster has room for)", needs=options.ON_RAY)
-    partial_means: bool = option(
-        True,
-        "under ray, nodes add up their clients' updates where only the mean counts, and send that",
-        needs=options.ON_RAY,
-    )
     precision: Literal["float32", "tf32", "bf16"] = option(
         "tf32", "arithmetic on a GPU: fewer bits are faster; bf16 pays for large networks", needs=options.HALF
     )
@@ -251,7 +246,6 @@ class Config:
     checkpoint_every: Number = option(
         0, "rounds between checkpoints (0: every round, less often where writing them takes long)"
     )
-    profile: bool = option(False, "write where the time went, phase by phase, to profile.json", needs=options.HERE)
 
     def __post_init__(self) -> None:
         check_fields(self)

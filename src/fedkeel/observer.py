@@ -12,7 +12,6 @@ if TYPE_CHECKING:  # the command line's help does not wait for torch
     from fedkeel.config import Config
     from fedkeel.core.evaluation import Scores
     from fedkeel.core.messages import Broadcast, Update
-    from fedkeel.core.state import Tensors
 
 log = logging.getLogger("fedkeel")
 
@@ -20,7 +19,7 @@ log = logging.getLogger("fedkeel")
 class Memory(Protocol):
     """What each client keeps between rounds."""
 
-    def look(self, client: str) -> Tensors: ...
+    def look(self, client: str) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -53,9 +52,6 @@ class Observer:
     def started(self, config: Config, first_round: int) -> None:
         """A run begins, or goes on at `first_round`."""
 
-    def training(self, clients: Sequence[str]) -> None:
-        """These clients train at this moment, or at the same time on a GPU; none when the round's are done."""
-
     def client_done(self, round: int, done: int, total: int) -> None:
         """One more client of this round has sent its update, or has failed."""
 
@@ -68,13 +64,6 @@ class Observer:
     def note(self, text: str) -> None:
         """Something the user should know, in one sentence."""
         log.warning(text)
-
-
-def wants_updates(observer: Observer) -> bool:
-    """Whether it looks at a round's updates, which then must come whole."""
-    if isinstance(observer, Several):
-        return any(map(wants_updates, observer.observers))
-    return type(observer).aggregated is not Observer.aggregated
 
 
 class Several:

@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from types import FrameType
 from typing import Any, Generic, TypeVar
 
 from fedkeel.errors import FedkeelError, first_line, nearest, unknown
@@ -31,13 +30,13 @@ class Entry(Generic[T]):
     build: Callable[..., T]
     summary: str
     paper: str
-    module: str = "fedkeel"  # that registered it
+    module: str = "fedkeel"  # that defines it
     given: Collection[str] = ()  # what `build` takes from the engine, and nobody types
 
     @property
     def is_own(self) -> bool:
         """Whether it is the user's, or of another package, and not Fedkeel's."""
-        return self.module.partition(".")[0] != "fedkeel"
+        return self.module.partition(".")[0] not in ("fedkeel", "torch")
 
     def options(self) -> dict[str, inspect.Parameter]:
         """The options that `build` takes, by name."""
@@ -84,17 +83,6 @@ def discover(package: str) -> None:
         importlib.import_module(f"{package}.{module.name}")
 
 
-def _registrant(frame: FrameType | None) -> str:
-    """The module that registers something, by way of whichever of Fedkeel's functions: what it registers may be
-    torch's."""
-    while frame is not None:
-        name = str(frame.f_globals.get("__name__", ""))
-        if name.partition(".")[0] != "fedkeel" or frame.f_code.co_name == "<module>":
-            return name
-        frame = frame.f_back
-    return ""
-
-
 class Registry(Generic[T]):
     """A table of named builders. `kind` is the word used in messages, e.g. "method"; `given`: see `Entry`.
 
@@ -119,7 +107,7 @@ class Registry(Generic[T]):
         def remember(build: F) -> F:
             cited = paper or getattr(build, "paper", "")
             text = summary or first_sentence(inspect.getdoc(build) or "")
-            entry = Entry(name, build, text, cited, _registrant(sys._getframe(1)), self.given)
+            entry = Entry(name, build, text, cited, getattr(build, "__module__", None) or "", self.given)
             if entry.is_own and name in self._entries and not self._entries[name].is_own:
                 raise FedkeelError(f"There is a {self.kind} '{name}' of Fedkeel's own: give yours another name.")
             self._entries[name] = entry

@@ -23,10 +23,10 @@ from fedkeel.engine.examination import examine
 from fedkeel.engine.executors.executor import names_single_threaded
 from fedkeel.engine.executors.flower.roster import FILE as SITES
 from fedkeel.engine.idle import refuse_idle
-from fedkeel.engine.memory import LostMemory
 from fedkeel.engine.metrics import asked
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import Setup, prepare
+from fedkeel.engine.tasks import LostMemory
 from fedkeel.errors import FedkeelError, shortages_explained
 from fedkeel.observer import Observer, Observers
 from fedkeel.options import as_path, described
@@ -98,7 +98,6 @@ def simulate(
     refuse_idle(settings)
     setup = prepare_run(settings, federation=federation, model=model, method=method)
     with watched(observer, verbose) as observer:
-        setup = setup.with_threads(observer.note)
         store = Store.create(directory or free_directory(settings), setup.config, records(setup, given))
         return finish(store, setup, observer).remember(model=model, method=method)
 
@@ -173,7 +172,6 @@ def _go_on(
     check_objects(**objects, observer=observer)
     run = Run(directory)
     settings = run.config.replace(**machine)
-    refuse_idle(settings, machine)
     if run.finished:
         run.check()
     if rounds is not None:
@@ -191,7 +189,8 @@ def _go_on(
     if objects["federation"] is None and (run.directory / SITES).exists():
         how = how_to_continue(directory)
         raise FedkeelError(f"'{directory}' is a run over a network, with data at its sites: continue it with '{how}'.")
-    imports.recall(run.directory)
+    imports.refuse_unknown_names(run.directory)
+    refuse_idle(settings, machine)
     before = Origin.load(run.directory)
     if before and not settings.threads and not names_single_threaded(settings) and "workers" not in machine:
         # As many as it began with, whatever this machine would take: their number decides the last bits.
@@ -244,7 +243,7 @@ def _finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
         if setup.config.record:
             recorder = analysis.Recorder(analysis.requested(setup.config), store.directory, setup, observer.note)
             observer = Observers([live, live.then, recorder])
-        executor = setup.executor(store.memory_files)
+        executor = setup.executor()
         federated = Federated(setup, executor, store, observer)
         server = federated.run()
         run = Run(store.directory)
@@ -274,13 +273,11 @@ def _finish(store: Store, setup: Setup, observer: Observer | None) -> Run:
     finally:
         live.end(reason)
         if executor is not None:
-            setup.profile.about |= executor.about()
             executor.close()
         if refused:
             store.discard()
         else:
             store.close()
-            setup.profile.save(store.directory)
     return Run(store.directory)
 
 

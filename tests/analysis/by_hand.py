@@ -13,6 +13,7 @@ from torch import Tensor
 import fedkeel
 from fedkeel.core import state
 from fedkeel.data.federation import Federation
+from fedkeel.engine.tasks import fetched
 from fedkeel.observer import Aggregated
 from fedkeel.runs.run import Run
 from tests import tiny
@@ -78,13 +79,15 @@ class Memory(fedkeel.Observer):
 
     def __init__(self) -> None:
         self.rounds: dict[int, Kept] = {}
+        self.seen: set[str] = set()  # clients
 
     def aggregated(self, seen: Aggregated) -> None:
+        self.seen |= {update.client for update in seen.updates}
         self.rounds[seen.sent.round] = Kept(
             sent=state.clone({**seen.sent.weights, **seen.sent.statistics}),
             model=state.clone({**seen.model.weights, **seen.model.statistics}),
             updates={update.client: state.clone({**update.weights, **update.statistics}) for update in seen.updates},
-            local={name: state.clone(tensors) for name, tensors in seen.memory.items()},
+            local={name: state.clone(kept) for name in sorted(self.seen) if (kept := fetched(seen.memory.look(name)))},
         )
 
 

@@ -47,7 +47,7 @@ ON_ANY_MODEL = ["representation-divergence", "prototype-similarity", "gradient-n
     ],
 )
 def test_recording_changes_no_bit_of_the_result(tmp_path: Path, method: str, names: list[str], executor: str) -> None:
-    options: dict[str, Any] = {"executor": executor, "workers": 2, "momentum": 0.0}
+    options: dict[str, Any] = {**tiny.by(executor), "momentum": 0.0}
     plain = tiny.run(tmp_path / "plain", method, **options)
     watched = tiny.run(tmp_path / "watched", method, record=",".join(names), record_every=2, **options)
     assert tiny.result(watched) == tiny.result(plain)
@@ -78,7 +78,7 @@ def test_on_a_gpu_recording_changes_no_bit_and_says_what_serial_says(
 def test_worker_processes_record_what_one_process_records(tmp_path: Path) -> None:
     names = ["gradient-norms", "loss-gap", "statistics-divergence"]
     for executor in ("serial", "processes"):
-        tiny.run(tmp_path / executor, executor=executor, workers=2, record=",".join(names), record_every=1)
+        tiny.run(tmp_path / executor, **tiny.by(executor), record=",".join(names), record_every=1)
     for name in names:
         one, other = (recorded(tmp_path / executor, name) for executor in ("serial", "processes"))
         assert [entry.round for entry in one] == [0, 1, 2]

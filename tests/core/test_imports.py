@@ -8,7 +8,6 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -57,7 +56,7 @@ def forget() -> None:
     for registry in REGISTRIES.values():
         for name in [name for name in registry._entries if name.startswith("own-")]:
             del registry._entries[name]
-    imports._texts.clear()
+    imports._imported.clear()
     for name in [name for name in sys.modules if name.startswith("own_")]:
         del sys.modules[name]
 
@@ -185,16 +184,39 @@ def test_an_edit_of_the_same_size_and_time_is_seen(code: Path) -> None:
 
 # -- a run remembers -------------------------------------------------------------------------------------------------
 @pytest.mark.slow
-def test_a_run_keeps_a_copy_and_is_used_again_without_being_told(code: Path) -> None:
+def test_a_run_keeps_a_copy_and_asks_for_the_file_each_time(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = run(code)
     assert (directory / "code" / "own_code.py").read_text() == code.read_text()
     stop(directory)
     forget()
-    assert main(["resume", str(directory), "--quiet"]) == 0
-    forget()
+    text = said(capsys, "resume", str(directory))
+    assert all(f"the {kind} 'own-{kind}'" in text for kind in ("method", "model", "metric"))
+    assert f"of '{code}': name the file with --import" in text
+    assert main(["resume", str(directory), "--quiet", "--import", str(code)]) == 0
     assert fedkeel.load(directory).network is not None
     forget()
-    assert main(["export", str(directory), "--out", "m.pt2"]) == 0
+    with pytest.raises(FedkeelError, match="name the file with --import"):
+        fedkeel.load(directory)
+
+
+def test_code_that_has_changed_is_told(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = run(code)
+    stop(directory)
+    forget()
+    code.write_text(CODE.format(scale=0.5))
+    named = ["resume", str(directory), "--import", str(code)]
+    assert "The code of the method 'own-method' is not what" in said(capsys, *named)
+    assert main([*named, "--quiet", "--changed-code"]) == 0
+
+
+def test_nonsense_in_what_is_remembered_is_told(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = run(code)
+    stored = unseal((directory / imports.FILE).read_bytes())
+    sound = stored["modules"][0]
+    for registers in ([1], [["methods", "method", ["x"]]], 3, [[["a"], "b", "c"]]):
+        stored["modules"] = [sound | {"registers": registers}]
+        (directory / imports.FILE).write_bytes(seal(stored))
+        assert "of another version of Fedkeel" in said(capsys, "export", str(directory), "--out", "m.pt2")
 
 
 def test_a_run_that_uses_nothing_of_it_keeps_nothing(code: Path) -> None:
@@ -217,86 +239,6 @@ def marked(path: Path, mark: Path) -> None:
     path.write_text(f"open({str(mark)!r}, 'w').close()\n" + CODE.format(scale=1.0))
 
 
-@pytest.mark.slow
-def test_opening_a_stranger_s_run_directory_runs_no_code(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The directory says that its code is beside it, unchanged: whoever wrote the one wrote the other."""
-    directory, mark = run(code), code.parent / "mark"
-    forget()
-    evil = directory / "code" / "own_code.py"
-    marked(evil, mark)
-    stored = unseal((directory / imports.FILE).read_bytes())
-    stored["modules"][0] |= {"file": str(evil), "digest": imports.digest(evil.read_bytes())}
-    (directory / imports.FILE).write_bytes(seal(stored))
-    for use in (
-        ["predict", str(directory), "x.png"],
-        ["export", str(directory), "--out", "m.onnx"],
-        ["analyse", "label-distribution", str(directory)],
-    ):
-        assert "was not named with --import on this machine before: name the file" in said(capsys, *use)
-    with pytest.raises(FedkeelError, match="was not named with --import"):
-        fedkeel.load(directory)
-    stop(directory)
-    assert "was not named with --import" in said(capsys, "resume", str(directory))
-    assert not mark.exists()
-    assert main(["resume", str(directory), "--quiet", "--import", str(evil)]) == 0  # whoever has read it may name it
-    assert mark.exists()
-
-
-def test_code_that_has_changed_or_is_gone_is_asked_for(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = run(code)
-    stop(directory)
-    forget()
-    code.write_text(CODE.format(scale=0.5))
-    assert "has changed since: name the file with --import" in said(capsys, "resume", str(directory))
-    assert "The code of the method 'own-method' is not what" in said(
-        capsys, "resume", str(directory), "--import", str(code)
-    )
-    forget()
-    code.unlink()
-    text = said(capsys, "resume", str(directory))
-    assert all(f"the {kind} 'own-{kind}'" in text for kind in ("method", "model", "metric"))
-    assert "which is not there" in text
-    assert main(["resume", str(directory), "--quiet", "--import", str(directory / "code" / "own_code.py")]) == 0
-
-
-@pytest.mark.slow
-def test_a_helper_in_another_file_counts(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = run(code)
-    forget()
-    helper = code.parent / "own_helper.py"
-    helper.write_text("def factor():\n    return 0.5 + 0.25\n")
-    told = f"which imports '{helper}', which has changed since: name the file with --import"
-    assert told in said(capsys, "export", str(directory), "--out", "m.pt2")
-    stop(directory)
-    assert told in said(capsys, "resume", str(directory))
-    named = ["resume", str(directory), "--import", str(code)]
-    assert "The code of the method 'own-method' is not what" in said(capsys, *named)
-    assert main([*named, "--quiet", "--changed-code"]) == 0
-
-
-def test_the_copies_are_whole_with_what_the_file_imports_from_its_folder(code: Path) -> None:
-    package = code.parent / "own_parts"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "numbers.py").write_text("ONE = 1.0\n")
-    (code.parent / "own_helper.py").write_text("from own_parts import numbers\ndef factor():\n    return numbers.ONE\n")
-    (code.parent / "own_stranger.py").write_text("")  # lies there, and is not imported
-    directory = run(code)
-    names = {"own_code", "own_helper", "own_parts", "own_parts.numbers"}
-    assert {file.name for file in (directory / "code").iterdir()} == {f"{name}.py" for name in names}
-    assert (directory / "code" / "own_parts.numbers.py").read_text() == "ONE = 1.0\n"
-    assert imports.files(directory) == [str(code)]  # what would be named
-
-
-def test_a_run_of_copies_finds_the_helper_among_them(code: Path) -> None:
-    directory = run(code)
-    stop(directory)
-    forget()
-    shutil.rmtree(code.parent)
-    sys.path.remove(str(code.parent))
-    assert main(["resume", str(directory), "--quiet", "--import", str(directory / "code" / "own_code.py")]) == 0
-
-
 def test_a_metric_s_code_counts_too(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = run(code)
     stop(directory)
@@ -316,7 +258,7 @@ def test_what_was_typed_into_a_notebook_is_asked_for_as_a_file(
     assert not Path("r/code").exists()
     forget()
     text = said(capsys, "export", "r", "--out", "m.pt2")
-    assert "was typed into a notebook: put it into a file, and name the file with --import" in text
+    assert "was typed into a notebook (put it into a file): name the file with --import" in text
 
 
 def test_damage_to_what_is_remembered_is_told(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -328,13 +270,22 @@ def test_damage_to_what_is_remembered_is_told(code: Path, capsys: pytest.Capture
     assert "is damaged" in said(capsys, "export", str(directory), "--out", "m.pt2")
 
 
-def test_without_a_home_it_is_asked_for_each_time(
-    code: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("XDG_STATE_HOME", str(code))  # a file is in the way
-    directory = run(code)
+@pytest.mark.slow
+def test_opening_a_stranger_s_run_directory_runs_no_code(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory, mark = run(code), code.parent / "mark"
     forget()
-    assert "was not named" in said(capsys, "export", str(directory), "--out", "m.pt2")
+    evil = directory / "code" / "own_code.py"
+    marked(evil, mark)
+    stored = unseal((directory / imports.FILE).read_bytes())
+    stored["modules"][0] |= {"file": str(evil)}
+    (directory / imports.FILE).write_bytes(seal(stored))
+    for use in (
+        ["predict", str(directory), "x.png"],
+        ["export", str(directory), "--out", "m.onnx"],
+        ["analyse", "label-distribution", str(directory)],
+    ):
+        assert "name the file with --import" in said(capsys, *use)
+    assert not mark.exists()
 
 
 # -- several runs ----------------------------------------------------------------------------------------------------
@@ -397,58 +348,3 @@ def test_what_no_process_can_import_is_refused_before_anything_trains(
     finally:
         forget()
     assert not list(tmp_path.rglob("config.toml"))
-
-
-def test_a_package_is_remembered_as_one(code: Path) -> None:
-    package = code.parent / "own_package"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    (package / "factors.py").write_text("def factor():\n    return 1.0\n")
-    (package / "methods.py").write_text(code.read_text().replace("from own_helper", "from .factors"))
-    sys.path.insert(0, str(code.parent))
-    assert main(["run", "--import", "own_package.methods", *OWN, *SHORT, "--out", "r"]) == 0
-    stop(Path("r"))
-    forget()
-    sys.path.remove(str(code.parent))
-    assert main(["resume", "r", "--quiet"]) == 0
-    assert sys.modules["own_package.methods"].__file__ == str(package / "methods.py")
-
-
-def test_fedkeel_and_python_are_not_ones_own_where_they_lie_below(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A file in the folder of a checkout of Fedkeel, or in a home that Python is installed in."""
-    names = ("own_factors", "antigravity", "fedkeel.not_there")
-    for name in names:
-        (tmp_path / f"{name}.py").touch()
-        module = ModuleType(name)
-        module.__file__ = str(tmp_path / f"{name}.py")
-        monkeypatch.setitem(sys.modules, name, module)
-    (tmp_path / "own.py").write_text("".join(f"import {name}\n" for name in names))
-    assert imports.beside("own", str(tmp_path / "own.py")) == {"own_factors": str(tmp_path / "own_factors.py")}
-
-
-def test_a_trusted_file_does_not_vouch_for_another_module(code: Path) -> None:
-    """A stranger's directory names a file that this user trusts, and beside it a module of the stranger's own."""
-    directory, mark = run(code), Path("mark").absolute()
-    forget()
-    Path("own_evil").mkdir()
-    marked(Path("own_evil/__init__.py"), mark)
-    stored = unseal((directory / imports.FILE).read_bytes())
-    stored["modules"][0] |= {"name": "own_evil"}
-    (directory / imports.FILE).write_bytes(seal(stored))
-    stop(directory)
-    assert main(["resume", str(directory), "--quiet"]) == 0
-    assert not mark.exists()
-
-
-def test_nonsense_in_what_is_remembered_is_told(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = run(code)
-    stored = unseal((directory / imports.FILE).read_bytes())
-    sound = stored["modules"][0]
-    registers: list[Any] = [[1], [["methods", "method", ["x"]]], 3, [[["a"], "b", "c"]]]
-    beside: list[Any] = [3, ["b"], [["a"]], [["a", 3, "c"]], [["a", "b", None]]]
-    for nonsense in (*({"registers": given} for given in registers), *({"beside": given} for given in beside)):
-        stored["modules"] = [sound | nonsense]
-        (directory / imports.FILE).write_bytes(seal(stored))
-        assert "of another version of Fedkeel" in said(capsys, "export", str(directory), "--out", "m.pt2")

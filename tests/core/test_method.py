@@ -41,10 +41,6 @@ class Tracing(Method):
         self.say("before_training")
         server.extras["asked"] = torch.tensor(float(server.round))
 
-    def send(self, server: Server, weights: Tensors) -> Tensors:
-        self.say("send")
-        return weights
-
     def start(self, client: LocalClient) -> None:
         self.say("start")
         assert client.extras["asked"].item() == client.round
@@ -62,20 +58,13 @@ class Tracing(Method):
 
     def gradients(self, client: LocalClient, recompute: Callable[[], Tensor]) -> None:
         self.say("gradients")
-        assert client.optimizer is not None
 
     def finish(self, client: LocalClient) -> Tensors:
         self.say("finish")
         return {"rounds": client.memory["rounds"]}
 
-    def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
-        self.say("shares")
-        server.memory["shares"] = torch.tensor(shares)
-        return [share + 1 for share in shares]
-
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         self.say("weights")
-        assert server.memory["shares"].item() == {"b": 4, "a": 5}[self.name]  # of its one client with 4 samples
         server.memory["seen"] = server.memory.get("seen", torch.zeros(())) + 1
         return mean
 
@@ -94,8 +83,8 @@ class Tracing(Method):
 
 
 HOOKS = [
-    *("before_training", "send", "start", "inputs", "loss", "gradients", "finish"),
-    *("shares", "weights", "statistics", "extras", "before_evaluation"),
+    *("before_training", "start", "inputs", "loss", "gradients", "finish"),
+    *("weights", "statistics", "extras", "before_evaluation"),
 ]
 
 
@@ -143,8 +132,8 @@ class ReplacesWeights(MakesWeights):
 class ReplacesShares(Named):
     traits = Traits(replaces={"shares"})
 
-    def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
-        return [1.0] * len(updates)
+    def before_training(self, server: Server) -> None:
+        server.shares = dict.fromkeys(server.participants, 1.0)
 
 
 class DiscardsShares(ReplacesWeights):
@@ -290,8 +279,9 @@ class AsksWithoutName(Asks):
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_a_question_reaches_every_client_and_counts_as_communication(tmp_path: Path, executor: str) -> None:
-    plain = tiny.run(tmp_path / "plain", rounds=2, executor=executor, workers=2)
-    run = tiny.run(tmp_path / "run", AsksWithoutName(), rounds=2, executor=executor, workers=2)
+    options: dict[str, Any] = {"rounds": 2, **tiny.by(executor)}
+    plain = tiny.run(tmp_path / "plain", **options)
+    run = tiny.run(tmp_path / "run", AsksWithoutName(), **options)
     assert run.summary is not None
     assert plain.summary is not None
     assert run.summary["questions"] == 2
@@ -317,8 +307,47 @@ def test_what_prepare_says_is_kept_never_travels() -> None:
             self.kept = ["head.bias"]
 
     method = Keeps()
-    assert not method.is_local("head.bias")
-    method.prepare(nn.Linear(1, 1))
-    assert method.is_local("head.bias")
-    assert not method.is_local("head.weight")
-    assert not Keeps().is_local("head.bias")
+    layout = tiny.setup(method).worker.layout
+    assert layout.local == ["head.bias"]
+    assert "head.weight" in layout.weights
+    assert not Keeps().kept
+
+
+def test_what_clients_start_from_may_be_something_else_and_the_server_s_own_stays(tmp_path: Path) -> None:
+    seen: list[float] = []
+
+    class Ahead(Method):
+        name = "ahead"
+
+        def before_training(self, server: Server) -> None:
+            server.weights = {name: torch.zeros_like(weight) for name, weight in server.weights.items()}
+
+        def start(self, client: LocalClient) -> None:
+            seen.append(max(float(weight.abs().max()) for weight in client.broadcast.weights.values()))
+
+        def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
+            seen.append(max(float(weight.abs().max()) for weight in server.weights.values()))
+            return mean
+
+    tiny.run(tmp_path / "r", Ahead(), on=tiny.federation({"ward": 4}), rounds=1)
+    sent, own = seen
+    assert sent == 0
+    assert own > 0
+
+
+def test_what_prepare_returns_is_done_when_all_have_prepared() -> None:
+    order: list[str] = []
+
+    class First(Named):
+        def prepare(self, model: nn.Module) -> Callable[[], None]:
+            order.append(self.name)
+            return lambda: order.append(f"{self.name} afterwards")
+
+    class Replaces(Named):
+        traits = Traits(replaces={"head"})
+
+        def prepare(self, model: nn.Module) -> None:
+            order.append(self.name)
+
+    tiny.setup(Composition([First("a"), First("b"), Replaces("c")]))
+    assert order == ["c", "a", "b", "a afterwards", "b afterwards"]

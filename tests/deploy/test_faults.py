@@ -103,10 +103,10 @@ def test_a_site_that_hangs_is_waited_for_once_in_a_round(tmp_path: Path) -> None
     asked = [(r["step"][0], r["do"]) for node, r in loop.requests if node == CLINIC and r["do"] != "describe"]
     assert asked == [
         (0, "train"),
-        (0, "ask"),
+        (0, "answer"),
         (0, "evaluate"),
         (1, "train"),
-        *[(2, d) for d in ("train", "ask", "evaluate", "evaluate")],  # the last: in detail
+        *[(2, d) for d in ("train", "answer", "evaluate", "evaluate")],  # the last: in detail
     ]
     assert "Round 2: 'clinic' did not evaluate, it did not reply to an earlier request of this round." in notes.notes
     assert [record["round"] for record in run.records("client") if record["client"] == "clinic"] == [0, 2]

@@ -35,7 +35,7 @@ from tests.engine.executors.flower.test_roster import site as described
 pytestmark = pytest.mark.slow
 
 EXAMPLES = int(os.environ.get("FEDKEEL_EXAMPLES", "40"))  # more, for whoever has the time
-KINDS = ("describe", "train", "ask", "evaluate")
+KINDS = ("describe", "train", "answer", "evaluate")
 
 
 def over_the_wire(text: str, data: bytes) -> Reply | str:

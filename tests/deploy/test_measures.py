@@ -82,7 +82,7 @@ def test_sites_that_have_gone_cost_the_tables_and_not_the_run(tmp_path: Path) ->
     run = over_network(tmp_path / "r", loop=loop, rounds=1, observer=notes)
     assert run.finished
     assert not run.has_measures
-    assert any(note.startswith("There are no measures by site and class: No site evaluated") for note in notes.notes)
+    assert any(note.startswith("There are no measures by site and class: No client evaluated") for note in notes.notes)
 
 
 @pytest.mark.parametrize(

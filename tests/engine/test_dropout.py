@@ -12,13 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel import models, simulate
-from fedkeel.core.messages import Update
-from fedkeel.engine.executors.cuda.executor import CudaExecutor
-from fedkeel.engine.executors.cuda.slot import DrawsByItself, Slot
+from fedkeel.engine.executors.serial import SerialExecutor
 from fedkeel.engine.local import Worker
-from fedkeel.engine.memory import ClientMemory
 from fedkeel.models import Classifier
 from tests import tiny
+from tests.engine.executors.pretended import pretend
 
 METHODS = ["fedavg", "greg", "fedsam", "hbn", "fedfa", "fediir", "scaffold"]
 
@@ -105,40 +103,21 @@ def test_processes_and_serial_agree_with_dropout(method: str, tmp_path: Path) ->
         torch.testing.assert_close(results[1][name], tensor, rtol=1e-4, atol=1e-6)
 
 
-def test_a_slot_notices_draws_from_the_generator_that_all_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _: torch.get_rng_state())
-    slot: Any = Slot.__new__(Slot)
-    slot.worker = tiny.setup().worker
-    slot._steps = lambda *_: None
-    slot._eager_step(None, 4)
-    slot._steps = lambda *_: torch.rand(1)
-    with pytest.raises(DrawsByItself):
-        slot._eager_step(None, 4)
-
-
 def test_what_draws_from_it_trains_as_under_serial_and_says_so_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    tries = []
-
-    def in_slots(*_: Any) -> Any:
-        tries.append(1)
-        raise DrawsByItself
-
-    monkeypatch.setattr(CudaExecutor, "_in_memory", in_slots)
-    monkeypatch.setattr(CudaExecutor, "_give_up_slots", lambda _: None)
+    card = pretend(monkeypatch.setattr)
     model = network()
     model.encoder.append(Unknown())  # type: ignore[operator]
-    setup = tiny.setup(network=model)
-    message, clients = tiny.broadcast(setup.worker), ["ward", "clinic"]
-    expected = list(setup.executor().train(clients, message))
-    executor = CudaExecutor(setup.worker, ClientMemory(False))
+    setup = tiny.setup(network=model, executor="cuda")
+    message, tasks = tiny.broadcast(setup.worker), tiny.training("ward", "clinic")
+    expected = {result.client: result for result in SerialExecutor(setup.worker).map(tasks, message)}
+    executor = setup.executor()
     for _ in range(2):
-        for update, other in zip(expected, executor.train(clients, message), strict=True):
-            assert isinstance(update, Update)
-            assert isinstance(other, Update)
-            assert all(torch.equal(other.weights[name], tensor) for name, tensor in update.weights.items())
-    assert tries == [1]
+        for result in executor.map(tasks, message):
+            one, other = (found.outcome.weights for found in (result, expected[result.client]))  # type: ignore[union-attr]
+            assert all(torch.equal(one[name], tensor) for name, tensor in other.items())
+    assert card.replays == 0
     assert caplog.text.count("the model or the method draws from torch's default generator") == 1
 
 

@@ -13,6 +13,7 @@ import fedkeel
 from fedkeel import analysis
 from fedkeel.config import Config
 from fedkeel.engine.executors.processes import ProcessesExecutor
+from fedkeel.engine.executors.ray import RayExecutor
 from fedkeel.engine.idle import idle, settled, without_idle
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.recipes import load, names
@@ -49,7 +50,6 @@ REFUSED: list[tuple[Options, Options, str, Options]] = [
     ({"ray_cores": 2}, {"executor": "serial"}, "is of a Ray cluster", {"executor": "ray"}),
     ({"ray_gpus": 0.5}, NOTHING, "is of a Ray cluster", {"executor": "ray"}),
     ({"ray_actors": 2}, NOTHING, "is of a Ray cluster", {"executor": "ray"}),
-    ({"partial_means": False}, NOTHING, "is of a Ray cluster", {"executor": "ray"}),
     ({"round_timeout": 5.0}, NOTHING, "is of sites over a network and of actors of Ray", {"executor": "ray"}),
     ({"memory_limit": 5}, {"executor": "ray"}, "these stay where clients run", {"executor": "serial"}),
     ({"workers": 2}, {"executor": "serial"}, "choose one with --executor", {"executor": "processes"}),
@@ -63,7 +63,6 @@ OVER_NETWORK: list[tuple[Options, str]] = [
     ({"evaluate_on": "validation"}, "sites are tested on what they hold out for it"),
     ({"predictions": True}, "these stay at the sites"),
     ({"record": "fairness"}, "these stay at the sites"),
-    ({"profile": True}, "over a network there are many"),
     ({"workers": 2}, "this run has none of them"),
     ({"compile": True}, "is of steps of whole batches on this machine"),
     ({"memory_limit": 5}, "these stay where clients run"),
@@ -75,7 +74,7 @@ OVER_NETWORK: list[tuple[Options, str]] = [
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("fedkeel.engine.executors.ray.executor.lacks_ray", lambda: "")
+    monkeypatch.setattr(RayExecutor, "cannot_run", lambda _: "")
 
 
 @pytest.mark.parametrize(("option", "beside", "words", "remedy"), REFUSED, ids=lambda value: ",".join(value) or "-")

@@ -17,7 +17,6 @@ from fedkeel.core.method import Method, Traits
 from fedkeel.core.state import Tensors
 from fedkeel.engine.failures import ClientFailure
 from fedkeel.engine.local import Worker
-from fedkeel.engine.losses import differentiate
 from fedkeel.errors import TrainingError
 from fedkeel.models import Classifier, Output
 from tests import tiny
@@ -304,14 +303,3 @@ def test_a_network_that_flattens_by_view_trains_all_the_same(tmp_path: Path) -> 
 
     run = simulate(federation=tiny.federation(), model=wrap(_Viewing(), head="fc"), rounds=1, directory=tmp_path / "r")
     assert run.finished
-
-
-def test_gradients_are_those_of_pytorchs_backward_and_a_loss_by_sample_is_refused() -> None:
-    ours, theirs = (torch.arange(3.0).requires_grad_() for _ in range(2))
-    differentiate(ours.square().sum(), torch.ones(()))
-    theirs.square().sum().backward()
-    assert ours.grad is not None
-    assert theirs.grad is not None
-    assert torch.equal(ours.grad, theirs.grad)
-    with pytest.raises(RuntimeError, match="scalar"):
-        differentiate(ours.square(), torch.ones(()))

@@ -1,17 +1,21 @@
-"""What clients remember: in memory up to a limit, the rest on disk, and the same bits from both."""
+"""What clients remember: a file per client and round, the newest that a checkpoint knows counts; and a run that is
+killed between any two of its writes."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from fedkeel.core.naming import file_name
 from fedkeel.core.state import Tensors
-from fedkeel.engine import memory as module
-from fedkeel.engine.memory import ClientMemory
-from fedkeel.engine.memory_files import MemoryFiles
+from fedkeel.engine.memory import ClientMemory, Damaged
+from fedkeel.errors import StoreError
+from fedkeel.runs.store import Store
 from tests import tiny
 
 
@@ -20,57 +24,60 @@ def remembered(value: float, numbers: int = 25) -> Tensors:
     return {"part/x": torch.full((numbers,), float(value))}
 
 
-def held(memory: ClientMemory) -> list[str]:
-    return list(memory._held)
+def value(memory: Tensors) -> float | None:
+    return float(memory["part/x"][0]) if memory else None
 
 
-def on_disk(folder: Path) -> int:
-    return len(list(folder.glob("*.safetensors")))
+def values(memory: ClientMemory) -> dict[str, float | None]:
+    return {client: value(tensors) for client, tensors in memory.items()}
 
 
-def test_below_the_limit_nothing_is_written(tmp_path: Path) -> None:
-    memory = ClientMemory(limit=300, files=MemoryFiles(tmp_path / "memory"))
+def files(folder: Path) -> list[str]:
+    return sorted(f"{path.parent.name}/{int(path.stem)}" for path in folder.rglob("*.safetensors"))
+
+
+# -- in memory and in files ----------------------------------------------------------------------------------
+def test_below_the_limit_nothing_is_written_before_a_checkpoint_is(tmp_path: Path) -> None:
+    memory = ClientMemory(tmp_path / "memory", limit=300)
     for name in "abc":
-        memory.keep(name, remembered(1))
-    assert held(memory) == ["a", "b", "c"]
+        memory.keep(name, remembered(1), 0)
     assert not (tmp_path / "memory").exists()
+    memory.commit(0)
+    assert files(tmp_path / "memory") == [f"{file_name(name)}/0" for name in "abc"]
 
 
 def test_the_least_recently_used_go_to_disk_and_come_back(tmp_path: Path) -> None:
-    memory = ClientMemory(limit=300, files=MemoryFiles(tmp_path))
-    for value, name in enumerate("abc"):
-        memory.keep(name, remembered(value))
-    memory.of("a")  # b is now the one that was not used for longest
-    memory.keep("d", remembered(3))
-    assert held(memory) == ["c", "a", "d"]
-    memory.keep("c", remembered(7, 50))  # 200 bytes: a goes too
-    assert held(memory) == ["d", "c"]
-    assert [float(memory.of(name)["part/x"][0]) for name in "abcd"] == [0, 1, 7, 3]
-    assert held(memory) == ["c", "d"]  # reading pushes nobody out
-    assert on_disk(tmp_path) == 2
-    assert sorted(memory) == ["a", "b", "c", "d"]
+    memory = ClientMemory(tmp_path, limit=300)
+    for number, name in enumerate("abc"):
+        memory.keep(name, remembered(number), 0)
+    memory.look("a")  # b is now the one that was not used for longest
+    memory.keep("d", remembered(3), 1)
+    assert files(tmp_path) == [f"{file_name('b')}/1"]
+    memory.keep("c", remembered(7, 50), 1)  # 200 bytes: a goes too
+    assert files(tmp_path) == [f"{file_name('a')}/1", f"{file_name('b')}/1"]
+    assert values(memory) == {"a": 0, "b": 1, "c": 7, "d": 3}
+    assert len(files(tmp_path)) == 2  # reading pushes nobody out
 
 
 def test_what_is_larger_than_the_limit_is_on_disk_alone(tmp_path: Path) -> None:
-    memory = ClientMemory(limit=0, files=MemoryFiles(tmp_path))
-    memory.keep("a", remembered(2))
-    memory.keep("a", remembered(3))
-    assert held(memory) == []
-    assert memory.of("a")["part/x"].tolist() == [3.0] * 25
-    assert on_disk(tmp_path) == 1  # the version before it was in no checkpoint
+    memory = ClientMemory(tmp_path, limit=0)
+    memory.keep("a", remembered(2), 0)
+    memory.keep("a", remembered(3), 0)
+    (file,) = tmp_path.rglob("*.safetensors")
+    assert values(memory) == {"a": 3}
+    file.unlink()
+    with pytest.raises(StoreError):
+        memory.look("a")
 
 
 def test_what_did_not_change_is_not_written_again(tmp_path: Path) -> None:
-    shelf = MemoryFiles(tmp_path)
-    memory = ClientMemory(limit=100, files=shelf)
-    memory.keep("a", remembered(1))
-    memory.write_files()
-    memory.write_files()
-    assert held(memory) == ["a"]
-    memory.keep("b", remembered(2))  # a leaves; the shelf has it
-    assert held(memory) == ["b"]
-    memory.write_files()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["00000000.safetensors", "00000001.safetensors"]
+    memory = ClientMemory(tmp_path, limit=100)
+    memory.keep("a", remembered(1), 0)
+    memory.commit(0)
+    memory.commit(1)
+    memory.keep("b", remembered(2), 2)  # a leaves; its file is there
+    memory.commit(2)
+    assert files(tmp_path) == [f"{file_name('a')}/0", f"{file_name('b')}/2"]
 
 
 def test_every_kind_of_tensor_comes_back_bit_for_bit_in_its_order(tmp_path: Path) -> None:
@@ -82,9 +89,10 @@ def test_every_kind_of_tensor_comes_back_bit_for_bit_in_its_order(tmp_path: Path
         "strided": torch.arange(12.0).reshape(3, 4).t(),
         "empty": torch.empty(0, 3),
     }
-    memory = ClientMemory(limit=0, files=MemoryFiles(tmp_path))
-    memory.keep("a client/with any name", tensors)
-    back = memory.of("a client/with any name")
+    memory = ClientMemory(tmp_path, limit=0)
+    memory.keep("a client/with any name", tensors, 0)
+    back = memory.look("a client/with any name")
+    assert isinstance(back, dict)
     assert list(back) == list(tensors)
     for name, tensor in tensors.items():
         assert (back[name].dtype, back[name].shape) == (tensor.dtype, tensor.shape)
@@ -92,50 +100,114 @@ def test_every_kind_of_tensor_comes_back_bit_for_bit_in_its_order(tmp_path: Path
         assert bits[:1] == bits[1:]
 
 
-def test_tensors_come_back_on_the_device_of_the_run(tmp_path: Path) -> None:
-    memory = ClientMemory(limit=0, files=MemoryFiles(tmp_path), device="meta")
-    memory.keep("a", remembered(1))
-    assert memory.of("a")["part/x"].device.type == "meta"
+def test_a_handle_is_passed_on_and_asked_only_for_what_is_written(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def handle() -> Tensors:
+        asked.append(1)
+        return remembered(5)
+
+    memory = ClientMemory(tmp_path, limit=0)
+    memory.keep("a", handle, 0)
+    assert memory.look("a") is handle
+    assert not asked
+    memory.commit(0)
+    memory.commit(1)
+    assert asked == [1]
+    assert value(ClientMemory(tmp_path).as_of(0)("a")) == 5
 
 
-@pytest.mark.gpu
-def test_what_was_on_the_gpu_comes_back_there(tmp_path: Path) -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("there is no GPU here")
-    device = torch.device("cuda")
-    memory = ClientMemory(limit=0, files=MemoryFiles(tmp_path), device=device)
-    tensors = {"x": torch.randn(1000, device=device)}
-    memory.keep("a", tensors)
-    assert memory.of("a")["x"].device.type == "cuda"
-    assert memory.of("a")["x"].equal(tensors["x"])
-
-
-def test_forgetting_takes_it_off_the_shelf(tmp_path: Path) -> None:
-    memory = ClientMemory(limit=0, files=MemoryFiles(tmp_path))
-    memory.keep("a", remembered(1))
-    memory.keep("a", {})
-    assert memory.of("a") == {}
+def test_who_remembers_nothing_is_none_who_does_and_one_may_forget(tmp_path: Path) -> None:
+    memory = ClientMemory(tmp_path)
+    memory.keep("a", {}, 0)
     assert "a" not in memory
-    assert on_disk(tmp_path) == 0
+    assert memory.look("a") == {}
+    memory.keep("b", remembered(1), 0)
+    memory.commit(0)
+    memory.keep("b", {}, 1)
+    memory.commit(1)
+    assert [value(memory.as_of(round)("b")) for round in (0, 1)] == [1, None]
 
 
-def test_looking_at_all_uses_nobody(tmp_path: Path) -> None:
-    memory = ClientMemory(limit=200, files=MemoryFiles(tmp_path))
-    for value, name in enumerate("abc"):
-        memory.keep(name, remembered(value))
-    assert {name: float(t["part/x"][0]) for name, t in memory.items()} == {"a": 0.0, "b": 1.0, "c": 2.0}
-    assert [float(memory.look(name)["part/x"][0]) for name in "bac"] == [1, 0, 2]
-    assert memory.look("d") == {}
-    assert held(memory) == ["b", "c"]
+def test_stateless_clients_remember_nothing(tmp_path: Path) -> None:
+    memory = ClientMemory(tmp_path, limit=0, stateless=True)
+    memory.keep("a", remembered(1), 0)
+    memory.commit(0)
+    assert memory.look("a") == {}
+    assert not files(tmp_path)
 
 
-def test_a_temporary_folder_is_removed_in_the_end() -> None:
-    memory = ClientMemory(limit=0)
-    memory.keep("a", remembered(1))
-    folder = memory._files.folder
-    assert on_disk(folder) == 1
-    del memory
-    assert not folder.exists()
+# -- checkpoints ---------------------------------------------------------------------------------------------
+def test_each_commit_can_be_gone_back_to_as_long_as_it_is_kept(tmp_path: Path) -> None:
+    memory = ClientMemory(tmp_path)
+    memory.keep("a", remembered(1), 0)
+    memory.keep("b", remembered(2), 0)
+    first = memory.commit(0)
+    memory.release(0)
+    memory.keep("a", remembered(10), 1)
+    memory.keep("c", remembered(3), 1)
+    second = memory.commit(1)
+    memory.release(0)  # the checkpoint of round 0 is still there
+    memory.keep("a", remembered(99), 2)
+    memory._write("a", 2)  # and here it is killed
+    for round, reference, expected in ((1, second, {"a": 10, "b": 2, "c": 3}), (0, first, {"a": 1, "b": 2})):
+        again = ClientMemory(tmp_path)
+        look = again.as_of(round)  # without going back
+        assert {client: value(look(client)) for client in "abc" if look(client)} == expected
+        again.check(reference, round)
+        again.restore(round)
+        assert values(again) == expected
+        assert max(int(file[-1]) for file in files(tmp_path)) == round  # what came later is gone
+    again.restore()
+    assert values(again) == {}
+    assert not files(tmp_path)
+
+
+def test_files_go_when_no_checkpoint_speaks_of_them(tmp_path: Path) -> None:
+    memory = ClientMemory(tmp_path)
+    for round in range(6):
+        memory.keep("always", remembered(round), round)
+        if round == 0:
+            memory.keep("once", remembered(-1), round)
+        memory.commit(round)
+        memory.release(max(0, round - 1))
+        kept = [f"{file_name('always')}/{n}" for n in range(max(0, round - 1), round + 1)]
+        assert files(tmp_path) == [*kept, f"{file_name('once')}/0"]
+    assert value(memory.as_of(4)("always")) == 4
+
+
+def test_damage_is_noticed_before_a_run_goes_on_or_at_the_latest_when_it_is_read(tmp_path: Path) -> None:
+    memory = ClientMemory(tmp_path)
+    memory.keep("old", remembered(1), 0)
+    memory.commit(0)
+    memory.release(0)
+    memory.keep("new", remembered(2), 1)
+    reference = memory.commit(1)
+    old, new = (next((tmp_path / file_name(name)).iterdir()) for name in ("old", "new"))
+    intact = new.read_bytes()
+    for damaged, told in (
+        (intact[:-1] + b"?", "checksum"),
+        (intact[:-1], "cannot be read"),
+    ):
+        new.write_bytes(damaged)
+        with pytest.raises(Damaged, match=told):
+            ClientMemory(tmp_path).check(reference, 1)
+    new.write_bytes(intact)
+    old.write_bytes(intact)
+    again = ClientMemory(tmp_path)
+    again.check(reference, 1)
+    again.restore(1)
+    with pytest.raises(StoreError, match=r"What the client 'old' remembers cannot be read .*of another") as caught:
+        again.look("old")
+    assert "\n" not in str(caught.value)
+    old.unlink()
+    with pytest.raises(Damaged, match="the memories of 1 clients, not of 2"):
+        ClientMemory(tmp_path).check(reference, 1)
+    old.write_bytes(intact)
+    (tmp_path / file_name("new") / "000000.safetensors").write_bytes(intact)  # an older one of the same client
+    new.unlink()
+    with pytest.raises(Damaged, match="0 of the 1 files that it wrote"):
+        ClientMemory(tmp_path).check(reference, 1)
 
 
 # -- whole runs ----------------------------------------------------------------------------------------------
@@ -152,28 +224,25 @@ def test_a_run_that_keeps_nothing_in_memory_is_the_same_run(tmp_path: Path, meth
     assert tiny.result(spilled) == tiny.result(plain)
 
 
-def test_the_limit_is_in_mebibytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    limits: list[Any] = []
-    plain = module.ClientMemory.__init__
-
-    def noted(self: ClientMemory, stateless: bool = False, **options: Any) -> None:
-        limits.append(options["limit"])
-        plain(self, stateless, **options)
-
-    monkeypatch.setattr(module.ClientMemory, "__init__", noted)
-    tiny.setup(memory_limit=3).executor()
-    assert limits == [3 * 1024 * 1024]
+def test_the_limit_is_in_mebibytes(tmp_path: Path) -> None:
+    store = Store.create(tmp_path / "r", tiny.setup(memory_limit=1).config)
+    half = 2**17  # numbers in half a MiB
+    for name in "ab":
+        store.memory.keep(name, remembered(1, half), 0)
+    assert not files(tmp_path)
+    store.memory.keep("c", remembered(1, 1), 0)
+    assert files(tmp_path) == [f"{file_name('a')}/0"]
+    store.close()
 
 
 @pytest.mark.slow
 def test_a_checkpoint_costs_what_changed_not_what_all_remember(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Forty clients, two a round: at the end as many files are written a round as in the beginning."""
-    written: list[str] = []
+    written: list[Path] = []
     plain = Path.write_bytes
 
     def noted(self: Path, data: bytes) -> int:
-        if "live" not in self.name:  # which only tells of this moment
-            written.append(self.name)
+        written.extend([self] if "memory" in self.parts else [])
         return plain(self, data)
 
     monkeypatch.setattr(Path, "write_bytes", noted)
@@ -190,3 +259,63 @@ def test_a_checkpoint_costs_what_changed_not_what_all_remember(tmp_path: Path, m
     tiny.run(tmp_path / "r", "fedbn", on=on, participation=0.05, rounds=12, observer=tiny.Notes(look))
     assert per_round == [2] * 12
     assert max(sizes) - min(sizes) < 50  # numbers with more digits
+
+
+# -- killed between any two writes ---------------------------------------------------------------------------
+OPTIONS: dict[str, Any] = {"rounds": 4, "participation": 0.7, "memory_limit": 0}
+
+
+def killed_after(steps: int, act: Callable[[], Any]) -> int:
+    """Do it in a process of its own, which is gone, without any goodbye, before it touches a file for the
+    `steps`+1st time. Returns how the process ended: 9 if it was killed, 0 if it came to its end."""
+    child = os.fork()
+    if child == 0:
+        left = [steps]
+
+        def counting(plain: Callable[..., Any]) -> Callable[..., Any]:
+            def step(*arguments: Any, **options: Any) -> Any:
+                if left[0] == 0:
+                    os._exit(9)
+                left[0] -= 1
+                return plain(*arguments, **options)
+
+            return step
+
+        for where, name in ((os, "fsync"), (os, "rename"), (os, "replace"), (os, "unlink"), (os, "rmdir"),
+                            (Path, "write_bytes"), (Path, "unlink"), (Path, "mkdir")):  # fmt: skip
+            setattr(where, name, counting(getattr(where, name)))
+        try:
+            act()
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def kill_and_resume(tmp_path: Path, whole: dict[str, bytes], moments: list[int]) -> int:
+    """Returns how many of these moments came before the run's end."""
+    kills = 0
+    for moment in moments:
+        directory = tmp_path / str(moment)
+        end = killed_after(moment, lambda d=directory: tiny.run(d, "fedbn", **OPTIONS))  # type: ignore[misc]
+        assert end in (0, 9)
+        kills += end == 9
+        if not (directory / "config.toml").exists():
+            continue
+        # Killed once more on the way, and then left in peace.
+        assert killed_after(moment % 13, lambda d=directory: tiny.resume(d)) in (0, 9)  # type: ignore[misc]
+        assert tiny.result(tiny.resume(directory)) == whole, moment
+    return kills
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    options = {**OPTIONS, "memory_limit": 1000}
+    return tiny.result(tiny.run(tmp_path_factory.mktemp("whole") / "run", "fedbn", **options))
+
+
+@pytest.mark.slow
+def test_killed_between_two_writes_and_resumed_it_is_the_same_run(tmp_path: Path, whole: dict[str, bytes]) -> None:
+    moments = list(range(0, 190, 4))
+    kills = kill_and_resume(tmp_path, whole, moments)
+    assert 15 < kills < len(moments), "the last ones are beyond the run's end"

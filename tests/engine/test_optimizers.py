@@ -1,4 +1,4 @@
-"""The optimiser called directly takes PyTorch's steps, to the last bit; all others are PyTorch's own."""
+"""`FusedSGD` takes PyTorch's steps, to the last bit; all others are PyTorch's own."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ import torch
 from torch import nn
 
 from fedkeel.config import Config
-from fedkeel.engine.optimizers import (
-    OPTIMIZERS,
-    DirectSGD,
-    check,
-    lay_out_gradients,
-    local_optimizer,
-    reset,
-    uncapturable,
-)
+from fedkeel.engine.optimizers import OPTIMIZERS, Fused, FusedSGD, check, local_optimizer, uncapturable
 from fedkeel.errors import FedkeelError
 
 
@@ -43,7 +35,7 @@ def gradients(step: int, of: list[nn.Parameter]) -> None:
 @pytest.mark.parametrize("weight_decay", [0.0, 0.01])
 def test_steps_are_those_of_torch(momentum: float, weight_decay: float) -> None:
     ours, theirs = parameters(), parameters()
-    direct = DirectSGD(ours, 0.1, momentum, weight_decay)
+    direct = FusedSGD(ours, 0.1, momentum, weight_decay)
     # One optimiser a parameter: PyTorch's fused step takes the first momenta of all of them to be made at once.
     plain = [torch.optim.SGD([p], lr=0.1, momentum=momentum, weight_decay=weight_decay, fused=True) for p in theirs]
     for step in range(6):
@@ -58,44 +50,57 @@ def test_steps_are_those_of_torch(momentum: float, weight_decay: float) -> None:
     assert not torch.equal(ours[2], parameters()[2])
 
 
-def test_the_learning_rate_may_change_between_steps() -> None:
-    ours = parameters()
-    direct = DirectSGD(ours, 0.1, 0.0, 0.0)
-    before = ours[0].detach().clone()
-    gradients(5, ours)
-    direct.param_groups[0]["lr"] = 0.0
+def test_the_learning_rate_may_be_a_tensor_that_changes_between_steps() -> None:
+    ours, theirs, rate = parameters(), parameters(), torch.tensor(0.0)
+    direct, plain = FusedSGD(ours, rate, 0.0, 0.0), FusedSGD(theirs, 0.3, 0.0, 0.0)
+    for of in (ours, theirs):
+        gradients(5, of)
     direct.step()
-    assert torch.equal(ours[0], before)
-
-
-def test_a_reset_forgets_the_momentum_and_keeps_its_place() -> None:
-    ours = parameters()
-    direct = DirectSGD(ours, 0.1, 0.9, 0.0)
-    gradients(5, ours)
+    assert all(torch.equal(one, other) for one, other in zip(ours, parameters(), strict=True))
+    rate.fill_(0.3)
     direct.step()
-    held = direct.state[ours[0]]["momentum_buffer"]
-    assert held.abs().sum() > 0
-    reset(direct)
-    assert held.abs().sum() == 0
-    assert direct.state[ours[0]]["momentum_buffer"] is held
+    plain.step()
+    assert all(torch.equal(one, other) for one, other in zip(ours, theirs, strict=True))
 
 
-def test_a_gradient_in_another_layout_is_laid_out_as_its_parameter() -> None:
-    ours = parameters()
-    direct = DirectSGD(ours, 1.0, 0.0, 0.0)
-    gradient = torch.arange(7 * 27, dtype=torch.float32).reshape(7, 3, 3, 3)
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_reset_forgets_all_that_steps_have_left_and_keeps_its_place(name: str) -> None:
+    ours, theirs = parameters(), parameters()
+    made, fresh = (local_optimizer(of, config(name), 0.01) for of in (ours, theirs))
+    assert isinstance(made, FusedSGD | Fused)
+    held = None
+    for _ in range(2):
+        for parameter, start in zip(ours, parameters(), strict=True):
+            parameter.data.copy_(start.data)
+        gradients(5, ours)
+        made.step()
+        places = [tensor.data_ptr() for tensor in state_of(made)]
+        assert places
+        assert held in (None, places)
+        held = places
+        made.reset()
+    gradients(5, theirs)
+    fresh.step()
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one, other)
+
+
+def state_of(made: FusedSGD | Fused) -> list[torch.Tensor]:
+    if isinstance(made, FusedSGD):
+        return made.momenta
+    return [value for state in made.optimizer.state.values() for value in state.values()]
+
+
+@pytest.mark.parametrize("name", ["sgd", "adamw"])
+def test_a_gradient_in_another_layout_is_laid_out_as_its_parameter(name: str) -> None:
+    ours, theirs = parameters()[:1], parameters()[:1]
+    gradient = torch.arange(7 * 27, dtype=torch.float32).reshape(7, 3, 3, 3) - 90
+    theirs[0].grad = torch.empty_like(theirs[0], requires_grad=False).copy_(gradient)
     ours[0].grad = gradient  # contiguous, where the parameter has its channels last
-    before = ours[0].detach().clone()
-    lay_out_gradients(direct)
-    direct.step()
-    torch.testing.assert_close(ours[0].detach(), before - gradient)
-
-
-def test_adamw_is_torchs_own() -> None:
-    made = local_optimizer(parameters(), Config(optimizer="adamw", weight_decay=0.05), 0.002)
-    assert type(made) is torch.optim.AdamW
-    assert made.param_groups[0]["lr"] == 0.002
-    assert made.param_groups[0]["weight_decay"] == 0.05
+    for of in (ours, theirs):
+        local_optimizer(of, config(name), 0.1).step()
+    assert torch.equal(ours[0], theirs[0])
+    assert not torch.equal(ours[0], parameters()[0])
 
 
 # -- any of torch's, by name -----------------------------------------------------------------------------------------
@@ -140,7 +145,8 @@ def test_each_takes_torchs_own_steps_with_the_options_of_the_run(name: str) -> N
 )
 def test_options_in_brackets_are_the_optimisers_own(text: str, options: dict[str, Any]) -> None:
     check(config(text))
-    group = local_optimizer(parameters(), config(text), 0.01).param_groups[0]
+    made: Any = local_optimizer(parameters(), config(text), 0.01)
+    group = made.param_groups[0]
     assert {name: group[name] for name in options} == options
     assert group["lr"] == 0.01
 
@@ -199,39 +205,8 @@ def test_one_of_one_s_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 # -- where steps are captured ----------------------------------------------------------------------------------------
 def test_which_can_be_captured() -> None:
-    eager = {name for name in NAMES if uncapturable(config(name))}
-    assert eager == {"adagrad", "adafactor"}
-    assert not uncapturable(config("sgd(nesterov=true)"))
-    assert uncapturable(config("sgd(dampening=0.5)"))  # the first step is without it
-
-
-CAPTURABLE = [name for name in NAMES if not uncapturable(config(name)) and name != "sgd"]
-
-
-@pytest.mark.parametrize("name", [*CAPTURABLE, "adam(amsgrad=true)", "rmsprop(centered=true)"])
-def test_a_reset_brings_all_state_back_to_its_beginning_and_keeps_its_place(name: str) -> None:
-    rate = torch.tensor(0.0)
-    ours = parameters()
-    made = local_optimizer(ours, config(name), rate)
-    assert made.param_groups[0]["capturable"]
-    held = {p: dict(entries) for p, entries in made.state.items()}
-    assert len(held) == len(ours)
-    for entries in held.values():
-        for value in entries.values():
-            value.add_(7)  # as steps would have changed it
-    rate.fill_(0.3)  # of another round
-    reset(made)
-    fresh = local_optimizer(parameters(), config(name), torch.tensor(0.3))
-    for (p, entries), new in zip(held.items(), fresh.state.values(), strict=True):
-        assert made.state[p].keys() == new.keys() == entries.keys()
-        for entry, value in entries.items():
-            assert made.state[p][entry] is value
-            assert torch.equal(value, new[entry]), entry
-    assert all(p.grad is None for p in ours)
-
-
-def test_some_state_does_not_begin_at_zero() -> None:
-    """Otherwise the test above would be one of zeros."""
-    for name, entry, value in (("nadam", "mu_product", 1.0), ("rprop", "step_size", 0.3), ("asgd", "eta", 0.3)):
-        made = local_optimizer(parameters(), config(name), torch.tensor(0.3))
-        assert float(made.state[made.param_groups[0]["params"][0]][entry].flatten()[0]) == pytest.approx(value)
+    assert {name for name in NAMES if not uncapturable(config(name))} == {"sgd", "adamw"}
+    assert uncapturable(config("sgd(nesterov=true)"))
+    made = local_optimizer(parameters(), config("adamw"), torch.tensor(0.01))
+    assert isinstance(made, Fused)
+    assert all(group["capturable"] and group["fused"] for group in made.optimizer.param_groups)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from fedkeel.core.messages import Update
 from fedkeel.core.method import Method
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
+from fedkeel.engine.tasks import Result, Task
 from fedkeel.runs.run import Run
 from tests import tiny
 from tests.engine.test_local import Spoils
@@ -148,14 +150,17 @@ def test_a_metric_cannot_pose_as_something_else(tmp_path: Path) -> None:
     setup = tiny.setup()
     store = Store.create(tmp_path / "r", setup.config)
     executor = setup.executor()
-    plain = executor.train
+    plain = executor.map
 
-    def liar(clients: Sequence[str], broadcast: Any) -> Any:
-        for update in plain(clients, broadcast):
-            assert isinstance(update, Update)
-            yield Update(**{**vars(update), "metrics": {"loss": 1.0, "kind": 2.0, "client": 3.0}})
+    def liar(tasks: Sequence[Task], broadcast: Any) -> Any:
+        for result in plain(tasks, broadcast):
+            if isinstance(result, Result) and isinstance(result.outcome, Update):
+                result = replace(
+                    result, outcome=replace(result.outcome, metrics={"loss": 1.0, "kind": 2.0, "client": 3.0})
+                )
+            yield result
 
-    executor.train = liar  # type: ignore[method-assign]
+    executor.map = liar  # type: ignore[method-assign]
     Federated(setup, executor, store, tiny.Notes()).round(0)
     store.flush()
     assert [r["client"] for r in Run(tmp_path / "r").records("client")] == list(tiny.SIZES)

@@ -10,45 +10,26 @@ from typing import Any
 import pytest
 
 from fedkeel.config import Config
-from fedkeel.engine.executors.ray.cluster import ADDRESS, SHARE
-from fedkeel.experiments import jobs
+from fedkeel.errors import FedkeelError
 from fedkeel.experiments.comparison import choose_jobs, compare
-from fedkeel.experiments.jobs import Job, beside_others
-from tests.engine.executors.ray.pretend import pretend
-from tests.experiments.made_up import TINY, Watching, finish
+from fedkeel.experiments.jobs import beside_others
+from tests.experiments.made_up import TINY, Watching
 from tests.processes import children, needs_ray, until
 
 ON_RAY: dict[str, Any] = {**TINY, "executor": "ray"}
 
 
-def test_there_are_as_many_jobs_as_the_cluster_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    pretend(monkeypatch, ["alpha", "beta", "gamma"])
+def test_each_run_takes_the_whole_cluster_unless_told_how_much() -> None:
     configs = [Config(**TINY, executor="serial"), Config(**ON_RAY, ray_address="auto")]
-    assert choose_jobs(None, configs) == 3
-    assert choose_jobs(2, configs) == 2
+    assert choose_jobs(None, configs) == 1
+    with pytest.raises(FedkeelError, match="'jobs' is 2, and each run takes the whole Ray cluster: give --ray-actors"):
+        choose_jobs(2, configs)
+    assert choose_jobs(2, [config.replace(ray_actors=1) for config in configs]) == 2
 
 
 def test_beside_others_it_stays_on_ray() -> None:
     assert beside_others(Config(**ON_RAY)).executor == "ray"
     assert beside_others(Config(**TINY, executor="processes")).executor == "serial"
-
-
-def test_one_after_another_they_share_one_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cluster is not started for each of them."""
-    world = pretend(monkeypatch)
-    told: list[tuple[str | None, str | None]] = []
-
-    def execute(job: Job, _: object) -> None:
-        told.append((os.environ.get(ADDRESS), os.environ.get(SHARE)))
-        finish(job.directory, job.config, {"scan": 0.5})
-
-    context = world.get_runtime_context()
-    context.gcs_address = "10.0.0.5:6379"
-    monkeypatch.setattr(world, "get_runtime_context", lambda: context)
-    monkeypatch.setattr(jobs, "execute", execute)
-    compare(["fedavg", "gn"], seeds=1, directory=tmp_path, jobs=1, observer=Watching(), **ON_RAY)
-    assert told == [("10.0.0.5:6379", None)] * 2
-    assert ADDRESS not in os.environ
 
 
 def of_ray() -> set[int]:
@@ -67,7 +48,7 @@ def test_two_at_once_give_the_table_of_serial(tmp_path: Path) -> None:
     before = of_ray()
     watching = Watching()
     given: dict[str, Any] = {"seeds": 1, "jobs": 2, "threads": 1}
-    found = compare(["fedavg", "gn"], **given, ray_cores=1, directory=tmp_path / "ray", observer=watching, **ON_RAY)
+    found = compare(["fedavg", "gn"], **given, ray_actors=1, directory=tmp_path / "ray", observer=watching, **ON_RAY)
     assert watching.problems == {"fedavg seed 0": "", "gn seed 0": ""}
     until(lambda: of_ray() <= before)
     expected = compare(["fedavg", "gn"], **given, directory=tmp_path / "serial", executor="serial", **TINY)

@@ -186,7 +186,7 @@ class TestWork:
         blocks = [Block(recipe, seeds=1)]
         watching = Started()
         now = [0.0]
-        monkeypatch.setattr(queue.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
         class Clock(Started):
             def job_started(self, job: Job, first_round: int) -> None:
@@ -209,7 +209,7 @@ class TestWork:
         self, recipe: str, request_: Request, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         now = [0.0]
-        monkeypatch.setattr(queue.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(queue, "time", SimpleNamespace(monotonic=lambda: now[0]))
         monkeypatch.setattr(queue, "AT_LEAST", 1)
         looked: list[str] = []
 

@@ -102,7 +102,8 @@ def test_a_moving_average_that_is_still_the_start_says_nothing_of_eq_7(tmp_path:
         ledger.add([line("FedAvg+HBN", "Acc", seed, 70.0 + seed, recipe)])
         ledger.add([line("(1) Eq. 7: moving average", "Acc", seed, 60.0 + seed + 0.1 * seed, recipe)])
         ledger.add([line("(1) with momentum 0.01", "Acc", seed, 60.0 + seed + 0.1 * seed, recipe)])
-    (verdict,) = (verdict for claim, verdict in verdicts(all_blocks(ledger)[0]) if "(Eq. 7)" in claim.says)
+    judged = verdicts(all_blocks(ledger)[0])
+    (verdict,) = (one for claim, one in judged if "(Eq. 7)" in claim.says and claim.recipe == recipe.name)
     assert verdict is None  # the row with 0.1 was not run
 
 

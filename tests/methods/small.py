@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fedkeel.data.federation import Client, Federation
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.rounds import Federated
 from fedkeel.engine.setup import prepare
+from fedkeel.engine.tasks import Result, Task
 from fedkeel.observer import Observer
 from fedkeel.runs.store import Store
 
@@ -89,13 +91,34 @@ def started(
 def without_its_first_round(method: str, directory: Path, **options: Any) -> Federated:
     """A run after its first round, which had too few updates to count."""
     run = started(method, directory, min_clients=3, **options)
-    train = run.executor.train
-    run.executor.train = lambda *given: [
-        Missing(u.client, "gone") if u.client == "client2" else u for u in train(*given)
-    ]  # type: ignore[method-assign]
-    run.round(0)
-    run.executor.train = train  # type: ignore[method-assign]
+    with changed(run, lambda result: Missing("client2", "gone") if result.client == "client2" else result):
+        run.round(0)
     return run
+
+
+@contextmanager
+def changed(run: Federated, change: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, what comes back from clients, if they train or answer, is what `change` makes of it."""
+    plain = run.executor.map
+
+    def tampered(tasks: Sequence[Task], message: Broadcast) -> Iterator[Any]:
+        results = plain(tasks, message)
+        return iter(results) if tasks and tasks[0].do == "evaluate" else map(change, results)
+
+    run.executor.map = tampered  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        run.executor.map = plain  # type: ignore[method-assign]
+
+
+def trained(run: Federated, clients: Iterable[str], message: Broadcast) -> Iterator[Any]:
+    """What these clients send after training from the message; what they remember is kept."""
+    for client in clients:
+        (result,) = run.executor.map([Task("train", client, run.memory.look(client))], message)
+        if isinstance(result, Result):
+            run.memory.keep(client, result.memory, message.round)
+        yield result.outcome if isinstance(result, Result) else result
 
 
 def names(run: Federated) -> list[str]:

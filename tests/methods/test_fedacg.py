@@ -10,7 +10,7 @@ from fedkeel.core.messages import Broadcast
 from fedkeel.errors import FedkeelError
 from tests import tiny
 from tests.methods import together
-from tests.methods.small import started
+from tests.methods.small import started, trained
 
 CLIENTS = {"client0": 24, "client1": 16, "client2": 32}
 
@@ -20,18 +20,21 @@ def test_clients_start_ahead_by_the_momentum_and_the_model_moves_by_it(tmp_path:
     lambda_ = 0.6
     run = started(f"fedacg(lambda_={lambda_})", tmp_path)
     sent: list[Broadcast] = []
-    train = run.executor.train
+    plain = run.executor.map
 
-    def watched(clients, message):  # type: ignore[no-untyped-def]
-        sent.append(message)
-        return train(clients, message)
+    def watched(tasks, message):  # type: ignore[no-untyped-def]
+        if tasks[0].do == "train":
+            sent.append(message)
+        return plain(tasks, message)
 
-    run.executor.train = watched  # type: ignore[method-assign]
+    run.executor.map = watched  # type: ignore[method-assign]
     momentum = {name: torch.zeros_like(t).double() for name, t in run.server.weights.items()}
     for round in range(3):
         before, statistics = run.server.weights, run.server.statistics
         tested = run.round(round)
-        updates = list(train(list(CLIENTS), sent[-1]))
+        message = sent[-1]
+        updates = list(trained(run, CLIENTS, message))
+        sent.append(message)
         assert sent[-1].statistics is statistics  # only weights look ahead
         for name, old in before.items():
             ahead = old.double() + lambda_ * momentum[name]

@@ -10,7 +10,7 @@ from fedkeel import methods
 from fedkeel.errors import FedkeelError
 from tests import tiny
 from tests.methods import together
-from tests.methods.small import broadcast, started
+from tests.methods.small import broadcast, started, trained
 
 CLIENTS = {"client0": 24, "client1": 16, "client2": 32}
 
@@ -23,7 +23,7 @@ def test_weights_take_adam_steps_from_v_of_tau_squared(tmp_path: Path) -> None:
     v = {name: np.full(t.shape, tau**2) for name, t in run.server.weights.items()}
     for round in range(3):
         before = run.server.weights
-        updates = list(run.executor.train(list(CLIENTS), broadcast(run, round)))
+        updates = list(trained(run, list(CLIENTS), broadcast(run, round)))
         run.round(round)
         for name, old in before.items():
             change = sum(u.weights[name].double().numpy() * CLIENTS[u.client] / 72 for u in updates) - old.numpy()

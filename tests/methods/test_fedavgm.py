@@ -9,7 +9,7 @@ from fedkeel import methods
 from fedkeel.errors import FedkeelError
 from tests import tiny
 from tests.methods import together
-from tests.methods.small import broadcast, started
+from tests.methods.small import broadcast, started, trained
 
 CLIENTS = {"client0": 24, "client1": 16, "client2": 32}
 
@@ -20,7 +20,7 @@ def test_weights_move_with_momentum_and_statistics_do_not(tmp_path: Path) -> Non
     velocity = {name: torch.zeros_like(t).double() for name, t in run.server.weights.items()}
     for round in range(3):
         before = run.server.weights
-        updates = list(run.executor.train(list(CLIENTS), broadcast(run, round)))
+        updates = list(trained(run, list(CLIENTS), broadcast(run, round)))
         run.round(round)
         for name, old in before.items():
             mean = sum(u.weights[name].double() * CLIENTS[u.client] / 72 for u in updates)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -8,8 +10,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fedkeel import methods
 from fedkeel.core.checking import check
 from fedkeel.core.client import Batch, LocalClient
+from fedkeel.core.composition import Composition
 from fedkeel.core.messages import BadMessage, Update
 from fedkeel.core.method import Method
+from fedkeel.engine.executors.cuda.slot import variant_of
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.formulas.losses import feature_alignment, prototype_calibration
@@ -65,18 +69,14 @@ def test_calibrated_training_normalises_with_the_broadcast_statistics(tmp_path):
 
 
 def test_a_captured_step_knows_what_it_depends_on(tmp_path):
+    run = started("fedcoda", tmp_path, small_federation([[0, 1, 2, 3]]))
     variants = []
-
-    class Look(Method):
-        name = "look"
-
-        def start(self, client):
-            variants.append(methods.build("fedcoda").step_variant(client.scoped("fedcoda")))
-
-    run = started([methods.build("fedcoda"), Look()], tmp_path, small_federation([[0, 1, 2, 3]]))
     for round in range(4):
         run.round(round)
-    assert variants == [(False, False), (False, True), (True, True), (True, True)]
+        sent = run.server.broadcast(run.server.weights)
+        client = run.setup.worker.begin(run.federation.clients[0].name, replace(sent, round=round), {})
+        variants.append(("fedcoda", "calibrates", round >= 2) in variant_of(client))
+    assert variants == [True] * 4
 
 
 def test_without_batch_norm_calibration_statistics_go_on_changing(tmp_path):
@@ -114,7 +114,7 @@ def test_the_history_is_of_unclipped_norms_and_kept_from_round_0(tmp_path):
     run = started("fedcoda", tmp_path / "memory")
     run.round(0)
     for name in CLIENTS:
-        assert (run.executor.memory.of(name)["fedcoda/history"] > 0).all()
+        assert (run.memory.look(name)["fedcoda/history"] > 0).all()
 
 
 @pytest.mark.parametrize(("history_from", "first"), [("start", 0), ("calibration", 2)])
@@ -143,7 +143,7 @@ def test_the_history_begins_where_it_is_asked_to(tmp_path, history_from, first):
             if round >= first:
                 gamma = beta * gamma + (1 - beta) * norm if gamma else norm
         steps = len(before)
-        memory, sent = run.executor.memory.of("client0"), run.server.extras
+        memory, sent = run.memory.look("client0"), run.server.extras
         assert ("fedcoda/history" in memory) == ("fedcoda/history" in sent) == (round >= first)
         if round >= first:
             assert float(memory["fedcoda/history"][8]) == pytest.approx(gamma, rel=1e-5)
@@ -365,7 +365,7 @@ def test_stateless_clients_will_do(tmp_path):
     run = started("fedcoda", tmp_path, stateless=True)
     for round in range(3):
         run.round(round)
-    assert run.executor.memory.of("client0") == {}
+    assert run.memory.look("client0") == {}
     assert (run.server.extras["fedcoda/history"] > 0).all()
 
 
@@ -387,10 +387,10 @@ def test_processes_agree_with_serial(tmp_path):
 def test_without_batch_norm_only_the_rest_of_it_works(tmp_path):
     for model in (small_model(nn.Identity), small_model(lambda c: nn.BatchNorm2d(c, track_running_stats=False))):
         with pytest.raises(MethodError, match="calibrate_bn=false"):
-            methods.build("fedcoda").prepare(model)
+            Composition.of(methods.build("fedcoda")).prepare(model)
     for text in ("fedcoda+gn", "fedcoda+fedwon", "hbn+fedcoda"):
         with pytest.raises(MethodError):
-            methods.build(text).prepare(small_model())
+            Composition.of(methods.build(text)).prepare(small_model())
     with pytest.raises(MethodError, match="no layer has any that travel"):
         started("silobn+fedcoda", tmp_path / "silobn").round(0)
     started("fedcoda(calibrate_bn=false)", tmp_path, model=small_model(nn.Identity)).round(0)

@@ -138,7 +138,7 @@ def test_a_client_goes_on_from_its_own_averages_and_a_new_one_from_the_mean_of_t
     started_from.clear()
     run.round(1)
     run.setup.worker.train("client0", broadcast(run, 2), {})
-    memories = [run.executor.memory.of(name)["fedfa/mean"] for name in CLIENTS]
+    memories = [run.memory.look(name)["fedfa/mean"] for name in CLIENTS]
     assert not torch.equal(started_from[0], started_from[1])
     assert torch.equal(started_from[3], run.server.extras["fedfa/mean"])
     torch.testing.assert_close(started_from[3], torch.stack(memories).mean(dim=0))

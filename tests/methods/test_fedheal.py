@@ -65,7 +65,7 @@ def arrays(tensors: Tensors) -> dict[str, np.ndarray]:
 
 
 def memory_of(run: Federated, client: str) -> Tensors:
-    return select(run.executor.memory.of(client), "fedheal")
+    return select(run.memory.look(client), "fedheal")
 
 
 @pytest.mark.slow
@@ -77,7 +77,7 @@ def test_every_round_is_that_of_the_formulas(tmp_path, tau, beta, participation)
         old = arrays(run.server.weights)
         trained = {}
         for name in run._sample(round):
-            update, _ = run.setup.worker.train(name, broadcast(run, round), run.executor.memory.of(name))
+            update, _ = run.setup.worker.train(name, broadcast(run, round), run.memory.look(name))
             trained[name] = arrays(update.weights)
         run.round(round)
         wanted = expected.step(old, trained)

@@ -15,6 +15,7 @@ from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Client, Federation
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.rounds import Federated
+from fedkeel.engine.tasks import Task
 from fedkeel.errors import FedkeelError, MethodError
 from tests import vectors
 from tests.methods.small import broadcast, pixels, small_federation, small_model, started
@@ -140,11 +141,11 @@ def test_a_client_is_tested_with_its_own_pair(tmp_path):
     for round in range(2):
         run.round(round)
     for name in CLIENTS:
-        memory = run.executor.memory.of(name)
+        memory = run.memory.look(name)
         found = run.setup.worker.evaluate(name, broadcast(run, 1), memory, ["test"])[0].loss
         assert found == pytest.approx(loss_with(run, name, *pair_by_hand(pixels(run.federation, name))), rel=1e-4)
-    recorded = list(run.executor.evaluate(CLIENTS, broadcast(run, 1), ["test"]))
-    assert len({group[0].loss for group in recorded}) == 3
+    tasks = [Task("evaluate", name, run.memory.look(name), splits=["test"]) for name in CLIENTS]
+    assert len({result.outcome[0].loss for result in run.executor.map(tasks, broadcast(run, 1))}) == 3
 
 
 def test_a_client_that_never_trained_is_tested_with_the_statistics_of_its_test_images(tmp_path):

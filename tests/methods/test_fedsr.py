@@ -193,10 +193,10 @@ def test_reference_distributions_stay_on_the_client_and_are_kept(tmp_path):
     assert not any("draws" in name or "key" in name or name.endswith("step") for name in role_of)
     run.round(0)
     assert not any(name in run.server.weights for name in LOCAL)
-    kept = {name: run.executor.memory.of(name)["local/head.r_mean"] for name in names(run)}
+    kept = {name: run.memory.look(name)["local/head.r_mean"] for name in names(run)}
     assert all(tensor.abs().max() > 0 for tensor in kept.values())
     assert not torch.equal(kept["client0"], kept["client1"])
-    client = run.setup.worker.begin("client0", broadcast(run, 1), run.executor.memory.of("client0"))
+    client = run.setup.worker.begin("client0", broadcast(run, 1), run.memory.look("client0"))
     assert torch.equal(client.model.head.r_mean, kept["client0"])
     stranger = run.setup.worker.begin("client0", broadcast(run, 1), {})
     assert stranger.model.head.r_mean.abs().max() == 0
@@ -273,11 +273,9 @@ def test_the_noise_of_a_step_reads_tensors_of_the_model_alone():
         assert torch.equal(head.sample(mean, deviation), expected)
 
 
-def test_stateless_clients_and_models_without_a_known_head_are_refused(tmp_path):
+def test_stateless_clients_are_refused(tmp_path):
     with pytest.raises(MethodError, match="'fedsr' needs clients that remember"):
         started("fedsr", tmp_path, stateless=True)
-    with pytest.raises(MethodError, match=r"models\.wrap"):
-        methods.build("fedsr").prepare(nn.Linear(2, 2))
 
 
 def test_the_default_representation_has_512_dimensions():

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel import methods
+from fedkeel.core.composition import Composition
 from fedkeel.core.types import Classifier
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import MethodError
@@ -154,7 +155,7 @@ def test_models_that_it_cannot_go_through_are_refused(tmp_path: Path) -> None:
         with pytest.raises(MethodError, match=why):
             started("fedtan", tmp_path / why, model=model).round(0)
     with pytest.raises(MethodError, match="of its own"):
-        methods.build("fedtan").prepare(small_model(Own))
+        Composition.of(methods.build("fedtan")).prepare(small_model(Own))
     for text in ("fedtan+gn", "fedtan+hbn", "fedtan+greg"):
         with pytest.raises(MethodError):
             methods.build(text).prepare(small_model())

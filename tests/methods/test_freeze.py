@@ -7,11 +7,12 @@ import torch
 from torch import nn
 
 from fedkeel import methods, models
+from fedkeel.core.composition import Composition
 from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError, MethodError
 from tests import tiny
 from tests.methods import together
-from tests.methods.small import Probe, broadcast, small_model, started
+from tests.methods.small import Probe, broadcast, small_model, started, trained
 from tests.trust.test_privacy import needs_opacus
 
 HEAD = ("head.weight", "head.bias")
@@ -23,7 +24,7 @@ def test_the_head_is_bit_identical_on_every_client_and_in_every_round(tmp_path: 
     run = started("freeze", tmp_path, **options)
     initial = {name: small_model().state_dict()[name] for name in HEAD}
     for round in range(3):
-        for update in run.executor.train(["client0", "client1", "client2"], broadcast(run, round)):
+        for update in trained(run, ["client0", "client1", "client2"], broadcast(run, round)):
             assert all(torch.equal(update.weights[name], initial[name]) for name in HEAD)
             assert not torch.equal(update.weights["encoder.0.weight"], run.server.weights["encoder.0.weight"])
         run.round(round)
@@ -47,14 +48,14 @@ def test_a_local_head_is_trained_on_the_clients_and_left_out_of_the_mean(tmp_pat
     initial = {name: small_model().state_dict()[name] for name in HEAD}
     for round in range(3):
         body = run.server.weights["encoder.0.weight"]
-        for update in run.executor.train(["client0", "client1", "client2"], broadcast(run, round)):
+        for update in trained(run, ["client0", "client1", "client2"], broadcast(run, round)):
             assert not any(torch.equal(update.weights[name], initial[name]) for name in HEAD)
         run.round(round)
         assert all(torch.equal(run.server.weights[name], initial[name]) for name in HEAD)
         assert not torch.equal(run.server.weights["encoder.0.weight"], body)
     assert len(arrived) == 18
     assert all(torch.equal(head, initial["head.weight"]) for head in arrived)
-    assert not any("head" in name for name in run.executor.memory.of("client0") if name.startswith("local/"))
+    assert not any("head" in name for name in run.memory.look("client0") if name.startswith("local/"))
 
 
 def test_with_a_local_head_clients_train_as_in_fedavg() -> None:
@@ -97,7 +98,7 @@ def test_no_other_part_moves_the_head(tmp_path: Path, method: str) -> None:
 
 def test_the_head_of_any_model_is_found() -> None:
     wrapped = models.wrap(nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.Linear(5, 4)), head="2")
-    methods.build("freeze").prepare(wrapped)
+    Composition.of(methods.build("freeze")).prepare(wrapped)
     assert [name for name, p in wrapped.named_parameters() if not p.requires_grad] == [
         "network.2.weight",
         "network.2.bias",
@@ -105,7 +106,7 @@ def test_the_head_of_any_model_is_found() -> None:
     with pytest.raises(FedkeelError, match="The 'head' of freeze is 'loc': did you mean 'local'"):
         methods.build("freeze(head=loc)")
     with pytest.raises(MethodError, match="none with weights"):
-        methods.build("freeze").prepare(Classifier(nn.Flatten(), nn.Identity(), 4, 4))
+        Composition.of(methods.build("freeze")).prepare(Classifier(nn.Flatten(), nn.Identity(), 4, 4))
 
 
 def test_a_head_that_another_part_puts_in_is_frozen_too() -> None:

@@ -3,8 +3,6 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -16,8 +14,9 @@ from fedkeel.core.composition import Composition
 from fedkeel.core.state import select
 from fedkeel.data.federation import Federation
 from fedkeel.engine.rounds import Federated
+from fedkeel.engine.tasks import Result
 from fedkeel.errors import FedkeelError, MethodError
-from fedkeel.methods.ga import GA, adjusted
+from fedkeel.methods.ga import adjusted
 from tests import tiny
 from tests.methods import together
 from tests.methods.small import broadcast, names, small_federation, started
@@ -130,9 +129,9 @@ def test_the_step_shrinks_from_round_to_round(tmp_path, monkeypatch):
 def test_weights_and_statistics_are_averaged_with_the_clients_weights(tmp_path):
     run = started("ga", tmp_path)
     shares = {"client0": 0.6, "client1": 0.3, "client2": 0.1}
-    run.server.memory = {f"ga/weight/{name}": torch.tensor(a).double() for name, a in shares.items()}
+    run.server.shares = shares
     updates = [run.setup.worker.train(name, broadcast(run), {})[0] for name in names(run)]
-    run._aggregate(broadcast(run), updates, {})
+    run._aggregate(broadcast(run), [Result(update.client, update) for update in updates])
     for name, tensor in (run.server.weights | run.server.statistics).items():
         theirs = [(update.weights | update.statistics)[name].double() for update in updates]
         if name.endswith("num_batches_tracked"):
@@ -188,8 +187,7 @@ def test_a_client_that_joins_late_gets_its_equal_part_and_the_others_make_room(t
     run.server.num_clients = 4  # 'client3' has come
     run.round(1)
     assert weights_of(run) == pytest.approx({"client0": 0.375, "client1": 0.225, "client2": 0.15})
-    newcomer: Any = SimpleNamespace(client="client3")
-    assert GA().shares(run.server.scoped("ga"), [newcomer], [1.0]) == [0.25]
+    assert run.server.shares == pytest.approx({"client0": 0.375, "client1": 0.225, "client2": 0.15})
     run.round(2)
     assert sum(weights_of(run).values()) == pytest.approx(0.75), "once is enough"
 

@@ -29,6 +29,7 @@ from tests.methods.small import (
     small_federation,
     small_model,
     started,
+    trained,
     without_its_first_round,
 )
 
@@ -285,7 +286,7 @@ def test_the_first_round_is_that_of_fedavg_and_the_second_is_not(tmp_path):
     greg, fedavg = started("greg", tmp_path / "greg"), started("fedavg", tmp_path / "fedavg")
     for round, same in ((0, True), (1, False)):
         message = broadcast(fedavg, round)
-        pairs = zip(greg.executor.train(CLIENTS, message), fedavg.executor.train(CLIENTS, message), strict=True)
+        pairs = zip(trained(greg, CLIENTS, message), trained(fedavg, CLIENTS, message), strict=True)
         for one, other in pairs:
             assert all(torch.equal(one.weights[name], other.weights[name]) for name in one.weights) is same
         fedavg.round(round)
@@ -295,7 +296,7 @@ def test_statistics_are_the_moving_average_in_every_round(tmp_path):
     run = started("greg(momentum=0.25, warm_start=false)", tmp_path)
     for round in range(3):
         before = run.server.statistics
-        updates = list(run.executor.train(CLIENTS, broadcast(run, round)))
+        updates = list(trained(run, CLIENTS, broadcast(run, round)))
         total = sum(update.samples for update in updates)
         run.round(round)
         for name, new in run.server.statistics.items():
@@ -315,7 +316,7 @@ def test_from_scratch_the_first_mean_is_taken_whole_and_then_averaged(tmp_path, 
     for name, tensor in plain.server.statistics.items():
         torch.testing.assert_close(warm.server.statistics[name], tensor, rtol=0, atol=0)
     after_first = warm.server.statistics
-    mean = weighted_mean([u.statistics for u in warm.executor.train(CLIENTS, broadcast(warm, 1))], [24, 16, 32])
+    mean = weighted_mean([u.statistics for u in trained(warm, CLIENTS, broadcast(warm, 1))], [24, 16, 32])
     warm.round(1)
     name = "encoder.1.running_mean"
     torch.testing.assert_close(warm.server.statistics[name], 0.9 * after_first[name] + 0.1 * mean[name])
@@ -332,7 +333,7 @@ def test_the_average_begins_with_the_statistics_that_a_run_was_given(tmp_path, g
     method = "greg(warm_start=false)" if given == "false" else "greg"
     run = started(method, tmp_path, model=model, **options)
     before, name = run.server.statistics, "encoder.1.running_var"
-    mean = weighted_mean([u.statistics for u in run.executor.train(CLIENTS, broadcast(run))], [24, 16, 32])
+    mean = weighted_mean([u.statistics for u in trained(run, CLIENTS, broadcast(run))], [24, 16, 32])
     run.round(0)
     torch.testing.assert_close(run.server.statistics[name], 0.9 * before[name] + 0.1 * mean[name])
 
@@ -341,7 +342,7 @@ def test_a_first_round_that_does_not_count_leaves_the_warm_start_to_the_next(tmp
     run = without_its_first_round("greg", tmp_path)
     run.server.round = 1
     run.method.before_training(run.server)
-    mean = weighted_mean([u.statistics for u in run.executor.train(CLIENTS, broadcast(run, 1))], [24, 16, 32])
+    mean = weighted_mean([u.statistics for u in trained(run, CLIENTS, broadcast(run, 1))], [24, 16, 32])
     run.round(1)
     for name, tensor in mean.items():
         torch.testing.assert_close(run.server.statistics[name], tensor)
@@ -355,12 +356,12 @@ def test_a_warm_start_that_was_asked_for_is_not_lost_with_a_first_round_that_doe
         run.server.statistics[name] = tensor + 1
     run.server.round = 1
     run.method.before_training(run.server)
-    mean = weighted_mean([u.statistics for u in run.executor.train(CLIENTS, broadcast(run, 1))], [24, 16, 32])
+    mean = weighted_mean([u.statistics for u in trained(run, CLIENTS, broadcast(run, 1))], [24, 16, 32])
     run.round(1)
     first = run.server.statistics
     for name, tensor in mean.items():
         torch.testing.assert_close(first[name], tensor)
-    new = weighted_mean([u.statistics for u in run.executor.train(CLIENTS, broadcast(run, 2))], [24, 16, 32])
+    new = weighted_mean([u.statistics for u in trained(run, CLIENTS, broadcast(run, 2))], [24, 16, 32])
     run.round(2)
     name = "encoder.1.running_mean"
     torch.testing.assert_close(run.server.statistics[name], 0.9 * first[name] + 0.1 * new[name])
@@ -404,7 +405,7 @@ def test_from_scratch_losses_stay_finite_where_the_plain_average_explodes(tmp_pa
         run.round(0)
         losses[choice] = [
             result.metrics["loss"] if isinstance(result, Update) else result.reason
-            for result in run.executor.train(CLIENTS, broadcast(run, 1))
+            for result in trained(run, CLIENTS, broadcast(run, 1))
         ]
     assert max(losses["auto"]) < 100
     assert all("its loss became nan" in reason for reason in losses["false"])
@@ -507,7 +508,7 @@ def test_an_alternative_normalises_by_its_formula_and_updates_from_the_batch(mod
 def test_an_alternative_acts_from_the_second_round_on(tmp_path, mode):
     run, fedavg = started(f"greg(mode={mode})", tmp_path / "a"), started("fedavg", tmp_path / "b")
     for round, same in ((0, True), (1, False)):
-        own, plain = (next(iter(r.executor.train(["client0"], broadcast(r, round)))) for r in (run, fedavg))
+        own, plain = (next(iter(trained(r, ["client0"], broadcast(r, round)))) for r in (run, fedavg))
         name = "encoder.0.weight"
         assert torch.equal(own.weights[name], plain.weights[name]) is same
         assert not torch.equal(

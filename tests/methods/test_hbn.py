@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedkeel import methods
 from fedkeel.core.client import LocalClient
 from fedkeel.core.composition import Composition
+from fedkeel.core.messages import Answer, Update
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine.rounds import Federated
 from fedkeel.errors import FedkeelError, MethodError
@@ -19,10 +20,12 @@ from fedkeel.nn.hybrid_batch_norm import hybrid_norms
 from tests.methods.small import (
     Probe,
     broadcast,
+    changed,
     pixels,
     small_federation,
     small_model,
     started,
+    trained,
     without_its_first_round,
 )
 from tests.methods.together import assert_a_slot_serves_all, assert_executors_agree, assert_it_resumes
@@ -116,7 +119,7 @@ def test_the_factor_never_travels_differs_between_clients_and_is_kept(tmp_path):
     arrived["client0"].clear()
 
     run.round(0)
-    trained = {name: run.executor.memory.of(name)[f"local/{ALPHA}"].clone() for name in CLIENTS}
+    trained = {name: run.memory.look(name)[f"local/{ALPHA}"].clone() for name in CLIENTS}
     run.round(1)
     for name in CLIENTS:
         assert torch.equal(arrived[name][0], torch.zeros(6))
@@ -195,7 +198,7 @@ def test_there_is_no_warm_start_where_the_run_starts_from_something(tmp_path, gi
         model.encoder[6].running_var.fill_(2.0)
     run = started(f"hbn({given if '=' in given else ''})", tmp_path, model=model, **options)
     before = run.server.statistics
-    sent = [update.statistics for update in run.executor.train(CLIENTS, broadcast(run))]
+    sent = [update.statistics for update in trained(run, CLIENTS, broadcast(run))]
     run.round(0)
     mean = sum(n * s[MEAN] for n, s in zip((24, 16, 32), sent, strict=True)) / 72
     momentum = 0.002 if "released" in given else 0.01
@@ -216,16 +219,14 @@ def test_evaluation_uses_fresh_statistics_of_the_new_weights_on_a_copy(tmp_path)
 
 def test_an_answer_of_wrong_shape_is_left_out(tmp_path):
     run = started("hbn(record=batch)", tmp_path)
-    ask = run.executor.ask
 
-    def tampered(*arguments):
-        for answer in ask(*arguments):
-            if answer.client == "client2":
-                answer.tensors[MEAN] = torch.zeros(5)
-            yield answer
+    def tampered(result):
+        if result.client == "client2" and isinstance(result.outcome, Answer):
+            result.outcome.tensors[MEAN] = torch.zeros(5)
+        return result
 
-    run.executor.ask = tampered
-    tested = run.round(0)
+    with changed(run, tampered):
+        tested = run.round(0)
     both = torch.cat([activations(run, run.server.weights, name) for name in CLIENTS[:2]])
     torch.testing.assert_close(tested.statistics[MEAN], both.mean(dim=(0, 2, 3)).float())
 
@@ -270,7 +271,7 @@ def test_the_mixture_can_be_fixed(tmp_path, mix, share):
     layer = run.setup.worker.model.get_submodule("encoder.1")
     assert torch.equal(layer.share(), torch.full((6,), share))
     run.round(0)
-    assert torch.equal(run.executor.memory.of("client0")[f"local/{ALPHA}"], torch.zeros(6))
+    assert torch.equal(run.memory.look("client0")[f"local/{ALPHA}"], torch.zeros(6))
 
 
 @pytest.mark.parametrize("record", ["mixture", "batch"])
@@ -352,7 +353,7 @@ def test_as_released_a_new_client_starts_from_the_mean_of_the_others_factors(tmp
         for name in took_part[round][:2]:
             assert torch.equal(arrived[name], factors.get(name, torch.zeros(6)))
         if round < 2:
-            factors = {name: run.executor.memory.of(name)[f"local/{ALPHA}"].clone() for name in took_part[round]}
+            factors = {name: run.memory.look(name)[f"local/{ALPHA}"].clone() for name in took_part[round]}
             mean = (24 * factors["client0"] + 16 * factors["client1"]) / 40
             torch.testing.assert_close(run.server.extras[f"hbn/{ALPHA}"], mean)
     assert not torch.equal(factors["client0"], factors["client1"])
@@ -362,21 +363,19 @@ def test_as_released_a_new_client_starts_from_the_mean_of_the_others_factors(tmp
 
 def test_as_released_a_client_whose_update_was_dropped_has_no_factor_of_its_own(tmp_path):
     run = started("hbn(variant=released)", tmp_path)
-    train = run.executor.train
 
-    def tampered(*arguments):
-        for update in train(*arguments):
-            if update.client == "client2":
-                update.extras[f"hbn/{ALPHA}"] = torch.zeros(5)
-            yield update
+    def tampered(result):
+        if result.client == "client2" and isinstance(result.outcome, Update):
+            result.outcome.extras[f"hbn/{ALPHA}"] = torch.zeros(5)
+        return result
 
-    run.executor.train = tampered
-    run.round(0)
+    with changed(run, tampered):
+        run.round(0)
     assert run.server.participants == ["client0", "client1"]
-    assert not run.executor.memory.of("client2")
+    assert not run.memory.look("client2")
     mean = run.server.extras[f"hbn/{ALPHA}"]
     update, _ = run.setup.worker.train("client2", broadcast(run, 1), {})
-    own, _ = run.setup.worker.train("client2", broadcast(run, 1), run.executor.memory.of("client0"))
+    own, _ = run.setup.worker.train("client2", broadcast(run, 1), run.memory.look("client0"))
     assert mean.abs().max() > 0
     assert not torch.equal(update.extras[f"hbn/{ALPHA}"], own.extras[f"hbn/{ALPHA}"])
 
@@ -386,14 +385,14 @@ def test_factors_that_nobody_averages_do_not_travel(tmp_path, method):
     run = started(method, tmp_path)
     run.round(0)
     assert run.server.extras == {}
-    assert not any("alpha" in name for name in run.executor.memory.of("client0") if not name.startswith("local/"))
+    assert not any("alpha" in name for name in run.memory.look("client0") if not name.startswith("local/"))
 
 
 @pytest.mark.parametrize("method", ["hbn(variant=released)", "scaffold+hbn(variant=released)"])
 def test_as_released_a_slot_serves_clients_with_and_without_factors(tmp_path, method):
     run = started(method, tmp_path)
     run.round(0)
-    memories = {name: run.executor.memory.of(name) for name in CLIENTS[:2]} | {"client2": {}}
+    memories = {name: run.memory.look(name) for name in CLIENTS[:2]} | {"client2": {}}
     assert_a_slot_serves_all(run.setup.worker, broadcast(run, 1), memories)
 
 

@@ -21,7 +21,7 @@ class FedPer(Method):
     """Arivazhagan et al., 2019: the head stays on the client."""
 
     def prepare(self, model: nn.Module) -> None:
-        self.kept = [f"head.{entry}" for entry in self.with_head(model).head.state_dict()]
+        self.kept = [f"head.{entry}" for entry in model.get_submodule("head").state_dict()]
 
 
 def own(run: Run, client: str) -> dict[str, torch.Tensor]:

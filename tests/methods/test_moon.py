@@ -3,6 +3,7 @@ from __future__ import annotations
 import copy
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,11 +13,12 @@ from torch import Tensor, nn
 from fedkeel import methods, models
 from fedkeel.core.state import Tensors
 from fedkeel.core.types import Classifier
+from fedkeel.engine.executors.cuda.slot import variant_of
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.formulas.losses import model_contrast
 from tests import tiny
 from tests.methods import together
-from tests.methods.small import started
+from tests.methods.small import changed, started
 
 RATE = 0.1
 
@@ -113,21 +115,19 @@ def test_a_client_that_comes_for_the_first_time_trains_as_fedavg() -> None:
 def test_the_previous_model_is_the_client_s_own_last_one_whenever_that_was(tmp_path: Path) -> None:
     run = started("moon", tmp_path, participation=0.34, rounds=8)
     last: dict[str, dict[str, Tensor]] = {}
-    train = run.executor.train
 
-    def watched(clients, message):  # type: ignore[no-untyped-def]
-        for update in train(clients, message):
-            last[update.client] = {**update.weights, **update.statistics}
-            yield update
+    def seen(result: Any) -> Any:
+        last[result.client] = {**result.outcome.weights, **result.outcome.statistics}
+        return result
 
-    run.executor.train = watched  # type: ignore[method-assign]
     came = []
     for round in range(8):
-        run.round(round)
+        with changed(run, seen):
+            run.round(round)
         came += run.server.participants
-        for client, trained in last.items():
-            memory = run.executor.memory.of(client)
-            for name, tensor in trained.items():
+        for client, own in last.items():
+            memory = run.memory.look(client)
+            for name, tensor in own.items():
                 assert not tensor.is_floating_point() or torch.equal(memory[f"moon/{name}"], tensor)
     assert len(came) == 8
     assert len(set(came)) > 1
@@ -187,7 +187,7 @@ def test_a_step_without_a_previous_model_is_another_one() -> None:
     worker = tiny.setup("moon").worker
     message = tiny.broadcast(worker, 1)
     _, memory = worker.train("ward", message, {})
-    variants = [worker.method.step_variant(worker.begin("ward", message, given)) for given in ({}, memory)]
+    variants = [variant_of(worker.begin("ward", message, given)) for given in ({}, memory)]
     assert variants[0] != variants[1]
 
 

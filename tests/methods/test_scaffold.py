@@ -149,10 +149,10 @@ def test_a_control_variate_changes_in_a_round_and_is_there_in_the_next(tmp_path:
     """FL-bench never writes it back."""
     run = started("scaffold", tmp_path)
     run.round(0)
-    first = {name: t.clone() for name, t in run.executor.memory.of("client0").items()}
+    first = {name: t.clone() for name, t in run.memory.look("client0").items()}
     assert all(t.abs().max() > 0 for name, t in first.items() if name.endswith("weight"))
     run.round(1)
-    second = run.executor.memory.of("client0")
+    second = run.memory.look("client0")
     assert first.keys() == second.keys()
     assert not any(torch.equal(first[name], second[name]) for name in first if name.endswith("weight"))
     worker = run.setup.worker
@@ -171,9 +171,9 @@ def test_the_server_holds_the_mean_of_all_clients_control_variates(tmp_path: Pat
         came |= set(run.server.participants)
         shares = {name: sizes[name] if weighting == "samples" else 1 for name in came}
         total = 3 * sum(shares.values()) / len(shares)
-        memory = run.executor.memory
+        memory = run.memory
         for name, c in run.server.extras.items():
-            expected = sum(share * memory.of(client)[name].double() for client, share in shares.items()) / total
+            expected = sum(share * memory.look(client)[name].double() for client, share in shares.items()) / total
             torch.testing.assert_close(c.double(), expected, rtol=1e-4, atol=1e-6)
     assert came == set(sizes)
     assert len(run.server.participants) == 2

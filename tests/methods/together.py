@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkeel.core.messages import Broadcast, Update
 from fedkeel.core.state import Tensors
-from fedkeel.engine import optimizers
 from fedkeel.engine.executors.cuda.slot import Slot
 from fedkeel.engine.local import Worker
 from fedkeel.engine.schedules import learning_rate_at
@@ -41,11 +40,11 @@ def through_one_slot(
     """Train clients as a slot of the executor `cuda` does, without the graphs: one client object, into whose tensors
     those of the next are copied. All must fit the step that was recorded for the first."""
     assert worker.method.uncapturable == []
-    optimizer = worker.optimizer(learning_rate_at(worker.config, broadcast.round))
+    optimizer: Any = worker.optimizer(learning_rate_at(worker.config, broadcast.round))
     slot: Any = SimpleNamespace(worker=worker, recorded={})
     results, first = [], None
     for name, memory in memories.items():
-        optimizers.reset(optimizer)
+        optimizer.reset()
         client = Slot._adopt(slot, worker.begin(name, broadcast, memory, optimizer))
         first = first or client
         assert client is first, "the step would be recorded anew"
@@ -75,8 +74,8 @@ def assert_close(given: Tensors, wanted: Tensors, atol: float = 1e-6) -> None:
 
 def assert_executors_agree(directory: Path, method: str, **options: Any) -> None:
     runs = [
-        tiny.run(directory / executor, method, executor=executor, workers=2, **options)
-        for executor in ("serial", "processes")
+        tiny.run(directory / executor, method, executor=executor, **options, **given)
+        for executor, given in (("serial", {}), ("processes", {"workers": 2}))
     ]
     assert tiny.result(runs[0]) == tiny.result(runs[1])
 

@@ -183,11 +183,3 @@ def add_diagnostics(directory: Path, seed: int = 0, points: int = 120) -> None:
     folder.mkdir(exist_ok=True)
     for document in (every_kind, logarithmic):
         (folder / f"{document['name']}.json").write_text(json.dumps(document))
-
-
-def add_profile(directory: Path) -> None:
-    spent = {"seconds": 1.5, "waiting": 0.0, "calls": 3}
-    phases = {"set-up": spent, "local training": {**spent, "seconds": 4.5}, "evaluation": spent}
-    total = {"seconds": 7.5, "phases": phases, "clients": {"batches": spent, "forward and backward": spent}}
-    about = {"executor": "serial", "device": "cpu", "workers": 1, "starts": 1, "set_up": {"set-up": spent}}
-    (directory / "profile.json").write_text(json.dumps({**about, "total": total, "rounds": [{}, {}, {}]}))

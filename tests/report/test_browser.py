@@ -19,7 +19,7 @@ from fedkeel import report
 from fedkeel.drawing.theme import COLOURS
 from fedkeel.errors import FedkeelError
 from tests.blocks.pages import BY_PAGE
-from tests.report.samples import DOMAINS, accuracy, add_diagnostics, add_profile, make_comparison, make_run
+from tests.report.samples import DOMAINS, accuracy, add_diagnostics, make_comparison, make_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARGUMENTS = [
@@ -72,7 +72,6 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     for series in document["figures"][0]["series"]:  # else two figures would have the same axes by themselves
         series["y"] = [value and 5 * value for value in series["y"]]
     path.write_text(json.dumps(document))
-    add_profile(comparison / "row1" / "seed0")
     make_run(root / "odd" / "a", ODD, domains=(ODD_DOMAIN, "b" * 150, "日本語"))
     add_diagnostics(root / "odd" / "a")
     make_run(root / "odd" / "b", LONG, domains=(ODD_DOMAIN, "b" * 150, "日本語"))

@@ -11,7 +11,7 @@ import pytest
 from fedkeel.report import collect
 from fedkeel.report import diagnostics as module
 from fedkeel.report.diagnostics import MOST_POINTS, Unreadable, checked, short
-from tests.report.samples import add_diagnostics, add_profile, make_comparison, make_run
+from tests.report.samples import add_diagnostics, make_comparison, make_run
 
 LINE = {"name": "a", "x": [0, 1], "y": [0.5, None]}
 
@@ -24,15 +24,12 @@ def record(directory: Path, document: Any, name: str = "made-up") -> None:
 def test_every_kind_is_read_with_its_texts(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     add_diagnostics(tmp_path / "a")
-    add_profile(tmp_path / "a")
     collected = collect([tmp_path / "a"])
     assert collected.notices == []
-    norms, every, profile = collected.groups[0].diagnostics
+    norms, every = collected.groups[0].diagnostics
     assert [figure["kind"] for figure in every.runs["fedavg, seed 0"]] == ["lines", "bars", "matrix", "points", "table"]
     assert (every.title, every.paper) == ("A figure of every kind", "GReg, Figure 1")
     assert norms.runs["fedavg, seed 0"][0]["log_y"] is True
-    assert profile.title == "Where the time went"
-    assert profile.runs["fedavg, seed 0"][0]["series"][0]["values"] == [1.5, 4.5, 1.5]
 
 
 @pytest.mark.parametrize(
@@ -66,10 +63,9 @@ def test_one_bad_file_costs_neither_the_report_nor_the_others(tmp_path: Path) ->
     record(tmp_path / "a", {"name": "good", "title": "Good", "figures": [{"kind": "lines", "series": [LINE]}]}, "good")
     (tmp_path / "a" / "diagnostics" / "cut.json").write_text('{"name": "cu')
     record(tmp_path / "a", ["no", "object"], "list")
-    (tmp_path / "a" / "profile.json").write_text("{}")
     collected = collect([tmp_path / "a"])
     assert [diagnostic.name for diagnostic in collected.groups[0].diagnostics] == ["good"]
-    for name in ("bad.json", "cut.json", "list.json", "profile.json"):
+    for name in ("bad.json", "cut.json", "list.json"):
         assert sum(name in notice for notice in collected.notices) == 1
 
 

@@ -37,17 +37,17 @@ def add_timing(directory: Path, rounds: int, seconds: float) -> None:
 
 
 # -- what is told ------------------------------------------------------------------------------------------------------
-def test_a_run_that_trains_is_in_its_next_round_and_says_who_and_how_long(tmp_path: Path) -> None:
+def test_a_run_that_trains_is_in_its_next_round_and_says_how_far_it_is_and_how_long(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", rounds=8, done=4)
     add_timing(run, 4, 10.0)
-    begin(run, round=4, done=1, clients=2, training=["ward"]).note("Something is odd.")
+    begin(run, round=4, done=1, clients=2).note("Something is odd.")
     document, (group,) = Watch(run).look()
     (row,) = document["runs"]
-    assert (document["state"], row["round"], row["rounds"], row["training"]) == ("running", 5, 8, ["ward"])
+    assert (document["state"], row["round"], row["rounds"], row["clients"]) == ("running", 5, 8, [1, 2])
     assert document["left"] == pytest.approx(35.0)  # three and a half rounds
     assert document["share"] == pytest.approx(4.5 / 8)
     assert [note["text"] for note in document["notes"]] == ["Something is odd."]
-    assert document["clients"]["ward"]["training"]
+    assert document["clients"] == {}  # nobody has given anything yet
     assert group.labels == ["fedavg"]
 
 

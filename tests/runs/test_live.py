@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,38 +26,30 @@ class Looking(tiny.Notes):
         super().__init__()
         self.directory, self.seen = directory, list[tuple[Any, ...]]()
 
-    def training(self, clients: Sequence[str]) -> None:
-        found = live.read(self.directory)
-        assert live.is_running(found)
-        if clients:
-            self.seen.append((found["round"], found["done"], found["training"]))
+    def client_done(self, round: int, done: int, total: int) -> None:
+        self._look()
 
     def aggregated(self, state: Any) -> None:
+        self._look()
+
+    def _look(self) -> None:
         found = live.read(self.directory)
-        self.seen.append((found["round"], found["done"], found["training"]))
+        assert live.is_running(found)
+        self.seen.append((found["round"], found["done"], found["clients"]))
 
 
-def test_while_it_trains_the_file_says_who_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_it_trains_the_file_says_how_many_are_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "BURST", 3600.0)  # every event is written, however slow the disk
     looking = Looking(tmp_path / "run")
     tiny.run(tmp_path / "run", rounds=2, observer=looking)
-    of_a_round = [(0, ["ward"]), (1, ["clinic"]), (2, ["hospital"]), (3, [])]
-    assert looking.seen == [(round, done, training) for round in (0, 1) for done, training in of_a_round]
-
-
-def test_of_several_who_train_at_once_one_who_is_done_does_no_longer(tmp_path: Path) -> None:
-    watched = live.Live(tmp_path, tiny.Notes())
-    watched.training(["ward", "clinic"])
-    watched.training(["clinic"])
-    watched.client_done(0, 1, 2)
-    assert live.read(tmp_path)["training"] == ["clinic"]
+    assert looking.seen == [(round, done, 3) for round in (0, 1) for done in (1, 2, 3, 3)]
 
 
 def test_a_finished_run_has_ended_and_its_notes_are_kept(tmp_path: Path) -> None:
     notes = tiny.Notes()
     run = tiny.run(tmp_path / "run", observer=notes)
     found = live.read(run.directory)
-    assert (found["ended"], found["training"], found["round"]) == ("", [], 3)
+    assert (found["ended"], found["done"], found["round"]) == ("", 0, 3)
     assert [note["text"] for note in found["notes"]] == notes.remarks
     assert not live.is_running(found)
 
@@ -88,10 +79,10 @@ def test_the_reason_of_an_error_is_there_to_be_read(tmp_path: Path) -> None:
 def test_what_happens_often_is_written_seldom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "BURST", -3600.0)
     watched = live.Live(tmp_path, tiny.Notes())
-    watched.training(["ward"])
-    assert live.read(tmp_path)["training"] == []
+    watched.client_done(0, 1, 3)
+    assert live.read(tmp_path)["done"] == 0
     watched.note("but what is noted is there at once")
-    assert live.read(tmp_path)["training"] == ["ward"]
+    assert live.read(tmp_path)["done"] == 1
 
 
 def test_whether_a_process_is_at_it(tmp_path: Path) -> None:

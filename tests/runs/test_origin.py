@@ -221,15 +221,15 @@ def test_another_kind_of_machine_is_told(tmp_path: Path) -> None:
 def test_a_run_goes_on_with_as_many_threads_as_it_began_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
     cores = [3]
-    plain = SerialExecutor.train
+    plain = SerialExecutor.map
     monkeypatch.setattr(torch, "get_num_threads", lambda: cores[0])
     monkeypatch.setattr(torch, "set_num_threads", lambda count: cores.__setitem__(0, count))
 
-    def train(self: SerialExecutor, *given: Any) -> Any:
+    def watched(self: SerialExecutor, *given: Any) -> Any:
         used.append(torch.get_num_threads())
         return plain(self, *given)
 
-    monkeypatch.setattr(SerialExecutor, "train", train)
+    monkeypatch.setattr(SerialExecutor, "map", watched)
     run = interrupted(tmp_path / "r")
     assert Origin.load(run.directory).threads == 3  # type: ignore[union-attr]
     assert run.config.threads == 0  # the configuration says nothing of the machine

@@ -338,7 +338,7 @@ def test_what_a_run_took_counts_its_earlier_starts(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_a_request_to_stop_ends_the_run_after_the_step_and_keeps_it(tmp_path: Path, executor: str) -> None:
-    options: dict[str, Any] = {"executor": executor, "workers": 2}
+    options: dict[str, Any] = tiny.by(executor)
     whole = tiny.run(tmp_path / "whole", "fedbn", rounds=4, **options)
 
     def stop(round: int) -> None:
@@ -402,7 +402,7 @@ def user_network() -> nn.Module:
 @pytest.mark.slow
 @pytest.mark.parametrize("executor", ["serial", "processes"])
 def test_objects_of_the_user_train_and_resume(tmp_path: Path, executor: str) -> None:
-    options: dict[str, Any] = {"executor": executor, "workers": 2, "participation": 0.7}
+    options: dict[str, Any] = {**tiny.by(executor), "participation": 0.7}
     whole = tiny.run(tmp_path / "whole", Momentum(0.3), network=user_network(), rounds=4, **options)
     assert whole.config.method == whole.config.model == whole.config.data == PYTHON_OBJECT
     run = interrupted(tmp_path / "r", Momentum(0.3), network=user_network(), **options)

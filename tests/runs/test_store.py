@@ -47,7 +47,7 @@ def test_a_checkpoint_comes_back_as_it_was_whatever_clients_are_called(tmp_path:
     clients = {name: {"local/z": torch.tensor([i]), "local/a": torch.rand(2)} for i, name in enumerate(names)}
     s.append({"kind": "round"})
     for name, tensors in clients.items():
-        s.memory_files.put(name, tensors)
+        s.memory.keep(name, tensors, 4)
     s.checkpoint(Checkpoint(4, checkpoint(4).groups, {"accuracy": 0.25, "round": 2}))
     s.close()
     s = Store.open(tmp_path / "run")
@@ -55,10 +55,11 @@ def test_a_checkpoint_comes_back_as_it_was_whatever_clients_are_called(tmp_path:
     assert loaded is not None
     assert (loaded.round, loaded.best) == (4, {"accuracy": 0.25, "round": 2})
     assert list(loaded.groups["weights"]) == ["b", "a"]
-    assert list(s.memory_files) == names
+    remembered = dict(s.memory.items())
+    assert {*remembered} == {*names}
     for name, tensors in clients.items():
-        assert list(s.memory_files.get(name)) == list(tensors)
-        assert all(torch.equal(s.memory_files.get(name)[key], t) for key, t in tensors.items())
+        assert list(remembered[name]) == list(tensors)
+        assert all(torch.equal(remembered[name][key], t) for key, t in tensors.items())
     s.close()
 
 
@@ -126,15 +127,11 @@ def damage_flipped(folder: Path) -> None:
 
 
 def damage_memory_flipped(folder: Path) -> None:
-    flip(max((folder.parent.parent / "memory").glob("*.safetensors")))
+    flip(max((folder.parent.parent / "memory").glob("*/000002.safetensors")))
 
 
 def damage_memory_missing(folder: Path) -> None:
-    max((folder.parent.parent / "memory").glob("*.safetensors")).unlink()
-
-
-def damage_index(folder: Path) -> None:
-    flip(next((folder.parent.parent / "memory").glob("*.jsonl")))
+    max((folder.parent.parent / "memory").glob("*/000002.safetensors")).unlink()
 
 
 def damage_missing(folder: Path) -> None:
@@ -158,7 +155,6 @@ DAMAGES = [
     damage_empty,
     damage_memory_flipped,
     damage_memory_missing,
-    damage_index,
 ]
 
 

@@ -245,10 +245,10 @@ def test_an_update_that_is_not_chosen_is_as_if_it_had_not_come(tmp_path: Path) -
     setup = tiny.setup(Composition([methods.build("scaffold"), Liar(-100.0)]), on=on, robust="multi-krum")
     run = Federated(setup, setup.executor(), Store.create(tmp_path / "r", setup.config), tiny.Notes())
     run.round(0)
-    assert run.executor.memory.of("site4") == {}
+    assert run.memory.look("site4") == {}
     assert "site4" not in run.server.participants
     for name, mean in run.server.extras.items():
-        own = [run.executor.memory.of(client) for client in TEN if client != "site4"]
+        own = [run.memory.look(client) for client in TEN if client != "site4"]
         expected = sum(memory[name].double() for memory in own) / 10
         torch.testing.assert_close(mean.double(), expected, rtol=1e-4, atol=1e-6)
 

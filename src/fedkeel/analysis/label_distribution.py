@@ -19,7 +19,7 @@ class LabelDistribution(Diagnostic):
 
     def of_run(self, run: Run, objects: Objects) -> list[Figure]:
         objects.refuse_missing(run, "data")
-        imports.recall(run.directory)
+        imports.refuse_unknown_names(run.directory)
         federation = objects.federation or data_from_afar(run.directory, run.config) or load_federation(run.config)
         clients, total = some_clients(federation, run.config.seed), len(federation.clients)
         counts = [federation.labels[c.train].bincount(minlength=federation.num_classes).tolist() for c in clients]

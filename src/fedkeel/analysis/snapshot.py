@@ -21,8 +21,9 @@ from fedkeel.core.method import Method
 from fedkeel.core.state import Tensors, select
 from fedkeel.data.federation import Client, Federation
 from fedkeel.engine.local import LOCAL, Worker
-from fedkeel.engine.memory_files import Damaged, MemoryFiles
+from fedkeel.engine.memory import ClientMemory, Damaged
 from fedkeel.engine.setup import prepare
+from fedkeel.engine.tasks import Remembered, fetched
 from fedkeel.errors import FedkeelError
 from fedkeel.nn.calibration import channel_sums, moments_of, normalised_layers
 from fedkeel.nn.surgery import batch_statistics
@@ -242,9 +243,9 @@ def of_round(seen: Aggregated, worker: Worker, held_out: Sequence[str]) -> Snaps
     return Snapshot(seen.sent.round, worker, seen.model, seen.sent, updates, local, held_out)
 
 
-def _local_tensors(memory: Lookup) -> Lookup:
+def _local_tensors(memory: Callable[[str], Remembered]) -> Lookup:
     """Of what a client remembers, its tensors of the model."""
-    return lambda client: select(memory(client), LOCAL)
+    return lambda client: select(fetched(memory(client)), LOCAL)
 
 
 # -- of a run directory ----------------------------------------------------------------------------------------------
@@ -264,8 +265,8 @@ def of_run(run: Run, objects: Objects) -> list[Snapshot]:
         models[round] = run.tensors(MODEL), local
     if not models:
         raise FedkeelError(f"'{run.directory}' has neither a model nor a checkpoint: let it train for a round first.")
-    imports.recall(run.directory)
-    config = run.config.replace(executor="serial", device="auto", profile=False, compile=False)
+    imports.refuse_unknown_names(run.directory)
+    config = run.config.replace(executor="serial", device="auto", compile=False)
     federation = objects.federation or data_from_afar(run.directory, config)
     setup = prepare(config, federation=federation, model=objects.model, method=objects.method)
     layout, snapshots = setup.worker.layout, []
@@ -282,16 +283,16 @@ def of_run(run: Run, objects: Objects) -> list[Snapshot]:
 def _checkpoints(run: Run) -> Iterator[tuple[int, Tensors, Lookup]]:
     """Those that are whole: round, model and what clients keep. The run may go on meanwhile, so nothing is locked and
     nothing is changed."""
-    memory = MemoryFiles(run.directory / "memory")
+    memory = ClientMemory(run.directory / "memory")
     for folder in checkpoints(run.directory):
         try:
             header, checkpoint = read_checkpoint(folder)
-            memory.check(header["memory"])
+            memory.check(header["memory"], checkpoint.round)
         except Damaged:
             continue
         # A group without tensors is not stored, such as the statistics of a model without batch norm.
         tensors = {**checkpoint.groups["weights"], **checkpoint.groups.get("statistics", {})}
-        yield checkpoint.round, tensors, _local_tensors(memory.as_of(header["memory"]))
+        yield checkpoint.round, tensors, _local_tensors(memory.as_of(checkpoint.round))
 
 
 def _personal(run: Run) -> Lookup:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 HELP = "run a federation whose sites are other machines"
 PORT = 9092
 WITHOUT = (
-    *("data", "partition", "executor", "workers", "profile", "compile", "record", "record_every"),
+    *("data", "partition", "executor", "workers", "compile", "record", "record_every"),
     *RAY_OPTIONS,
 )
 

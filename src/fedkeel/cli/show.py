@@ -63,7 +63,6 @@ def show_run(
         "config": run.config.to_dict(),
         "summary": run.sound_summary(),
         "curve": [{"round": entry["round"], "accuracy": entry["average"]} for entry in run.scores()],
-        **({"profile": run.profile} if run.profile else {}),
         **({"measures": run.measures.to_dict()} if run.has_measures else {}),
     }
     if metric != "accuracy":
@@ -116,8 +115,6 @@ def run_lines(run: fedkeel.Run) -> Iterator[Line]:
     else:
         done = curve[-1]["round"] + 1 if curve else 0
         yield f"not finished: {done} of {config.rounds} rounds; continue with: {how_to_continue(run.directory)}"
-    if run.profile:
-        yield from profile_lines(run.profile)
 
 
 def accuracy_lines(run: fedkeel.Run, summary: dict[str, Any]) -> Iterator[str]:
@@ -153,31 +150,6 @@ def cost_lines(run: fedkeel.Run, summary: dict[str, Any]) -> Iterator[str]:
         source = SOURCES[summary.get("randomness", "seed")]
         yield f"privacy epsilon {summary['epsilon']:.3g} at delta {summary['delta']:g}, {config.dp}; {source}"
     yield f"run     {run.directory}"
-
-
-def profile_lines(document: dict[str, Any]) -> Iterator[Line]:
-    from fedkeel.engine.profile import client_caption, client_rows, phase_rows
-
-    on_gpu = ["waited for the GPU"] if document["device"] != "cpu" else []
-    rounds, total = len(document["rounds"]), document["total"]
-    yield f"Where {total['seconds']:.1f} s went, {rounds} rounds and what came before them (profile.json):"
-    yield Table(["phase", "seconds", "share %", "ms a round", "calls", *on_gpu], phase_rows(document))
-    if total["clients"]:
-        yield f"On the clients. {client_caption(document)}"
-        yield Table(["part", "seconds", "share %", "calls", *on_gpu], client_rows(document))
-    if document.get("nodes"):
-        yield "On the nodes. Their actors wait for something to do; bytes go there from the driver, and back to it."
-        yield Table(
-            ["node", "clients", "busy s", "waiting s", "sent there", "came back", "to other nodes"],
-            [*node_rows(document)],
-        )
-
-
-def node_rows(document: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    for name, numbers in document["nodes"].items():
-        moved = [size(numbers.get(way, 0)) for way in ("bytes_down", "bytes_up", "bytes_between")]
-        seconds = [f"{numbers.get(what, 0):.2f}" for what in ("busy", "waiting")]
-        yield name, str(numbers.get("clients", 0)), *seconds, *moved
 
 
 def size(count: float) -> str:

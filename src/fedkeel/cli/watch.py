@@ -1,4 +1,4 @@
-"""Show a run, a comparison or a federation over a network in the browser as it grows: curves, who trains, the time
+"""Show a run, a comparison or a federation over a network in the browser as it grows: curves, how far it is, the time
 left, notes. The page is made by a small server that only this machine can reach; Ctrl-C ends it, and not the run.
 
 examples:

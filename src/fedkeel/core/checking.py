@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedkeel.config import from_one
-from fedkeel.core.messages import BadMessage, Broadcast, Examined, Summed, Update, shown, whole_number
+from fedkeel.core.messages import BadMessage, Broadcast, Update, shown, whole_number
 from fedkeel.core.state import is_continuous, is_variance
 
 _MAX_SAMPLES = 2**40
@@ -55,20 +55,16 @@ def check(update: Update, broadcast: Broadcast) -> None:
     """Raise `BadMessage` unless the update may be averaged into the global model.
 
     Names, shapes and dtypes as broadcast; every number finite; no negative variance; a plausible number of
-    samples; of this round. One that is part of a sum was looked at where that was made, and so were the numbers of one
-    that is `Examined`.
+    samples; of this round.
     """
-    if isinstance(update, Summed):
-        return
     if update.round != broadcast.round:
         raise BadMessage(f"it is of round {from_one(update.round)}, not of round {from_one(broadcast.round)}")
     check_samples(update.samples)
     _check_like("weight", update.weights, broadcast.weights)
     _check_like("statistic", update.statistics, broadcast.statistics)
-    if not isinstance(update, Examined):
-        for group in (update.weights, update.statistics, update.extras):
-            check_finite(group)
-        _check_values(update.statistics)
+    for group in (update.weights, update.statistics, update.extras):
+        check_finite(group)
+    _check_values(update.statistics)
     if len(update.metrics) > _MOST_METRICS:
         raise BadMessage(f"it has {len(update.metrics)} metrics")
     for name, value in update.metrics.items():
@@ -84,26 +80,6 @@ def check_broadcast(broadcast: Broadcast, weights: Mapping[str, Tensor], statist
     _check_like("statistic", broadcast.statistics, statistics)
     check_finite(broadcast.weights)
     check_finite(broadcast.statistics)
-
-
-def glance(update: Update, memory: Mapping[str, Tensor]) -> Tensor:
-    """What `examined` must know of an update and of what its client remembers: float64, (4,), on their device, so that
-    a GPU need not be waited for. The size of all, the least variance, and the least and the largest counter."""
-    groups = (update.weights, update.statistics, update.extras, memory)
-    whole = size(dict(enumerate(tensor for group in groups for tensor in group.values())))
-    statistics = [(name, tensor.flatten()) for name, tensor in update.statistics.items() if tensor.numel()]
-    variances = [t for name, t in statistics if is_variance(name)] or [whole.new_zeros(1)]
-    counters = [t for _, t in statistics if not is_continuous(t)] or [whole.new_zeros(1)]
-    bounds = (torch.cat(variances).min(), *torch.cat(counters).aminmax())
-    return torch.stack([whole, *(bound.to(whole) for bound in bounds)])
-
-
-def examined(update: Update, numbers: Sequence[float]) -> Update:
-    """The update of a client of this process, whose numbers nobody has to look at again if these, of `glance`, say that
-    they are of use."""
-    whole, variance, least, most = numbers
-    is_sound = whole < _LARGEST and variance >= 0 and least >= 0 and most <= _MAX_COUNT
-    return Examined(**vars(update)) if is_sound else update
 
 
 def _check_values(statistics: Mapping[str, Tensor]) -> None:

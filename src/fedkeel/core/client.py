@@ -92,10 +92,6 @@ class LocalClient:
         memory: the part's own tensors on this client; what is put here is there again in its next round.
         extras: the part's own tensors in the broadcast.
         scratch: anything the part wants to keep until the end of this round.
-        optimizer: the local optimiser, once training starts.
-        repeat: `repeat(key, do, batches)` does something with every batch of a pass, in the precision of training. On
-            a GPU it may be captured once and replayed: `do` asks the host nothing and leaves its results in tensors
-            that stay where they are; `key` says what else it depends on.
         task_loss: `task_loss(logits, labels)` is what the run trains on, before any method's terms.
         views: of a composition, this client as each of its parts sees it, by the part's name.
 
@@ -115,8 +111,6 @@ class LocalClient:
     memory: Tensors = field(default_factory=dict)
     extras: Tensors = field(default_factory=dict)
     scratch: dict[str, Any] = field(default_factory=dict)
-    optimizer: torch.optim.Optimizer | None = None
-    repeat: Repeat = one_by_one
     task_loss: TaskLoss = cross_entropy
     views: dict[str, LocalClient] = field(default_factory=dict)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from fedkeel.core.messages import BadMessage, Update, scoped_updates
 from fedkeel.core.method import Method
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, batch_norms, prefixed, select
-from fedkeel.core.types import Output
+from fedkeel.core.types import Classifier, Output
 from fedkeel.errors import MethodError, nearest
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ class Composition(Method):
 
     @property
     def is_pooled(self) -> bool:
-        return any(part.traits.pooled for part in self.parts)
+        return any("clients" in part.traits.replaces for part in self.parts)
 
     def is_stranger(self, local: Tensors) -> bool:
         """Whether a client that keeps these layers has none, and is tested by batch for it; see `methods.fedbn`."""
@@ -79,7 +79,8 @@ class Composition(Method):
             if names.count(name) > 1:
                 raise MethodError(f"'{self.name}' names '{name}' twice: keep one.")
         for rule in ("shares", "weights", "statistics", "gradients", "forward"):
-            acting = [part for part in self.parts if part.overrides(rule) or rule in part.traits.replaces]
+            overriding = [] if rule == "shares" else [part for part in self.parts if part.overrides(rule)]
+            acting = [part for part in self.parts if part in overriding or rule in part.traits.replaces]
             for earlier, later in itertools.pairwise(acting):
                 if rule == "forward":
                     raise MethodError(
@@ -98,8 +99,6 @@ class Composition(Method):
                         f"discard what '{earlier.name}' made: {advice}"
                     )
         self._refuse_pooled()
-        if len(self.parts) > 1:
-            self._refuse_nothing_shared()
 
     def _refuse_pooled(self) -> None:
         if self.is_pooled and self._personal:
@@ -108,22 +107,28 @@ class Composition(Method):
                 f"'{self._personal[0].name}' could keep on each: use one of them alone."
             )
 
-    def _refuse_nothing_shared(self) -> None:
-        alone = next((part for part in self.parts if part.is_local("")), None)
-        if alone is None:
-            return
-        hooks = ("start", "loss", "shares", "weights", "statistics", "extras", "finish", "send", "before_evaluation")
+    def _refuse_nothing_shared(self, entries: Collection[str]) -> None:
+        alone = next((part for part in self.parts if {*entries} <= {*part.kept}), None)
+        hooks = ("start", "loss", "weights", "statistics", "extras", "finish", "before_training", "before_evaluation")
         for part in self.parts:
-            if part is not alone and any(part.overrides(hook) for hook in hooks):
+            if alone is not None and part is not alone and any(part.overrides(hook) for hook in hooks):
                 raise MethodError(
                     f"Nothing travels in '{alone.name}', so '{part.name}' has nothing to act on: use one of them alone."
                 )
 
     # -- hooks -----------------------------------------------------------------------------------------------
-    def prepare(self, model: nn.Module) -> None:
-        for part in sorted(self.parts, key=lambda part: part.traits.surgery_order):
+    def prepare(self, model: Classifier) -> None:
+        def keeps_layers(part: Method) -> bool:
+            return not {"norms", "head"} & {*part.traits.replaces}
+
+        afterwards: list[tuple[Method, Callable[[], object]]] = []
+        for part in sorted(self.parts, key=keeps_layers):
             self._refuse_without_batch_norm(part, model)
-            part.prepare(model)
+            if then := part.prepare(model):
+                afterwards.append((part, then))
+        for part, then in afterwards:
+            self._refuse_without_batch_norm(part, model)
+            then()
         for part in self.parts:
             if not part.overrides("prepare") or part.traits.personal:
                 self._refuse_without_batch_norm(part, model)
@@ -135,8 +140,9 @@ class Composition(Method):
             for name in (name for name in part.kept if name not in entries):
                 near = nearest(name, entries, "give names as in its state_dict().")
                 raise MethodError(f"'{part.name}' keeps '{name}', which the model does not have: {near}")
-        self._keepers = {part.name for part in self.parts if any(map(part.is_local, learnable))}
+        self._keepers = {part.name for part in self.parts if learnable.keys() & {*part.kept}}
         self._refuse_pooled()
+        self._refuse_nothing_shared(entries)
 
     def _refuse_without_batch_norm(self, part: Method, model: nn.Module) -> None:
         if part.traits.needs_batch_norm and not batch_norms(model):
@@ -147,16 +153,12 @@ class Composition(Method):
                 f"choose a model with batch norm, or leave '{part.name}' out."
             )
 
-    def is_local(self, name: str) -> bool:
-        return any(part.is_local(name) for part in self.parts)
+    @property
+    def kept(self) -> Collection[str]:  # type: ignore[override]
+        return {name for part in self.parts for name in part.kept}
 
     def before_training(self, server: Server) -> None:
         self._on_server(server, lambda part, view: part.before_training(view))
-
-    def send(self, server: Server, weights: Tensors) -> Tensors:
-        for part in self.parts:
-            weights = part.send(server.scoped(part.name), weights)
-        return weights
 
     def start(self, client: LocalClient) -> None:
         client.views = {part.name: client.scoped(part.name) for part in self.parts}
@@ -183,9 +185,6 @@ class Composition(Method):
     def gradients(self, client: LocalClient, recompute: Callable[[], Tensor]) -> None:
         for part in self._acting["gradients"]:
             part.gradients(client.views[part.name], recompute)
-
-    def step_variant(self, client: LocalClient) -> Hashable:
-        return tuple(part.step_variant(client.views[part.name]) for part in self.parts)
 
     def finish(self, client: LocalClient) -> Tensors:
         extras: Tensors = {}
@@ -225,9 +224,6 @@ class Composition(Method):
         name, _, rest = question.partition("/")
         return next((part for part in self.parts if part.name == name), None), rest
 
-    def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
-        return self._in_turn("shares", server, updates, shares)
-
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         return self._in_turn("weights", server, updates, mean)
 
@@ -263,7 +259,7 @@ class Composition(Method):
         for part in self.parts:
             view = server.scoped(part.name)
             act(part, view)
-            server.weights, server.statistics = view.weights, view.statistics
+            server.weights, server.statistics, server.shares = view.weights, view.statistics, view.shares
             server.extras = _without(server.extras, part.name) | prefixed(view.extras, part.name)
             self._keep(server, part, view)
 

@@ -1,41 +1,31 @@
-"""Code of one's own: what is imported because a person named it, and what a run remembers of it.
+"""Code of one's own: what is imported because a person named it, with `--import FILE` or in Python.
 
-    load("my_methods.py")      for `--import`: whatever the file registers is known from then on
-    records(config)            for a run directory: which modules its names come from, and a copy of each to read
-    recall(directory)          before a run is used again
-
-A run directory may be a stranger's, and opening it must run no code that came with it. So nothing is imported because
-a file says so: `recall` imports only what this user has named on this machine before, while it is still the same
-text. Anything else is asked for with `--import`.
+A run directory may be a stranger's, and opening it must run no code that came with it: it has a copy of each file to
+read, and a run whose names are not known is refused with the file to name.
 """
 
 from __future__ import annotations
 
-import ast
 import importlib
 import importlib.util
-import json
 import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from itertools import accumulate
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError, StoreError, first_line
-from fedkeel.files import digest, read_sealed, seal, state_folder
+from fedkeel.files import digest, read_sealed, seal
 from fedkeel.registry import REGISTRIES, Entry, log
 
-FILE, COPIES, NAMED = "imports.json", "code", "imports.jsonl"
-_texts: dict[str, bytes] = {}  # what the files were that are imported
+FILE, COPIES = "imports.json", "code"
+_imported: dict[str, bytes] = {}  # what the files were that are imported
 _under_way: list[str] = []
-THEIRS = frozenset({"fedkeel", *sys.stdlib_module_names})  # also below a folder of one's own: a checkout, a home
 
 
 @dataclass(frozen=True)
@@ -44,9 +34,7 @@ class OwnModule:
 
     name: str
     file: str  # nothing for a notebook
-    digest: str  # of the file's text
     registers: Sequence[Sequence[str]]  # group, kind and name of what the run uses
-    beside: Sequence[Sequence[str]] = ()  # name, file and digest of the modules of its folder that it imports
 
     def missing(self) -> str:
         """What is not known here, as part of a sentence."""
@@ -56,68 +44,58 @@ class OwnModule:
 
 # -- importing -------------------------------------------------------------------------------------------------------
 def load(what: str) -> None:
-    """Import a file, or a module by its name, and remember that this user has named it."""
-    before = {(group, e.name, id(e.build)) for group, e in own_entries()}
+    """Import a file, or a module by its name."""
+    before = [entry for _, entry in own_entries()]
     path = Path(what).expanduser()
-    module = load_file(path) if path.suffix == ".py" or path.is_file() else load_module(what)
-    if {(group, e.name, id(e.build)) for group, e in own_entries()} == before and module is not None:
+    is_new = load_file(path) if path.suffix == ".py" or path.is_file() else load_module(what)
+    if is_new and [entry for _, entry in own_entries()] == before:
         log.warning(
             f"'{what}' registers nothing: what it defines gets a name by a decorator, @fedkeel.register('name')."
         )
-    if file := getattr(module, "__file__", None):
-        trust(Path(file).absolute())
 
 
-def load_file(path: Path) -> ModuleType | None:
-    """The module of a file; None where it is imported already. As for a script, its folder is where it finds others."""
+def load_file(path: Path) -> bool:
+    """As for a script, its folder is where it finds others. Whether it was not imported already."""
     path = path.absolute()
     if path.suffix != ".py" or not path.is_file():
         raise FedkeelError(f"'{path}' is not a Python file that is there: give one, or the name of a module.")
     text = path.read_bytes()
-    if _texts.get(str(path)) == text:
-        return None
-    name = path.stem
-    if _is_taken(name, path):
-        name = f"{name}_{digest(str(path).encode())[:8]}"
-    module = ModuleType(name)
-    module.__file__ = str(path)
+    if _imported.get(str(path)) == text:
+        return False
+    known = sys.modules.get(path.stem)
+    taken = known is not None and getattr(known, "__file__", None) != str(path)
+    name = f"{path.stem}_{digest(str(path).encode())[:8]}" if taken else path.stem
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
-    before, sys.modules[name] = sys.modules.get(name), module
+    sys.modules[name] = module
     try:
         with _explained(path.name):
-            # Not by way of __pycache__, which an edit of the same size in the same second would not reach.
+            # Not by its loader and __pycache__, which an edit of the same size in the same second would not reach.
             exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
     except BaseException:
-        if before is None:
-            del sys.modules[name]
-        else:
-            sys.modules[name] = before
+        del sys.modules[name]
         raise
-    _texts[str(path)] = text
-    return module
+    _imported[str(path)] = text
+    return True
 
 
-def _is_taken(name: str, path: Path) -> bool:
-    """Whether a module of that name is another one, imported or not."""
-    if name in sys.modules:
-        return getattr(sys.modules[name], "__file__", None) != str(path)
-    spec = importlib.util.find_spec(name) if name.isidentifier() else None
-    return spec is not None and spec.origin != str(path)
-
-
-def load_module(name: str) -> ModuleType:
+def load_module(name: str) -> bool:
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     if not re.fullmatch(r"\w+(\.\w+)*", name) or name == "__main__":
         raise FedkeelError(f"'{name}' is neither a Python file nor the name of a module: give one to import.")
+    is_new = name not in sys.modules
     with _explained(name):
         try:
-            return importlib.import_module(name)
+            importlib.import_module(name)
         except ModuleNotFoundError as error:
             if name != error.name and not name.startswith(f"{error.name}."):
                 raise  # what it imports itself is missing
             raise FedkeelError("there is no such module; give a file, like my_methods.py") from None
+    return is_new
 
 
 @contextmanager
@@ -161,92 +139,39 @@ def used(config: Config) -> list[tuple[str, Entry[Any]]]:
     return [(group, entry) for group, entry in own_entries() if is_named(entry.name)]
 
 
-def homes(entries: Sequence[tuple[str, Entry[Any]]]) -> list[OwnModule]:
-    """The modules that these were written in."""
+def homes(config: Config) -> list[OwnModule]:
+    """The modules that define what the configuration names."""
     found: dict[str, list[tuple[str, str, str]]] = {}
-    for group, entry in entries:
+    for group, entry in used(config):
         found.setdefault(entry.module, []).append((group, REGISTRIES[group].kind, entry.name))
     made = []
     for name, registers in found.items():
         file = getattr(sys.modules.get(name), "__file__", None) or ""
         path = str(Path(file).absolute()) if file.endswith(".py") and Path(file).is_file() else ""
-        name = Path(path).stem if name == "__main__" and path else name
-        others = [(other, file, digest(_text(file))) for other, file in beside(name, path).items()] if path else []
-        made.append(OwnModule(name, path, digest(_text(path)), registers, others))
+        made.append(OwnModule(Path(path).stem if name == "__main__" and path else name, path, registers))
     return made
 
 
-def beside(name: str, path: str) -> dict[str, str]:
-    """The files in its folder, or below, of what a module imports, and of what that imports; by its name."""
-    found, pending = {name: path}, [name]
-    while pending:
-        for other in _imported(pending.pop(0), found):
-            file = Path(getattr(sys.modules.get(other), "__file__", None) or "").absolute()
-            installed = other.partition(".")[0] in THEIRS or {"site-packages", "dist-packages"} & {*file.parts}
-            own = file.is_relative_to(Path(path).parent) and not installed
-            if own and file.suffix == ".py" and file.is_file() and str(file) not in found.values():
-                found[other] = str(file)
-                pending.append(other)
-    return {other: file for other, file in found.items() if file != path}
-
-
-def _imported(name: str, files: Mapping[str, str]) -> Iterator[str]:
-    """What the text of a module says that it imports, by full names."""
-    with suppress(SyntaxError, OSError):  # edited since
-        for node in ast.walk(ast.parse(_text(files[name]))):
-            found = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            if isinstance(node, ast.ImportFrom):
-                package = getattr(sys.modules.get(name), "__package__", None)
-                with suppress(ImportError):  # one that was only tried
-                    whole = importlib.util.resolve_name("." * node.level + (node.module or ""), package)
-                    found = [whole, *(f"{whole}.{alias.name}" for alias in node.names)]
-            yield from (one for full in found for one in accumulate(full.split("."), "{}.{}".format))
-
-
-def texts(module: OwnModule) -> dict[str, bytes]:
-    """Of a module and of those beside it, by their names."""
-    return {name: _text(file) for name, file in ((module.name, module.file), *((n, f) for n, f, _ in module.beside))}
-
-
-def _text(path: str) -> bytes:
+def text_of(module: OwnModule) -> bytes:
     """What a module was imported from, as far as that is known."""
-    return _texts.get(path) or (Path(path).read_bytes() if path else b"")
-
-
-def bring(module: OwnModule) -> None:
-    """Import it from where it was."""
-    path, package = Path(module.file), Path(module.file).name == "__init__.py"
-    parts = (path.parent if package else path.with_suffix("")).parts
-    inner = module.name.split(".")
-    if parts[-len(inner) :] != tuple(inner) or (len(inner) == 1 and not package):
-        load_file(path)  # also where the name is not that of the file
-        return
-    sys.path.insert(0, str(Path(*parts[: -len(inner)])))
-    load_module(module.name)
+    return _imported.get(module.file) or (Path(module.file).read_bytes() if module.file else b"")
 
 
 # -- run directories -------------------------------------------------------------------------------------------------
 def records(config: Config) -> dict[str, bytes]:
     """The files in which a run directory keeps it; the copies are to be read, and never imported by themselves."""
-    modules = homes(used(config))
+    modules = homes(config)
     if not modules:
         return {}
-    files = {FILE: seal({"modules": [asdict(module) for module in modules]})}
-    for module in modules:
-        if module.file:
-            files[f"{COPIES}/{module.name}.py"] = _text(module.file)
-        for name, file, _ in module.beside:
-            files[f"{COPIES}/{name}.py"] = _text(file)
-    return files
+    copies = {f"{COPIES}/{module.name}.py": text_of(module) for module in modules if module.file}
+    return {FILE: seal({"modules": [asdict(module) for module in modules]})} | copies
 
 
 def remembered(directory: Path) -> list[tuple[OwnModule, str]]:
     """The modules that the names of a run come from, and what of them is not known here."""
-    stored: Mapping[str, Any] = read_sealed(directory / FILE) or {"modules": []}
+    stored = read_sealed(directory / FILE) or {"modules": []}
     try:
         modules = [OwnModule(**table) for table in stored["modules"]]
-        if not all(isinstance(text, str) for m in modules for _, file, known in m.beside for text in (file, known)):
-            raise TypeError("'beside' is no text")
         return [(module, module.missing()) for module in modules]
     except (KeyError, TypeError, ValueError) as error:
         raise StoreError(f"'{directory / FILE}' is of another version of Fedkeel: read it with that one.") from error
@@ -257,49 +182,13 @@ def files(directory: Path) -> list[str]:
     return [module.file for module, _ in remembered(directory) if module.file]
 
 
-def recall(directory: Path) -> None:
-    """Import what the names of a run come from, where they are not known here and the user has named it before."""
+def refuse_unknown_names(directory: Path) -> None:
+    """Before a run is used again: what it names must have been imported."""
     for module, what in remembered(directory):
-        if not what:
-            continue
-        if reason := _unusable(module):
-            typed = ", which was typed into a notebook: put it into a file, and"
-            where = f" of '{module.file}', which {reason}:" if module.file else typed
+        if what:
+            place = f"of '{module.file}'" if module.file else "which was typed into a notebook (put it into a file)"
             copy = directory / COPIES / f"{module.name}.py"
-            read = f"; '{copy}' is what it was" if copy.is_file() else ""
+            read = f" ('{copy}' is what it was)" if copy.is_file() else ""
             raise StoreError(
-                f"'{directory}' uses {what}{where} name the file with --import, or import it in Python{read}."
+                f"'{directory}' uses {what} {place}: name the file with --import, or import it in Python{read}."
             )
-        bring(module)
-
-
-def _unusable(module: OwnModule) -> str:
-    for _, file, known in (("", module.file, module.digest), *module.beside):
-        there = bool(file) and Path(file).is_file()
-        if not there or digest(Path(file).read_bytes()) != known:
-            reason = "has changed since" if there else "is not there"
-            return reason if file == module.file else f"imports '{file}', which {reason}"
-    named = _entry(Path(module.file), module.digest) in _named()
-    return "" if named else "was not named with --import on this machine before"
-
-
-# -- what this user has named ----------------------------------------------------------------------------------------
-def trust(path: Path) -> None:
-    """Remember that this user has named the file, with the text it was imported from."""
-    entry = _entry(path, digest(_text(str(path))))
-    with suppress(OSError):  # without a home that can be written, `recall` asks each time
-        if entry not in _named():
-            state_folder().mkdir(parents=True, exist_ok=True)
-            with open(state_folder() / NAMED, "a") as file:
-                file.write(f"{entry}\n")
-
-
-def _entry(path: Path, text_digest: str) -> str:
-    return json.dumps([text_digest, str(path)])
-
-
-def _named() -> list[str]:
-    try:
-        return (state_folder() / NAMED).read_text().splitlines()
-    except (OSError, ValueError):
-        return []

@@ -135,25 +135,6 @@ class Update(Message):
 
 
 @dataclass(frozen=True)
-class Summed(Update):
-    """An update whose weights, and perhaps statistics, are part of a sum already and did not come along.
-
-    `sent` are the bytes that the client sent to whoever added it up.
-    """
-
-    sent: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        return self.sent
-
-
-@dataclass(frozen=True)
-class Examined(Update):
-    """One of this process, which looked at all its numbers when it was made. No message is read as one."""
-
-
-@dataclass(frozen=True)
 class Answer(Message):
     """What a client sends back when a method asked it something inside a round: see `Server.ask`."""
 

@@ -3,11 +3,11 @@
 Every hook has a default that does nothing, so FedAvg is the empty method.
 """
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedkeel.core.checking import Expected
 from fedkeel.core.client import Batch, LocalClient
@@ -27,16 +27,15 @@ class Traits:
         needs_memory: the client must keep state between rounds; a stateless federation refuses it.
         needs_batch_norm: without batch norm in the model there is nothing to act on.
         personal: a client is evaluated with the tensors that it keeps to itself. None: if it learns one of them.
-        pooled: the data of all clients are one client's.
-        replaces: what ignores that which earlier parts made of it: server rules ("shares", "weights", "statistics")
-            that do not start from what they are given, or "gradients" that are computed anew.
-        surgery_order: parts with a lower number change the model first.
+        replaces: what ignores that which earlier parts made of it: server rules ("weights", "statistics") that do not
+            start from what they are given, "gradients" that are computed anew, the clients' "shares" in the mean; or
+            what `prepare` puts others in the place of: "norms", a "head"; or "clients", whose data become one's.
+        private: kinds of differential privacy that hold with it. "local": nothing that a client sends depends on its
+            samples but through the gradients of the task loss, so that noise on these hides a sample; "central": its
+            rule for the weights looks at their mean and not at the updates themselves.
         capturable: the hooks of a step (`inputs`, `forward`, `loss`, `gradients`) ask the host nothing and read their
-            tensors from the model, the broadcast, `extras` or `scratch`: a CUDA graph of them can be replayed. If they
-            also depend on the round, `step_variant` says how.
-        private: nothing that a client sends depends on its samples but through the gradients of the task loss, so
-            that noise on these hides a sample ("dp=local").
-        only_mean: its rule for the weights looks at their mean and not at the updates themselves ("dp=central").
+            tensors from the model, the broadcast, `extras` or `scratch`: a CUDA graph of them can be replayed. What
+            else they depend on is a plain value in `scratch`: one graph is kept for each.
 
     >>> Traits(needs_batch_norm=True).needs_memory
     False
@@ -45,12 +44,9 @@ class Traits:
     needs_memory: bool = False
     needs_batch_norm: bool = False
     personal: bool | None = None
-    pooled: bool = False
     replaces: Collection[str] = ()
-    surgery_order: int = 0
+    private: Collection[str] = ()
     capturable: bool = False
-    private: bool = False
-    only_mean: bool = False
 
 
 class Method:
@@ -87,28 +83,17 @@ class Method:
         check_fields(self, f"The '{{}}' of {self.name or type(self).__name__}")
 
     # -- before anything trains ------------------------------------------------------------------------------
-    def prepare(self, model: nn.Module) -> None:
-        """Surgery on the model, once, the same on server and client."""
-
-    def is_local(self, name: str) -> bool:
-        """Whether this entry of `state_dict()` stays on the client."""
-        return name in self.kept
-
-    def with_head(self, model: nn.Module) -> Classifier:
-        """The model, for methods that change its head or act on it, if it says what its head is."""
-        if not isinstance(model, Classifier):
-            raise MethodError(
-                f"'{self.name}' needs to know the head of {type(model).__name__}: wrap it by `models.wrap`."
-            )
-        return model
+    def prepare(self, model: Classifier) -> Callable[[], object] | None:
+        """Surgery on the model, once, the same on server and client. Those that replace norms or the head go first, the
+        others in the order written; what it returns is done when all have prepared, to see what they have left."""
+        return None
 
     # -- on the server, before the broadcast -----------------------------------------------------------------
     def before_training(self, server: Server) -> None:
-        """May ask the round's clients something before they train, and put what it learnt in `server.extras`."""
+        """May ask the round's clients something before they train, and put what it learnt in `server.extras`.
 
-    def send(self, server: Server, weights: Tensors) -> Tensors:
-        """The weights that clients start from, if not the server's own."""
-        return weights
+        The server here is what is broadcast: other `server.weights` are what clients start from, and no more than that.
+        """
 
     # -- on the client ---------------------------------------------------------------------------------------
     def start(self, client: LocalClient) -> None:
@@ -134,19 +119,11 @@ class Method:
         """Local training is over: the extras to upload."""
         return {}
 
-    def step_variant(self, client: LocalClient) -> Hashable:
-        """What a step depends on beside tensors, e.g. whether a schedule has switched; see `Traits.capturable`."""
-        return None
-
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
         """What a client replies to `server.ask(clients, question, tensors)`."""
         raise MethodError(f"'{self.name}' was asked '{question}', which it does not know.")
 
     # -- on the server, each receives what the rules before it made ------------------------------------------
-    def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
-        """What each update counts for in the mean of weights and statistics, if not by the run's weighting."""
-        return shares
-
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         """The extras of an update, or the answer to a question, that the server's rules can work with.
 

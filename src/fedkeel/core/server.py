@@ -33,6 +33,8 @@ class Server:
         network: the prepared network, to know its shape; its weights are whatever it was last used for.
         memory: the part's own tensors on the server, kept between rounds and in checkpoints.
         extras: the part's own tensors in the latest broadcast.
+        shares: what clients count for in this round's mean, by their names, where not by the run's weighting; a method
+            that sets them in `before_training` says so in `Traits.replaces`.
 
     No example: the engine makes it and hands it to a method's rules; see `Method` for one that uses it.
     """
@@ -48,6 +50,7 @@ class Server:
     network: Classifier
     memory: Tensors = field(default_factory=dict)
     extras: Tensors = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
     part: str = ""
     asker: Ask | None = None
 
@@ -66,7 +69,9 @@ class Server:
         return Broadcast(self.round, self.rounds, weights, self.statistics, self.extras)
 
     def share(self, update: Update | Answer) -> float:
-        """The weight of a client in a mean, by the run's weighting."""
+        """The weight of a client in a mean: what `shares` says, else by the run's weighting."""
+        if self.shares:
+            return self.shares.get(update.client, 0.0)
         return float(update.samples) if self.config.weighting == "samples" else 1.0
 
     def noted(self, what: str) -> dict[str, float]:

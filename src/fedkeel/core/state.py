@@ -5,16 +5,17 @@ into fractions, running variances get optimiser steps. Here every entry has a ro
 may happen to it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 __all__ = ["Layout", "Role", "Tensors", "add", "batch_norms", "load", "moment_names", "nbytes", "roles", "subtract"]
 
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
+"""Every batch norm of PyTorch's, and what is derived from one."""
 Tensors = dict[str, Tensor]
 """Tensors by their names, as in `state_dict()`."""
 
@@ -38,19 +39,21 @@ class Role(str, Enum):
 class KeepsLocal(Protocol):
     """The part of a method that decides what stays on the client."""
 
-    def is_local(self, name: str) -> bool: ...
+    @property
+    def kept(self) -> Collection[str]: ...
 
 
 def roles(model: nn.Module, method: KeepsLocal | None = None) -> dict[str, Role]:
-    """The role of every entry of `model.state_dict()`, in its order; what `method.is_local` names is LOCAL.
+    """The role of every entry of `model.state_dict()`, in its order; what `method.kept` names is LOCAL.
 
     >>> {name: role.value for name, role in roles(nn.BatchNorm1d(1, affine=False)).items()}
     {'running_mean': 'statistic', 'running_var': 'statistic', 'num_batches_tracked': 'counter'}
     """
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
+    local = set() if method is None else {*method.kept}
     result: dict[str, Role] = {}
     for name, tensor in model.state_dict().items():
-        if method is not None and method.is_local(name):
+        if name in local:
             result[name] = Role.LOCAL
         elif name in parameters:
             result[name] = Role.WEIGHT
@@ -61,7 +64,7 @@ def roles(model: nn.Module, method: KeepsLocal | None = None) -> dict[str, Role]
     return result
 
 
-def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
+def batch_norms(model: nn.Module) -> dict[str, BatchNorm]:
     """Every batch norm of torch's kind (1d, 2d, 3d, Sync, Lazy, subclasses) by its name in `named_modules()`.
 
     A module that is used in two places appears once. `HybridBatchNorm` is none of these.
@@ -69,7 +72,7 @@ def batch_norms(model: nn.Module) -> dict[str, _BatchNorm]:
     >>> list(batch_norms(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))))
     ['1']
     """
-    return {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    return {name: module for name, module in model.named_modules() if isinstance(module, BatchNorm)}
 
 
 def moment_names(layer: str) -> tuple[str, str]:

@@ -18,8 +18,6 @@ from fedkeel.engine.executors.flower.channel import Table
 from fedkeel.engine.executors.flower.executor import FlowerExecutor, Status
 from fedkeel.engine.executors.flower.roster import Enrolment, Roster, agree
 from fedkeel.engine.idle import refuse_idle
-from fedkeel.engine.memory import ClientMemory
-from fedkeel.engine.memory_files import MemoryFiles
 from fedkeel.engine.setup import Setup, prepare
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.methods import build as build_method
@@ -41,8 +39,7 @@ class NetworkSetup(Setup):
 
     network: FlowerExecutor = field(kw_only=True)
 
-    def executor(self, files: MemoryFiles | None = None) -> Executor:
-        self.network.memory = ClientMemory(self.config.stateless, files=files)
+    def executor(self) -> Executor:
         return self.network
 
     def grown(self) -> Federation | None:
@@ -145,7 +142,7 @@ def enrol(
 def prepare_network(config: Config, network: FlowerExecutor, directory: Path, model: nn.Module | None) -> NetworkSetup:
     """As `prepare`, of what the sites told; the first files of the run."""
     roster, status = network.roster, network.status
-    setup = prepare(config.replace(executor="serial", profile=False), federation=roster.outline(), model=model)
+    setup = prepare(config.replace(executor="serial"), federation=roster.outline(), model=model)
     if config.weights and setup.worker.layout.local:
         raise MethodError(
             f"'{config.method}' keeps layers at the sites, and these cannot start from '{config.weights}', "

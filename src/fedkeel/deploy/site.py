@@ -30,7 +30,6 @@ from fedkeel.deploy.memory import KEPT_RUNS, PrivacyLedger, SiteMemory
 from fedkeel.deploy.policy import Policy, Refused
 from fedkeel.deploy.request_checks import Session, check_message, check_network, check_privacy
 from fedkeel.deploy.site_models import SiteModels
-from fedkeel.engine import footprint
 from fedkeel.engine.batches import probe
 from fedkeel.engine.evaluation import SPLITS, split_indices
 from fedkeel.engine.executors.flower.channel import Reply, Table, plain
@@ -165,7 +164,7 @@ class Site:
             memory.keep(step, kept)
             self._keep_model(request, session, broadcast, remembered)
             return {}, update_to_bytes(update)
-        if do == "ask":
+        if do == "answer":
             answer, kept = worker.answer(site.name, broadcast, remembered, str(request["question"])[:LONGEST_QUESTION])
             memory.keep(step, kept)
             return {"samples": answer.samples}, pack({}, tensors=answer.tensors)
@@ -212,7 +211,7 @@ class Site:
         if self.policy is None:
             return
         self.policy.at_most("message_mb", math.ceil(len(message) / 1e6), "MB in a message")
-        if do == "ask":
+        if do == "answer":
             self.policy.allows("questions", "to answer a question")
         if do == "evaluate":
             self.policy.allows("evaluation", "to evaluate a model")
@@ -271,8 +270,6 @@ class Site:
             config = session.config.replace(device=self.device, executor="serial")
             method, device = Composition.of(build_method(config.method)), choose_device(config)
             federation = self._read(config, session.classes)
-            if self.model is None:
-                footprint.refuse_too_large(config, federation, device)
             network = build_model(config, federation, method, self.model)
             if method.stateful_parts and self.state is None:
                 raise FedkeelError(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedkeel.core.state import Tensors
+from fedkeel.engine.memory import ClientMemory
 
 SHARE = 0.05  # of the time that may go into checkpoints
 TRAINED = "trained-"  # before the names of a last checkpoint's groups as they were before the evaluation
@@ -32,6 +33,7 @@ class Storage(Protocol):
     """Where a run is written; `runs.store.Store` is the one on disk."""
 
     directory: Path
+    memory: ClientMemory
 
     @property
     def extended(self) -> Collection[int]:
@@ -42,7 +44,7 @@ class Storage(Protocol):
         """A line of the metrics."""
 
     def append_timing(self, record: dict[str, Any]) -> None:
-        """The seconds of a round, as `Profile` measured them."""
+        """The seconds of a round and of its clients."""
 
     def checkpoint(self, checkpoint: Checkpoint) -> None: ...
 

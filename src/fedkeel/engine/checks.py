@@ -5,7 +5,6 @@ was expected and what to do, before anything expensive is begun.
     check_options                names and options that do not go together, before any image is read
     check_clients                the data, as they are
     check_rounds                 the data, as the method sees them
-    footprint.refuse_too_large   whether this machine can hold the network, before it is made
     check_network                the network, as the method changed it, tried on two images
     warn                         what will work and may not be meant
 """
@@ -21,7 +20,6 @@ from torch import nn
 from fedkeel import methods, spec
 from fedkeel.config import Config
 from fedkeel.core.composition import Composition
-from fedkeel.core.messages import Summed
 from fedkeel.core.method import Method
 from fedkeel.core.state import batch_norms
 from fedkeel.core.types import Classifier, Output
@@ -30,7 +28,7 @@ from fedkeel.engine import losses, metrics, optimizers, schedules
 from fedkeel.engine.batches import probe
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import Worker
-from fedkeel.errors import DataError, FedkeelError, MethodError, TrainingError, first_line, shortage
+from fedkeel.errors import DataError, FedkeelError, MethodError, first_line, shortage
 from fedkeel.nn.calibration import normalised_layers
 from fedkeel.observer import Observer
 from fedkeel.options import described
@@ -217,14 +215,4 @@ def warn(worker: Worker) -> None:
         log.warning(
             f"'evaluate_with' is '{config.evaluate_with}', but the model has no batch norm: its accuracy is "
             "the same with all statistics, and there is nothing to calibrate."
-        )
-
-
-# -- while it runs ---------------------------------------------------------------------------------------------------
-def refuse_summed(update: object, problem: str) -> None:
-    """An update that must not count, and does already."""
-    if isinstance(update, Summed):
-        raise TrainingError(
-            f"The update of '{update.client}' cannot be used, {problem}, and is already part of a sum: give "
-            "'--no-partial-means'."
         )

@@ -7,7 +7,7 @@ on each client is tested on every one, or, of very many, on a sample that stays 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -21,23 +21,25 @@ from fedkeel import seeds
 from fedkeel.config import Config, from_one
 from fedkeel.core.client import Batch, Repeat, one_by_one
 from fedkeel.core.evaluation import Evaluation, Outputs, diverged_domains
-from fedkeel.core.messages import Broadcast
+from fedkeel.core.messages import Broadcast, Missing
 from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Client
 from fedkeel.engine.batches import ImageStore
 from fedkeel.engine.measuring import completed
 from fedkeel.engine.metrics import asked
-from fedkeel.errors import quoted
+from fedkeel.engine.tasks import Remembered, Task
+from fedkeel.errors import TrainingError, quoted
 from fedkeel.nn.calibration import Calibration, Calibrator
 from fedkeel.nn.surgery import batch_statistics
 from fedkeel.stopping import EVALUATION, reached
 
 if TYPE_CHECKING:
     from fedkeel.engine.executors.executor import Executor
+    from fedkeel.engine.memory import ClientMemory
     from fedkeel.engine.setup import Setup
 
 SPLITS = ("test", "validation")
-Test = Callable[[Sequence[str], Sequence[str]], Iterator[list[Evaluation]]]  # of clients, on these splits
+AT_ONCE = 256  # clients that are tested in one go
 
 
 def split_indices(client: Client, split: str) -> Tensor:
@@ -187,7 +189,9 @@ class FederatedEvaluation:
 
     setup: Setup
     executor: Executor
+    memory: ClientMemory
     note: Callable[[str], None]
+    kept_as: Callable[[str, Remembered], Remembered] = lambda _, memory: memory
     _told: set[tuple[str, str]] = field(default_factory=set)
 
     def evaluate(self, broadcast: Broadcast) -> list[Evaluation]:
@@ -204,34 +208,45 @@ class FederatedEvaluation:
         return list(self._evaluate(broadcast, ("test",), detailed=True))
 
     def _evaluate(self, broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False) -> Iterator[Evaluation]:
-        metrics, seed = asked(self.setup.config), self.setup.config.seed
-
-        def test(clients: Sequence[str], splits: Sequence[str]) -> Iterator[list[Evaluation]]:
-            for group in self.executor.evaluate(clients, broadcast, splits, detailed=detailed):
-                yield [completed(evaluation, metrics, seed, detailed=detailed) for evaluation in group]
-
-        return (self._personal if self._by_client else self._common)(test, splits)
-
-    def _common(self, test: Test, splits: Sequence[str]) -> Iterator[Evaluation]:
-        """Under one global model, every set of a domain once."""
-        for split in splits:
-            first_with: dict[tuple[str, int], str] = {}
-            for site in self.setup.federation.one_of_each():
-                indices = split_indices(site, split)
-                if len(indices):
-                    first_with.setdefault((site.domain, id(indices)), site.name)
-            for group in test(list(first_with.values()), (split,)):
-                yield from group
-
-    def _personal(self, test: Test, splits: Sequence[str]) -> Iterator[Evaluation]:
-        """Of every client, with the layers or the statistics that it has of its own."""
+        if not self._by_client:
+            found = self._test(self._common(splits), broadcast, detailed=detailed)
+            return itertools.chain.from_iterable(found.values())
         # Of a sample's clients that never trained, all that share their sets get the same numbers: the first one's.
         first_like: dict[Hashable, str] = {}
         like = {name: first_like.setdefault(self._alike(name), name) for name in self._names}
-        tested = list(dict.fromkeys(like.values()))
-        results = dict(zip(tested, test(tested, splits), strict=True))
-        for name in self._names:
-            yield from (replace(result, client=name) for result in results[like[name]])
+        found = self._test(dict.fromkeys(like.values(), splits), broadcast, detailed=detailed)
+        return (replace(one, client=name) for name in self._names for one in found[like[name]])
+
+    def _test(
+        self, wanted: Mapping[str, Sequence[str]], broadcast: Broadcast, *, detailed: bool
+    ) -> dict[str, list[Evaluation]]:
+        """On each of these clients these splits; some at once, since each comes with what the client remembers."""
+        metrics, seed, number = asked(self.setup.config), self.setup.config.seed, from_one(broadcast.round)
+        found: dict[str, list[Evaluation]] = {name: [] for name in wanted}
+        names = list(wanted)
+        for some in (names[i : i + AT_ONCE] for i in range(0, len(names), AT_ONCE)):
+            kept = {name: self.kept_as(name, self.memory.look(name)) for name in some}
+            tasks = [Task("evaluate", name, kept[name], splits=wanted[name], detailed=detailed) for name in some]
+            for result in self.executor.map(tasks, broadcast):
+                if isinstance(result, Missing):
+                    self.note(f"Round {number}: '{result.client}' did not evaluate, {result.reason}.")
+                    continue
+                found[result.client] = [completed(one, metrics, seed, detailed=detailed) for one in result.outcome]
+        if wanted and not any(found.values()):
+            raise TrainingError(f"No client evaluated the model of round {number}: see to them and resume.")
+        return found
+
+    def _common(self, splits: Sequence[str]) -> dict[str, list[str]]:
+        """Under one global model, every set of a domain is tested once: on which client which splits are."""
+        wanted: dict[str, list[str]] = {}
+        seen: set[tuple[str, str, int]] = set()
+        for site in self.setup.federation.one_of_each():
+            for split in splits:
+                key = (split, site.domain, id(indices := split_indices(site, split)))
+                if len(indices) and key not in seen:
+                    seen.add(key)
+                    wanted.setdefault(site.name, []).append(split)
+        return wanted
 
     @property
     def _by_client(self) -> bool:
@@ -239,7 +254,7 @@ class FederatedEvaluation:
         return self.setup.worker.method.is_personal or "site" in self.setup.config.statistics
 
     def _alike(self, name: str) -> Hashable:
-        if not self._is_sampled or name in self.executor.memory or "site" in self.setup.config.statistics:
+        if not self._is_sampled or name in self.memory or "site" in self.setup.config.statistics:
             return name
         site = self.setup.federation[name]
         return site.domain, id(site.test), id(site.validation)

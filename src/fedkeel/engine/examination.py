@@ -16,7 +16,7 @@ def examine(federated: Federated, server: Server) -> list[Evaluation]:
     It is not a part of the last round, which may not be the best one: so a run that is stopped meanwhile has nothing to
     keep of it, and no round is slower for it.
     """
-    best, memory, note = federated.best_model, federated.executor.memory, federated.observer.note
+    best, note = federated.best_model, federated.observer.note
     if federated.config.result == "best-validation" and federated.best["round"] >= 0:
         # Of a method that keeps every layer at the clients, `best` is empty and all that counts is in `best_local`.
         if federated.method.is_personal and not federated.best_local and federated.best["round"] != server.round:
@@ -25,9 +25,8 @@ def examine(federated: Federated, server: Server) -> list[Evaluation]:
         weights, statistics = ({name: best[name] for name in group} for group in (server.weights, server.statistics))
         server = replace(server, weights=weights, statistics=statistics)
         # Also of those who came later and had none: they were tested as clients without layers of their own.
-        for client in list(memory) if federated.best_local else ():
-            common = {name: t for name, t in memory.look(client).items() if not name.startswith(f"{LOCAL}/")}
-            memory.keep(client, common | prefixed(federated.best_local.get(client, {}), LOCAL))
+        if federated.best_local:
+            federated.evaluation.kept_as = lambda client, _: prefixed(federated.best_local.get(client, {}), LOCAL)
     try:
         return federated.evaluation.examine(server.broadcast(server.weights))
     except TrainingError as error:  # the sites have gone: what is trained is trained

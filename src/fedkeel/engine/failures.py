@@ -1,9 +1,8 @@
 """A client that has no update to offer, and the look at one that has."""
 
 import math
-from collections.abc import Sequence
 
-from fedkeel.core.checking import check_finite, examined
+from fedkeel.core.checking import check_finite
 from fedkeel.core.messages import BadMessage, Update
 from fedkeel.core.state import Tensors
 
@@ -22,12 +21,3 @@ def refuse_not_finite(update: Update, memory: Tensors) -> None:
         check_finite({**update.weights, **update.statistics, **memory})
     except BadMessage as bad:
         raise ClientFailure(f"{bad}: a lower learning rate may help") from None
-
-
-def look(update: Update, memory: Tensors, numbers: Sequence[float]) -> Update:
-    """The update as one that was looked at, by these numbers of `glance`. What is not finite is refused, also of what a
-    client remembers, which would spoil its next rounds too; whatever else is wrong, the server says."""
-    seen = examined(update, numbers)
-    if seen is update:
-        refuse_not_finite(update, memory)
-    return seen

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable, Hashable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -22,16 +23,17 @@ from fedkeel.core import state
 from fedkeel.core.client import Batch, LocalClient, Repeat, one_by_one
 from fedkeel.core.composition import Composition
 from fedkeel.core.evaluation import Evaluation
-from fedkeel.core.messages import Answer, Broadcast, Update
+from fedkeel.core.messages import Answer, Broadcast, Missing, Update
 from fedkeel.core.state import Layout, Tensors, prefixed, select
 from fedkeel.core.types import Classifier, Output
 from fedkeel.data.federation import Federation
-from fedkeel.engine import optimizers, schedules, stopwatch
+from fedkeel.engine import optimizers, schedules
 from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, try_channels_last
 from fedkeel.engine.evaluation import Evaluator
-from fedkeel.engine.failures import check_loss, refuse_not_finite
-from fedkeel.engine.losses import TrainingLoss, differentiate
-from fedkeel.engine.stopwatch import Stopwatch, phase
+from fedkeel.engine.failures import ClientFailure, check_loss, refuse_not_finite
+from fedkeel.engine.losses import TrainingLoss
+from fedkeel.engine.optimizers import LocalOptimizer
+from fedkeel.engine.tasks import Result, Task, fetched
 from fedkeel.nn.dropout import draw_dropout
 from fedkeel.nn.kernels.pooling import pool_on_rows
 from fedkeel.nn.surgery import frozen_statistics
@@ -78,7 +80,6 @@ class Worker:
     replays: Repeat = one_by_one
     watching: Callable[[nn.Module], StepWatch] | None = None
     gradient_rule: PlainGradients | None = None
-    clock: Stopwatch | None = None  # of a profiled run
 
     def __post_init__(self) -> None:
         config, device = self.config, self.device
@@ -110,7 +111,6 @@ class Worker:
         # The last broadcast as it came and on this device, and the last round's learning rate: clients share them.
         self._sent: tuple[Broadcast | None, Broadcast] = (None, Broadcast(0, 0, {}, {}))
         self._rate = (-1, 0.0)
-        self._one = torch.ones((), device=device)  # where every backward pass begins: else it is made each time
 
     def _compile(self) -> Callable[[Tensor], Output] | None:
         if not self.config.compile:
@@ -128,8 +128,20 @@ class Worker:
         """Have every step seen by a watch of this kind; its metrics go along with the updates."""
         self.watching, self.watch = watching, watching(self.model)
 
+    def do(self, task: Task, broadcast: Broadcast) -> Result[Any] | Missing:
+        """What came of a task on this model; the memory of the client lies here by then, or is fetched."""
+        began, client, memory = time.perf_counter(), task.client, fetched(task.memory)
+        try:
+            if task.do == "evaluate":
+                found = self.evaluate(client, broadcast, memory, task.splits, task.part, detailed=task.detailed)
+                return Result(client, found, memory)
+            if task.do == "answer":
+                return Result(client, *self.answer(client, broadcast, memory, task.question))
+            return Result(client, *self.train(client, broadcast, memory), time.perf_counter() - began)
+        except ClientFailure as failure:
+            return Missing(client, str(failure))
+
     # -- local training --------------------------------------------------------------------------------------
-    @phase(stopwatch.BATCHES, calls=0)  # between two steps nothing else happens
     def train(self, name: str, broadcast: Broadcast, memory: Tensors) -> tuple[Update, Tensors]:
         """One client's part of a round. Returns its update and what it remembers."""
         inputs = (broadcast.weights, broadcast.statistics, broadcast.extras, memory)
@@ -149,24 +161,20 @@ class Worker:
         site, whole = self.federation[name], self.federation
         return {"images": whole.images[site.train], "labels": whole.labels[site.train]}
 
-    @phase(stopwatch.BATCHES)
     def plan(self, name: str, round: int) -> BatchPlan:
         """Which samples this client trains on in this round, in which order."""
         site, draws = self.federation[name], self.federation.train_transform.draws
         return BatchPlan.of(site, *self.gradients.batches(name, round, site.samples, draws))
 
-    @phase(stopwatch.START)
     def begin(
-        self, name: str, broadcast: Broadcast, memory: Tensors, optimizer: torch.optim.Optimizer | None = None
+        self, name: str, broadcast: Broadcast, memory: Tensors, optimizer: LocalOptimizer | None = None
     ) -> LocalClient:
         """Load the global model and let the method start; the client is then ready for its first step."""
         client = self.arrive(name, broadcast, memory)
         self._train_mode()
         self.method.start(client)
         self._train_mode()  # a method may have run a pass of its own
-        optimizer = optimizer or self.optimizer(client.learning_rate)
-        for view in (client, *client.views.values()):
-            view.optimizer = optimizer
+        self._optimizer = optimizer or self.optimizer(client.learning_rate)
         if self.watch:
             self.watch.begin()
         return client
@@ -175,7 +183,6 @@ class Worker:
         if not all(module.training for module in self._modules):  # `train()` is slow: it sets attributes of modules
             self.model.train()
 
-    @phase(stopwatch.STEP)
     def step(self, client: LocalClient, batch: Batch) -> Tensor:
         """Forward, loss, backward, gradients, step. Returns the loss before the step, detached."""
         x = self.method.inputs(client, batch.x)
@@ -189,7 +196,8 @@ class Worker:
                 output = self._forward(client, batch.x)
                 loss, term = self.task_loss(output.logits, batch.y), self.method.loss(client, batch, output)
                 loss = loss if isinstance(term, float) and not term else loss + term
-            return differentiate(loss, self._one)
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss.detach()
 
         loss = self.gradients.backward(backward, self.model, batch, self.task_loss)
         if self.watch:
@@ -199,16 +207,9 @@ class Worker:
             torch.nn.utils.clip_grad_norm_(self._parameters, self.config.clip_norm, foreach=True)
         if self.watch:
             self.watch.used()
-        assert client.optimizer is not None
-        if self.device.type == "cpu":
-            optimizers.lay_out_gradients(client.optimizer)
         reached(LOCAL_STEP)
-        self._advance(client.optimizer)
+        self._optimizer.step()
         return loss
-
-    @phase(stopwatch.OPTIMIZER)
-    def _advance(self, optimizer: torch.optim.Optimizer) -> None:
-        optimizer.step()
 
     def _forward(self, client: LocalClient, x: Tensor) -> Output:
         if self._compiled is None or len(x) != self.config.batch_size:  # each other size would be compiled anew
@@ -223,7 +224,6 @@ class Worker:
     def _precision(self) -> torch.autocast | nullcontext[None]:
         return torch.autocast("cuda", dtype=torch.bfloat16) if self._half else nullcontext()
 
-    @phase(stopwatch.FINISH, calls=0)
     def end(self, client: LocalClient, loss: float) -> tuple[Update, Tensors]:
         """The update of the trained client and what it remembers, if they are of any use."""
         if self.gradients.tells_loss:
@@ -232,7 +232,6 @@ class Worker:
         refuse_not_finite(update, memory)
         return update, memory
 
-    @phase(stopwatch.FINISH)
     def leave(self, client: LocalClient, loss: float) -> tuple[Update, Tensors]:
         """Let the method finish; its update and memory as they are, without a look at the numbers."""
         seen = self.watch.metrics(client.round) if self.watch else {}
@@ -251,7 +250,6 @@ class Worker:
         return update, state.clone(client.memory) | prefixed({name: entries[name] for name in layout.local}, LOCAL)
 
     # -- beside training -------------------------------------------------------------------------------------
-    @phase(stopwatch.ANSWERING)
     def answer(self, name: str, broadcast: Broadcast, memory: Tensors, question: str) -> tuple[Answer, Tensors]:
         """A client's answer to a method's question, whose own tensors are the extras named `question/...`."""
         client = self.arrive(name, broadcast, memory, question)
@@ -262,13 +260,12 @@ class Worker:
             client.memory | prefixed(select(memory, LOCAL), LOCAL)
         )
 
-    @phase(stopwatch.EVALUATING)
     def evaluate(
         self,
         name: str,
         broadcast: Broadcast,
         memory: Tensors,
-        splits: list[str],
+        splits: Sequence[str],
         part: slice | None = None,
         *,
         detailed: bool = False,
@@ -289,16 +286,11 @@ class Worker:
             self._rate = round, schedules.learning_rate_at(self.config, round)
         return self._rate[1]
 
-    def waiting(self) -> AbstractContextManager[None]:
-        """Around what only waits for the GPU."""
-        return nullcontext() if self.clock is None else self.clock(stopwatch.WAITING)
-
     def _load(self, broadcast: Broadcast, local: Tensors) -> None:
         state.load(self.entries, self.initial_local, broadcast.weights, broadcast.statistics, local)
         for buffer, initial in self._transient:
             buffer.copy_(initial)
 
-    @phase(stopwatch.LOADING)
     def arrive(self, name: str, broadcast: Broadcast, memory: Tensors, question: str = "") -> LocalClient:
         """Load what a client begins with; no method has acted yet."""
         config, site, round = self.config, self.federation[name], broadcast.round
@@ -324,18 +316,9 @@ class Worker:
             learning_rate=self.learning_rate_at(round),
             task_loss=self.task_loss,
             memory={key: tensor for key, tensor in memory.items() if not key.startswith(f"{LOCAL}/")},
-            repeat=self._repeat,
         )
 
-    def _repeat(self, key: Hashable, do: Callable[[Batch], None], batches: Iterable[Batch]) -> None:
-        def in_precision(batch: Batch) -> None:
-            with self._precision():
-                do(batch)
-
-        self.replays(key, in_precision, batches)
-
-    @phase(stopwatch.LOADING, calls=0)
-    def optimizer(self, learning_rate: float | Tensor) -> torch.optim.Optimizer:
+    def optimizer(self, learning_rate: float | Tensor) -> LocalOptimizer:
         resident = self.device.type == "cuda" and not optimizers.uncapturable(self.config)
         if resident and not isinstance(learning_rate, Tensor):
             learning_rate = torch.tensor(learning_rate, device=self.device)

@@ -1,99 +1,183 @@
-"""What clients remember between rounds, however many there are."""
+"""What clients remember between rounds, however many there are: in memory, and in a file per client and round.
 
-from collections.abc import Iterator
+`memory/<client>/<round>.safetensors` is what the client remembered after that round; the newest that a checkpoint knows
+counts, so the folder is the index. Files are written when a checkpoint is, or earlier for clients that the limit on
+what is held in memory pushes out.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
-import torch
+from fedkeel.core.messages import BadMessage, pack, unpack
+from fedkeel.core.naming import file_name
+from fedkeel.core.state import Tensors, nbytes
+from fedkeel.engine.tasks import Remembered, fetched
+from fedkeel.errors import StoreError
+from fedkeel.files import explained, make_folder, sync
+from fedkeel.stopping import WRITING, reached
+from fedkeel.trust.secrets import fingerprint
 
-from fedkeel.core.state import Tensors, nbytes, to_device
-from fedkeel.engine.memory_files import MemoryFiles
-from fedkeel.errors import TrainingError
 
-
-class LostMemory(TrainingError):
-    """What a client remembered is gone: the run goes on from its last checkpoint."""
+class Damaged(Exception):
+    """What a checkpoint speaks of is not there as it was; the text says what."""
 
 
 class ClientMemory:
     """What each client remembers between rounds. A federation of stateless clients remembers nothing.
 
-    Beyond `limit` bytes, what has not been used for longest moves to files, and is read from there when it is needed.
-    Only `keep` moves anything: what `of` gave stays valid on a GPU while other clients are at work there.
+    Beyond `limit` bytes, what has not been used for longest moves to its file, and is read from there again.
     """
 
-    def __init__(
-        self,
-        stateless: bool = False,
-        *,
-        limit: int | None = None,
-        files: MemoryFiles | None = None,
-        device: torch.device | str = "cpu",
-    ) -> None:
-        self._stateless = stateless
-        self._limit = limit
-        self._files = files or MemoryFiles()
-        self._device = torch.device(device)
-        self._held: dict[str, Tensors] = {}  # least recently used first
-        self._changed: dict[str, None] = {}  # of those held, the ones that are not in the files like this
+    def __init__(self, folder: Path, *, limit: int | None = None, stateless: bool = False) -> None:
+        self.folder, self._limit, self._stateless = folder, limit, stateless
+        self._held: dict[str, Remembered] = {}  # least recently used first
         self._bytes = 0
+        self._changed: dict[str, None] = {}  # of those held, the ones that are not in the files like this
+        self._written: dict[str, None] = {}  # clients with new files since the last checkpoint
+        self._rounds: dict[str, list[int]] = {}  # of each client's files, by the name of its folder
+        self._since = -1  # the round of the last checkpoint
 
-    def of(self, client: str) -> Tensors:
+    def look(self, client: str) -> Remembered:
         if client in self._held:
             self._held[client] = self._held.pop(client)
-        return self.look(client)
-
-    def present(self, client: str) -> Any:
-        """What `keep` takes to put a client back to what it remembers now."""
-        return self.of(client)
-
-    def look(self, client: str) -> Tensors:
-        """What a client remembers, without that it counts as used."""
-        if client in self._held:
             return self._held[client]
-        return to_device(self._files.get(client), self._device) if client in self._files else {}
+        return self._read(client, self._rounds.get(file_name(client), ()))
 
-    def keep(self, client: str, tensors: Tensors) -> None:
-        if self._stateless:
+    def keep(self, client: str, memory: Remembered, round: int) -> None:
+        """From now on the client remembers this; `round` is the present one."""
+        if self._stateless or (not callable(memory) and not memory and client not in self):
             return
-        self._bytes -= nbytes(self._held.pop(client, {}))
-        self._changed.pop(client, None)
-        if not tensors:
-            self._files.forget(client)
-            return
-        self._held[client] = tensors
+        self._bytes += _size(memory) - _size(self._held.pop(client, {}))
+        self._held[client] = memory
         self._changed[client] = None
-        self._bytes += nbytes(tensors)
-        if self._limit is None or self._bytes <= self._limit:
-            return
-        self._wait()
-        while self._bytes > self._limit:
+        while self._limit is not None and self._bytes > self._limit:
             oldest = next(iter(self._held))
             if oldest in self._changed:
-                self._write(oldest)
-            self._bytes -= nbytes(self._held.pop(oldest))
+                self._write(oldest, round)
+            self._bytes -= _size(self._held.pop(oldest))
 
-    def write_files(self) -> None:
-        """Write what changed since it was last written, e.g. for a checkpoint."""
-        self._wait()
-        for client in list(self._changed):
-            self._write(client)
-
-    def _write(self, client: str) -> None:
-        self._files.put(client, self._held[client])
-        del self._changed[client]
-
-    def _wait(self) -> None:
-        """Clients may have written these tensors, or still be reading them, on other streams than the present one."""
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
-
-    def __contains__(self, client: object) -> bool:
-        return client in self._held or client in self._files
-
-    def __iter__(self) -> Iterator[str]:
-        """The names of those who remember something."""
-        yield from [*self._held, *(client for client in self._files if client not in self._held)]
+    def __contains__(self, client: str) -> bool:
+        return client in self._held or file_name(client) in self._rounds
 
     def items(self) -> Iterator[tuple[str, Tensors]]:
-        """Each client's memory, one at a time; none of them counts as used."""
-        return ((client, self.look(client)) for client in self)
+        """The memories of those who have one, one at a time: of very many clients few may."""
+        held = {file_name(client): client for client in self._held}
+        for folder in sorted(held.keys() | self._rounds.keys()):
+            if folder in held:
+                yield held[folder], fetched(self._held[held[folder]])
+            else:
+                yield self._explained(self.folder / folder / _named(max(self._rounds[folder])))
+
+    # -- files -----------------------------------------------------------------------------------------------
+    def _path(self, client: str, round: int) -> Path:
+        return self.folder / file_name(client) / _named(round)
+
+    def _write(self, client: str, round: int) -> None:
+        memory, path = fetched(self._held[client]), self._path(client, round)
+        data = pack({"client": client, "digest": fingerprint(memory).hex()}, memory=memory)
+        with explained(path):
+            make_folder(path.parent)
+            path.write_bytes(data)
+            reached(WRITING, path)
+        rounds = self._rounds.setdefault(path.parent.name, [])
+        rounds += [round] if round not in rounds else []
+        self._written[client] = self._changed.pop(client, None)
+
+    def _read(self, client: str, rounds: Iterable[int]) -> Tensors:
+        newest = max(rounds, default=None)
+        if newest is None:
+            return {}
+        return self._explained(self._path(client, newest), client)[1]
+
+    @staticmethod
+    def _explained(path: Path, client: str | None = None) -> tuple[str, Tensors]:
+        try:
+            return _content(path, client)
+        except Damaged as damage:
+            whose = f"client '{client}'" if client else "client of that file"
+            raise StoreError(
+                f"What the {whose} remembers cannot be read ({damage}): put '{path}' back as it was, or "
+                "start the run anew in another directory."
+            ) from damage
+
+    # -- checkpoints -----------------------------------------------------------------------------------------
+    def commit(self, round: int) -> dict[str, Any]:
+        """Bring all changes to disk. Returns what a checkpoint must keep to know whether this state is still there."""
+        for client in list(self._changed):
+            self._write(client, round)
+        with explained(self.folder):
+            for client in self._written:
+                folder = self.folder / file_name(client)
+                sync(folder / _named(max(self._rounds[folder.name])))
+                sync(folder)
+        since, self._since = self._since, round
+        return {"clients": len(self._rounds), "since": since, "written": len(self._written)}
+
+    def release(self, oldest: int) -> None:
+        """No checkpoint before round `oldest` is kept any more: remove what only those needed."""
+        for client in self._written:
+            rounds = self._rounds[file_name(client)]
+            needed = max((round for round in rounds if round <= oldest), default=-1)
+            for round in [round for round in rounds if round < needed]:
+                rounds.remove(round)
+                with suppress(OSError):  # it takes room, and no more
+                    self._path(client, round).unlink(missing_ok=True)
+        self._written = {}
+
+    def check(self, reference: Mapping[str, Any], round: int) -> None:
+        """Raise `Damaged` unless what a checkpoint of this round speaks of is there, and what it wrote is as it was."""
+        found = {folder: [r for r in rounds if r <= round] for folder, rounds in _rounds_in(self.folder).items()}
+        there = {folder: rounds for folder, rounds in found.items() if rounds}
+        if len(there) < reference["clients"]:
+            raise Damaged(f"'{self.folder}' has the memories of {len(there)} clients, not of {reference['clients']}")
+        written = {folder: max(rounds) for folder, rounds in there.items() if max(rounds) > reference["since"]}
+        if len(written) < reference["written"]:
+            raise Damaged(f"'{self.folder}' has {len(written)} of the {reference['written']} files that it wrote")
+        for folder, newest in written.items():
+            _content(self.folder / folder / _named(newest))
+
+    def restore(self, round: int = -1) -> None:
+        """Be as the checkpoint of this round was; whatever came after it is removed."""
+        self._held, self._changed, self._written, self._bytes, self._since = {}, {}, {}, 0, round
+        self._rounds = {}
+        with explained(self.folder):
+            for folder, rounds in _rounds_in(self.folder).items():
+                for later in (r for r in rounds if r > round):
+                    (self.folder / folder / _named(later)).unlink()
+                if kept := [r for r in rounds if r <= round]:
+                    self._rounds[folder] = kept
+
+    def as_of(self, round: int) -> Callable[[str], Tensors]:
+        """How to look up what each client remembered at a checkpoint; no file changes."""
+        found = _rounds_in(self.folder)
+        return lambda client: self._read(client, [r for r in found.get(file_name(client), ()) if r <= round])
+
+
+def _named(round: int) -> str:
+    return f"{round:06d}.safetensors"
+
+
+def _size(memory: Remembered) -> int:
+    return 0 if callable(memory) else nbytes(memory)
+
+
+def _rounds_in(folder: Path) -> dict[str, list[int]]:
+    """The rounds of each client's files, by the name of its folder."""
+    inside = sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else ()
+    return {path.name: sorted(int(file.stem) for file in path.glob("*.safetensors")) for path in inside}
+
+
+def _content(path: Path, client: str | None = None) -> tuple[str, Tensors]:
+    """Whose memory it is, and what they remember."""
+    try:
+        header, groups = unpack(path.read_bytes())
+    except (OSError, BadMessage) as error:
+        raise Damaged(f"'{path}' cannot be read: {error}") from error
+    memory = groups.get("memory", {})
+    if header.get("digest") != fingerprint(memory).hex():
+        raise Damaged(f"the checksum of '{path}' does not match")
+    if path.parent.name != file_name(str(header.get("client"))) or client not in (None, header["client"]):
+        raise Damaged(f"'{path}' is of another client")
+    return header["client"], memory

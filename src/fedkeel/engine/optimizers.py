@@ -3,8 +3,8 @@ costs little. `OPTIMIZERS.register("name")` above a class derived from `torch.op
 """
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -15,8 +15,8 @@ from fedkeel.errors import FedkeelError, first_line
 from fedkeel.registry import Registry, signature_of
 
 OF_THE_RUN = {"lr": "learning_rate", "momentum": "momentum", "weight_decay": "weight_decay"}
-OF_THE_KERNEL = ("lr", "momentum", "weight_decay", "dampening", "nesterov", "maximize")
 OF_THE_ENGINE = ("params", "foreach", "fused", "capturable", "differentiable", "maximize")
+FUSED = ("sgd", "adamw")  # those that have one kernel for all parameters
 UNFIT = {
     "lbfgs": "evaluates the loss several times in a step",
     "sparseadam": "wants sparse gradients",
@@ -28,46 +28,79 @@ for _name, _class in sorted(vars(torch.optim).items()):
         OPTIMIZERS.register(_name.lower())(_class)
 
 
-class DirectSGD(torch.optim.SGD):
-    """`torch.optim.SGD(fused=True)` for the CPU with the same kernel and the same numbers, called at once.
+class LocalOptimizer(Protocol):
+    """What a local step needs of an optimizer."""
 
-    PyTorch's `step` sorts parameters by device and type anew every time. For a small network that takes longer than
-    the arithmetic.
+    def step(self) -> Any: ...
+
+
+class FusedSGD:
+    """The steps of `torch.optim.SGD(fused=True)`, to the last bit, by the same kernel.
+
+    PyTorch's own sorts parameters by device and type in every step, which for a small network takes longer than the
+    arithmetic, and imports a compiler of two seconds when it is made. A momentum of zeros gives the same first step as
+    none, so `reset` need not make the buffers anew: a captured step keeps them where they are.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], lr: float, momentum: float, weight_decay: float) -> None:
-        super().__init__(parameters, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
-        self._momenta: dict[nn.Parameter, Tensor] = {}
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], lr: float | Tensor, momentum: float, weight_decay: float
+    ) -> None:
+        self.parameters, self.lr, self.momentum, self.weight_decay = list(parameters), lr, momentum, weight_decay
+        self.momenta = [torch.zeros_like(parameter) for parameter in self.parameters] if momentum else []
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        assert closure is None
-        for group in self.param_groups:
-            trained = [parameter for parameter in group["params"] if parameter.grad is not None]
-            # A parameter's first momentum is its gradient, which the kernel sees to for all of them or for none.
-            for begins in (False, True):
-                if parameters := [parameter for parameter in trained if (parameter not in self._momenta) is begins]:
-                    self._update(parameters, group, begins)
+    def step(self) -> None:
+        trained = [i for i, parameter in enumerate(self.parameters) if parameter.grad is not None]
+        torch._fused_sgd_(
+            [self.parameters[i] for i in trained],
+            [laid_out(self.parameters[i]) for i in trained],
+            [self.momenta[i] for i in trained] if self.momenta else [],
+            weight_decay=self.weight_decay,
+            momentum=self.momentum,
+            lr=self.lr,  # type: ignore[arg-type]  # a number too: a tensor is one overload of two
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=False,
+        )
 
-    def _update(self, parameters: list[nn.Parameter], group: dict[str, Any], begins: bool) -> None:
-        momenta: list[Tensor] = []
-        if group["momentum"]:
-            if begins:
-                for parameter in parameters:
-                    self._momenta[parameter] = self.state[parameter]["momentum_buffer"] = torch.empty_like(parameter)
-            momenta = [self._momenta[parameter] for parameter in parameters]
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        options = {name: group[name] for name in OF_THE_KERNEL}
-        torch._fused_sgd_(list[Tensor](parameters), gradients, momenta, **options, is_first_step=begins)
+    def reset(self) -> None:
+        for momentum in self.momenta:
+            momentum.zero_()
 
 
-DirectSGD.step.hooked = True  # type: ignore[attr-defined]  # PyTorch would wrap every step in a label for its profiler
-# Around it is what hides it from PyTorch's compiler, and imports the compiler for that: two seconds.
-DirectSGD.add_param_group = inspect.unwrap(torch.optim.Optimizer.add_param_group)  # type: ignore[method-assign]
+class Fused:
+    """An optimizer of PyTorch's whose fused kernel walks straight through memory."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    parameter.grad = laid_out(parameter)
+        self.optimizer.step()
+
+    def reset(self) -> None:
+        """As new, but at the same addresses."""
+        for state in self.optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+
+
+def laid_out(parameter: nn.Parameter) -> Tensor:
+    """A parameter's gradient, lying in memory as it does. Autograd sees to that; a method that puts another gradient in
+    its place may not."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, requires_grad=False).copy_(gradient)
 
 
 def import_beforehand(config: Config) -> None:
-    """What an optimizer other than `DirectSGD` would import with its first use, before workers begin or are forked."""
+    """What an optimizer other than `FusedSGD` would import with its first use, before workers begin or are forked."""
     if config.optimizer != "sgd":
         torch.optim.SGD([torch.zeros(1)])
 
@@ -105,67 +138,15 @@ def check(config: Config) -> None:
 
 def uncapturable(config: Config) -> str:
     """Why steps of this optimizer cannot be replayed on a GPU, or nothing."""
+    return "" if config.optimizer in FUSED else f"the optimizer '{config.optimizer}' asks the host in every step"
+
+
+def local_optimizer(parameters: list[nn.Parameter], config: Config, learning_rate: float | Tensor) -> LocalOptimizer:
+    """A new one. With a learning rate in a tensor a CUDA graph can hold its steps."""
+    if config.optimizer == "sgd":
+        return FusedSGD(parameters, learning_rate, config.momentum, config.weight_decay)
     build, options = chosen(config)
-    if build is torch.optim.SGD and not options.get("dampening"):  # which the first step is without
-        return ""
-    is_made_for_it = "capturable" in signature_of(build).parameters and hasattr(build, "_init_group")
-    return "" if is_made_for_it else f"the optimizer '{config.optimizer}' asks the host in every step"
-
-
-def local_optimizer(
-    parameters: list[nn.Parameter], config: Config, learning_rate: float | Tensor
-) -> torch.optim.Optimizer:
-    """A new one. With a learning rate in a tensor a CUDA graph can hold it: its state is made beforehand."""
-    resident = isinstance(learning_rate, Tensor)
-    if config.optimizer == "sgd" and not isinstance(learning_rate, Tensor):
-        return DirectSGD(parameters, learning_rate, config.momentum, config.weight_decay)
-    build, options = chosen(config)
-    is_sgd = build is torch.optim.SGD
-    if config.optimizer == "adamw" or (resident and is_sgd):
-        options["fused"] = True
-    if resident and not is_sgd:
-        options["capturable"] = True
-    made = build(parameters, lr=learning_rate, **options)
-    if resident and not is_sgd:
-        _begin(made)
-    for parameter in parameters if resident and is_sgd and config.momentum else ():
-        made.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
-    return made
-
-
-def _begin(optimizer: torch.optim.Optimizer) -> None:
-    """Make the state that PyTorch would make in the first step."""
-    for group in optimizer.param_groups:
-        gradients = [parameter.grad for parameter in group["params"]]
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-        init: Callable[..., Any] = optimizer._init_group  # type: ignore[attr-defined]
-        init(group, *([] for _ in list(inspect.signature(init).parameters)[1:]))
-        for parameter, gradient in zip(group["params"], gradients, strict=True):
-            parameter.grad = gradient
-
-
-def reset(optimizer: torch.optim.Optimizer) -> None:
-    """As new, but at the same addresses. A momentum of zeros gives the same first step as none."""
-    if isinstance(optimizer, torch.optim.SGD | torch.optim.AdamW):
-        values = [value for entries in optimizer.state.values() for value in entries.values()]
-        if tensors := [value for value in values if isinstance(value, Tensor)]:
-            torch._foreach_zero_(tensors)
-        return
-    # The state of others begins with other numbers too, some of them that of the learning rate.
-    held = dict(optimizer.state)
-    optimizer.state.clear()
-    _begin(optimizer)
-    for parameter, entries in held.items():
-        for name, value in optimizer.state[parameter].items():
-            entries[name].copy_(value)
-        optimizer.state[parameter] = entries
-
-
-def lay_out_gradients(optimizer: torch.optim.Optimizer) -> None:
-    """Fused optimizers on the CPU walk straight through memory, so a gradient must lie as its parameter does. Autograd
-    sees to that; a method that puts another gradient in its place may not."""
-    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
-        gradient = parameter.grad
-        if gradient is not None and gradient.stride() != parameter.stride():
-            parameter.grad = torch.empty_like(parameter, requires_grad=False).copy_(gradient)
+    if config.optimizer not in FUSED:
+        return build(parameters, lr=learning_rate, **options)
+    capturable = {"capturable": True} if isinstance(learning_rate, Tensor) else {}
+    return Fused(build(parameters, lr=learning_rate, fused=True, **capturable, **options))

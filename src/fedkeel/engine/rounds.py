@@ -7,8 +7,9 @@ sample clients -> broadcast -> train -> check -> weights, statistics, extras -> 
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from fedkeel.config import from_one
@@ -19,9 +20,7 @@ from fedkeel.core.messages import Answer, BadMessage, Broadcast, Missing, Update
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors, prefixed, select
 from fedkeel.data.federation import Federation
-from fedkeel.engine import stopwatch
 from fedkeel.engine.checkpointing import TRAINED, Checkpoint, CheckpointSchedule, Storage
-from fedkeel.engine.checks import refuse_summed
 from fedkeel.engine.evaluation import FederatedEvaluation
 from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import LOCAL, QUESTION, WATCHED
@@ -29,9 +28,9 @@ from fedkeel.engine.metrics import selection
 from fedkeel.engine.patience import Patience
 from fedkeel.engine.schedules import learning_rate_at
 from fedkeel.engine.setup import Setup
-from fedkeel.engine.stopwatch import phase
+from fedkeel.engine.tasks import Result, Task
 from fedkeel.errors import StoreError, TrainingError
-from fedkeel.observer import Aggregated, Observer, wants_updates
+from fedkeel.observer import Aggregated, Observer
 from fedkeel.stopping import UPDATE, reached
 
 SERVER_GROUPS = ("weights", "statistics", "extras", "memory")
@@ -56,7 +55,7 @@ class Federated:
 
     def __post_init__(self) -> None:
         config, worker = self.setup.config, self.setup.worker
-        self.config, self.method, self.clock = config, worker.method, self.setup.profile
+        self.config, self.method = config, worker.method
         self.server = Server(
             round=0,
             rounds=config.rounds,
@@ -71,10 +70,9 @@ class Federated:
         )
         self.schedule = CheckpointSchedule(config.checkpoint_every)
         self.patience = Patience(config.patience, config.min_delta)
-        self.evaluation = FederatedEvaluation(self.setup, self.executor, self.observer.note)
+        self.memory = self.store.memory
+        self.evaluation = FederatedEvaluation(self.setup, self.executor, self.memory, self.observer.note)
         self.how_good = selection(config)
-        self.executor.attendance.tell = self.observer.training
-        self.executor.sums = () if wants_updates(self.observer) else self.setup.rules.aggregator.sums
 
     @property
     def federation(self) -> Federation:
@@ -86,12 +84,9 @@ class Federated:
         first = self._restore()
         self.observer.started(self.config, first)
         self.evaluation.begin()
-        self.clock.go_on(self.store.directory, first)
         result = self.server
         for round in range(first, self.config.rounds):
-            with self.clock.round(round):
-                result = self.round(round)
-            self.clock.save(self.store.directory, now=False)
+            result = self.round(round)
             if self._is_last(round):
                 break
         return result
@@ -106,10 +101,14 @@ class Federated:
         server, config = self.server, self.config
         self.traffic, began = Counter(bytes_up=0, bytes_down=0, questions=0), time.perf_counter()
         server.round, server.participants = round, self._sample(round)
-        broadcast, before = self._begin()
-        updates, dropped = self._collect(broadcast, before)
+        sent = replace(server, weights=dict(server.weights), shares={})
+        self.method.before_training(sent)
+        server.extras, server.memory, server.shares = sent.extras, sent.memory, sent.shares
+        broadcast = sent.broadcast(sent.weights)
+        results, dropped = self._train(broadcast)
+        updates = [result.outcome for result in results]
         collected = time.perf_counter()
-        self._aggregate(broadcast, updates, before)
+        self._aggregate(broadcast, results)
         aggregated = time.perf_counter()
         tested, scores = server, None
         if config.evaluates(round):
@@ -130,7 +129,8 @@ class Federated:
         )
         times = {"train": collected - began, "aggregate": aggregated - collected}
         times |= {"evaluate": time.perf_counter() - aggregated}
-        self.store.append_timing({"round": round, **times, "clients": self.executor.attendance.take()})
+        seconds = {one.client: float(f"{one.seconds:.4f}") for one in results if one.seconds is not None}
+        self.store.append_timing({"round": round, **times, "clients": seconds})
         self._show(broadcast, updates, tested)
         last = self._is_last(round)
         if last or self.schedule.is_due(round):
@@ -138,7 +138,6 @@ class Federated:
         self.observer.round_done(round, config.rounds, scores, loss)
         return tested
 
-    @phase(stopwatch.SAMPLING)
     def _sample(self, round: int) -> list[str]:
         """The clients of this round, those who just came among them, in the federation's order."""
         if self.setup.admit_newcomers():
@@ -147,81 +146,89 @@ class Federated:
         clients = self.federation.clients
         return [clients[i].name for i in self.setup.rules.sampler.sample(len(clients), round)]
 
-    @phase(stopwatch.BROADCAST)
-    def _begin(self) -> tuple[Broadcast, dict[str, Any]]:
-        """What the round's clients get, and what each of them remembers until then."""
-        self.method.before_training(self.server)
-        broadcast = self.server.broadcast(self.method.send(self.server, self.server.weights))
-        return broadcast, {client: self.executor.memory.present(client) for client in self.server.participants}
-
-    @phase(stopwatch.COLLECTION)
-    def _collect(self, broadcast: Broadcast, before: Mapping[str, Any]) -> tuple[list[Update], list[Missing]]:
+    def _train(self, broadcast: Broadcast) -> tuple[list[Result[Update]], list[Missing]]:
         """Train the round's clients; keep the updates that pass the check, in the clients' order."""
         participants, number = self.server.participants, from_one(broadcast.round)
-        self.traffic["bytes_down"] += broadcast.nbytes * len(participants)
-        updates, dropped = list[Update](), list[Missing]()
 
         def check_update(update: Update) -> None:
             check(update, broadcast)
             self.method.check_extras(self.server, update.extras)
 
-        results = self.clock.over(stopwatch.TRAINING, self.executor.train(participants, broadcast))
-        for client, result in zip(participants, results, strict=True):
-            if problem := self._problem(client, result, check_update):
-                refuse_summed(result, problem)
-                dropped.append(Missing(client, problem))
-                # What the server does not know of must not have happened: SCAFFOLD's control variates, for one, are
-                # kept on both sides and would no longer fit each other.
-                self.executor.memory.keep(client, before[client])
-                self._record("dropped", {"client": client, "reason": problem})
-                self.observer.note(f"Round {number}: the update of '{client}' is dropped, {problem}.")
-            elif isinstance(result, Update):
-                updates.append(result)
-                known = {"client": client, "samples": result.samples}
-                metrics = {name: n for name, n in result.metrics.items() if not name.startswith(WATCHED)}
-                self._record("client", known | metrics | known)
-                reached(UPDATE)
-            self.observer.client_done(broadcast.round, len(updates) + len(dropped), len(participants))
-        if dropped and not updates:
+        results, dropped = list[Result[Update]](), list[Missing]()
+        done = partial(self.observer.client_done, broadcast.round)
+        for result in self._run([Task("train", client) for client in participants], broadcast, check_update, done):
+            if isinstance(result, Missing):
+                dropped.append(result)
+                self._record("dropped", {"client": result.client, "reason": result.reason})
+                self.observer.note(f"Round {number}: the update of '{result.client}' is dropped, {result.reason}.")
+                continue
+            results.append(result)
+            known = {"client": result.client, "samples": result.outcome.samples}
+            metrics = {name: n for name, n in result.outcome.metrics.items() if not name.startswith(WATCHED)}
+            self._record("client", known | metrics | known)
+            reached(UPDATE)
+        if dropped and not results:
             raise TrainingError(
                 f"No client had a usable update in round {number}; the last: '{dropped[-1].client}', "
                 f"{dropped[-1].reason}."
             )
-        return updates, dropped
+        return results, dropped
 
-    def _problem(self, client: str, result: Any, check_content: Callable[[Any], None]) -> str:
-        """Why what came from a client cannot be used, or nothing; its bytes count either way."""
-        if isinstance(result, Missing):
-            return result.reason
-        self.traffic["bytes_up"] += result.nbytes
+    def _run(
+        self,
+        tasks: Sequence[Task],
+        broadcast: Broadcast,
+        check_content: Callable[[Any], None],
+        done: Callable[[int, int], None] = lambda *_: None,
+    ) -> Iterator[Result[Any] | Missing]:
+        """The results of these tasks that can be used, in the order of the tasks; of the others, why they cannot.
+
+        Nothing that a client remembers has changed yet: see `_accept`.
+        """
+        self.traffic["bytes_down"] += broadcast.nbytes * len(tasks)
+        tasks = [replace(task, memory=self.memory.look(task.client)) for task in tasks]
+        results: dict[str, Result[Any] | Missing] = {}
+        for result in self.executor.map(tasks, broadcast):
+            results[result.client] = result
+            done(len(results), len(tasks))
+        for task in tasks:
+            result = results[task.client]
+            yield result if isinstance(result, Missing) else self._checked(result, check_content)
+
+    def _checked(self, result: Result[Any], check_content: Callable[[Any], None]) -> Result[Any] | Missing:
+        self.traffic["bytes_up"] += result.outcome.nbytes  # also of what cannot be used
         try:
             with reading("it cannot be checked"):
-                if result.client != client:
-                    raise BadMessage(f"it says that it is of '{result.client}'")
-                check_content(result)
+                if result.outcome.client != result.client:
+                    raise BadMessage(f"it says that it is of '{result.outcome.client}'")
+                check_content(result.outcome)
         except BadMessage as bad:
-            return str(bad)
-        return ""
+            return Missing(result.client, str(bad))
+        return result
 
-    @phase(stopwatch.AGGREGATION)
-    def _aggregate(self, broadcast: Broadcast, updates: Sequence[Update], before: Mapping[str, Any]) -> None:
+    def _accept(self, result: Result[Any]) -> None:
+        """What a client remembers changes with what the server takes from it: SCAFFOLD's control variates, for one, are
+        kept on both sides and must fit each other."""
+        self.memory.keep(result.client, result.memory, self.server.round)
+
+    def _aggregate(self, broadcast: Broadcast, results: Sequence[Result[Update]]) -> None:
         """From updates to the next global model: those that count, their mean, then the method's own rules."""
         server, method, aggregator = self.server, self.method, self.setup.rules.aggregator
-        if len(updates) < aggregator.fewest:
+        if len(results) < aggregator.fewest:
             self.observer.note(
-                f"Round {from_one(server.round)} had {len(updates)} usable updates, fewer than 'min_clients' "
+                f"Round {from_one(server.round)} had {len(results)} usable updates, fewer than 'min_clients' "
                 f"({aggregator.fewest}): the global model is unchanged."
             )
-            for client in server.participants:
-                self.executor.memory.keep(client, before[client])
             return
-        counted = aggregator.select(broadcast, updates)
+        counted = aggregator.select(broadcast, [result.outcome for result in results])
         server.participants = [update.client for update in counted]  # whom methods ask before the test
         names = set(server.participants)
-        for client in (update.client for update in updates if update.client not in names):
-            self.executor.memory.keep(client, before[client])  # as if it had not come
-            self._record("not chosen", {"client": client})
-        weights, statistics, seen = aggregator.mean(server, broadcast, counted, self.executor.mean())
+        for result in results:
+            if result.client in names:
+                self._accept(result)
+            else:
+                self._record("not chosen", {"client": result.client})
+        weights, statistics, seen = aggregator.mean(server, broadcast, counted)
         weights = method.weights(server, seen, weights)
         extras = server.extras
         if seen:
@@ -230,28 +237,27 @@ class Federated:
         server.weights, server.statistics, server.extras = weights, statistics, extras
 
     # -- questions of methods --------------------------------------------------------------------------------
-    @phase(stopwatch.QUESTIONS)
     def _ask(self, server: Server, clients: Sequence[str], question: str, tensors: Tensors) -> dict[str, Answer]:
         extras = self.server.extras | prefixed(tensors, QUESTION)
         broadcast = Broadcast(server.round, server.rounds, server.weights, server.statistics, extras)
         self.traffic["questions"] += 1
-        self.traffic["bytes_down"] += broadcast.nbytes * len(clients)
 
         def check_answer(answer: Answer) -> None:
             check_samples(answer.samples)
             self.method.check_answer(server, question, answer.tensors)
 
         answers: dict[str, Answer] = {}
-        for client, result in zip(clients, self.executor.ask(clients, broadcast, question), strict=True):
-            if problem := self._problem(client, result, check_answer):
+        tasks = [Task("answer", client, question=question) for client in clients]
+        for result in self._run(tasks, broadcast, check_answer):
+            if isinstance(result, Missing):
                 number = from_one(server.round)
-                self.observer.note(f"Round {number}: '{client}' did not answer '{question}', {problem}.")
-            elif isinstance(result, Answer):
-                answers[client] = result
+                self.observer.note(f"Round {number}: '{result.client}' did not answer '{question}', {result.reason}.")
+                continue
+            self._accept(result)
+            answers[result.client] = result.outcome
         return answers
 
     # -- evaluation ------------------------------------------------------------------------------------------
-    @phase(stopwatch.EVALUATION, calls=0)
     def _before_evaluation(self) -> Server:
         """A copy of the server whose model is the one to be tested."""
         server = self.server
@@ -261,7 +267,6 @@ class Federated:
         server.memory = tested.memory
         return tested
 
-    @phase(stopwatch.EVALUATION)
     def _evaluate(self, server: Server) -> Scores | None:
         evaluations = self.evaluation.evaluate(server.broadcast(server.weights))
         reported = self.config.statistics[0]
@@ -288,25 +293,21 @@ class Federated:
             kept = self._local_layers() if self.method.is_personal else ()
             self.best_local = {client: state.clone(local) for client, local in kept}
 
-    @phase(stopwatch.RECORDING)
     def _record(self, kind: str, record: dict[str, Any]) -> None:
         known = {"kind": kind, "round": self.server.round}  # a client's metric cannot pose as something else
         self.store.append(known | record | known)
 
-    @phase(stopwatch.RECORDING, calls=0)
     def _show(self, sent: Broadcast, updates: Sequence[Update], tested: Server) -> None:
         model = tested.broadcast(tested.weights)
-        self.observer.aggregated(Aggregated(sent, updates, model, self.executor.memory))
+        self.observer.aggregated(Aggregated(sent, updates, model, self.memory))
 
     # -- stopping and going on -------------------------------------------------------------------------------
-    @phase(stopwatch.CHECKPOINT)
     def _checkpoint(self, server: Server, round: int) -> None:
         groups = {name: getattr(server, name) for name in SERVER_GROUPS}
         if server is not self.server and self.method.overrides("before_evaluation"):
             groups |= {f"{TRAINED}{name}": getattr(self.server, name) for name in SERVER_GROUPS}
         local = {f"{client}/{entry}": t for client, kept in self.best_local.items() for entry, t in kept.items()}
         groups |= {"best": self.best_model, "best_local": local}
-        self.executor.memory.write_files()
         self.store.checkpoint(Checkpoint(round, groups, self.best | self.patience.kept))
 
     def _restore(self) -> int:
@@ -342,6 +343,6 @@ class Federated:
         return self.best_local.items() or self._local_layers()
 
     def _local_layers(self) -> Iterator[tuple[str, Tensors]]:
-        for name, memory in self.executor.memory.items():
+        for name, memory in self.memory.items():
             if local := select(memory, LOCAL):
                 yield name, local

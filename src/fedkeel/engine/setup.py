@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -18,19 +17,15 @@ from fedkeel.core.composition import Composition
 from fedkeel.core.method import Method
 from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Federation
-from fedkeel.engine import checks, footprint
+from fedkeel.engine import checks
 from fedkeel.engine.batches import probe
 from fedkeel.engine.executors.executor import EXECUTORS, Executor, choose_executor, executor_class, runs_elsewhere
 from fedkeel.engine.local import Worker
-from fedkeel.engine.memory_files import MemoryFiles
-from fedkeel.engine.profile import Profile
-from fedkeel.engine.stopwatch import READING, SET_UP
-from fedkeel.engine.threads import choose_threads
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.models.wrapped import refuse_lazy
 from fedkeel.spec import parse
 from fedkeel.trust import privacy
-from fedkeel.trust.rules import Rules, clients_per_round
+from fedkeel.trust.rules import Rules
 from fedkeel.trust.secrets import Randomness
 
 log = logging.getLogger("fedkeel")
@@ -45,7 +40,6 @@ class Setup:
         given: the federation as it was before a method pooled it; pooled, all domains would be unseen.
         executor_name: which executor `auto` came to.
         rules: who takes part, how a step comes to its gradients, how updates become one model.
-        profile: the clock of the run.
     """
 
     config: Config
@@ -53,7 +47,6 @@ class Setup:
     given: Federation
     executor_name: str
     rules: Rules
-    profile: Profile = field(default_factory=Profile)
 
     @property
     def federation(self) -> Federation:
@@ -96,25 +89,8 @@ class Setup:
         """Of the clients' data, where the account needs them: there may be a great many clients."""
         return {client.samples for client in self.federation.clients} if self.config.dp == "local" else set()
 
-    def with_threads(self, note: Callable[[str], None]) -> Setup:
-        """The same with the number of threads decided: it decides the last bits, so a resumed run needs to know it."""
-        config = self.config
-        if config.threads or not executor_class(self.executor_name).single_threaded:
-            return self
-        count = clients_per_round(config, len(self.federation.clients))
-        config = config.replace(threads=1 if config.workers else choose_threads(self.worker, count, note))
-        self.worker.config = config
-        name = choose_executor(config, self.worker.device)
-        self.profile.about |= {"executor": name, "workers": executor_class(name).worker_processes(config)}
-        return replace(self, config=config, executor_name=name)
-
-    def executor(self, files: MemoryFiles | None = None) -> Executor:
-        """`files` is where clients' memories go that do not fit; by default a temporary folder."""
-        limit = self.config.memory_limit * 2**20
-        kind = executor_class(self.executor_name).memory_class
-        memory = kind(self.config.stateless, limit=limit, files=files, device=self.worker.device)
-        with self.profile(SET_UP, calls=0):
-            return EXECUTORS.build(self.executor_name, self.worker, memory, workers=self.config.workers)
+    def executor(self) -> Executor:
+        return EXECUTORS.build(self.executor_name, self.worker)
 
 
 def prepare(
@@ -131,22 +107,16 @@ def prepare(
     composed = Composition.of(method or methods.build(config.method))
     rules = privacy.choose_rules(config, composed, Randomness.here())
     checks.check_options(config, composed, rules.aggregator.defence, executor)
-    profile = Profile(executor_name, device, executor.worker_processes(config), detailed=config.profile)
-    with profile(READING):
-        given = federation or load_federation(config)
-        given = given.on_validation() if config.evaluate_on == "validation" else given
+    given = federation or load_federation(config)
+    given = given.on_validation() if config.evaluate_on == "validation" else given
     checks.check_clients(config, given)
     federation = given.pooled() if composed.is_pooled else given
     checks.check_rounds(config, federation, rules.aggregator.defence)
-    with profile(SET_UP):
-        if model is None:
-            footprint.refuse_too_large(config, federation, device)
-        network = build_model(config, federation, composed, model)
-        privacy.refuse_network(config, network)
-        clock = profile.clients if config.profile else None
-        worker = Worker(config, federation, composed, network, device, gradient_rule=rules.gradients, clock=clock)
+    network = build_model(config, federation, composed, model)
+    privacy.refuse_network(config, network)
+    worker = Worker(config, federation, composed, network, device, gradient_rule=rules.gradients)
     checks.warn(worker)
-    return Setup(config, worker, given, executor_name, rules, profile)
+    return Setup(config, worker, given, executor_name, rules)
 
 
 def load_federation(config: Config) -> Federation:

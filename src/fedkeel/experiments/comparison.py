@@ -23,11 +23,9 @@ from fedkeel.core.naming import slug
 from fedkeel.core.readable import html_table
 from fedkeel.data.federation import Federation
 from fedkeel.engine.children import leave_if_imported_again
-from fedkeel.engine.executors.executor import choose_executor, runs_elsewhere
-from fedkeel.engine.executors.ray.cluster import runs_at_once
+from fedkeel.engine.executors.executor import available_cores, choose_executor, runs_elsewhere
 from fedkeel.engine.idle import settled
 from fedkeel.engine.setup import choose_device, load_federation
-from fedkeel.engine.threads import available_cores
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.beginning import ASIDE, Beginning, put_outdated_aside
 from fedkeel.experiments.jobs import Job, JobsObserver, Trial, beside_others, run_all, share_tracker, uses_gpu
@@ -209,8 +207,10 @@ def choose_jobs(jobs: int | None, configs: Iterable[Config]) -> int:
     if jobs is not None and (not isinstance(jobs, int) or isinstance(jobs, bool) or jobs < 1):
         raise FedkeelError(f"'jobs' is {described(jobs)}: give a whole number, at least 1.")
     configs = list(configs)
-    if remote := [config for config in configs if runs_elsewhere(config)]:
-        return jobs or runs_at_once(remote[0])
+    if any(map(runs_elsewhere, configs)):
+        if (jobs or 1) > 1 and not all(config.ray_actors for config in configs):
+            raise FedkeelError(f"'jobs' is {jobs}, and each run takes the whole Ray cluster: give --ray-actors, too.")
+        return jobs or 1
     return jobs or (1 if uses_gpu(configs) or not hasattr(os, "fork") else available_cores())
 
 

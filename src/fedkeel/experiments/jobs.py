@@ -25,7 +25,7 @@ from fedkeel.core import imports
 from fedkeel.core.evaluation import Scores
 from fedkeel.engine.children import HUNG, NAME, SENTENCE, UNGUARDED, Child, end, heard
 from fedkeel.engine.executors.executor import runs_elsewhere
-from fedkeel.engine.executors.ray.cluster import shared
+from fedkeel.engine.executors.ray import shared
 from fedkeel.errors import FedkeelError, first_line
 from fedkeel.observer import Observer, Several
 from fedkeel.runs.trackers import MLflow, require, tracked
@@ -117,7 +117,7 @@ def run_all(
 def run_waiting(waiting: Waiting, like: Sequence[Job], processes: int, observer: JobsObserver) -> dict[Job, str]:
     """As `run_all`, of jobs that are not all known beforehand: `like` are some that need no more than these do."""
     remote = next((job.config for job in like if runs_elsewhere(job.config)), None)
-    with nullcontext() if remote is None else shared(remote, processes):
+    with nullcontext() if remote is None else shared(remote.ray_address):
         if processes == 1:
             return _run_here(waiting, observer)
         spawned = remote is not None or uses_gpu(job.config for job in like)
@@ -168,7 +168,7 @@ def homes(jobs: Sequence[Job]) -> list[imports.OwnModule]:
             f"The {thing} is an object, which processes that share a GPU cannot be given: give jobs=1, or a name to it "
             "with fedkeel.register in a file that you import."
         )
-    modules = [module for job in jobs for module in imports.homes(imports.used(job.config))]
+    modules = [module for job in jobs for module in imports.homes(job.config)]
     if typed := next((module for module in modules if not module.file), None):
         (_, kind, name), *_ = typed.registers
         raise FedkeelError(
@@ -303,7 +303,7 @@ def _work(pipe: Connection, job: Job, own: Sequence[imports.OwnModule]) -> None:
     try:
         for module in own:
             if module.missing():
-                imports.bring(module)
+                imports.load_file(Path(module.file))
         execute(job, reporter)
         problem = ""
     except Stopped:

@@ -19,7 +19,7 @@ SET_BY_COMPARISON = ("method", "seed")
 SET_BY_ADVICE = (
     *("method", "rounds", "evaluate_every", "evaluate_with", "result", "select_by", "patience", "min_delta"),
     *("evaluate_on", "site_images", "site_prior", "site_always"),
-    *("metrics", "predictions", "record", "record_every", "profile"),
+    *("metrics", "predictions", "record", "record_every"),
 )
 
 

@@ -9,4 +9,4 @@ class Central(Method):
     """Training on the pooled data of all clients: the upper bound, not a federation."""
 
     paper = "baseline of GReg, Table 2"
-    traits = Traits(pooled=True)
+    traits = Traits(replaces={"clients"})

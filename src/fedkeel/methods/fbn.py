@@ -11,7 +11,7 @@ variances; with n_k its samples and N their sum, the server makes
 comparison, and so counts its lag as spread. A batch of one sample has no statistics and is not counted.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,15 +31,14 @@ class FBN(Method):
     """Batch norm uses the global statistics in training too; the server pools the batches' into a moving average."""
 
     paper = "Guerraoui et al. 2024"
-    # after the others: to see what batch norm they have left
-    traits = Traits(needs_batch_norm=True, capturable=True, replaces={"statistics"}, surgery_order=1)
+    traits = Traits(needs_batch_norm=True, capturable=True, replaces={"statistics"})
 
     momentum: PositiveShare = 0.1  # share of the new in the server's moving average
     variant: Literal["paper", "released"] = "paper"  # "released": the variance around that average
 
-    def prepare(self, model: nn.Module) -> None:
-        count_steps(batch_norms(model))
+    def prepare(self, model: nn.Module) -> Callable[[], None]:
         expect_statistics(model)
+        return lambda: count_steps(batch_norms(model))  # of those that the others have left
 
     def before_training(self, server: Server) -> None:
         server.need_global_statistics()

@@ -30,13 +30,15 @@ class FedACG(Method):
     """Clients start from where the server's momentum leads, and stay near it."""
 
     paper = "Kim et al. 2024"
-    traits = Traits(only_mean=True, capturable=True)
+    traits = Traits(private={"central"}, capturable=True)
 
     lambda_: Decay = 0.85  # how much momentum is kept, and how far ahead clients start
     beta: NotNegative = 1e-3  # weight of the term
 
-    def send(self, server: Server, weights: Tensors) -> Tensors:
-        return state.add(weights, server.memory, self.lambda_) if server.memory else weights
+    def before_training(self, server: Server) -> None:
+        """Clients start from w + lambda m."""
+        if server.memory:
+            server.weights = state.add(server.weights, server.memory, self.lambda_)
 
     def start(self, client: LocalClient) -> None:
         client.scratch["pairs"] = weights_and_anchors(client)

@@ -29,7 +29,7 @@ class FedAdam(Method):
     """The server takes an Adam step along the mean change of a round."""
 
     paper = "Reddi et al. 2021"
-    traits = Traits(only_mean=True, private=True)
+    traits = Traits(private={"central", "local"})
 
     server_lr: Positive = 0.01  # no weight moves much further than this in a round
     beta1: Decay = 0.9  # of the first moment

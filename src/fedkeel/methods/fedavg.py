@@ -11,4 +11,4 @@ class FedAvg(Method):
     """The sample-weighted mean of what the clients trained: the method that does nothing else."""
 
     paper = "McMahan et al. 2017"
-    traits = Traits(private=True)
+    traits = Traits(private={"local"})

@@ -23,7 +23,7 @@ class FedAvgM(Method):
     """The server takes the mean change of a round with momentum."""
 
     paper = "Hsu et al. 2019"
-    traits = Traits(only_mean=True, private=True)
+    traits = Traits(private={"central", "local"})
 
     beta: Decay = 0.9  # the momentum
     server_lr: Positive = 1.0  # the server's learning rate

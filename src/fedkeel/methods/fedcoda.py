@@ -7,7 +7,7 @@ are pushed apart, and the server puts a prototype equally far from all clients' 
 """
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal
@@ -37,7 +37,7 @@ class FedCoda(Method):
     """Aligns features with fair global prototypes, under global batch-norm statistics in the later rounds."""
 
     paper = "FedCoda (TMLR submission 7236)"
-    traits = Traits(capturable=True, surgery_order=1)  # last: to see whether the other parts have left any batch norm
+    traits = Traits(capturable=True)
 
     lambda_fa: NotNegative = 1.0  # Eq. 24
     lambda_pc: NotNegative = 1.0  # Eq. 24
@@ -57,14 +57,16 @@ class FedCoda(Method):
         if not self.calibrate_prototypes:
             self.lambda_pc = 0.0
 
-    def prepare(self, model: nn.Module) -> None:
-        if self.calibrate_bn and not any(norm.running_mean is not None for norm in batch_norms(model).values()):
-            raise MethodError(
-                "'fedcoda' calibrates batch norm, and there is none with running statistics: choose a model with batch "
-                "norm, or write 'fedcoda(calibrate_bn=false)'."
-            )
-        if self.calibrate_bn:
+    def prepare(self, model: nn.Module) -> Callable[[], None] | None:
+        def check() -> None:
+            if not any(norm.running_mean is not None for norm in batch_norms(model).values()):
+                raise MethodError(
+                    "'fedcoda' calibrates batch norm, and there is none with running statistics: choose a model with "
+                    "batch norm, or write 'fedcoda(calibrate_bn=false)'."
+                )
             expect_statistics(model)
+
+        return check if self.calibrate_bn else None
 
     def calibrates(self, round: int, rounds: int) -> bool:
         """Algorithm 1, line 8: t >= T/2."""
@@ -91,9 +93,6 @@ class FedCoda(Method):
             for history in (client.extras.get("history"), client.memory.get("history")):
                 if history is not None:
                     clip.history.copy_(torch.where(history > 0, history, clip.history))
-
-    def step_variant(self, client: LocalClient) -> Hashable:
-        return self.calibrates(client.round, client.rounds), "prototypes" in client.extras
 
     def forward(self, client: LocalClient, x: Tensor) -> Output:
         with frozen_statistics(client.scratch["frozen"]):

@@ -10,7 +10,7 @@ The averages stay the client's own; one without starts from the mean of the othe
 begin with the first batch instead of 0 and 1: otherwise clients would differ by how many steps they made.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,15 +28,15 @@ class FedFA(Method):
     """Draws the channel statistics of feature maps anew in training, wider where clients differ."""
 
     paper = "Zhou and Konukoglu 2023 (FedFA)"
-    # last: the others may still replace the modules that it hooks into
-    traits = Traits(capturable=True, surgery_order=2)
+    traits = Traits(capturable=True)
 
     p: Share = 0.5  # probability that a layer acts in a step
     momentum: Share = 0.99  # share of the old in the moving averages
     variance: Literal["channel", "scalar"] = "channel"  # "scalar": one over all of a layer's, as in the released code
 
-    def prepare(self, model: nn.Module) -> None:
-        augment_features(model, self.p, self.momentum)
+    def prepare(self, model: nn.Module) -> Callable[[], object]:
+        # afterwards: the others may still replace the modules that it hooks into
+        return lambda: augment_features(model, self.p, self.momentum)
 
     @torch.no_grad()
     def start(self, client: LocalClient) -> None:

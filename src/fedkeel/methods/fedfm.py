@@ -14,7 +14,7 @@ clients are asked. `anchors="update"` saves it: the class means under the locall
 """
 
 import logging
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
 from typing import Literal
@@ -64,11 +64,11 @@ class FedFM(Method):
     def matches(self, client: LocalClient) -> bool:
         return client.round >= self.begins(client.rounds) and "anchors" in client.extras
 
-    def step_variant(self, client: LocalClient) -> Hashable:
-        return self.matches(client)
+    def start(self, client: LocalClient) -> None:
+        client.scratch["matches"] = self.matches(client)
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
-        if not self.matches(client):
+        if not client.scratch["matches"]:
             return 0.0
         anchors, present = client.extras["anchors"], client.extras["present"]
         if self.matching == "l2":

@@ -15,6 +15,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from fedkeel.core.types import Classifier
 from fedkeel.formulas.similarity import directions
 from fedkeel.methods import Method, Traits, register
 from fedkeel.models.wrapped import Wrapped
@@ -33,17 +34,16 @@ class FedFN(Method):
     """No normalisation layers; the features before the head are scaled to the same length."""
 
     paper = "Kim et al. 2023"
-    traits = Traits(private=True)
+    traits = Traits(private={"local"})
 
     before: Literal["head", "fully-connected"] = "head"  # as in the paper, or the first such layer of the network (HBN)
 
-    def prepare(self, model: nn.Module) -> None:
-        network = self.with_head(model)
+    def prepare(self, model: Classifier) -> None:
         remove_normalisation(model)
         linear = next((layer for layer in model.modules() if isinstance(layer, nn.Linear)), None)
-        if self.before == "fully-connected" and linear is not None and linear not in set(network.head.modules()):
+        if self.before == "fully-connected" and linear is not None and linear not in set(model.head.modules()):
             change_input(linear, normalise_features)
-        elif isinstance(network, Wrapped):
-            change_input(network.head, normalise_features)
+        elif isinstance(model, Wrapped):
+            change_input(model.head, normalise_features)
         else:
-            change_output(network.encoder, normalise_features)
+            change_output(model.encoder, normalise_features)

@@ -12,7 +12,7 @@ The penalty is differentiated through grad_phi CE, so it reaches the encoder too
 normalises as training does and draws the training's augmentation. CE stands for the loss that the run trains on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -32,14 +32,17 @@ class FedIIR(Method):
     """Keeps the gradient of each client's classifier near the mean over the clients."""
 
     paper = "Guo et al. 2023"
-    traits = Traits(capturable=True, surgery_order=1)  # last: to see what head the other parts have left
+    traits = Traits(capturable=True)
 
     gamma: NotNegative = 1e-3  # weight of the penalty
     ema: Decay = 0.95  # share of the old in the server's mean gradient
 
-    def prepare(self, model: nn.Module) -> None:
-        if not trained(self.with_head(model)):
-            raise MethodError("'fediir' acts on the gradient of the classifier, and none of its parameters trains.")
+    def prepare(self, model: nn.Module) -> Callable[[], None]:
+        def check() -> None:  # afterwards: to see what head the other parts have left
+            if not trained(model):
+                raise MethodError("'fediir' acts on the gradient of the classifier, and none of its parameters trains.")
+
+        return check
 
     def expects(self, server: Server, question: str = "") -> Mapping[str, Expected] | None:
         if question != "gradient":

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedkeel import seeds
+from fedkeel.core.types import Classifier
 from fedkeel.methods import Batch, LocalClient, Method, Output, Traits, register
 from fedkeel.nn.draws import Draws, normal
 from fedkeel.nn.surgery import replace_modules
@@ -36,18 +37,17 @@ class FedSR(Method):
     """Features become a distribution, kept short and free of what the label does not need."""
 
     paper = "Nguyen et al. 2022"
-    # Not personal: r, s and C are of the loss alone. First, so that the others see the head that trains.
-    traits = Traits(needs_memory=True, personal=False, capturable=True, surgery_order=-2)
+    # Not personal: r, s and C are of the loss alone.
+    traits = Traits(needs_memory=True, personal=False, capturable=True, replaces={"head"})
 
     lambda_l2r: NotNegative = 0.01  # weight of the length
     lambda_cmi: NotNegative = 0.001  # weight of the divergence
     z_dim: Count = 512  # dimensions of z
     samples: Count = 20  # draws averaged in testing
 
-    def prepare(self, model: nn.Module) -> None:
-        network = self.with_head(model)
-        head, place = network.head, next(model.parameters()).device
-        stochastic = StochasticHead(network.feature_dim, self.z_dim, network.num_classes, self.samples).to(place)
+    def prepare(self, model: Classifier) -> None:
+        head, place = model.head, next(model.parameters()).device
+        stochastic = StochasticHead(model.feature_dim, self.z_dim, model.num_classes, self.samples).to(place)
         names = replace_modules(model, lambda _, module: module is head, lambda *_: stochastic)
         self.kept = {f"{name}.{entry}" for name in names for entry in ("r_mean", "r_spread", "scale")}
 

@@ -19,14 +19,13 @@ questions: each carries the model, and a client computes its first batch anew as
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedkeel.core.state import batch_norms
+from fedkeel.core.state import BatchNorm, batch_norms
 from fedkeel.errors import MethodError
 from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
@@ -41,15 +40,18 @@ class FedTAN(Method):
     """In the first step of a round, batch norm uses the moments of all clients' batches together, layer by layer."""
 
     paper = "Wang et al. 2023 (FedTAN)"
-    traits = Traits(needs_batch_norm=True, surgery_order=1)  # after the others: to see what batch norm they have left
+    traits = Traits(needs_batch_norm=True)
 
-    def prepare(self, model: nn.Module) -> None:
-        for name, norm in batch_norms(model).items():
-            if type(norm) not in KINDS:
-                raise MethodError(
-                    f"'fedtan' takes batch norm apart, and '{name}' is a {type(norm).__name__} with something of its "
-                    "own: choose a model with plain batch norm."
-                )
+    def prepare(self, model: nn.Module) -> Callable[[], None]:
+        def check() -> None:  # afterwards: to see what batch norm the others have left
+            for name, norm in batch_norms(model).items():
+                if type(norm) not in KINDS:
+                    raise MethodError(
+                        f"'fedtan' takes batch norm apart, and '{name}' is a {type(norm).__name__} with something of "
+                        "its own: choose a model with plain batch norm."
+                    )
+
+        return check
 
     def before_training(self, server: Server) -> None:
         """Moments from the first layer to the last, their derivatives from the last to the first."""
@@ -146,7 +148,7 @@ def layerwise(
     inputs: list[Tensor] = []
     called: set[str] = set()
 
-    def normalise(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
+    def normalise(name: str, norm: BatchNorm, x: Tensor) -> Tensor:
         k = len(inputs)
         if name in called:
             raise MethodError("'fedtan' goes through batch norms one by one, and this model calls one of them twice.")

@@ -26,7 +26,7 @@ class FedWon(Method):
     """No normalisation layers; convolutions standardise their weights, and large batches clip their gradients."""
 
     paper = "Zhuang & Lyu 2024"
-    traits = Traits(private=True, capturable=True)
+    traits = Traits(private={"local"}, capturable=True)
 
     clipping: Positive = 1.28  # lambda of Eq. 4 for Office-Caltech-10 and DomainNet; Digits-Five has 0.64
     agc: bool | Literal["auto"] = "auto"  # adaptive gradient clipping; "auto": for large batches

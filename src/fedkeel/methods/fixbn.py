@@ -7,7 +7,7 @@ and only batch norm switches, not dropout. At the switch gradients jump: FedCoda
 paper's momentum that outlives a round is not part of this.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import floor
 
@@ -42,11 +42,8 @@ class FixBN(Method):
         server.need_global_statistics()
 
     def start(self, client: LocalClient) -> None:
-        frozen = self.freezes(client.round, client.rounds)
+        frozen = client.scratch["freezes"] = self.freezes(client.round, client.rounds)
         client.scratch["frozen"] = batch_norms(client.model) if frozen else {}
-
-    def step_variant(self, client: LocalClient) -> Hashable:
-        return self.freezes(client.round, client.rounds)
 
     def forward(self, client: LocalClient, x: Tensor) -> Output:
         with frozen_statistics(client.scratch["frozen"]):

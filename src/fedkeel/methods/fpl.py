@@ -12,7 +12,7 @@ A client's prototype is the mean feature of its samples of a class: of the train
 as released, of the features that training itself saw in its last epoch, which costs no pass (`prototypes="seen"`).
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -34,9 +34,6 @@ class ClusterPrototypes(Method):
             client.scratch["means"], client.scratch["known"] = class_means(
                 client.extras["prototypes"], client.extras["classes"], client.num_classes
             )
-
-    def step_variant(self, client: LocalClient) -> Hashable:
-        return "prototypes" in client.extras
 
     @staticmethod
     def regroup(server: Server, sent: Sequence[tuple[Tensor, Tensor]]) -> Tensors:

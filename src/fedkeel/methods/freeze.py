@@ -6,7 +6,7 @@ same on every client at the start of every round, and only the body below it is 
 UniVarFL's comparison goes back the switch that freezes it never fires: that is `head="local"`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,27 +23,28 @@ class Freeze(Method):
     """The global head stays as it was initialised; only the body below it is trained and averaged."""
 
     paper = "Oh et al. 2022 (FedBABU)"
-    traits = Traits(private=True, only_mean=True, surgery_order=2)  # last: another part may put in a new head
+    traits = Traits(private={"central", "local"})
 
     head: Literal["fixed", "local"] = "fixed"  # never trained, or trained on each client and left out of the mean
 
-    def prepare(self, model: nn.Module) -> None:
-        if not isinstance(model, Classifier) or not any(True for _ in model.head.parameters()):
-            raise MethodError(
-                f"'freeze' freezes the head, and {type(model).__name__} has none with weights: choose another model."
-            )
-        if self.head == "fixed":
-            model.head.requires_grad_(False)
+    def prepare(self, model: nn.Module) -> Callable[[], None]:
+        def freeze() -> None:  # afterwards: another part may put in a new head
+            if not isinstance(model, Classifier) or not any(True for _ in model.head.parameters()):
+                kind = type(model).__name__
+                raise MethodError(f"'freeze' freezes the head, and {kind} has none with weights: choose another.")
+            if self.head == "fixed":
+                model.head.requires_grad_(False)
 
-    def send(self, server: Server, weights: Tensors) -> Tensors:
-        """Also where another part sends something else than the server's weights: FedACG looks ahead."""
-        return self._with_the_first_head(server, weights)
+        return freeze
+
+    def before_training(self, server: Server) -> None:
+        """The first head is remembered: another part may send something else (FedACG looks ahead), and a private mean
+        has noise on a head that nobody has trained, too."""
+        if not server.memory:
+            own = {id(parameter) for parameter in server.network.head.parameters()}
+            names = [name for name, p in server.network.named_parameters(remove_duplicate=False) if id(p) in own]
+            server.memory = {name: server.weights[name] for name in names if name in server.weights}
+        server.weights = server.weights | server.memory
 
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
-        """Of a head that nobody has trained too: a private mean has noise on it."""
-        return self._with_the_first_head(server, mean)
-
-    def _with_the_first_head(self, server: Server, weights: Tensors) -> Tensors:
-        own = {id(parameter) for parameter in server.network.head.parameters()}
-        names = [name for name, p in server.network.named_parameters(remove_duplicate=False) if id(p) in own]
-        return weights | {name: server.weights[name] for name in names if name in server.weights}
+        return mean | server.memory

@@ -76,11 +76,7 @@ class GA(Method):
             weights |= adjusted(old, gaps, step, self.centred)
         server.memory = {"clients": torch.tensor(server.num_clients)}
         server.note("weight", weights)
-
-    def shares(self, server: Server, updates: Sequence[Update], shares: Sequence[float]) -> Sequence[float]:
-        weights = self._weights(server)
-        own = [weights.get(update.client, 1 / server.num_clients) for update in updates]
-        return own if sum(own) > 0 else [1.0] * len(own)
+        server.shares = {name: weights.get(name, 1 / server.num_clients) for name in server.participants}
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
         """Nothing to send: remember how the local models did, until the global one is measured."""

@@ -25,7 +25,7 @@ class GroupNorm(Method):
     """Group norm in place of every batch norm: groups=2 as in HBN, groups=32 as in FedWon."""
 
     paper = "Wu & He 2018; Hsieh et al. 2020"
-    traits = Traits(private=True, needs_batch_norm=True)
+    traits = Traits(private={"local"}, needs_batch_norm=True, replaces={"norms"})
 
     groups: Count = 2  # into how many the channels are cut
     doubled: str | Sequence[str] = ()  # names of layers with twice as many

@@ -15,7 +15,7 @@ Gradients flow through both branches; running statistics are updated by the firs
 wherever the network allows it (`nn.paired_batch_norm`), else as two passes with the same result.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -41,8 +41,7 @@ class GReg(Method):
     """Keeps predictions the same under batch and under global statistics."""
 
     paper = "GReg (under review), Eqs. 5-6"
-    # after the others: to see what batch norm they have left
-    traits = Traits(needs_batch_norm=True, capturable=True, surgery_order=1)
+    traits = Traits(needs_batch_norm=True, capturable=True)
 
     alpha: NotNegative = 1.0  # weight of Eq. 5
     momentum: Share = 0.1  # share of the new in the server's moving average (Alg. 2)
@@ -52,9 +51,9 @@ class GReg(Method):
 
     _pairings: Pairings = field(default_factory=Pairings, init=False)
 
-    def prepare(self, model: nn.Module) -> None:
-        if self.mode == "mix-learned":
-            add_shares(batch_norms(model))
+    def prepare(self, model: nn.Module) -> Callable[[], None]:
+        # afterwards: to see what batch norm the others have left
+        return lambda: add_shares(batch_norms(model)) if self.mode == "mix-learned" else None
 
     def before_training(self, server: Server) -> None:
         server.need_global_statistics()
@@ -65,17 +64,14 @@ class GReg(Method):
         server.extras = {LACKING: torch.ones(())} if lacks else {}
 
     def start(self, client: LocalClient) -> None:
-        client.scratch["norms"] = batch_norms(client.model)
-        if _acts(client) and self.mode == "consistency":
+        client.scratch["norms"], client.scratch["acts"] = batch_norms(client.model), _acts(client)
+        if client.scratch["acts"] and self.mode == "consistency":
             # tried once for each resident model
             pairing = self._pairings.of(client.model, lambda: next(client.data.passes(3, samples=3)).x)
             client.scratch["pairing"] = pairing
 
-    def step_variant(self, client: LocalClient) -> Hashable:
-        return _acts(client)
-
     def forward(self, client: LocalClient, x: Tensor) -> Output:
-        if not _acts(client) or len(x) == 1:  # a single sample has no batch statistics to be consistent with
+        if not client.scratch["acts"] or len(x) == 1:  # a single sample has no batch statistics to be consistent with
             return super().forward(client, x)
         norms, statistics = client.scratch["norms"], client.broadcast.statistics
         if self.mode != "consistency":

@@ -43,8 +43,7 @@ class HBN(Method):
         needs_batch_norm=True,
         personal=False,
         capturable=True,
-        replaces={"statistics"},
-        surgery_order=-1,
+        replaces={"statistics", "norms"},
     )
 
     def __init__(  # and no dataclass: the option `statistics` has the name of a hook
@@ -122,7 +121,8 @@ class HBN(Method):
         for layer in layers.values():
             layer.train()
             layer.start_recording(record)
-        client.repeat(("pass", record), lambda batch: client.model(batch.x), self._batches(client))
+        for batch in self._batches(client):
+            client.model(batch.x)
         client.model.train(training)
         return recorded_moments(layers)
 

@@ -15,7 +15,7 @@ class LayerNorm(Method):
     """Layer norm (a single group over all channels) in place of every batch norm."""
 
     paper = "Ba et al. 2016; Du et al. 2022"
-    traits = Traits(private=True, needs_batch_norm=True)
+    traits = Traits(private={"local"}, needs_batch_norm=True, replaces={"norms"})
 
     def prepare(self, model: nn.Module) -> None:
         to_layer_norm(model)

@@ -12,7 +12,7 @@ linear). Compared methods should have it too, so better in the model: `simple_cn
 """
 
 import copy
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
@@ -65,9 +65,6 @@ class Moon(Method):
         # The model as it was just loaded, with what this client keeps of it.
         state.load(with_global, client.model.state_dict())
         state.load(with_previous, client.model.state_dict(), client.memory)
-
-    def step_variant(self, client: LocalClient) -> Hashable:
-        return "others" in client.scratch
 
     def loss(self, client: LocalClient, batch: Batch, output: Output) -> Tensor | float:
         if "others" not in client.scratch:

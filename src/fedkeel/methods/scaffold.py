@@ -35,7 +35,7 @@ class Scaffold(Method):
     """Corrects every local step by the difference between the mean gradient of all clients and the client's own."""
 
     paper = "Karimireddy et al. 2020"
-    traits = Traits(only_mean=True, needs_memory=True, capturable=True)
+    traits = Traits(private={"central"}, needs_memory=True, capturable=True)
 
     option: Literal["I", "II"] = "II"  # of Eq. 4; "II" is free, "I" costs one more pass over the data
     server_lr: Positive = 1.0  # lr_g of Eq. 5

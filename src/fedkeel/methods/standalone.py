@@ -1,5 +1,9 @@
 """Standalone: every client trains alone. What federation must beat on each client's own domain."""
 
+from collections.abc import Callable
+
+from torch import nn
+
 from fedkeel.methods import Method, Traits, register
 
 
@@ -11,5 +15,8 @@ class Standalone(Method):
     traits = Traits(needs_memory=True, personal=True)
     unseen = "initial"
 
-    def is_local(self, name: str) -> bool:
-        return True
+    def prepare(self, model: nn.Module) -> Callable[[], None]:
+        def keep_all() -> None:
+            self.kept = [*model.state_dict()]
+
+        return keep_all

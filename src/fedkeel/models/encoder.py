@@ -160,6 +160,7 @@ def network(name: str, *, paper: str) -> Callable[[B], B]:
         *shared, _ = inspect.signature(build_model).parameters.values()
         both = {parameter.name: parameter for parameter in (*shared, *own.values())}
         build_model.__signature__ = inspect.Signature([*both.values()])  # type: ignore[attr-defined]
+        build_model.__module__ = encoder.__module__  # whose file it is
         build_model.__annotations__ = {**hints_of(encoder), **build_model.__annotations__}
         MODELS.register(name, summary=first_sentence(inspect.getdoc(encoder) or ""), paper=paper)(build_model)
         return encoder

@@ -4,16 +4,15 @@ A batch of a client says little about the federation, and global statistics say 
 in a proportion that every client learns for every channel (Eq. 9).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedkeel.core.state import moment_names
+from fedkeel.core.state import BatchNorm, moment_names
 from fedkeel.errors import FedkeelError, MethodError, nearest
 from fedkeel.nn.kernels import norms
 from fedkeel.nn.mixed_batch_norm import moments, per_channel
@@ -99,6 +98,9 @@ class HybridBatchNorm(nn.Module):
         mix: HBN's ablations (Table 6): "fixed" is 1:1, "global" and "batch" use one of the two.
         device, dtype: of its tensors.
 
+    Attributes:
+        dims: how many dimensions an input may have.
+
     >>> layer = HybridBatchNorm2d(1, eps=0)
     >>> layer(torch.tensor([6.0, 8.0]).view(2, 1, 1, 1)).flatten().tolist()  # m = 7 / 2, v = (1 + 1) / 2
     [2.5, 4.5]
@@ -109,6 +111,8 @@ class HybridBatchNorm(nn.Module):
     _count: Tensor
     _mean: Tensor
     _var: Tensor
+
+    dims: Sequence[int] = (2, 3, 4, 5)
 
     def __init__(
         self,
@@ -137,7 +141,8 @@ class HybridBatchNorm(nn.Module):
         self.recording_momentum: float | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        self._check_input_dim(x)
+        if x.ndim not in self.dims:
+            raise ValueError(f"expected {' or '.join(f'{d}D' for d in self.dims)} input (got {x.ndim}D input)")
         if not self.training:
             if self.tested_by_batch:
                 return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
@@ -157,10 +162,6 @@ class HybridBatchNorm(nn.Module):
                     mean, var = torch.lerp(mean, self.running_mean, share), torch.lerp(var, self.running_var, share)
                 self._remember(mean, var, x.shape[0])
         return y
-
-    def _check_input_dim(self, input: Any) -> None:
-        if input.ndim < 2:
-            raise ValueError(f"expected at least 2D input (got {input.ndim}D input)")
 
     def share(self) -> Tensor:
         """The share of the global statistics per channel: sigmoid(alpha), or the constant of an ablation."""
@@ -214,19 +215,19 @@ class HybridBatchNorm(nn.Module):
 class HybridBatchNorm1d(HybridBatchNorm):
     """HBN for (N, C) and (N, C, L): see `HybridBatchNorm`."""
 
-    _check_input_dim = nn.BatchNorm1d._check_input_dim
+    dims = (2, 3)
 
 
 class HybridBatchNorm2d(HybridBatchNorm):
     """HBN for (N, C, H, W): see `HybridBatchNorm`."""
 
-    _check_input_dim = nn.BatchNorm2d._check_input_dim
+    dims = (4,)
 
 
 class HybridBatchNorm3d(HybridBatchNorm):
     """HBN for (N, C, D, H, W): see `HybridBatchNorm`."""
 
-    _check_input_dim = nn.BatchNorm3d._check_input_dim
+    dims = (5,)
 
 
 def hybrid_norms(model: nn.Module) -> dict[str, HybridBatchNorm]:
@@ -253,10 +254,10 @@ def to_hybrid(model: nn.Module, mix: str = "learned") -> list[str]:
         nn.BatchNorm1d: HybridBatchNorm1d,
         nn.BatchNorm2d: HybridBatchNorm2d,
         nn.BatchNorm3d: HybridBatchNorm3d,
-        _BatchNorm: HybridBatchNorm,
+        nn.SyncBatchNorm: HybridBatchNorm,
     }
 
-    def build(_: str, norm: _BatchNorm) -> nn.Module:
+    def build(_: str, norm: BatchNorm) -> nn.Module:
         hybrid = next(new for old, new in kinds.items() if isinstance(norm, old))
         new = hybrid(norm.num_features, eps=norm.eps, affine=norm.affine, mix=mix, **place_of(norm))
         if norm.running_mean is not None and norm.running_var is not None:

@@ -9,13 +9,13 @@ the moments of the batch, whatever was used to normalise it. A layer that is not
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedkeel.core.state import moment_names
+from fedkeel.core.state import BatchNorm, moment_names
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.formulas.similarity import precise
 from fedkeel.nn.surgery import Change, Norms, changed
@@ -26,14 +26,14 @@ SHARE = "share"
 STEPS = "_steps"
 """Name of FBN's buffer in each batch norm: the batches of this client so far."""
 
-Forward = Callable[[str, _BatchNorm, Tensor], Tensor]
+Forward = Callable[[str, BatchNorm, Tensor], Tensor]
 
 
 def replaced_forward(norms: Norms, forward: Forward, skipped: Iterable[nn.Module] = ()) -> AbstractContextManager[None]:
     """Inside, each batch norm computes `forward(name, norm, x)`, then the submodules that timm puts into its norms; the
     `skipped` modules hand on what they get."""
 
-    def call(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
+    def call(name: str, norm: BatchNorm, x: Tensor) -> Tensor:
         y = forward(name, norm, x)
         for child in norm.children():
             y = child(y)
@@ -47,21 +47,21 @@ def _handed_on(x: Tensor) -> Tensor:
     return x
 
 
-def global_moments(name: str, norm: _BatchNorm, statistics: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+def global_moments(name: str, norm: BatchNorm, statistics: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
     """The given mean and variance of a layer; its own running ones where none are given."""
     mean, var = running_moments(norm)
     given_mean, given_var = moment_names(name)
     return statistics.get(given_mean, mean), statistics.get(given_var, var)
 
 
-def running_moments(norm: _BatchNorm) -> tuple[Tensor, Tensor]:
+def running_moments(norm: BatchNorm) -> tuple[Tensor, Tensor]:
     """Of a layer that has them."""
     assert norm.running_mean is not None
     assert norm.running_var is not None
     return norm.running_mean, norm.running_var
 
 
-def update_momentum(norm: _BatchNorm) -> float:
+def update_momentum(norm: BatchNorm) -> float:
     """Count one more batch; returns what it weighs in the running statistics, as `nn.BatchNorm2d` has it."""
     if norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
@@ -70,9 +70,9 @@ def update_momentum(norm: _BatchNorm) -> float:
     return 0.0 if norm.momentum is None else norm.momentum
 
 
-def plain_forward(norm: _BatchNorm, x: Tensor) -> Tensor:
+def plain_forward(norm: BatchNorm, x: Tensor) -> Tensor:
     """What the layer does by itself, without its submodules: batch statistics in training, running ones otherwise."""
-    return _BatchNorm.forward(norm, x)
+    return nn.BatchNorm2d.forward(cast(nn.BatchNorm2d, norm), x)
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -116,7 +116,7 @@ def mixed_statistics(
     if mode not in MIXTURES:
         raise FedkeelError(f"Statistics cannot be mixed by '{mode}': {nearest(str(mode), MIXTURES)}")
 
-    def forward(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
+    def forward(name: str, norm: BatchNorm, x: Tensor) -> Tensor:
         if not norm.training or norm.running_mean is None:
             return plain_forward(norm, x)
         mean, var = global_moments(name, norm, statistics)
@@ -145,7 +145,7 @@ def averaged_statistics(norms: Norms, statistics: Mapping[str, Tensor]) -> Abstr
     """Inside, batch norms use the given statistics, and their running ones become the plain mean over batches (FBN),
     which `count_steps` has them count."""
 
-    def forward(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
+    def forward(name: str, norm: BatchNorm, x: Tensor) -> Tensor:
         if norm.running_mean is None:
             return plain_forward(norm, x)
         mean, var = global_moments(name, norm, statistics)
@@ -160,7 +160,7 @@ def averaged_statistics(norms: Norms, statistics: Mapping[str, Tensor]) -> Abstr
     return replaced_forward(norms, forward)
 
 
-def _mixed(norm: _BatchNorm, x: Tensor, mean: Tensor, var: Tensor, share: Tensor | float) -> Tensor:
+def _mixed(norm: BatchNorm, x: Tensor, mean: Tensor, var: Tensor, share: Tensor | float) -> Tensor:
     batch_mean, batch_var = moments(x)
     _update(norm, batch_mean.detach(), batch_var.detach(), x.numel() // x.shape[1])
     mean = batch_mean + share * (mean - batch_mean)
@@ -171,7 +171,7 @@ def _mixed(norm: _BatchNorm, x: Tensor, mean: Tensor, var: Tensor, share: Tensor
 
 
 @torch.no_grad()
-def _update(norm: _BatchNorm, mean: Tensor, var: Tensor, count: int) -> None:
+def _update(norm: BatchNorm, mean: Tensor, var: Tensor, count: int) -> None:
     """Eqs. 2-3 of GReg: the moving average of the batch's mean and unbiased variance over `count` values."""
     momentum = update_momentum(norm)
     running_mean, running_var = running_moments(norm)

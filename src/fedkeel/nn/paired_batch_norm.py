@@ -20,9 +20,8 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedkeel.core.state import batch_norms, moment_names
+from fedkeel.core.state import BatchNorm, batch_norms, moment_names
 from fedkeel.core.types import Output
 from fedkeel.errors import first_line
 from fedkeel.nn import kernels
@@ -58,7 +57,7 @@ class Pairing:
         calls = iter(self.doubled)
         relus = self.relus if kernels.is_on("paired-relu") else {}
 
-        def forward(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
+        def forward(name: str, norm: BatchNorm, x: Tensor) -> Tensor:
             return _paired(name, norm, x, statistics, next(calls), relu=name in relus)
 
         with replaced_forward(norms, forward, skipped=map(model.get_submodule, relus.values())):
@@ -114,7 +113,7 @@ def _try_pairing(model: nn.Module, x: Tensor) -> Pairing | str:
 
     doubled: list[bool] = []
 
-    def forward(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
+    def forward(name: str, norm: BatchNorm, x: Tensor) -> Tensor:
         single = rows[len(doubled)]
         if len(x) not in (single, 2 * single):
             raise ValueError(f"{name} gets {len(x)} rows where one branch has {single}")
@@ -138,7 +137,7 @@ def _trace(model: nn.Module, norms: Norms, x: Tensor) -> tuple[list[int], dict[s
     outputs: list[tuple[str, Tensor]] = []  # kept, so that none gets the identity of another
     readers: dict[str, set[str]] = {}
 
-    def forward(name: str, norm: _BatchNorm, x: Tensor) -> Tensor:
+    def forward(name: str, norm: BatchNorm, x: Tensor) -> Tensor:
         rows.append(len(x))
         outputs.append((name, plain_forward(norm, x)))
         return outputs[-1][1]
@@ -187,7 +186,7 @@ def _generator_state(model: nn.Module, device: torch.device) -> Tensor:
 
 
 def _paired(
-    name: str, norm: _BatchNorm, x: Tensor, statistics: Mapping[str, Tensor], doubled: bool, relu: bool = False
+    name: str, norm: BatchNorm, x: Tensor, statistics: Mapping[str, Tensor], doubled: bool, relu: bool = False
 ) -> Tensor:
     """[x1 under batch statistics; x2 under the given ones], where x is [x1; x2] if `doubled` and else both."""
     if norm.running_mean is None:  # no global statistics to use: batch statistics in both branches
@@ -205,5 +204,5 @@ def _paired(
     return F.relu(y) if relu else y
 
 
-def _by_kernels(norm: _BatchNorm, x: Tensor, given: tuple[Tensor, Tensor]) -> bool:
+def _by_kernels(norm: BatchNorm, x: Tensor, given: tuple[Tensor, Tensor]) -> bool:
     return norm_kernels.takes("paired", x, *given, *running_moments(norm), norm.weight, norm.bias)

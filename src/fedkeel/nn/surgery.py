@@ -18,14 +18,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
-from torch.nn.modules.conv import _ConvNd
-from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fedkeel.core.state import batch_norms, moment_names
+from fedkeel.core.state import BatchNorm, batch_norms, moment_names
 from fedkeel.errors import FedkeelError, MethodError
 
-NORMALISATIONS = (_BatchNorm, nn.GroupNorm, nn.LayerNorm, _InstanceNorm)
+InstanceNorm = nn.InstanceNorm1d | nn.InstanceNorm2d | nn.InstanceNorm3d
+NORMALISATIONS = (BatchNorm, nn.GroupNorm, nn.LayerNorm, InstanceNorm)
+Transposed = nn.ConvTranspose1d | nn.ConvTranspose2d | nn.ConvTranspose3d
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d | Transposed
 
 
 def replace_modules(
@@ -108,7 +108,7 @@ def to_group_norm(model: nn.Module, groups: int | Callable[[str, int], int] = 32
     if isinstance(groups, int) and groups < 1:
         raise FedkeelError(f"groups is {groups}: a group norm has at least 1.")
 
-    def build(name: str, norm: _BatchNorm) -> nn.Module:
+    def build(name: str, norm: BatchNorm) -> nn.Module:
         channels = norm.num_features
         count = group_count(channels, groups(name, channels) if callable(groups) else groups)
         if isinstance(norm, nn.BatchNorm1d) and count == channels > 1:
@@ -143,7 +143,7 @@ def remove_normalisation(model: nn.Module, *, add_bias: bool = True) -> list[str
     )
     if names and add_bias:
         for module in model.modules():
-            if isinstance(module, _ConvNd) and module.bias is None:
+            if isinstance(module, Convolution) and module.bias is None:
                 module.bias = nn.Parameter(module.weight.new_zeros(module.out_channels))
     return names
 
@@ -154,11 +154,11 @@ def _with_tail(old: nn.Module, new: nn.Module) -> nn.Module:
     return nn.Sequential(new, *tail) if tail else new
 
 
-def replace_batch_norms(model: nn.Module, build: Callable[[str, _BatchNorm], nn.Module], by: str) -> list[str]:
+def replace_batch_norms(model: nn.Module, build: Callable[[str, BatchNorm], nn.Module], by: str) -> list[str]:
     """Replace every batch norm by what `build` makes of it, with the same scale and shift; returns the names."""
 
     def build_alike(name: str, norm: nn.Module) -> nn.Module:
-        assert isinstance(norm, _BatchNorm)
+        assert isinstance(norm, BatchNorm)
         new = build(name, norm)
         for source, target in ((norm.weight, new.weight), (norm.bias, new.bias)):
             if isinstance(source, nn.Parameter) and isinstance(target, nn.Parameter):
@@ -167,20 +167,20 @@ def replace_batch_norms(model: nn.Module, build: Callable[[str, _BatchNorm], nn.
                 target.requires_grad_(source.requires_grad)
         return _with_tail(norm, new)
 
-    names = replace_modules(model, lambda _, module: isinstance(module, _BatchNorm), build_alike)
+    names = replace_modules(model, lambda _, module: isinstance(module, BatchNorm), build_alike)
     if not names:
         raise MethodError(f"{type(model).__name__} has no batch norm that {by} could replace: choose another model.")
     return names
 
 
-def place_of(norm: _BatchNorm) -> dict[str, Any]:
+def place_of(norm: BatchNorm) -> dict[str, Any]:
     """Device and type of a batch norm's tensors, as arguments of a new layer."""
     tensor = norm.weight if norm.affine else norm.running_mean
     return {} if tensor is None else {"device": tensor.device, "dtype": tensor.dtype}
 
 
 # -- for the length of a block -----------------------------------------------------------------------------------------
-Norms = Mapping[str, _BatchNorm]
+Norms = Mapping[str, BatchNorm]
 Change = tuple[dict[str, Any], str, Any]
 _ABSENT = object()
 
@@ -212,7 +212,7 @@ class _Count:
 
 
 @contextmanager
-def counting_together(norms: list[_BatchNorm]) -> Iterator[None]:
+def counting_together(norms: list[BatchNorm]) -> Iterator[None]:
     """Inside, these batch norms count their batches on the host, and all counters go up by one kernel at the end."""
     counts = [_Count() for _ in norms]
     with changed([(norm._buffers, "num_batches_tracked", count) for norm, count in zip(norms, counts, strict=True)]):

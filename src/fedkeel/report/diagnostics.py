@@ -5,14 +5,12 @@ not so is left out with a notice: a report never fails because of one diagnostic
 """
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedkeel.analysis.figures import Figure, bars, table
-from fedkeel.engine.profile import FILE as PROFILE
-from fedkeel.engine.profile import client_caption, client_rows, phase_rows
+from fedkeel.analysis.figures import Figure
 from fedkeel.files import plain
 
 MOST_POINTS = 2000  # of a scatter plot; more is neither seen nor drawn quickly
@@ -33,7 +31,7 @@ QUESTIONS: dict[str, tuple[str, ...]] = {
     "Do features of one class meet?": ("representation-divergence", "prototype-similarity", "nmi", "tsne"),
     "How did the training go?": ("gradient-norms", "clipping", "global-gradient", "singular-values"),
     OTHERS: (),
-    CIRCUMSTANCES: ("label-distribution", "convergence", "cost", "profile"),
+    CIRCUMSTANCES: ("label-distribution", "convergence", "cost"),
 }
 
 
@@ -53,15 +51,14 @@ class Unreadable(Exception):
 
 
 def read_diagnostics(directories: Mapping[str, Path], notices: list[str]) -> list[DiagnosticFigures]:
-    """What runs, by their names, recorded, and their profiles. Where there is no room for all, the first come first."""
+    """What runs, by their names, recorded. Where there is no room for all, the first come first."""
     found: dict[str, DiagnosticFigures] = {}
     left_out: list[str] = []
     room = MOST_BYTES
     for run, directory in directories.items():
-        for path in [*sorted((directory / "diagnostics").glob("*.json")), *directory.glob(PROFILE)]:
+        for path in sorted((directory / "diagnostics").glob("*.json")):
             try:
                 document = plain(json.loads(path.read_text()))
-                document = of_profile(document) if path.name == PROFILE else document
                 figures = [checked(figure) for figure in _list(document, "figures")]
                 name = _text(document, "name")
             except (OSError, ValueError, TypeError, AttributeError, KeyError, Unreadable) as problem:
@@ -215,26 +212,3 @@ def short(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.5g}")
     return value if isinstance(value, int | None) else str(value)
-
-
-# -- the profile as a diagnostic ---------------------------------------------------------------------------------------
-def of_profile(document: dict[str, Any]) -> dict[str, Any]:
-    total, device = document["total"], document["device"]
-    gpu = ["waited for the GPU"] if device != "cpu" else []
-    seconds = {name: spent["seconds"] for name, spent in total["phases"].items()}
-    title = f"Seconds of each phase, {total['seconds']:.1f} in all"
-    columns = ["phase", "seconds", "share %", "ms a round", "calls", *gpu]
-    figures = [
-        bars(title, "seconds", {"seconds": seconds}),
-        table("The server's phases follow each other", columns, _with_numbers(phase_rows(document))),
-    ]
-    if total["clients"]:
-        columns, note = ["part", "seconds", "share %", "calls", *gpu], client_caption(document)
-        figures.append(table("On the clients", columns, _with_numbers(client_rows(document)), note=note))
-    what = f"Wall-clock time of the run under '{document['executor']}' on {device}, phase by phase."
-    return {"name": "profile", "title": "Where the time went", "what": what, "figures": figures}
-
-
-def _with_numbers(rows: Sequence[Sequence[str]]) -> list[list[float | str]]:
-    """The first of a row is a name; the others are numbers, or a dash."""
-    return [[name, *(text if text == "-" else float(text) for text in row)] for name, *row in rows]

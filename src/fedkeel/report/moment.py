@@ -1,4 +1,4 @@
-"""A run, or a comparison, as it is at this moment: how far it is, who trains, what was noted, and its curves so far."""
+"""A run, or a comparison, as it is at this moment: how far it is, what was noted, and its curves so far."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Watch:
         named = zip(federation_names(groups), groups, strict=True)
         places = [f" ({name})" * (len(groups) > 1) for name, group in named for _ in group.members]
         runs = [progress(member, place) for member, place in zip(members, places, strict=True)]
-        runs += [{"run": name, "state": WAITING, "share": 0.0, "training": []} for name in missing]
+        runs += [{"run": name, "state": WAITING, "share": 0.0} for name in missing]
         notes = [{"at": None, "run": "", "text": text} for text in notices]
         noted = ((row["run"], live.read(m.run.directory)) for row, m in zip(runs, members, strict=False))
         notes += [{**note, "run": run} for run, now in noted for note in now.get("notes", ())]
@@ -75,7 +75,7 @@ class Watch:
             "runs": runs,
             "notes": sorted(notes, key=lambda note: note["at"] or 0),
         }
-        return document | (taking_part(members[0], runs[0]["training"]) if len(members) == 1 else {}), groups
+        return document | (taking_part(members[0]) if len(members) == 1 else {}), groups
 
     def _member(self, label: str, run: Run, notices: list[str]) -> Member:
         files = [run.directory / name for name in (METRICS, TIMING, SUMMARY)]
@@ -116,7 +116,7 @@ def progress(member: Member, place: str = "") -> Document:
         "rounds": rounds,
         "share": share,
         "accuracy": summary["accuracy"] if summary else curve[max(curve)] if curve else None,
-        "training": now["training"] if state == RUNNING else [],
+        "clients": [now["done"], now["clients"]] if state == RUNNING else [],
         "seconds": whole,  # of all its rounds, about
         "left": whole * (1 - share) if whole is not None and state == RUNNING else None,
         "reason": (now.get("ended") or "") if state == STOPPED else "",
@@ -145,14 +145,14 @@ def time_left(runs: Sequence[Document]) -> float | None:
     return sum(fmean(known) if left is None else left for left in todo) / len(running)
 
 
-def taking_part(member: Member, training: Sequence[str]) -> Document:
+def taking_part(member: Member) -> Document:
     """The clients of a run, what they gave and lost; over a network its sites, and what each does."""
     sites = read_sites(member.run.directory) if (member.run.directory / STATUS).exists() else None
-    names = sorted(sites) if sites is not None else dict.fromkeys([*member.clients, *training])
+    names = sorted(sites) if sites is not None else [*member.clients]
     found: dict[str, Document] = {}
     for name in names:
         one = member.clients.get(name, Contribution())
         gave = {"updates": one.updates, "dropped": one.dropped, "reason": one.reason, "loss": one.loss}
-        last = {"seconds": one.seconds[-1] if one.seconds else None, "training": name in training}
-        found[name] = {**(sites[name] if sites else {}), **gave, **last}
+        last = one.seconds[-1] if one.seconds else None
+        found[name] = {**(sites[name] if sites else {}), **gave, "seconds": last}
     return {"clients" if sites is None else "sites": found}

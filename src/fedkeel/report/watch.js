@@ -48,7 +48,6 @@
 
   // -- what is told -----------------------------------------------------------------------------------------------------
   const MOST_CLIENTS = 200;
-  const MOST_NAMED = 5;
   const MOST_NOTES = 30;
   const percent = (share) => (100 * share).toFixed(1);
   const of = (runs, state) => runs.filter((run) => run.state === state).length;
@@ -80,8 +79,9 @@
 
   function training(run) {
     if (run.state !== "running" || !run.round) return "";
-    const more = run.training.length > MOST_NAMED ? ` and ${run.training.length - MOST_NAMED} others` : "";
-    return run.training.length ? run.training.slice(0, MOST_NAMED).join(", ") + more : "averaging and testing";
+    const [done, clients] = run.clients;
+    if (!clients) return ""; // of the first round, before anyone is done
+    return done < clients ? `${done} of ${clients} clients have trained` : "averaging and testing";
   }
 
   /* A name, a number, and what to know of it. */
@@ -89,7 +89,7 @@
     const { runs } = state;
     const alone = runs.length === 1 ? runs[0] : null;
     const tiles = [];
-    if (alone?.state === "running") tiles.push(["round", `${alone.round} of ${alone.rounds}`, `${alone.training.length ? "training: " : ""}${training(alone)}`]);
+    if (alone?.state === "running") tiles.push(["round", `${alone.round} of ${alone.rounds}`, training(alone)]);
     if (runs.length > 1) tiles.push(["runs finished", `${of(runs, "finished")} of ${runs.length}`, `${of(runs, "running")} under way`]);
     const [best] = runs.filter((run) => typeof run.accuracy === "number").sort((a, b) => b.accuracy - a.accuracy);
     if (best) tiles.push([`${alone ? "accuracy" : "highest accuracy"}${state.state === "finished" ? "" : " so far"}`, `${percent(best.accuracy)} %`, best.run]);
@@ -104,14 +104,14 @@
     const found = [];
     if (runs.length > 1) {
       const row = (run) => [run.run, run.state, run.rounds ? `${run.round} of ${run.rounds}` : null, typeof run.accuracy === "number" ? 100 * run.accuracy : null, typeof run.left === "number" ? duration(run.left) : null, training(run)];
-      found.push({ title: "Runs", columns: ["run", "state", "round", "accuracy %", "time left", "trains now"], rows: runs.map(row), percent: true });
+      found.push({ title: "Runs", columns: ["run", "state", "round", "accuracy %", "time left", "now"], rows: runs.map(row), percent: true });
     }
     const all = everyone(state);
     if (!all.length) return found;
-    const first = new Set([...all].sort(([, a], [, b]) => b.training - a.training || b.dropped - a.dropped).slice(0, MOST_CLIENTS).map(([name]) => name));
-    const does = state.sites ? (one) => [one.connected ? "yes" : "no", one.state, one.at] : (one) => [one.training ? "trains" : ""];
+    const first = new Set([...all].sort(([, a], [, b]) => b.dropped - a.dropped).slice(0, MOST_CLIENTS).map(([name]) => name));
+    const does = state.sites ? (one) => [one.connected ? "yes" : "no", one.state, one.at] : () => [];
     const row = ([name, one]) => [name, ...does(one), one.updates, one.dropped, one.loss, one.seconds === null ? null : Number(one.seconds.toPrecision(3)), one.reason];
-    const columns = [state.sites ? "site" : "client", ...(state.sites ? ["connected", "last", "since"] : ["now"]), "updates", "dropped", "last loss", "last seconds", "last reason"];
+    const columns = [state.sites ? "site" : "client", ...(state.sites ? ["connected", "last", "since"] : []), "updates", "dropped", "last loss", "last seconds", "last reason"];
     const note = all.length > first.size ? `${first.size} of ${all.length}` : "";
     found.push({ title: state.sites ? "Sites" : "Clients", columns, rows: all.filter(([name]) => first.has(name)).map(row), note });
     return found;

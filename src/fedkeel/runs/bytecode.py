@@ -26,7 +26,7 @@ WRAPPERS: dict[type, tuple[str, ...]] = {  # where each of them keeps the functi
     property: ("fget", "fset", "fdel"),
     functools.cached_property: ("func",),
     functools.partial: ("func", "args", "keywords"),
-    functools._lru_cache_wrapper: ("__wrapped__",),
+    type(functools.lru_cache(abs)): ("__wrapped__",),
 }
 
 

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from fedkeel.core import naming
 from fedkeel.core.state import Tensors
 from fedkeel.engine.executors.flower.roster import FILE as SITES
-from fedkeel.engine.memory_files import Damaged
+from fedkeel.engine.memory import Damaged
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.files import below, digest, read_sealed
 from fedkeel.runs.store import (

@@ -28,10 +28,8 @@ class MachineOptions(TypedDict, total=False):
     ray_cores: int
     ray_gpus: float
     ray_actors: int
-    partial_means: bool
     memory_limit: int
     checkpoint_every: int
-    profile: bool
 
 
 class Options(MachineOptions, total=False):

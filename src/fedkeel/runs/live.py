@@ -1,4 +1,4 @@
-"""What a run does at this moment, in a file of its own: who trains, and what was noted. For whoever watches it."""
+"""What a run does at this moment, in a file of its own: how far it is, and what was noted. For whoever watches it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ FILE = "live.json"
 STOPPED = "stopped"  # and nobody knows why
 SHARE, BURST = 0.01, 0.05  # of the time that may go into writing it; seconds that may go before that counts
 SLOW = 0.005  # seconds that a single writing counts at most
-MOST_NOTES, MOST_NAMED = 100, 50
+MOST_NOTES = 100
 
 
 class Live(Observer):
@@ -31,7 +30,7 @@ class Live(Observer):
     Attributes:
         then: the observer that is told too; notes go there from here.
         state: this process, why it ended, the round (from 0; None before the first), how many of its clients are done,
-            those who train, the notes.
+            the notes.
     """
 
     def __init__(self, directory: Path, then: Observer) -> None:
@@ -39,22 +38,17 @@ class Live(Observer):
         self._began, self._spent = time.monotonic(), 0.0
         before = read(directory)
         self.state: dict[str, Any] = {"pid": os.getpid(), "host": socket.gethostname(), "ended": None}
-        self.state |= {"round": None, "done": 0, "clients": 0, "training": [], "notes": before.get("notes", [])}
+        self.state |= {"round": None, "done": 0, "clients": 0, "notes": before.get("notes", [])}
         self._write()
 
     def started(self, config: Config, first_round: int) -> None:
         self._set(round=first_round)
 
-    def training(self, clients: Sequence[str]) -> None:
-        # Who ends is followed by who begins, and that is what holds for long.
-        begins = len(clients) > len(self.state["training"])
-        self._set(begins, training=[*clients[:MOST_NAMED]])
-
     def client_done(self, round: int, done: int, total: int) -> None:
-        self._set(done == total or bool(self.state["training"]), round=round, done=done, clients=total)
+        self._set(round=round, done=done, clients=total)
 
     def round_done(self, round: int, rounds: int, scores: Scores | None, loss: float) -> None:
-        self._set(round=round + 1, done=0, training=[])
+        self._set(round=round + 1, done=0)
 
     def note(self, text: str) -> None:
         notes = [*self.state["notes"], {"at": time.time(), "text": text}][-MOST_NOTES:]
@@ -64,12 +58,12 @@ class Live(Observer):
 
     def end(self, reason: str) -> None:
         """The process goes on to something else; empty when the run is finished."""
-        self.state |= {"ended": reason, "training": []}
+        self.state["ended"] = reason
         self._write()
 
-    def _set(self, write: bool = True, **what: Any) -> None:
+    def _set(self, **what: Any) -> None:
         self.state |= what
-        if write and self._spent <= SHARE * (time.monotonic() - self._began) + BURST:
+        if self._spent <= SHARE * (time.monotonic() - self._began) + BURST:
             self._write()
 
     def _write(self) -> None:
@@ -84,7 +78,7 @@ def read(directory: Path) -> dict[str, Any]:
         found = json.loads((directory / FILE).read_bytes())
         notes = [{"at": float(note["at"]), "text": str(note["text"])} for note in found["notes"]]
         numbers = {name: int(found[name]) for name in ("pid", "done", "clients", "at")}
-        texts = {"host": str(found["host"]), "training": [*map(str, found["training"])], "notes": notes}
+        texts = {"host": str(found["host"]), "notes": notes}
         round, ended = found["round"], found["ended"]
         return numbers | texts | {"round": round and int(round), "ended": None if ended is None else str(ended)}
     return {}

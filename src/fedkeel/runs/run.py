@@ -24,7 +24,6 @@ from fedkeel.data.transforms import Unknown
 from fedkeel.drawing.show import Drawing
 from fedkeel.engine.checks import check_objects
 from fedkeel.engine.executors.flower.roster import Roster
-from fedkeel.engine.profile import FILE as PROFILE
 from fedkeel.engine.setup import build_model, load_federation
 from fedkeel.errors import FedkeelError
 from fedkeel.options import as_path
@@ -94,12 +93,6 @@ class Run(Measured):
         if problem:
             raise self.changed(SUMMARY, problem)
         return summary
-
-    @property
-    def profile(self) -> dict[str, Any] | None:
-        """Where the time went, see `fedkeel.engine.profile`; None for a run without `profile`."""
-        path = self.directory / PROFILE
-        return json.loads(path.read_text()) if path.exists() else None
 
     @property
     def accuracy(self) -> float:
@@ -268,7 +261,7 @@ class Run(Measured):
             raise FedkeelError(
                 f"'{self.directory}' was made with objects given in Python: load its {MODEL} into your own."
             )
-        imports.recall(self.directory)
+        imports.refuse_unknown_names(self.directory)
         composition = Composition.of(given.get("method") or methods.build(self.config.method))
         site = None if calibrated is None else SiteModel.read(as_path(calibrated, "calibrated"))
         if site is not None and client is None:

@@ -7,11 +7,10 @@ imports.json     where methods, models, ... of the user's own came from, and cod
                  `fedkeel.core.imports`
 metrics.jsonl    a line per round, client and evaluation; no times, so two equal runs have equal files
 timing.jsonl     seconds per phase and round, and per client where clients do not run side by side
-live.json        who trains at this moment, and what was noted, see `fedkeel.runs.live`
+live.json        how far it is at this moment, and what was noted, see `fedkeel.runs.live`
 diagnostics/     what was recorded while training, or made of the run afterwards, see `fedkeel.analysis`
-profile.json     with `--profile`: more of them, and what the clients did in them
 checkpoints/     the last good two, written aside and renamed, each with checksums
-memory/          what clients remember; a checkpoint says which of it it means
+memory/          what clients remember, a file per client and round
 extended.json    after how many rounds it was finished before, if it was extended
 summary.json     the result, once the run is finished
 measures.json    what its model does on every test set; with `--predictions`, of every image in predictions/
@@ -43,7 +42,7 @@ from fedkeel.core.naming import file_name
 from fedkeel.core.state import Tensors
 from fedkeel.engine.checkpointing import Checkpoint
 from fedkeel.engine.executors.flower.executor import STATUS
-from fedkeel.engine.memory_files import Damaged, MemoryFiles, Reference
+from fedkeel.engine.memory import ClientMemory, Damaged
 from fedkeel.errors import StoreError
 from fedkeel.files import (
     Unsealed,
@@ -102,7 +101,8 @@ class Store:
     def __init__(self, directory: str | Path, config: Config) -> None:
         self.directory = Path(directory)
         self.config = config
-        self.memory_files = MemoryFiles(self.directory / "memory")
+        limit = config.memory_limit * 2**20
+        self.memory = ClientMemory(self.directory / "memory", limit=limit, stateless=config.stateless)
         self._metrics: IO[bytes] | None = None
         self._written = hashlib.sha256()  # of what is in the metrics
         self._lock: IO[bytes] | None = None
@@ -225,7 +225,7 @@ class Store:
                 "metrics_sha256": self._written.hexdigest(),
                 "best": checkpoint.best,
                 "sha256": digest(server),
-                "memory": self.memory_files.commit(checkpoint.round),
+                "memory": self.memory.commit(checkpoint.round),
             }
             write_durably(aside / "checkpoint.json", seal(header))
             rename(aside, target)
@@ -234,15 +234,15 @@ class Store:
             kept = [folder for folder in there if folder.name <= target.name][-KEPT_CHECKPOINTS:]
             for old in (folder for folder in reversed(there) if folder not in kept):
                 shutil.rmtree(old, ignore_errors=True)
-            self.memory_files.release(int(kept[0].name.removeprefix("round-")))
+            self.memory.release(int(kept[0].name.removeprefix("round-")))
 
     def latest(self, note: Callable[[str], None]) -> Checkpoint | None:
         """The newest checkpoint that is whole; damaged ones are passed over with a note. The memory files follow it."""
         folders, damaged_metrics = checkpoints(self.directory), False
-        for place, folder in reversed(list(enumerate(folders))):
+        for folder in reversed(folders):
             try:
                 header, checkpoint = read_checkpoint(folder)
-                self.memory_files.check(header["memory"])
+                self.memory.check(header["memory"], checkpoint.round)
             except Damaged as damage:
                 note(f"The checkpoint '{folder}' is damaged ({damage}): going back to the one before it.")
                 continue
@@ -260,11 +260,7 @@ class Store:
                 note(f"'{metrics}' is damaged before the checkpoint '{folder}': going back to the one before it.")
                 continue
             self.truncate(header["metrics_bytes"])
-            older: list[Reference] = []
-            for before in folders[:place]:
-                with suppress(Damaged):
-                    older.append(read_checkpoint(before)[0]["memory"])
-            self.memory_files.restore(header["memory"], checkpoint.round, older)
+            self.memory.restore(checkpoint.round)
             return checkpoint
         if damaged_metrics:  # all rounds again would be a high price for what may be one bit
             raise StoreError(
@@ -273,7 +269,7 @@ class Store:
             )
         if folders:
             note("No checkpoint is usable: starting again from the first round.")
-        self.memory_files.restore(None)
+        self.memory.restore()
         return None
 
     def flush(self) -> None:

@@ -129,8 +129,8 @@ def refuse_contradictions(config: Config, method: Composition, captured: bool = 
     if config.min_clients > 1:
         raise FedkeelError("'dp=central' counts rounds of any number of clients: leave 'min_clients' out.")
     for part in method.parts:
-        looks = part.overrides("weights") and not part.traits.only_mean
-        if part.traits.pooled or looks or part.overrides("shares"):
+        looks = part.overrides("weights") and "central" not in part.traits.private
+        if {"clients", "shares"} & {*part.traits.replaces} or looks:
             raise MethodError(
                 f"'dp=central' adds noise to the mean of equal clients, and '{part.name}' does not go by that alone: "
                 "choose another method."
@@ -144,7 +144,7 @@ def refuse_what_tells_more(config: Config, method: Composition) -> None:
             "weights as numbers."
         )
     for part in method.parts:
-        if config.dp == "local" and not part.traits.private:
+        if config.dp == "local" and "local" not in part.traits.private:
             raise MethodError(
                 f"'dp=local' covers gradients of the loss and the weights they lead to, and '{part.name}' "
                 "computes or sends something else from the samples: choose 'gn', 'ln', 'fedwon' or 'fedfn', alone "
@@ -205,11 +205,7 @@ class NoisyAggregator(MeanAggregator):
         super().__init__(config, method, randomness)
         self.fewest = 0
 
-    sums = ()  # each change is clipped before it counts
-
-    def mean(
-        self, server: Server, broadcast: Broadcast, updates: Sequence[Update], added: Tensors | None = None
-    ) -> Mean:
+    def mean(self, server: Server, broadcast: Broadcast, updates: Sequence[Update]) -> Mean:
         weights = noisy_mean(self.config, broadcast.weights, updates, server.num_clients, server.round, self.randomness)
         statistics = [update.statistics for update in updates]
         mean = weighted_mean(statistics, [1.0] * len(updates)) if updates else server.statistics

@@ -188,7 +188,7 @@ class Defence:
                         f"'{part.name}' makes the global {what} from all updates and not from their mean, so "
                         f"'{rule.name}' would not protect them: choose 'krum' or 'multi-krum', or another method."
                     )
-            if part.overrides("shares"):
+            if "shares" in part.traits.replaces:
                 raise MethodError(
                     f"'{part.name}' weighs the clients, and '{rule.name}' counts all alike: choose 'krum' or "
                     "'multi-krum', or another method."

@@ -4,9 +4,8 @@ Who takes part, which samples a local step takes and how they become a gradient,
 are the ordinary ones; `fedkeel.trust.privacy` has those of differential privacy and chooses among them.
 """
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import compress
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +14,7 @@ from fedkeel import seeds
 from fedkeel.config import Config
 from fedkeel.core.client import Batch, TaskLoss
 from fedkeel.core.composition import Composition
-from fedkeel.core.messages import Broadcast, Summed, Update
+from fedkeel.core.messages import Broadcast, Update
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.trust.robust import Defence
@@ -84,31 +83,12 @@ class MeanAggregator:
         """The updates that count, perhaps changed."""
         return self.defence.select(broadcast, updates)
 
-    @property
-    def sums(self) -> Sequence[str]:
-        """Groups of an update of which only the mean counts, so that it may be made elsewhere."""
-        looks = any(part.overrides("weights") and not part.traits.only_mean for part in self.method.parts)
-        if looks or self.config.robust or self.method.overrides("shares"):
-            return ()
-        return ("weights",) if self.method.overrides("statistics") else ("weights", "statistics")
-
-    def mean(
-        self, server: Server, broadcast: Broadcast, updates: Sequence[Update], added: Tensors | None = None
-    ) -> Mean:
-        """What the method's rules start from. `added` is the mean of those that were added up elsewhere."""
-        shares = self.method.shares(server, updates, [server.share(update) for update in updates])
-
-        def mean(group: str, names: Set[str]) -> Tensors:
-            states, counts = [update.groups[group] for update in updates], shares
-            if added and names <= added.keys():
-                whole = [not isinstance(update, Summed) for update in updates]
-                known = sum(share for share, is_whole in zip(shares, whole, strict=True) if not is_whole)
-                states = [{name: added[name] for name in names}, *compress(states, whole)]
-                counts = [known, *compress(shares, whole)]
-            return self.defence.mean(states, counts)
-
-        weights = mean("weights", broadcast.weights.keys())
-        return weights, mean("statistics", broadcast.statistics.keys()), updates
+    def mean(self, server: Server, broadcast: Broadcast, updates: Sequence[Update]) -> Mean:
+        """What the method's rules start from."""
+        shares = [server.share(update) for update in updates]
+        shares = shares if sum(shares) > 0 else [1.0] * len(updates)
+        weights, statistics = ([update.groups[group] for update in updates] for group in ("weights", "statistics"))
+        return self.defence.mean(weights, shares), self.defence.mean(statistics, shares), updates
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def test_a_digit_is_still_read_from_its_picture() -> None:
 
 def test_the_contact_sheet_has_a_block_per_domain_and_a_column_per_class(tmp_path: Path) -> None:
     federation = load("digits-shift", partition="even(clients=2)")
-    path = contact_sheet(federation, tmp_path / "pictures" / "sheet.png", per_class=2, cell=34)
+    path = contact_sheet(federation, tmp_path / "sheet.png", per_class=2, cell=34)
     with Image.open(path) as sheet:
         pixels = np.asarray(sheet)
         assert sheet.format == "PNG"

@@ -24,9 +24,7 @@ from fedkeel.core.server import Server
 from fedkeel.data.federation import Client, Federation, no_indices
 from fedkeel.data.transforms import parse_transforms
 from fedkeel.engine import batches
-from fedkeel.engine.executors.cuda.executor import CudaExecutor
 from fedkeel.engine.executors.cuda.slot import Changed, copy_into
-from fedkeel.engine.memory import ClientMemory
 from fedkeel.methods import METHODS
 from fedkeel.models import Classifier
 from tests import tiny
@@ -187,8 +185,8 @@ def test_where_slots_do_not_fit_there_are_fewer_and_the_same_results(
     caplog.set_level("INFO")
     card.most_pools, card.free = 2, free
     runs = [
-        tiny.run(tmp_path / how, on=uneven_federation(), executor=how, workers=workers, rounds=1)
-        for how in ("serial", "cuda")
+        tiny.run(tmp_path / how, on=uneven_federation(), executor=how, rounds=1, **options)
+        for how, options in (("serial", {}), ("cuda", {"workers": workers}))
     ]
     assert ("going on with 2" in caplog.text) == (workers > 0)
     assert ("1 clients at once: a step alone takes" in caplog.text) == (workers == 0)
@@ -366,28 +364,3 @@ def test_tensors_are_copied_to_where_a_captured_step_looks_for_them() -> None:
 def test_a_step_that_refers_to_something_else_is_not_replayed(new: dict[str, object]) -> None:
     with pytest.raises(Changed):
         copy_into({"a": torch.zeros(3), "b": 5}, new)
-
-
-def test_what_a_client_remembers_is_let_go_of_only_when_all_slots_have_read_it(monkeypatch: Any) -> None:
-    """A slot would otherwise use that memory again while another, on its own stream, is still to copy it."""
-    setup = tiny.setup("hbn")
-    memory, names = ClientMemory(), list(tiny.SIZES)
-    executor = CudaExecutor(setup.worker, memory)
-    executor._slots = [SimpleNamespace(worker=setup.worker, stream=None)] * 2  # type: ignore[list-item]
-    broadcast = tiny.broadcast(setup.worker, round=0)
-    for name in names:
-        memory.keep(name, setup.worker.train(name, broadcast, {})[1])
-    before = {name: memory.of(name) for name in names}
-    joined = []
-
-    def join() -> None:
-        joined.append(all(memory.of(name) is before[name] for name in names))
-
-    monkeypatch.setattr(executor, "_open", lambda clients: None)  # noqa: ARG005
-    monkeypatch.setattr(executor, "_join", join)
-    assert len(list(executor.ask(names, broadcast, "hbn/statistics"))) == len(names)
-    assert joined == [True]
-    for name in names:
-        assert memory.of(name) is not before[name]
-        for entry, tensor in before[name].items():
-            assert torch.equal(memory.of(name)[entry], tensor), entry

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedkeel.core.messages import Missing
-from fedkeel.engine.memory import ClientMemory
+from fedkeel.runs.timing import read_timing, seconds_of
 from tests import tiny
 from tests.engine.test_local import Spoils
 
@@ -33,21 +33,16 @@ def test_the_models_and_federations_given_stay_as_they_are(tmp_path: Path) -> No
     assert all(torch.equal(p, q) for p, q in zip(network.parameters(), tiny.model().parameters(), strict=True))
 
 
+def test_of_each_client_that_trained_there_are_seconds(tmp_path: Path) -> None:
+    for line in read_timing(tiny.run(tmp_path / "r", rounds=2).directory):
+        assert line["clients"].keys() == tiny.SIZES.keys()
+        assert all(seconds > 0 for seconds in line["clients"].values())
+        assert seconds_of(line) == pytest.approx(line["train"] + line["aggregate"] + line["evaluate"])
+
+
 def test_results_come_in_the_order_asked_for_with_failures_in_their_place() -> None:
     setup = tiny.setup(Spoils({"clinic"}))
     executor = setup.executor()
-    results = list(executor.train(["hospital", "clinic", "ward"], tiny.broadcast(setup.worker)))
+    results = list(executor.map(tiny.training("hospital", "clinic", "ward"), tiny.broadcast(setup.worker)))
     assert [isinstance(r, Missing) for r in results] == [False, True, False]
     assert [r.client for r in results] == ["hospital", "clinic", "ward"]
-
-
-def test_memory_is_kept_replaced_and_forgotten() -> None:
-    memory = ClientMemory()
-    memory.keep("a", {"x": torch.ones(1)})
-    assert memory.of("a")["x"].item() == 1
-    assert memory.of("b") == {}
-    memory.keep("a", {})
-    assert memory.of("a") == {}
-    stateless = ClientMemory(stateless=True)
-    stateless.keep("a", {"x": torch.ones(1)})
-    assert stateless.of("a") == {}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedkeel.cli import main
-from fedkeel.engine.optimizers import DirectSGD
+from fedkeel.engine.optimizers import FusedSGD
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.bench import (
     ROWS,
@@ -187,7 +187,7 @@ def test_both_sides_train_as_many_steps_as_they_count(monkeypatch: pytest.Monkey
     for make in (lambda: UsualLoop(TINY, federation), lambda: Executed(TINY, federation, "serial")):
         side = make()
         with monkeypatch.context() as patched:
-            for optimizer in (torch.optim.SGD, DirectSGD):
+            for optimizer in (torch.optim.SGD, FusedSGD):
                 patched.setattr(optimizer, "step", counting(optimizer.step))
             patched.setattr(sides.time, "perf_counter", lambda: next(moments))
             steps = 0

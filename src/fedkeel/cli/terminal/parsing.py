@@ -129,7 +129,7 @@ class Parser(argparse.ArgumentParser):
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
-            kind = "command" if isinstance(action, argparse._SubParsersAction) else action.dest
+            kind = "command" if isinstance(action.choices, dict) else action.dest
             raise argparse.ArgumentError(None, unknown(kind, str(value), [str(choice) for choice in action.choices]))
 
 

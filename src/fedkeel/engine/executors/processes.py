@@ -1,62 +1,40 @@
 """All CPU cores: one worker process per core, one thread each; the images are shared, not copied.
 
 Workers are forked from the process that holds the federation, so they see its images, models and methods without any
-copying or pickling. Tensors travel through memory that is shared too: a broadcast is written once and read by all, and
-each worker has two places of its own for the rest; a word over a pipe says that they are ready. A worker that dies, or
-hangs, takes only the client it was running with it: that client's update is missing, a new worker takes its place.
+copying or pickling. The broadcast is a file that all of them read, and what comes back are the bytes that would travel
+over a network. A pool that breaks, because a worker died, is made again and what was left of its tasks is done one by
+one: so the one that breaks it has a name, and only its update is missing.
 """
 
 import ctypes
+import multiprocessing
 import os
 import signal
-import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from itertools import islice
-from multiprocessing.connection import Connection
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedkeel.config import Config
-from fedkeel.core.evaluation import Evaluation, Outputs, merged
-from fedkeel.core.messages import Answer, Broadcast, Message, Missing, Update
-from fedkeel.core.state import Tensors
-from fedkeel.engine.children import Child, end, heard
-from fedkeel.engine.evaluation import split_indices
-from fedkeel.engine.executors.executor import EXECUTORS, Executor, Part
-from fedkeel.engine.executors.shared_memory import SharedTensors
-from fedkeel.engine.failures import ClientFailure
+from fedkeel.core.messages import Broadcast, Missing, broadcast_from_bytes, broadcast_to_bytes, pack, unpack
+from fedkeel.engine import optimizers
+from fedkeel.engine.executors.executor import EXECUTORS, Executor, available_cores
+from fedkeel.engine.executors.parts import Reply, in_parts, read, reply_of, told
 from fedkeel.engine.local import Worker
-from fedkeel.engine.memory import ClientMemory
-from fedkeel.engine.optimizers import import_beforehand
-from fedkeel.engine.threads import available_cores
-from fedkeel.errors import FedkeelError, ShortageError, TrainingError, shortage
-from fedkeel.stopping import Stopped, stop_requested
+from fedkeel.engine.tasks import Result, Task, fetched
+from fedkeel.errors import ShortageError, TrainingError
+from fedkeel.stopping import LOOK, Stopped, stop_requested
 
-PART = 4  # batches of an evaluation that one worker does at a time
 KEPT_BYTES = 1 << 30
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # M_... in <malloc.h>
-
-Header = dict[str, Any]
-Groups = dict[str, Tensors]
-Places = tuple[SharedTensors, SharedTensors]
-Task = tuple[str, Header]  # a client, and what it has to do
-
-
-@dataclass
-class _Seat:
-    """A worker process, and the memory that it shares with this one.
-
-    Two places take turns: while one holds an answer that is still to be read, the next task is under way in the other.
-    """
-
-    child: Child
-    places: Places
-    turn: int = 0  # of which place
-    task: int | None = None  # what it is at, as a place in the list of tasks
+Answered = tuple[Reply, bytes]
+DIED = "its worker process died: it may need more memory than there is, give fewer --workers"
 
 
 @EXECUTORS.register("processes")
@@ -65,240 +43,143 @@ class ProcessesExecutor(Executor):
 
     rank = 2
     single_threaded = True
-    seconds_of = "Worker-seconds, added up over {workers} worker processes that run at the same time."
 
     @classmethod
     def cannot_run(cls, device: torch.device) -> str:
         if device.type != "cpu":
             return "uses CPU cores: give '--device cpu', or the executor 'serial'."
-        return "" if hasattr(os, "fork") else "needs a system that can fork: choose 'serial'."
+        if not hasattr(os, "fork"):
+            return "needs a system that can fork: choose 'serial'."
+        try:
+            multiprocessing.get_context("fork").Lock()
+        except OSError:
+            return "needs shared memory, and this system has no /dev/shm: choose 'serial'."
+        return ""
 
     @classmethod
     def suits(cls, config: Config) -> bool:
-        return cls.worker_processes(config) > 1 and config.threads <= 1
+        return (config.workers or available_cores()) > 1 and config.threads <= 1
 
-    @classmethod
-    def worker_processes(cls, config: Config) -> int:
-        return config.workers or available_cores()
-
-    def __init__(self, worker: Worker, memory: ClientMemory, workers: int = 0) -> None:
+    def __init__(self, worker: Worker) -> None:
         self.worker = worker
-        self.memory = memory
-        import_beforehand(worker.config)
+        optimizers.import_beforehand(worker.config)
         # A second thread would have little to do here, and would wait for it by spinning on a core that a worker needs.
         self._threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        self._shared = SharedTensors()  # before the workers, which inherit it
-        self._seats: list[_Seat] = []
+        self._folder = tempfile.TemporaryDirectory(prefix="fedkeel-")
+        self._broadcasts = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        count, others = self.worker.config.workers or available_cores(), set(multiprocessing.active_children())
+        fork = multiprocessing.get_context("fork")
+        self._pool = ProcessPoolExecutor(count, fork, initializer=_begin, initargs=(self.worker,))
         try:
-            for _ in range(workers or available_cores()):
-                places = SharedTensors(), SharedTensors()
-                self._seats.append(_Seat(self._start(places), places))
-        except BaseException:
-            self.close()
-            raise
-
-    def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
-        tasks = [(client, {"do": "train"}) for client in clients]
-        return self._in_order(tasks, broadcast, partial(self._remembering, Update), Missing)
-
-    def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
-        tasks = [(client, {"do": "ask", "question": question}) for client in clients]
-        return self._in_order(tasks, broadcast, partial(self._remembering, Answer), Missing)
-
-    def _remembering(self, kind: type[Message], client: str, header: Header, groups: Groups) -> Message:
-        self.memory.keep(client, groups.get("memory", {}))
-        return kind.of(header, groups)
-
-    def evaluate(
-        self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False
-    ) -> Iterator[list[Evaluation]]:
-        parts = parts_of(self.worker, clients, splits)
-        whole = [part for of_one in parts for part in of_one]
-        results = self.evaluate_parts(whole, broadcast, splits, detailed=detailed)
-        for of_one in parts:
-            yield merged(evaluation for group in islice(results, len(of_one)) for evaluation in group)
-
-    def evaluate_parts(
-        self, parts: Sequence[Part], broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False
-    ) -> Iterator[list[Evaluation]]:
-        def lost(client: str, reason: str) -> list[Evaluation]:
-            raise TrainingError(f"The evaluation of '{client}' failed twice, the second time because {reason}.")
-
-        def read(_: str, header: Header, groups: Groups) -> list[Evaluation]:
-            return evaluations_from(header["evaluations"], groups)
-
-        task = {"do": "evaluate", "splits": list(splits), "detailed": detailed}
-        tasks = [(client, task | {"part": [part.start, part.stop] if part else [None]}) for client, part in parts]
-        return self._in_order(tasks, broadcast, read, lost, attempts=2)
-
-    def close(self) -> None:
-        end([seat.child for seat in self._seats])
-        self._seats = []
-        torch.set_num_threads(self._threads)
-
-    # -- the pool --------------------------------------------------------------------------------------------
-    def _in_order(
-        self,
-        tasks: Sequence[Task],
-        broadcast: Broadcast,
-        read: Callable[[str, Header, Groups], Any],
-        lost: Callable[[str, str], Any],
-        attempts: int = 1,
-    ) -> Iterator[Any]:
-        """Run every task and yield the results in their order.
-
-        Clients with the most samples go first, so that none of them is waited for at the end.
-        """
-        attempts_left = [attempts] * len(tasks)
-        for seat in self._seats:
-            if seat.task is not None:  # of a round that was given up: it still reads the last broadcast
-                self._replace(seat)
-        self._shared.write(broadcast.groups, **broadcast.header)
-        waiting = sorted(range(len(tasks)), key=lambda task: -self.worker.federation[tasks[task][0]].samples)
-        results: dict[int, Any] = {}
-        turn = 0
-        while turn < len(tasks):
-            for seat in self._seats:
-                if seat.task is None and waiting:
-                    self._send(seat, waiting.pop(0), tasks)
-            for seat, task, lost_because in self._hear():
-                client = tasks[task][0]
-                self.attendance.end(client)
-                if lost_because:
-                    attempts_left[task] -= 1
-                    if attempts_left[task]:
-                        waiting.append(task)
-                    else:
-                        results[task] = lost(client, lost_because)
-                    continue
-                answered = seat.places[seat.turn]
-                if waiting:  # at once: the worker need not wait until its answer is read
-                    self._send(seat, waiting.pop(0), tasks)
-                header, groups = answered.read()
-                if self.worker.clock is not None:
-                    self.worker.clock.add(header.pop("times"))
-                if stop_requested.is_set():  # first: a worker that was forked after Ctrl-C answers with that
-                    raise Stopped
-                if "error" in header:
-                    raise RuntimeError(f"Client '{client}' failed in its worker process:\n{header['error']}")
-                if "mistake" in header:
-                    raise FedkeelError(header["mistake"])
-                failure = header.get("failure")
-                results[task] = lost(client, failure) if failure else read(client, header, groups)
-            if stop_requested.is_set():
-                raise Stopped
-            while turn in results:
-                yield results.pop(turn)
-                turn += 1
-
-    def _hear(self) -> Iterator[tuple[_Seat, int, str]]:
-        """The seats whose worker has answered, or will not any more: with the task, and with what became of it."""
-        busy = {seat.child: (seat, seat.task) for seat in self._seats if seat.task is not None}
-        for child, said in heard(busy):
-            seat, task = busy[child]
-            seat.task = None
-            if said is None:
-                self._replace(seat)
-            yield seat, task, "" if said is not None else f"its worker process {child.became}"
-
-    def _send(self, seat: _Seat, task: int, tasks: Sequence[Task]) -> None:
-        if not seat.child.process.is_alive():
-            self._replace(seat)  # it died while it had nothing to do: nobody's loss
-        seat.task, seat.turn = task, 1 - seat.turn
-        client, what = tasks[task]
-        if what["do"] == "train":
-            self.attendance.begin(client)
-        seat.places[seat.turn].write({"memory": self.memory.of(client)}, client=client, **what)
-        with suppress(OSError):  # the worker is dead: reading from it says so, and why
-            seat.child.pipe.send_bytes(bytes([seat.turn]))
-
-    def _start(self, places: Places) -> Child:
-        try:
-            return Child(_work, self.worker, self._shared, places, fewer="--workers", daemon=True)
+            self._pool.submit(int)  # with the first task all of them are forked
         except OSError as error:
+            self._workers = set(multiprocessing.active_children()) - others
+            self.close()
             raise ShortageError(
                 f"A worker process cannot be started ({error.strerror}): give fewer --workers, or stop what else runs "
                 "here."
             ) from error
+        self._workers = set(multiprocessing.active_children()) - others
 
-    def _replace(self, seat: _Seat) -> None:
-        """Put a new worker in the seat of one that is dead, hangs or is not wanted."""
-        end([seat.child])
-        seat.child, seat.task = self._start(seat.places), None
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.kill()  # what it is still at, or hangs in, nobody waits for
+        self._pool.shutdown()
+        self._folder.cleanup()
+        torch.set_num_threads(self._threads)
+
+    def map(self, tasks: Sequence[Task], broadcast: Broadcast) -> Iterator[Result[Any] | Missing]:
+        self._broadcasts += 1
+        file = Path(self._folder.name) / f"{self._broadcasts}.safetensors"
+        file.write_bytes(broadcast_to_bytes(broadcast))
+        try:
+            yield from in_parts(tasks, self.worker, lambda parts: self._results(parts, file))
+        finally:
+            file.unlink(missing_ok=True)
+
+    def _results(self, tasks: Sequence[Task], file: Path) -> Iterator[tuple[int, Result[Any] | Missing]]:
+        """With the place of each task among all."""
+        left = dict.fromkeys(range(len(tasks)))
+        try:
+            futures = {self._submit(tasks[place], file): place for place in left}
+            for future in as_completed(futures):
+                place = futures[future]
+                result = as_result(tasks[place], future)
+                del left[place]
+                yield place, result
+        except BrokenProcessPool:
+            for place in left:
+                yield place, self._alone(tasks[place], file)
+
+    def _alone(self, task: Task, file: Path) -> Result[Any] | Missing:
+        """After a pool broke: the one that breaks this one too is the one to be named."""
+        try:
+            return as_result(task, next(as_completed([self._submit(task, file)])))
+        except BrokenProcessPool:
+            if task.do == "evaluate":
+                raise TrainingError(f"The evaluation of '{task.client}' failed, because {DIED}.") from None
+            return Missing(task.client, DIED)
+
+    def _submit(self, task: Task, file: Path) -> Future[Answered]:
+        memory = pack({}, memory=fetched(task.memory))
+        for _ in range(2):
+            try:
+                return self._pool.submit(_work, replace(task, memory={}), memory, file)
+            except BrokenProcessPool:
+                self._pool.shutdown()
+                self._begin()
+        raise TrainingError(f"The worker processes die as they begin: {DIED}.")
 
 
-def parts_of(worker: Worker, clients: Sequence[str], splits: Sequence[str], batches: int = PART) -> list[list[Part]]:
-    """The parts in which each client is evaluated.
-
-    A test set that all clients share is one client's here: its parts keep every worker busy. They are whole batches, as
-    many whatever the number of workers, so that the result does not depend on it.
-    """
-    at_once = batches * worker.config.evaluation_batch
-    found: list[list[Part]] = []
-    for client in clients:
-        site = worker.federation[client]
-        starts = range(0, max([len(split_indices(site, split)) for split in splits] + [1]), at_once)
-        found.append([(client, slice(start, start + at_once)) for start in starts])
-    return found
+def as_result(task: Task, future: Future[Answered]) -> Result[Any] | Missing:
+    reply, memory = future.result()
+    return read(task, reply, unpack(memory)[1].get("memory", {}) if memory else {})
 
 
-def evaluations_to(found: Sequence[Evaluation]) -> tuple[list[Header], Groups]:
-    """Evaluations on their way between processes: a table of each, and the tensors of those with outputs."""
-    outputs = {f"{n}": one.outputs._asdict() for n, one in enumerate(found) if one.outputs is not None}
-    return [asdict(replace(one, outputs=None)) for one in found], outputs
-
-
-def evaluations_from(tables: Sequence[Header], groups: Groups) -> list[Evaluation]:
-    return [
-        replace(Evaluation(**table), outputs=Outputs(**groups[f"{n}"]) if f"{n}" in groups else None)
-        for n, table in enumerate(tables)
-    ]
+def as_completed(futures: Iterable[Future[Answered]]) -> Iterator[Future[Answered]]:
+    """As they come, with a look now and then at whether the run is to stop."""
+    waiting = set(futures)
+    while waiting:
+        if stop_requested.is_set():
+            raise Stopped
+        done, waiting = wait(waiting, timeout=LOOK, return_when=FIRST_COMPLETED)
+        yield from done
 
 
 # -- a worker process --------------------------------------------------------------------------------------------------
-def _work(pipe: Connection, worker: Worker, shared: SharedTensors, places: Places) -> None:
-    """The life of a worker process: tasks in, replies out, until the pipe closes."""
+_here: dict[str, Any] = {}
+"""In a worker process: its `worker`, and the last broadcast's `file` and `broadcast`."""
+
+
+def _begin(worker: Worker) -> None:
+    """Forked, so nothing was copied on the way. Ctrl-C is the parent's to handle, which ends this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
     keep_freed_memory()
-    if worker.clock is not None:
-        worker.clock.take()  # the parent's
-    with suppress(EOFError, OSError):  # the parent is gone
-        while True:
-            own = places[pipe.recv_bytes()[0]]
-            task, given = own.read()
-            sent, groups = shared.look()
-            broadcast = Broadcast.of(sent, groups)
-            header, reply = _reply(worker, task, broadcast, given.get("memory", {}))
-            if worker.clock is not None:
-                header["times"] = worker.clock.take()
-            own.write(reply, **header)
-            pipe.send_bytes(b"")
+    _here.update(worker=worker)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
 
 
-def _reply(worker: Worker, task: Header, broadcast: Broadcast, memory: Tensors) -> tuple[Header, Groups]:
-    client = task["client"]
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _work(task: Task, memory: bytes, file: Path) -> Answered:
     try:
-        if task["do"] == "evaluate":
-            part, detailed = slice(*task["part"]), task["detailed"]
-            found = worker.evaluate(client, broadcast, memory, task["splits"], part, detailed=detailed)
-            tables, outputs = evaluations_to(found)
-            return {"evaluations": tables}, outputs
-        result: Message
-        if task["do"] == "train":
-            result, memory = worker.train(client, broadcast, memory)
-        else:
-            result, memory = worker.answer(client, broadcast, memory, task["question"])
-        return result.header, result.groups | {"memory": memory}
-    except ClientFailure as failure:
-        return {"failure": str(failure)}, {}
-    # A mistake in a method stops the run here as it does in one process; the parent tells of it.
-    except FedkeelError as mistake:
-        return {"mistake": str(mistake)}, {}
+        if _here.get("file") != file:
+            _here.update(file=file, broadcast=broadcast_from_bytes(file.read_bytes()))
+        remembered = unpack(memory)[1].get("memory", {})
+        return reply_of(task, _here["worker"].do(replace(task, memory=remembered), _here["broadcast"]))
     except Exception as error:
-        if shortage(error):
-            raise MemoryError(str(error)) from error
-        return {"error": traceback.format_exc()}, {}
+        return told(error)
 
 
 def keep_freed_memory() -> bool:

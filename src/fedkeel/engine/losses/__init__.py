@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Variable
 
 from fedkeel import spec
 from fedkeel.core.client import cross_entropy as usual
@@ -29,20 +28,6 @@ LOSSES: Registry[Loss] = Registry("loss")
 def requested(text: str) -> Loss:
     given = spec.parse(text)
     return LOSSES.make(given.name, **given.options)
-
-
-def differentiate(loss: Tensor, one: Tensor) -> Tensor:
-    """`loss.backward()`, from `one` on, which else is made each time; returns the loss, detached. PyTorch's own has
-    every operation of the graph carry Python's context, for the threads of a GPU: a twentieth of a small step on a CPU,
-    which goes straight to the engine."""
-    alike = loss.shape == one.shape and loss.dtype == one.dtype
-    if alike and loss.is_cpu:
-        Variable._execution_engine.run_backward(
-            (loss,), (one,), False, False, (), allow_unreachable=True, accumulate_grad=True
-        )
-    else:
-        loss.backward(one if alike else None)  # type: ignore[no-untyped-call]
-    return loss.detach()
 
 
 class TrainingLoss:

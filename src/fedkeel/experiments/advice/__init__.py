@@ -163,7 +163,6 @@ def _pilot(setup: Setup, place: Path, given: dict[str, Any], observer: Observer)
     if batch_norms(setup.worker.model):
         setup.worker.config = setup.config.replace(evaluate_with="both")
         setup = replace(setup, config=setup.worker.config)
-    setup = setup.with_threads(observer.note)
     is_new = not place.exists()
     store = Store.create(place, setup.config, records(setup, given))
     try:

@@ -14,9 +14,10 @@ import torch.nn.functional as F
 
 from fedkeel import data
 from fedkeel.config import Config
-from fedkeel.core.messages import Broadcast, Update
+from fedkeel.core.messages import Broadcast, Missing
 from fedkeel.data.federation import Client, Federation
 from fedkeel.engine.setup import prepare
+from fedkeel.engine.tasks import Task
 from fedkeel.errors import TrainingError
 from fedkeel.experiments.bench.rows import AUGMENTATION, Benchmark
 from fedkeel.observer import Observer
@@ -28,7 +29,6 @@ PARTITION = "dirichlet(alpha=0.6, clients=100, minimum=1)"
 CELL = Config(model="simple_cnn", participation=0.1, batch_size=4, momentum=0.9, clip_norm=10.0, evaluate_every=10)
 CELL = CELL.replace(schedule="exponential", evaluation_batch=2000, checkpoint_every=50)
 CLIENTS_OF_USUAL_LOOP = 10  # of more, one takes as long as another
-MOST_TRIALS = 50  # rounds in which an executor may try out what is fastest
 
 
 def device_of(row: Benchmark) -> torch.device:
@@ -109,8 +109,6 @@ class Executed:
         self.round()
         self.round()
         self.first_two_rounds = time.perf_counter() - began
-        while self._executor.is_trying and self._broadcast.round < MOST_TRIALS:
-            self.round()
 
     def present(self, round: int) -> Broadcast:
         """What the server would send of the model as it is."""
@@ -122,12 +120,12 @@ class Executed:
         """Train one more round; returns its seconds."""
         synchronise(self.device)
         began = time.perf_counter()
-        updates = list(self._executor.train(self._names, self._broadcast))
+        results = list(self._executor.map([Task("train", name) for name in self._names], self._broadcast))
         synchronise(self.device)
         seconds = time.perf_counter() - began
-        for update in updates:
-            if not isinstance(update, Update):
-                raise TrainingError(f"'{update.client}' has no update: {update.reason}.")
+        for result in results:
+            if isinstance(result, Missing):
+                raise TrainingError(f"'{result.client}' has no update: {result.reason}.")
         self._broadcast = replace(self._broadcast, round=self._broadcast.round + 1)
         return seconds
 

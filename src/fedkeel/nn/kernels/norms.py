@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from fedkeel.core.state import BatchNorm
 from fedkeel.nn.kernels import triton_kernels, usable
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _laid_out_as(x: Tensor, dy: Tensor) -> Tensor:
 
 
 # -- GReg's pair -------------------------------------------------------------------------------------------------------
-def paired(x: Tensor, norm: _BatchNorm, given: tuple[Tensor, Tensor], doubled: bool, relu: bool) -> Tensor:
+def paired(x: Tensor, norm: BatchNorm, given: tuple[Tensor, Tensor], doubled: bool, relu: bool) -> Tensor:
     """[x1 with its own moments; x2 with the given ones], where x is [x1; x2] if `doubled` and else both.
 
     The norm's running statistics are updated from x1. With `relu`, the ReLU of it all.
@@ -114,7 +114,7 @@ class _Paired(torch.autograd.Function):
         x: Tensor,
         weight: Tensor | None,
         bias: Tensor | None,
-        norm: _BatchNorm,
+        norm: BatchNorm,
         given: tuple[Tensor, Tensor],
         doubled: bool,
         relu: bool,

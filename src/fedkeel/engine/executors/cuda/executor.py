@@ -7,8 +7,8 @@ side, and clients stream through them, long ones first.
 
 import gc
 import logging
+import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -16,26 +16,24 @@ import torch
 from torch import Tensor
 
 from fedkeel.core import state
-from fedkeel.core.checking import glance
-from fedkeel.core.evaluation import Evaluation
-from fedkeel.core.messages import Answer, Broadcast, Missing, Update
+from fedkeel.core.checking import size
+from fedkeel.core.messages import Broadcast, Missing, Update
 from fedkeel.core.state import Tensors
 from fedkeel.engine import optimizers
-from fedkeel.engine.executors.cuda.lengths import GraphLength
-from fedkeel.engine.executors.cuda.slot import DrawsByItself, Slot, SlotClient
-from fedkeel.engine.executors.executor import EXECUTORS, Part
+from fedkeel.engine.executors.cuda.slot import Changed, DrawsByItself, Slot, SlotClient, copy_into
+from fedkeel.engine.executors.executor import EXECUTORS
 from fedkeel.engine.executors.serial import SerialExecutor
-from fedkeel.engine.failures import ClientFailure, check_loss, look
+from fedkeel.engine.failures import ClientFailure, check_loss, refuse_not_finite
 from fedkeel.engine.local import Worker
-from fedkeel.engine.memory import ClientMemory
+from fedkeel.engine.tasks import Result, Task
 from fedkeel.stopping import Stopped, stop_requested
 
 log = logging.getLogger("fedkeel")
 T = TypeVar("T")
-Ended = list[tuple[str, Tensor, Update, Tensors]]  # client, its loss and what `glance` saw, update, memory
-AHEAD = 4  # graphs launched for a client before the host turns to the next
+Ended = list[tuple[Tensor, Update, Tensors]]  # the loss and the size of the tensors of a client, its update, its memory
+AHEAD = 3  # graphs launched for a client before the host turns to the next
 MOST_SLOTS, FEWEST_SLOTS = 32, 4
-TRIAL_STEPS = 12
+TRIAL_STEPS = 10
 # Seconds of steps, each taken alone, that are in flight together: what small kernels leave idle is small.
 AT_ONCE = 20e-3
 MEMORY_SHARE = 0.9  # of the free memory that slots may take
@@ -47,61 +45,58 @@ class CudaExecutor(SerialExecutor):
 
     rank = 3
     captures_steps = True
-    seconds_of = "Seconds of the host; the GPU works meanwhile, and launching captured steps is not among them."
 
     @classmethod
     def cannot_run(cls, device: torch.device) -> str:
         return "" if device.type == "cuda" else "needs a GPU: choose 'processes' or 'serial'."
 
-    def __init__(self, worker: Worker, memory: ClientMemory, workers: int = 0) -> None:
-        super().__init__(worker, memory)
-        self._wanted = workers  # 0: what a trial says
+    def __init__(self, worker: Worker) -> None:
+        super().__init__(worker)
+        self._wanted = worker.config.workers  # 0: what a trial says
         self._slots: list[Slot] = []
-        self._static: list[Tensors] = []
+        self._static: tuple[Tensors, Tensors, Tensors] | None = None
         self._evaluation: Slot | None = None
         self._said = False
-        self._length = GraphLength()
         uncapturable = worker.method.uncapturable
         self._one_by_one = f"'{uncapturable[0]}' does not declare its steps capturable" if uncapturable else ""
         self._one_by_one = self._one_by_one or optimizers.uncapturable(worker.config)
 
-    def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
-        if not self._one_by_one:
+    def map(self, tasks: Sequence[Task], broadcast: Broadcast) -> Iterator[Result[Any] | Missing]:
+        do = tasks[0].do if tasks else ""
+        if do == "train" and not self._one_by_one:
             held = self._hold(broadcast)
-            self.attendance.tell(clients)  # side by side: none has seconds of its own
 
-            def attempt() -> dict[str, Update | Missing]:
-                if not self._wanted and len(clients) > 1:
-                    self._wanted = self._try(clients, held)
-                return self._train(clients, held)
+            def attempt() -> list[Result[Any] | Missing]:
+                if not self._wanted and len(tasks) > 1:
+                    self._wanted = self._try(tasks, held)
+                return self._train(tasks, held)
 
             try:
-                results = self._in_memory(attempt)
+                return iter(self._in_memory(attempt))
             except DrawsByItself:
                 self._one_by_one = "the model or the method draws from torch's default generator"
-            else:
-                self.attendance.tell(())
-                yield from (results[client] for client in clients)
-                return
             self._give_up_slots()  # the clients begin anew
-        self._say(self._one_by_one)
-        yield from super().train(clients, broadcast)
+        if do == "train":
+            self._say(self._one_by_one)
+            return super().map(tasks, broadcast)
+        beside = self._answers if do == "answer" else self._evaluations
+        return iter(self._in_memory(lambda: beside(tasks, broadcast)))
 
-    def _try(self, clients: Sequence[str], broadcast: Broadcast) -> int:
+    def _try(self, tasks: Sequence[Task], broadcast: Broadcast) -> int:
         """How many slots: one is tried on the largest client, for the time of its step and the memory that it takes.
 
         The client starts anew afterwards; nothing of the trial stays but the slot and its graphs.
         """
         device = self.worker.device
-        client = self._planned(self._longest_first(clients)[0], broadcast)
+        client = self._longest_first(tasks, broadcast)[0]
         if client.steps < TRIAL_STEPS:
             return MOST_SLOTS
         before = torch.cuda.memory_reserved(device)
         self._open(1)
         with torch.cuda.stream(self._slots[0].stream):
             slot = self._slots[0]
-            slot.start(client, broadcast, self.memory.of(client.name))
-            while client.position < TRIAL_STEPS - 4:  # so that what is timed is whole batches, and a replay
+            slot.start(client, broadcast)
+            while client.position < TRIAL_STEPS - 2:
                 slot.advance()
             torch.cuda.synchronize(device)
             began, position = time.perf_counter(), client.position
@@ -118,19 +113,16 @@ class CudaExecutor(SerialExecutor):
         return min(fitting, useful)
 
     def _in_memory(self, attempt: Callable[[], T]) -> T:
-        """Out of memory: no longer graphs than there were, then half as many slots, until there is one; where that
-        does not fit either, the run ends."""
+        """Out of memory: half as many slots, until there is one; where that does not fit either, the run ends."""
         while True:
             try:
                 return attempt()
             except torch.OutOfMemoryError:
-                too_long = self._length.settle()
-                if len(self._slots) <= 1 and not too_long:
+                if len(self._slots) <= 1:
                     raise
             # Only now: the exception held on to everything that its functions had in their hands.
-            if not too_long:
-                self._wanted = len(self._slots) // 2
-                log.warning("The GPU's memory holds fewer clients at once than tried: going on with %d.", self._wanted)
+            self._wanted = len(self._slots) // 2
+            log.warning("The GPU's memory holds fewer clients at once than tried: going on with %d.", self._wanted)
             self._give_up_slots()
 
     def _give_up_slots(self) -> None:
@@ -139,89 +131,57 @@ class CudaExecutor(SerialExecutor):
         gc.collect()
         torch.cuda.empty_cache()
 
-    def _longest_first(self, clients: Sequence[str]) -> list[str]:
-        return sorted(clients, key=lambda client: -self.worker.federation[client].samples)
+    def _longest_first(self, tasks: Sequence[Task], broadcast: Broadcast) -> list[SlotClient]:
+        planned = [SlotClient(task, self.worker.plan(task.client, broadcast.round)) for task in tasks]
+        return sorted(planned, key=lambda client: -client.steps)
 
-    def _planned(self, client: str, broadcast: Broadcast) -> SlotClient:
-        return SlotClient(client, self.worker.plan(client, broadcast.round))
-
-    def _train(self, clients: Sequence[str], broadcast: Broadcast) -> dict[str, Update | Missing]:
-        began = time.perf_counter()
-        self._open(len(clients))
-        waiting = deque(self._longest_first(clients))
+    def _train(self, tasks: Sequence[Task], broadcast: Broadcast) -> list[Result[Any] | Missing]:
+        self._open(len(tasks))
+        waiting = self._longest_first(tasks, broadcast)
         ended: Ended = []
         for slot in self._slots:
-            slot.client, slot.queued, slot.captured, slot.length = None, 0, (0.0, 0), self._length.steps
+            slot.client, slot.queued = None, 0
         while waiting or any(slot.client for slot in self._slots):
             if stop_requested.is_set():
                 torch.cuda.synchronize(self.worker.device)
                 raise Stopped
             idle = [slot for slot in self._slots if slot.client is None]
             for slot in sorted(idle, key=lambda slot: slot.queued)[: len(waiting)]:
-                client = self._planned(waiting.popleft(), broadcast)
+                client = waiting.pop(0)
                 with torch.cuda.stream(slot.stream):
-                    slot.start(client, broadcast, self.memory.of(client.name))
-                self._advance(slot, ended)  # work for the GPU while the host readies the next client
+                    slot.start(client, broadcast)
+                # Work for the GPU while the host readies the next client.
+                for _ in range(AHEAD):
+                    self._advance(slot, ended)
             for slot in self._slots:
                 self._advance(slot, ended)
         self._join()
         for slot in self._slots:
             if slot.eager:
                 self._say(slot.eager)
-        results = self._read(ended)
-        self._length.see(self._slots, len(clients), time.perf_counter() - began, broadcast.rounds - broadcast.round - 1)
+        return self._read(ended)
+
+    def _answers(self, tasks: Sequence[Task], broadcast: Broadcast) -> list[Result[Any] | Missing]:
+        """Side by side, in the slots that training has opened."""
+        self._open(1)
+        results = []
+        for i, task in enumerate(tasks):
+            slot = self._slots[i % len(self._slots)]
+            with torch.cuda.stream(slot.stream):
+                results.append(slot.worker.do(task, broadcast))
+        self._join()
         return results
 
-    @property
-    def is_trying(self) -> bool:
-        return not self._one_by_one and not self._length.is_settled
-
-    def about(self) -> dict[str, Any]:
-        return {"graph": f"{self._length.steps} steps"}
-
-    def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
-        """Side by side, in the slots that training has opened."""
-
-        def attempt() -> list[Answer | Missing]:
-            self._open(1)
-            answers: list[Answer | Missing] = []
-            memories: dict[str, Tensors] = {}
-            for i, client in enumerate(clients):
-                slot = self._slots[i % len(self._slots)]
-                with torch.cuda.stream(slot.stream):
-                    try:
-                        answer, memories[client] = slot.worker.answer(
-                            client, broadcast, self.memory.of(client), question
-                        )
-                    except ClientFailure as failure:
-                        answers.append(Missing(client, str(failure)))
-                    else:
-                        answers.append(answer)
-            self._join()
-            # Only now: what a client remembered may lie in another slot's memory, which that slot would use again, on
-            # its own stream, while this one is still to read it.
-            for client, memory in memories.items():
-                self.memory.keep(client, memory)
-            return answers
-
-        yield from self._in_memory(attempt)
-
-    def evaluate_parts(
-        self, parts: Sequence[Part], broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False
-    ) -> Iterator[list[Evaluation]]:
+    def _evaluations(self, tasks: Sequence[Task], broadcast: Broadcast) -> list[Result[Any] | Missing]:
         """In a slot of its own, since only there can a pass be captured."""
         if self._evaluation is None:
             self._evaluation = Slot(self.worker)
-        stream, plain = self._evaluation.stream, super().evaluate_parts
-
-        def attempt() -> list[list[Evaluation]]:
-            stream.wait_stream(torch.cuda.current_stream(self.worker.device))
-            with torch.cuda.stream(stream):
-                results = list(plain(parts, broadcast, splits, detailed=detailed))
-            torch.cuda.current_stream(self.worker.device).wait_stream(stream)
-            return results
-
-        yield from self._in_memory(attempt)
+        stream = self._evaluation.stream
+        stream.wait_stream(torch.cuda.current_stream(self.worker.device))
+        with torch.cuda.stream(stream):
+            results = [self.worker.do(task, broadcast) for task in tasks]
+        torch.cuda.current_stream(self.worker.device).wait_stream(stream)
+        return results
 
     def _open(self, clients: int) -> None:
         """As many slots as there is work for, ready for what lies on the GPU now."""
@@ -241,43 +201,40 @@ class CudaExecutor(SerialExecutor):
         if client is None:
             return
         with torch.cuda.stream(slot.stream):
-            if slot.advance(AHEAD):
+            if slot.advance():
                 update, memory, loss = slot.finish()
-                seen = glance(update, memory)
-                ended.append((client.name, torch.cat([loss.to(seen)[None], seen]), update, memory))
+                sound = size({**update.weights, **update.statistics, **memory}).to(loss)
+                ended.append((torch.stack([loss, sound]), update, memory))
 
-    def _read(self, ended: Ended) -> dict[str, Update | Missing]:
-        """One look at all losses and numbers of `glance`; only now does the host wait for the GPU."""
-        with self.worker.waiting():
-            numbers = torch.stack([seen for _, seen, _, _ in ended]).tolist()
-        results: dict[str, Update | Missing] = {}
-        for (client, _, update, memory), (loss, *seen) in zip(ended, numbers, strict=True):
-            update.metrics["loss"] = loss
+    def _read(self, ended: Ended) -> list[Result[Any] | Missing]:
+        """One look at all losses and norms; only now does the host wait for the GPU."""
+        numbers = torch.stack([pair for pair, _, _ in ended]).tolist()
+        results: list[Result[Any] | Missing] = []
+        for (_, update, memory), (loss, sound) in zip(ended, numbers, strict=True):
             try:
                 check_loss(loss)
-                results[client] = look(update, memory, seen)
+                if not math.isfinite(sound):
+                    refuse_not_finite(update, memory)
             except ClientFailure as failure:
-                results[client] = Missing(client, str(failure))
+                results.append(Missing(update.client, str(failure)))
             else:
-                self.memory.keep(client, memory)
+                update.metrics["loss"] = loss
+                results.append(Result(update.client, update, memory))
         return results
 
     def _hold(self, broadcast: Broadcast) -> Broadcast:
         """The broadcast at an address that stays the same from round to round, for the graphs."""
         given = broadcast.to(self.worker.device)
-        groups = (given.weights, given.statistics, given.extras)
-        if [*map(shapes, self._static)] == [*map(shapes, groups)]:
-            for held, group in zip(self._static, groups, strict=True):
-                state.load(held, group)
-        else:
-            self._static = [state.clone(group) for group in groups]
+        tensors = (given.weights, given.statistics, given.extras)
+        try:
+            if self._static is None:
+                raise Changed
+            copy_into(self._static, tensors)
+        except Changed:
+            self._static = state.clone(tensors[0]), state.clone(tensors[1]), state.clone(tensors[2])
         return Broadcast(given.round, given.rounds, *self._static)
 
     def _say(self, reason: str) -> None:
         if not self._said:
             log.warning("Clients run one step at a time, not as captured graphs: %s.", reason)
             self._said = True
-
-
-def shapes(tensors: Tensors) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors.items()}

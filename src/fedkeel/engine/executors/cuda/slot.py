@@ -1,35 +1,30 @@
 """A slot: one resident model that clients stream through on a GPU, replaying CUDA graphs of a few local steps.
 
-The client's batches are gathered and augmented on the GPU beforehand; a table that is also on the GPU says which
-samples are next, so a replay needs nothing from the host.
+The client's batches are gathered and augmented on the GPU beforehand; a counter that is also on the GPU says which
+batch is next, so a replay needs nothing from the host.
 """
 
-import time
-from bisect import bisect_right
 from collections.abc import Hashable
 from dataclasses import dataclass, field
-from itertools import groupby
-from operator import itemgetter
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from fedkeel.core import state
 from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Broadcast, Update
 from fedkeel.core.state import Tensors
-from fedkeel.engine import optimizers
 from fedkeel.engine.batches import BatchPlan, middle
-from fedkeel.engine.executors.cuda.lengths import FIRST, LENGTHS
 from fedkeel.engine.executors.cuda.replay import Replays, capture
 from fedkeel.engine.local import Worker
+from fedkeel.engine.optimizers import Fused, FusedSGD
+from fedkeel.engine.schedules import learning_rate_at
+from fedkeel.engine.tasks import Task, fetched
 from fedkeel.errors import first_line
-from fedkeel.nn.surgery import counting_together
 
+STEPS = 2  # of one graph: of longer ones, those of large networks, the GPU runs fewer side by side
 BUFFER_BYTES = 64 * 2**20  # of gathered batches per slot
-MOST_SIZES = 8  # of batches; those of more sizes than this run eagerly
+MOST_SMALL_GRAPHS = 8  # remainder batches of more sizes than this run eagerly
 
 
 class DrawsByItself(Exception):
@@ -44,10 +39,10 @@ class Changed(Exception):
 class SlotClient:
     """One client on its way through a slot."""
 
-    name: str
+    task: Task
     plan: BatchPlan
     position: int = 0  # of the next batch in `plan.bounds`
-    runs: list[list[int]] = field(default_factory=list)  # batches of one size that lie ready: the size, and how many
+    filled: int = 0  # up to which batch the slot's buffers are filled
 
     @property
     def steps(self) -> int:
@@ -59,8 +54,7 @@ class Recorded:
     """The graphs of one variant of the step, and the client whose tensors they refer to."""
 
     client: LocalClient
-    # By the size of a batch and the number of steps; of a size that was met once and has had one step, none yet.
-    graphs: dict[int, dict[int, torch.cuda.CUDAGraph]] = field(default_factory=dict)
+    graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = field(default_factory=dict)
 
 
 class Slot:
@@ -74,59 +68,46 @@ class Slot:
         self.pool = torch.cuda.graph_pool_handle()
         worker.replays = Replays(self.pool, self.stream)
         self.rate = torch.zeros((), device=worker.device)
-        self.optimizer: torch.optim.Optimizer | None = None  # not every slot trains
+        self.optimizer: FusedSGD | Fused | None = None  # not every slot trains
         self.recorded: dict[Hashable, Recorded] = {}
+        self.counter = torch.zeros((), dtype=torch.int64, device=worker.device)
         self.loss = torch.zeros((), device=worker.device)
-        # In the buffers, of the samples of the next steps.
-        self._first = torch.arange(worker.config.batch_size * max(LENGTHS), device=worker.device)
-        self._places = self._first.clone()
-        # A method, or a compiler, that does the forward pass in its own way may look at the counters.
-        own_way = worker.method.overrides("forward") or worker.config.compile
-        norms = () if own_way else state.batch_norms(worker.model).values()
-        self._norms = [
-            norm for norm in norms if norm.num_batches_tracked is not None and type(norm).forward is _BatchNorm.forward
-        ]
+        self._places = torch.arange(worker.config.batch_size, device=worker.device)
         self.images: Tensor | None = None
         self.labels: Tensor | None = None
         self.capacity = 0
         self.client: SlotClient | None = None  # the one under way
         self.local: LocalClient  # it, as the method sees it
-        self._present: Recorded  # the graphs that fit it
         self.queued = 0  # steps launched, for balancing
-        self.length = FIRST  # steps of a graph, at most
-        self.captured = (0.0, 0)  # seconds that captures took, and their steps
         self.eager: str = ""  # why steps are not captured
 
     # -- one client ------------------------------------------------------------------------------------------
-    def start(self, client: SlotClient, broadcast: Broadcast, memory: Tensors) -> None:
-        worker = self.worker
-        self.rate.fill_(worker.learning_rate_at(broadcast.round))
+    def start(self, client: SlotClient, broadcast: Broadcast) -> None:
+        worker, memory = self.worker, fetched(client.task.memory)
+        self.rate.fill_(learning_rate_at(worker.config, broadcast.round))
         if self.optimizer is None:
-            self.optimizer = worker.optimizer(self.rate)
+            made = worker.optimizer(self.rate)
+            assert isinstance(made, (FusedSGD, Fused))  # others are not captured
+            self.optimizer = made
         else:
-            optimizers.reset(self.optimizer)
-        begun = worker.begin(client.name, broadcast, memory, self.optimizer)
+            self.optimizer.reset()
+        begun = worker.begin(client.task.client, broadcast, memory, self.optimizer)
         self.loss.zero_()
         self.client, self.local = client, self._adopt(begun)
-        self._present = self.recorded[worker.method.step_variant(self.local)]
 
-    def advance(self, graphs: int = 1) -> bool:
-        """Launch so many graphs of the next few steps; True when the client has had its last."""
+    def advance(self) -> bool:
+        """Launch the next few steps; True when the client has had its last."""
         client = self.client
         assert client is not None
-        for _ in range(graphs):
-            if not client.runs:
-                self._fill(client)
-            run = client.runs[0]
-            steps = self._launch(self.local, *run)
-            run[1] -= steps
-            client.position += steps
-            self.queued += steps
-            if not run[1]:
-                client.runs.pop(0)
-                if client.position == client.steps:
-                    return True
-        return False
+        if client.position >= client.filled:
+            self._fill(client)
+        last = min(client.position + STEPS, client.filled)
+        sizes = [stop - start for start, stop in client.plan.bounds[client.position : last]]
+        steps = STEPS if sizes == sizes[:1] * STEPS else 1
+        self._launch(self.local, sizes[0], steps)
+        client.position += steps
+        self.queued += steps
+        return client.position == client.steps
 
     def finish(self) -> tuple[Update, Tensors, Tensor]:
         """The client's update, what it remembers, and its mean loss, which is still on the GPU; the slot is free."""
@@ -141,7 +122,9 @@ class Slot:
         start = bounds[client.position][0]
         if self.images is None:
             self._allocate()
-        last = bisect_right(bounds, start + self.capacity, lo=client.position, key=itemgetter(1))
+        last = client.position
+        while last < len(bounds) and bounds[last][1] - start <= self.capacity:
+            last += 1
         stop = bounds[last - 1][1]
         order = plan.order[start:stop].to(worker.store.images.device, non_blocking=True)
         batch = worker.store.batch(order, plan.uniforms[start:stop], worker.federation.train_transform)
@@ -149,84 +132,64 @@ class Slot:
         assert self.labels is not None
         self.images[: stop - start].copy_(batch.x)
         self.labels[: stop - start].copy_(batch.y)
-        self._places.copy_(self._first)
-        sizes = [after - before for before, after in bounds[client.position : last]]
-        client.runs = [[size, len(list(alike))] for size, alike in groupby(sizes)]
+        self.counter.zero_()
+        client.filled = last
 
     def _allocate(self) -> None:
         worker = self.worker
         transform = worker.federation.train_transform
         probe = transform(worker.store.images[:1].to(worker.device), middle(1, transform).to(worker.device))
         longest = worker.federation.most_samples * worker.config.local_epochs
-        fitting = max(BUFFER_BYTES // (probe.numel() * probe.element_size()), worker.config.batch_size * FIRST)
+        fitting = max(BUFFER_BYTES // (probe.numel() * probe.element_size()), worker.config.batch_size * STEPS)
         self.capacity = max(min(longest, fitting), worker.config.batch_size)
         self.images = torch.empty(self.capacity, *probe.shape[1:], device=worker.device, dtype=probe.dtype)
         self.labels = torch.empty(self.capacity, dtype=torch.int64, device=worker.device)
 
     # -- steps -----------------------------------------------------------------------------------------------
-    def _launch(self, client: LocalClient, size: int, alike: int) -> int:
-        """Launch a graph of some of the next steps, whose batches are of one size; how many it has.
-
-        A rest is done by shorter graphs: those of a trial if there were any, else of two steps and of one.
-        """
-        known = self._present.graphs
-        graphs = known.get(size)
-        if graphs is None or self.eager:
-            self._eager_step(client, size)  # the first one is real, and readies what a capture must not create
-            if size == self.worker.config.batch_size or len(known) < MOST_SIZES:
-                known.setdefault(size, {})
-            return 1
-        steps = self.length
-        if steps > alike:
-            steps = next(n for n in LENGTHS if n <= alike and (n in graphs or n <= FIRST))
-        if steps not in graphs and not self._capture(graphs, client, size, steps):
+    def _launch(self, client: LocalClient, size: int, steps: int) -> None:
+        recorded = None if self.eager else self.recorded.get(variant_of(client))
+        graph = recorded.graphs.get((size, steps)) if recorded else None
+        if graph is not None:
+            graph.replay()
+            return
+        self._eager_step(client, size)  # the first one is real, and readies what a capture must not create
+        usual = size == self.worker.config.batch_size
+        if recorded and (size > 1 or steps == 1) and (usual or len(recorded.graphs) < MOST_SMALL_GRAPHS):
+            self._capture(recorded, client, size, steps)
+        for _ in range(steps - 1):
             self._eager_step(client, size)
-            return 1
-        graphs[steps].replay()
-        return steps
 
     def _eager_step(self, client: LocalClient, size: int) -> None:
         before = torch.cuda.get_rng_state(self.worker.device)  # seed and count of draws, which the host knows
-        self._steps(client, size, 1)
+        self._step(client, size)
         if not torch.equal(before, torch.cuda.get_rng_state(self.worker.device)):
             raise DrawsByItself
 
-    def _steps(self, client: LocalClient, size: int, steps: int) -> None:
-        """Local steps on the next samples; asks the host nothing, and has as few kernels as can be beside the steps."""
+    def _step(self, client: LocalClient, size: int) -> None:
+        """One local step on the batch that the counter points at; asks the host nothing."""
         assert self.images is not None
         assert self.labels is not None
-        places = self._places[: size * steps]
-        x, y = self.images.index_select(0, places), self.labels.index_select(0, places)
-        for batch in map(Batch, torch.split(x, size), torch.split(y, size)):
-            self.loss.add_(self.worker.step(client, batch), alpha=size)
-        self._places += size * steps
+        places = self.counter + self._places[:size]
+        batch = Batch(self.images.index_select(0, places), self.labels.index_select(0, places))
+        self.loss += self.worker.step(client, batch) * size
+        self.counter += size
 
-    def _capture(self, graphs: dict[int, torch.cuda.CUDAGraph], client: LocalClient, size: int, steps: int) -> bool:
+    def _capture(self, recorded: Recorded, client: LocalClient, size: int, steps: int) -> None:
         def work() -> None:
-            with counting_together(self._norms):
-                self._steps(client, size, steps)
+            for _ in range(steps):
+                self._step(client, size)
 
-        began = time.perf_counter()
         try:
-            graphs[steps] = capture(self.pool, work)
-        except Exception as error:
+            recorded.graphs[size, steps] = capture(self.pool, work)
+        except RuntimeError as error:
             if isinstance(error, torch.OutOfMemoryError) or isinstance(error.__context__, torch.OutOfMemoryError):
                 raise torch.OutOfMemoryError(str(error)) from error  # not a matter of the step: fewer slots will do
-            if not isinstance(error, RuntimeError):
-                if not self._norms:
-                    raise
-                self._norms = []  # perhaps the step looks at a counter, which is none then
-                return self._capture(graphs, client, size, steps)
             self.eager = first_line(error)
             torch.cuda.synchronize(self.worker.device)
-            return False
-        seconds, captured = self.captured
-        self.captured = seconds + time.perf_counter() - began, captured + steps
-        return True
 
     def _adopt(self, client: LocalClient) -> LocalClient:
         """Put a new client's tensors where the captured graphs look for them."""
-        variant = self.worker.method.step_variant(client)
+        variant = variant_of(client)
         recorded = self.recorded.get(variant)
         if recorded is not None:
             captured = recorded.client
@@ -247,6 +210,16 @@ class Slot:
         return client
 
 
+def variant_of(client: LocalClient) -> Hashable:
+    """What a step depends on beside tensors: the plain values in the scratch of each part."""
+    plain = (bool, int, float, str, type(None))
+    return tuple(
+        (part, name, value if isinstance(value, plain) else type(value).__name__)
+        for part, view in client.views.items()
+        for name, value in sorted(view.scratch.items(), key=lambda item: item[0])
+    )
+
+
 def take_place(captured: LocalClient, client: LocalClient) -> None:
     """All but what the graphs refer to comes from the new client."""
     for name in ("name", "samples", "round", "rounds", "data", "learning_rate", "memory"):
@@ -254,8 +227,6 @@ def take_place(captured: LocalClient, client: LocalClient) -> None:
 
 
 def same_tensors(old: Tensors, new: Tensors) -> None:
-    if old is new:
-        return
     if old.keys() != new.keys() or any(old[name].data_ptr() != new[name].data_ptr() for name in old):
         raise Changed
 

@@ -1,8 +1,8 @@
 """The executor `flower`: each client is a site at the other end of a network.
 
 It speaks to sites through a `Channel` and knows nothing of what carries it. A site that is away, fails, or sends what
-cannot be read is `Missing` with the reason; the others go on. One request brings the whole evaluation of a model,
-whichever split is asked for first, since a message costs more than the splits.
+cannot be read is `Missing` with the reason; the others go on. What sites remember stays with them; a result says after
+which of the site's steps that counts.
 """
 
 import functools
@@ -26,9 +26,9 @@ from fedkeel.engine.executors.executor import EXECUTORS, Executor
 from fedkeel.engine.executors.flower.channel import AWAY, POLL, Table, largest_reply, pause, read_reply
 from fedkeel.engine.executors.flower.roster import MOST_SAMPLES, Description, Enrolment, Roster
 from fedkeel.engine.measuring import ALWAYS
-from fedkeel.engine.memory import ClientMemory
 from fedkeel.engine.metrics import Metric, asked
-from fedkeel.errors import StoreError, TrainingError
+from fedkeel.engine.tasks import Result, Task, fetched
+from fedkeel.errors import StoreError
 from fedkeel.files import write_to_show
 from fedkeel.formulas.measures import Measure
 
@@ -38,7 +38,7 @@ COUNTED = "step"
 NONE: Mapping[str, Metric] = MappingProxyType({})
 LARGEST_LOSS = 1e15  # of a sample; a sum of such is still a number
 NEWCOMERS = 30.0  # seconds, for a site that comes in the midst of a run to say who it is
-ReadReply = Callable[[str, Table, bytes], Any]  # of which client
+ReadReply = Callable[[Task, Table, bytes], Any]
 HANGING = "it did not reply to an earlier request of this round"
 
 
@@ -80,8 +80,6 @@ class FlowerExecutor(Executor):
         session: what every request carries: the run's name, the configuration, the classes.
         nodes: where the sites of the roster are at the moment.
         strangers: nodes that sit out, so that they are not asked again and again.
-        memory: what sites remember stays with them; here is, for each, after which of its steps that counts. The round
-            loop puts it back for one whose update is dropped, as it would put back the memory itself.
     """
 
     enrolment: Enrolment
@@ -92,60 +90,37 @@ class FlowerExecutor(Executor):
     nodes: dict[str, int] = field(default_factory=dict)
     strangers: set[int] = field(default_factory=set)
     status: Status = field(default_factory=Status)
-    memory: ClientMemory = field(default_factory=ClientMemory)
     _hanging: set[str] = field(default_factory=set)
     _newcomers: dict[str, Description] = field(default_factory=dict)
     _step: tuple[int, int] = (-1, 0)
-    _evaluated: tuple[Broadcast | None, dict[str, list[Evaluation]]] = (None, {})
 
     @classmethod
     def cannot_run(cls, device: torch.device) -> str:  # noqa: ARG003
         return "is that of a federation over a network: start one with 'fedkeel server', or choose 'auto'."
 
     # -- what the round loop asks for ------------------------------------------------------------------------
-    def train(self, clients: Sequence[str], broadcast: Broadcast) -> Iterator[Update | Missing]:
-        def read(client: str, _: Table, data: bytes) -> Update:
-            update = messages.update_from_bytes(data)
-            if update.client != client:
-                raise BadMessage(f"it is signed '{update.client[:80]}'")
-            return update
+    def map(self, tasks: Sequence[Task], broadcast: Broadcast) -> Iterator[Result[Any] | Missing]:
+        reads: dict[str, ReadReply] = {"train": self._update, "answer": self._answer, "evaluate": self._evaluations}
+        least = {"train": self.config.min_clients, "answer": 0, "evaluate": 1}
+        if tasks:
+            do = tasks[0].do
+            yield from self._exchange(tasks, broadcast, reads[do], min(least[do], len(tasks)))
 
-        return self._exchange(clients, broadcast, {"do": "train"}, read, self.config.min_clients)
+    def _update(self, task: Task, _: Table, data: bytes) -> Update:
+        update = messages.update_from_bytes(data)
+        if update.client != task.client:
+            raise BadMessage(f"it is signed '{update.client[:80]}'")
+        return update
 
-    def evaluate(
-        self, clients: Sequence[str], broadcast: Broadcast, splits: Sequence[str], *, detailed: bool = False
-    ) -> Iterator[list[Evaluation]]:
-        def read(client: str, table: Table, _: bytes) -> list[Evaluation]:
-            found = evaluations_of(
-                client, self.roster[client].domain, table.get("evaluations"), metrics, len(self.roster.classes)
-            )
-            return found if detailed else [replace(evaluation, details=None) for evaluation in found]
+    def _answer(self, task: Task, table: Table, data: bytes) -> Answer:
+        samples: Any = table.get("samples")
+        check_samples(samples)
+        return Answer(task.client, samples, messages.unpack(data)[1].get("tensors", {}))
 
-        metrics = asked(self.config)
-        known, results = self._evaluated
-        if known is not broadcast:
-            known, results = self._evaluated = (broadcast, {})
-        unknown = [client for client in clients if client not in results]
-        if unknown:
-            request = {"do": "evaluate", "splits": list(splits if detailed else SPLITS), "detailed": detailed}
-            for client, result in zip(unknown, self._exchange(unknown, broadcast, request, read, least=1), strict=True):
-                if isinstance(result, Missing):
-                    self.note(f"Round {from_one(broadcast.round)}: '{client}' did not evaluate, {result.reason}.")
-                results[client] = [] if isinstance(result, Missing) else result
-        if not any(results.values()):
-            raise TrainingError(
-                f"No site evaluated the model of round {from_one(broadcast.round)}: see to them and resume."
-            )
-        for client in clients:
-            yield [evaluation for evaluation in results[client] if evaluation.split in splits]
-
-    def ask(self, clients: Sequence[str], broadcast: Broadcast, question: str) -> Iterator[Answer | Missing]:
-        def read(client: str, table: Table, data: bytes) -> Answer:
-            samples: Any = table.get("samples")
-            check_samples(samples)
-            return Answer(client, samples, messages.unpack(data)[1].get("tensors", {}))
-
-        return self._exchange(clients, broadcast, {"do": "ask", "question": question}, read)
+    def _evaluations(self, task: Task, table: Table, _: bytes) -> list[Evaluation]:
+        domain, classes = self.roster[task.client].domain, len(self.roster.classes)
+        found = evaluations_of(task.client, domain, table.get("evaluations"), asked(self.config), classes)
+        return found if task.detailed else [replace(evaluation, details=None) for evaluation in found]
 
     def close(self) -> None:
         self.status.save()
@@ -193,51 +168,56 @@ class FlowerExecutor(Executor):
 
     # -- one exchange ----------------------------------------------------------------------------------------
     def _exchange(
-        self, clients: Sequence[str], broadcast: Broadcast, request: Table, read: ReadReply, least: int = 0
-    ) -> Iterator[Any]:
-        """Send the request to every client that is there; yield results in the order of `clients`. What a site
-        remembers after this step counts if its reply came."""
+        self, tasks: Sequence[Task], broadcast: Broadcast, read: ReadReply, least: int
+    ) -> Iterator[Result[Any] | Missing]:
+        """Send each client that is there its task; yield results as they come. What a site remembers after this step
+        counts if its reply is accepted."""
         round, number = self._step
         self._step = (round, number + 1) if round == broadcast.round else (broadcast.round, 0)
         if round != broadcast.round:
             self._hanging.clear()
-        self._await(clients, min(least, len(clients)))
-        common = {**request, "session": self.session, "start": self.roster.starts, "step": list(self._step)}
+        of, clients = {task.client: task for task in tasks}, [task.client for task in tasks]
+        self._await(clients, least)
+        common = {"session": self.session, "start": self.roster.starts, "step": list(self._step)}
         # Who hangs would make everybody wait for the whole timeout once more; the next round is a new chance.
         there = {self.nodes[c]: c for c in clients if c in self.nodes and c not in self._hanging}
-        absent = [c for c in clients if c not in there.values()]
-        results: dict[str, Any] = {c: Missing(c, HANGING if c in self._hanging else AWAY) for c in absent}
-        doing = f"round {from_one(broadcast.round)}: {request['do']}"
-        if request["do"] == "train":
-            self.attendance.begin(*there.values())
+        for client in clients:
+            if client not in there.values():
+                yield Missing(client, HANGING if client in self._hanging else AWAY)
+        doing = f"round {from_one(broadcast.round)}: {tasks[0].do}"
         for client in there.values():
             self.status.set(client, f"{doing}, under way")
         self.status.save()
-        # After which step the memory of each counts; None: what it was at first.
-        counted = {node: self.memory.of(client).get(COUNTED) for node, client in there.items()}
-        requests = {node: {**common, "after": None if s is None else s.tolist()} for node, s in counted.items()}
+        requests = {node: common | self._request(of[client]) for node, client in there.items()}
         message, timeout = messages.broadcast_to_bytes(broadcast), self.config.round_timeout
-        replies = iter(self.enrolment.channel.exchange(requests, message, timeout))
-        for client in clients:
-            while client not in results and (came := next(replies, None)):
-                sender = there[came[0]]
-                self.attendance.end(sender)
-                try:
-                    results[sender] = read_reply(came[1], functools.partial(read, sender), largest_reply(len(message)))
-                    self.status.set(sender, f"{doing}, done")
-                except BadMessage as bad:
-                    results[sender] = Missing(sender, str(bad))
-                    self.status.set(sender, f"{doing} failed, {bad}")
-                self.status.save()  # who waits for the others sees who is done
-            if client not in results:
-                results[client] = Missing(client, f"it did not reply within {timeout:g} s")
-                self._hanging.add(client)
-                self.status.set(client, f"{doing}, no reply", connected=False)
-            if request["do"] != "evaluate" and not isinstance(results[client], Missing):
-                self.memory.keep(client, {COUNTED: torch.tensor(self._step)})
-            yield results[client]
-        next(replies, None)  # there is none: the channel sees that it is over
+        began, silent = time.perf_counter(), dict.fromkeys(there.values())
+        for node, reply in self.enrolment.channel.exchange(requests, message, timeout):
+            client = there[node]
+            silent.pop(client, None)
+            try:
+                outcome = read_reply(reply, functools.partial(read, of[client]), largest_reply(len(message)))
+                self.status.set(client, f"{doing}, done")
+                yield Result(client, outcome, {COUNTED: torch.tensor(self._step)}, time.perf_counter() - began)
+            except BadMessage as bad:
+                self.status.set(client, f"{doing} failed, {bad}")
+                yield Missing(client, str(bad))
+            self.status.save()  # who waits for the others sees who is done
+        for client in silent:
+            self._hanging.add(client)
+            self.status.set(client, f"{doing}, no reply", connected=False)
+            yield Missing(client, f"it did not reply within {timeout:g} s")
         self.status.save()
+
+    @staticmethod
+    def _request(task: Task) -> Table:
+        """`after`: the step after which the site's memory counts; None: what it was at first."""
+        counted = fetched(task.memory).get(COUNTED)
+        asked: dict[str, Table] = {
+            "train": {},
+            "answer": {"question": task.question},
+            "evaluate": {"splits": list(task.splits), "detailed": task.detailed},
+        }
+        return {"do": task.do, **asked[task.do], "after": None if counted is None else counted.tolist()}
 
     def _await(self, clients: Sequence[str], least: int) -> None:
         """Wait until `least` of these are there, no longer than a round may take."""

@@ -1,3 +1,0 @@
-"""Clients on the GPUs and cores of a Ray cluster."""
-
-from fedkeel.engine.executors.ray import executor as executor
