@@ -351,3 +351,22 @@ def test_what_prepare_returns_is_done_when_all_have_prepared() -> None:
 
     tiny.setup(Composition([First("a"), First("b"), Replaces("c")]))
     assert order == ["c", "a", "b", "a afterwards", "b afterwards"]
+
+
+def test_a_question_carries_what_an_earlier_part_has_just_made(tmp_path: Path) -> None:
+    carried: list[float] = []
+
+    class Makes(Named):
+        def before_training(self, server: Server) -> None:
+            server.extras = {"made": torch.tensor(float(server.round + 1))}
+
+    class Asks(Named):
+        def before_training(self, server: Server) -> None:
+            server.ask(server.participants, "what")
+
+        def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
+            carried.append(float(client.broadcast.extras["a/made"]))
+            return {}
+
+    tiny.run(tmp_path / "r", Composition([Makes("a"), Asks("b")]), on=tiny.federation({"ward": 4}), rounds=2)
+    assert carried == [1.0, 2.0]

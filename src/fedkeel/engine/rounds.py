@@ -71,6 +71,7 @@ class Federated:
         self.schedule = CheckpointSchedule(config.checkpoint_every)
         self.patience = Patience(config.patience, config.min_delta)
         self.memory = self.store.memory
+        self._preparing: Server | None = None  # what is about to be broadcast, while methods may ask of it
         self.evaluation = FederatedEvaluation(self.setup, self.executor, self.memory, self.observer.note)
         self.how_good = selection(config)
 
@@ -101,8 +102,9 @@ class Federated:
         server, config = self.server, self.config
         self.traffic, began = Counter(bytes_up=0, bytes_down=0, questions=0), time.perf_counter()
         server.round, server.participants = round, self._sample(round)
-        sent = replace(server, weights=dict(server.weights), shares={})
+        sent = self._preparing = replace(server, weights=dict(server.weights), shares={})
         self.method.before_training(sent)
+        self._preparing = None
         server.extras, server.memory, server.shares = sent.extras, sent.memory, sent.shares
         broadcast = sent.broadcast(sent.weights)
         results, dropped = self._train(broadcast)
@@ -238,7 +240,7 @@ class Federated:
 
     # -- questions of methods --------------------------------------------------------------------------------
     def _ask(self, server: Server, clients: Sequence[str], question: str, tensors: Tensors) -> dict[str, Answer]:
-        extras = self.server.extras | prefixed(tensors, QUESTION)
+        extras = (self._preparing or self.server).extras | prefixed(tensors, QUESTION)
         broadcast = Broadcast(server.round, server.rounds, server.weights, server.statistics, extras)
         self.traffic["questions"] += 1
 
