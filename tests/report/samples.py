@@ -183,3 +183,11 @@ def add_diagnostics(directory: Path, seed: int = 0, points: int = 120) -> None:
     folder.mkdir(exist_ok=True)
     for document in (every_kind, logarithmic):
         (folder / f"{document['name']}.json").write_text(json.dumps(document))
+
+
+def add_cost(directory: Path) -> None:
+    """What the report counts among the circumstances, which it folds."""
+    bars = {"kind": "bars", "title": "MB of a round", "y_label": "MB", "categories": ["up", "down"]}
+    figure = {**bars, "series": [{"name": "MB", "values": [1.5, 4.5]}]}
+    document = {"name": "cost", "title": "What was sent", "what": "By direction.", "figures": [figure]}
+    (directory / "diagnostics" / "cost.json").write_text(json.dumps(document))

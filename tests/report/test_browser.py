@@ -19,7 +19,7 @@ from fedkeel import report
 from fedkeel.drawing.theme import COLOURS
 from fedkeel.errors import FedkeelError
 from tests.blocks.pages import BY_PAGE
-from tests.report.samples import DOMAINS, accuracy, add_diagnostics, make_comparison, make_run
+from tests.report.samples import DOMAINS, accuracy, add_cost, add_diagnostics, make_comparison, make_run
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 ARGUMENTS = [
@@ -67,6 +67,7 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     comparison = make_comparison(root / "comparison", METHODS, seeds=3, rounds=ROUNDS, unseen=("clipart",))
     for row in (1, 2):
         add_diagnostics(comparison / f"row{row}" / "seed0", seed=row)
+        add_cost(comparison / f"row{row}" / "seed0")
     path = comparison / "row2" / "seed0" / "diagnostics" / "every-kind.json"
     document = json.loads(path.read_text())
     for series in document["figures"][0]["series"]:  # else two figures would have the same axes by themselves

@@ -83,10 +83,10 @@ def test_it_grows_with_the_run_and_what_was_chosen_stays(
 ) -> None:
     run = make_run(tmp_path / "run", done=2)
     now = live.Live(run, tiny.Notes())
-    now._set(round=2, done=1, clients=3, training=[ODD])
+    now._set(round=2, done=1, clients=3)
     page = opened(served(run)[0])
     says(page, "#told", "Round 3 of 8.")
-    says(page, "#tiles", f"training: {ODD}")
+    says(page, "#tiles", "1 of 3 clients have trained")
     wait_for(page.locator(LINES), 5)  # average, three domains; test loss
     page.locator("#curves .legend button", has_text="sketch").click()
     wait_for(page.locator(LINES), 4)
@@ -95,7 +95,7 @@ def test_it_grows_with_the_run_and_what_was_chosen_stays(
     before = page.locator(LINES).first.get_attribute("d")
     one_more_round(run, tmp_path)
     now.note("Something is odd.")
-    now._set(round=3, done=0, training=[])
+    now._set(round=3, done=0)
     now._write()
     says(page, "#told", "Round 4 of 8.")
     says(page, "#notes", "Something is odd.")
