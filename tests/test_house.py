@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "fedkeel"
 FILES = sorted(PACKAGE.rglob("*.py"))
-MOST_LINES = 45_000  # what is added must be smaller than what goes
+MOST_LINES = 44_890  # what is added must be smaller than what goes
 # What takes long to import, or need not be installed: only there is an import inside of a function right.
 HEAVY = {
     *("flwr", "opacus", "pandas", "vl_convert", "onnx", "onnxruntime", "onnxscript", "timm", "torchvision", "pyarrow"),

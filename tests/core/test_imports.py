@@ -182,6 +182,15 @@ def test_an_edit_of_the_same_size_and_time_is_seen(code: Path) -> None:
     assert REGISTRIES["methods"].entry("own-method").build is not one
 
 
+def test_an_edit_that_fails_leaves_what_was_imported_before(code: Path) -> None:
+    imports.load(str(code))
+    before = sys.modules["own_code"]
+    code.write_text("x = 1 / 0\n")
+    with pytest.raises(FedkeelError, match="ZeroDivisionError"):
+        imports.load(str(code))
+    assert sys.modules["own_code"] is before
+
+
 # -- a run remembers -------------------------------------------------------------------------------------------------
 @pytest.mark.slow
 def test_a_run_keeps_a_copy_and_asks_for_the_file_each_time(code: Path, capsys: pytest.CaptureFixture[str]) -> None:

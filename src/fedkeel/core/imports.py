@@ -70,13 +70,13 @@ def load_file(path: Path) -> bool:
     module = importlib.util.module_from_spec(spec)
     if str(path.parent) not in sys.path:
         sys.path.insert(0, str(path.parent))
-    sys.modules[name] = module
+    before, sys.modules[name] = sys.modules.get(name), module
     try:
         with _explained(path.name):
             # Not by its loader and __pycache__, which an edit of the same size in the same second would not reach.
             exec(compile(text, str(path), "exec", dont_inherit=True), vars(module))
     except BaseException:
-        del sys.modules[name]
+        sys.modules.pop(name) if before is None else sys.modules.update({name: before})
         raise
     _imported[str(path)] = text
     return True
