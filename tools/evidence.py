@@ -1,6 +1,7 @@
 """Runs what the ledger lacks of a list of cells, beside other work, one process and one core each.
 
     python tools/evidence.py run results/small.toml --runs runs/evidence --jobs 2 --pause PAUSE
+    python tools/evidence.py run results/small.toml --jobs 14 --device cuda   # on one GPU, as the lines then say
     python tools/evidence.py rates results/small.toml          # the choice of every learning rate, from its history
 
 The list's blocks come the most wanted first, and of a block seed after seed:
@@ -52,7 +53,8 @@ from fedkeel.runs.run import Run
 from fedkeel.runs.store import has_finished
 
 HERE = Path(__file__).parents[1]
-ONE_CORE = {"executor": "serial", "device": "cpu", "threads": 1}
+WHERE = {"cpu": {"executor": "serial", "device": "cpu", "threads": 1}}
+WHERE["cuda"] = {"executor": "cuda", "device": "cuda", "threads": 1, "precision": "float32"}  # as on a core
 MOST_EXTENSIONS = 2  # of the rates, on each side
 NOTHING = 3  # exit status of a run that ended in an error which would come again
 Place = tuple[str, str, str]  # recipe, row, column
@@ -75,9 +77,8 @@ class Cell:
     def place(self) -> Place:
         return self.recipe.name, self.row.label, self.column.name
 
-    @property
-    def config(self) -> Config:
-        options = ONE_CORE | ({"evaluate_on": "validation"} if self.tried else {})
+    def config(self, device: str = "cpu") -> Config:
+        options = WHERE[device] | ({"evaluate_on": "validation"} if self.tried else {})
         return self.recipe.config(self.row, self.column).replace(seed=self.seed, **self.own, **options)
 
     @property
@@ -90,7 +91,7 @@ class Cell:
         return *self.place, self.seed, self.tried, version_of(self.recipe, self.row, self.column, self.own)
 
     def directory(self, runs: Path) -> Path:
-        return runs / directory_name(self.config) / f"seed{self.seed}"
+        return runs / directory_name(self.config()) / f"seed{self.seed}"
 
     def __str__(self) -> str:
         rate = "" if self.rate is None else f", rate {self.rate:g}"
@@ -287,7 +288,7 @@ class Work:
         if has_finished(directory):  # another cell's run too
             self.finished(cell, 0)
         else:
-            config = json.dumps(cell.config.to_dict())
+            config = json.dumps(cell.config(self.options.device).to_dict())
             command = [sys.executable, __file__, "one", config, str(directory), self.options.commit]
             self.at_work[subprocess.Popen(command, preexec_fn=os.setpgrp)] = cell
 
@@ -337,6 +338,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--runs", type=Path, default=HERE / "runs" / "evidence")
     parser.add_argument("--pause", type=Path, default=HERE / "results" / "PAUSE")
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--device", choices=[*WHERE], default="cpu", help="one core each, or one GPU for all")
     parser.add_argument("--commit", help="that the lines name; by default the one that is checked out")
     arguments = parser.parse_args(words)
     arguments.commit = arguments.commit or head()
