@@ -11,7 +11,26 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "fedkeel"
 FILES = sorted(PACKAGE.rglob("*.py"))
-MOST_LINES = 44_890  # what is added must be smaller than what goes
+# Lines of each room (".": the modules at the top): what is added must be smaller than what goes.
+MOST_LINES = {
+    ".": 1928,
+    "analysis": 2002,
+    "cli": 2329,
+    "core": 1844,
+    "data": 6612,
+    "deploy": 3450,
+    "drawing": 466,
+    "engine": 2952,
+    "engine/executors": 1986,
+    "experiments": 6400,
+    "formulas": 1652,
+    "methods": 2639,
+    "models": 1277,
+    "nn": 3079,
+    "report": 2381,
+    "runs": 3164,
+    "trust": 729,
+}
 # What takes long to import, or need not be installed: only there is an import inside of a function right.
 HEAVY = {
     *("flwr", "opacus", "pandas", "vl_convert", "onnx", "onnxruntime", "onnxscript", "timm", "torchvision", "pyarrow"),
@@ -51,8 +70,14 @@ def test_few_modules_lie_at_the_top() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 12
 
 
-def test_the_package_is_small() -> None:
-    assert sum(len(path.read_text().splitlines()) for path in FILES) <= MOST_LINES
+def room(path: Path) -> str:
+    first, *rest = path.relative_to(PACKAGE).parts
+    return "." if not rest else "engine/executors" if (first, rest[0]) == ("engine", "executors") else first
+
+
+@pytest.mark.parametrize("name", sorted({room(path) for path in FILES}))
+def test_a_room_is_small(name: str) -> None:
+    assert sum(len(path.read_text().splitlines()) for path in FILES if room(path) == name) <= MOST_LINES[name]
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
