@@ -102,8 +102,12 @@ class Config:
     weights: str = option("", "file that the model starts from, e.g. of ImageNet: .safetensors, .pth or .pt")
 
     rounds: Count = option(30, "communication rounds", "rounds")
-    participation: PositiveShare = option(1.0, "fraction of clients sampled each round, at least one")
-    weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean")
+    participation: PositiveShare = option(
+        1.0, "fraction of clients sampled each round, at least one", needs=options.SEVERAL
+    )
+    weighting: Literal["samples", "uniform"] = option(
+        "samples", "weight of a client in the mean", needs=options.SEVERAL
+    )
     min_clients: Count = option(1, "updates without which a round does not count")
     round_timeout: Positive = option(
         3600.0,
@@ -187,7 +191,7 @@ class Config:
         needs=options.TESTED,
     )
     evaluate_clients: Number = option(
-        1000, "most clients that a method with personal layers is tested on; 0 is all of them"
+        1000, "most clients that a method with personal layers is tested on; 0 is all of them", needs=options.PERSONAL
     )
     evaluation_batch: Count = option(256, "samples in an evaluation step")
     result: Literal["last", "mean-last-10", "best-validation"] = option("last", "round whose accuracy is the result")

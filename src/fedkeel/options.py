@@ -8,7 +8,7 @@ import inspect
 import os
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
@@ -101,6 +101,11 @@ CROWD = Needs(
     lambda run: run.executor in ("processes", "cuda", "ray") or run.workers == 1,
     "is of the executors 'processes', 'cuda' and 'ray', and this run has none of them, nor has one beside others, with "
     f"--jobs: choose one with --executor, {LEAVE}",
+)
+SEVERAL = Needs(lambda run: not run.pooled, "is of several clients, and 'central' makes one of all: leave it out.")
+PERSONAL = Needs(
+    lambda run: run.personal or run.evaluate_with in ("site", "all"),
+    "is of clients with models of their own, and here all have one: leave it out.",
 )
 HALF = Needs(
     lambda run: run.device != "cpu" or run.precision != "bf16",
@@ -198,13 +203,14 @@ def check_fields(thing: Any, subject: str = "'{}'") -> None:
         object.__setattr__(thing, name, checked(getattr(thing, name), hint, subject.format(name)))
 
 
-def idle(thing: Any, facts: Any) -> dict[str, str]:
+def idle(thing: Any, facts: Any, typed: Collection[str] = ()) -> dict[str, str]:
     """The options that are set and have no effect, each with the sentence that refuses it: what they need, declared in
-    their fields' metadata, does not hold of `facts`. One that is at its default is not set."""
+    their fields' metadata, does not hold of `facts`. One that is at its default is not set, unless it was `typed`."""
     return {
         entry.name: f"'{entry.name}' {needs.otherwise}"
         for entry in fields(thing)
-        if (needs := entry.metadata.get("needs")) and getattr(thing, entry.name) != entry.default
+        if (needs := entry.metadata.get("needs"))
+        and (getattr(thing, entry.name) != entry.default or entry.name in typed)
         if not needs.holds(facts)
     }
 

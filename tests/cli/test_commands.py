@@ -56,6 +56,13 @@ class TestOptions:
         given = typed("--rounds", "3", "--learning-rate", "1e-2", "--stateless", "--no-drop-last", "--method", "gn")
         assert given == {"rounds": 3, "learning_rate": 0.01, "stateless": True, "drop_last": False, "method": "gn"}
 
+    @pytest.mark.parametrize("command", [["run"], ["compare", "fedavg", "gn"], ["tune", "fedavg"]], ids=" ".join)
+    def test_a_flag_that_does_nothing_is_refused_at_its_default_too(
+        self, command: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert main([*command, "--dp-noise", "1.0"]) == 2
+        assert "'dp_noise' is of differential privacy" in capsys.readouterr().err
+
     def test_flags_override_the_file(self, tmp_path: Path) -> None:
         file = tmp_path / "run.toml"
         file.write_text('rounds = 7\nlearning-rate = 0.5\nmethod = "gn"\n')

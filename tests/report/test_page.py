@@ -299,6 +299,11 @@ class TestCommandLine:
         assert "did you mean 'pdf'?" in capsys.readouterr().err
         assert not (tmp_path / "a" / "report.html").exists()
 
+    def test_a_format_without_figures_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        make_run(tmp_path / "a")
+        assert main(["report", str(tmp_path / "a"), "--format", "pdf"]) == 2
+        assert "give --figures" in capsys.readouterr().err
+
 
 class TestDemo:
     @pytest.fixture

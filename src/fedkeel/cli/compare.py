@@ -16,7 +16,7 @@ from typing import Any
 import fedkeel
 from fedkeel.cli.show import show_comparison
 from fedkeel.cli.terminal.interrupts import interruptible
-from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options
+from fedkeel.cli.terminal.parsing import Arguments, Parser, flags, given_options
 from fedkeel.config import option_names
 from fedkeel.experiments.rows import SET_BY_COMPARISON, read_methods
 
@@ -38,10 +38,12 @@ def options_of_all(arguments: Arguments, without: Container[str]) -> dict[str, A
     options = given_options(arguments, without)
     configs = read_methods(arguments.methods, options)
 
+    from fedkeel.engine.idle import refuse_typed
     from fedkeel.engine.measuring import refuse_unmeasured
 
     for config in configs.values():
         refuse_unmeasured(arguments.metric, config)
+    refuse_typed(configs.values(), flags(arguments))
     return options
 
 

@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 
 from fedkeel.cli.terminal.parsing import Arguments, Parser
+from fedkeel.errors import FedkeelError
 
 HELP = "a run, or a comparison, as one HTML page; figures and tables for a paper"
 USAGE = "DIR... [options]"
@@ -32,7 +33,7 @@ def add_arguments(parser: Parser) -> None:
         help="the page (default: DIR/report.html; of several: report.html)",
     )
     add("--figures", metavar="DIR", help="write the figures there too, for a paper")
-    add("--format", choices=FORMATS, default="svg", metavar="|".join(FORMATS), help="of the figures (default: svg)")
+    add("--format", choices=FORMATS, metavar="|".join(FORMATS), help="of the figures (default: svg)")
     add("--tables", metavar="DIR", help="write the table there too, as Markdown, LaTeX and CSV")
     parser.add_shared("--metric")
     add("--images", type=int, default=0, metavar="N", help="show N right and N wrong test images of each site, too")
@@ -45,6 +46,10 @@ def run(arguments: Arguments) -> int:
     from fedkeel.drawing.show import require_converter
     from fedkeel.report.paper import require_printer
 
+    if arguments.format and not arguments.figures:
+        raise FedkeelError(
+            "'--format' is of the figures that are written, and none are: give --figures, or leave it out."
+        )
     if arguments.figures:
         require_converter()  # before anything is written
     if arguments.pdf:
@@ -54,7 +59,7 @@ def run(arguments: Arguments) -> int:
     if arguments.figures or arguments.tables:
         collected = report.collect(arguments.directories, metric=arguments.metric)
         if arguments.figures:
-            written += report.write_figures(collected, arguments.figures, arguments.format)
+            written += report.write_figures(collected, arguments.figures, arguments.format or FORMATS[0])
         if arguments.tables:
             written += report.write_tables(collected, arguments.tables)
     if arguments.pdf:

@@ -13,7 +13,7 @@ import shlex
 import fedkeel
 from fedkeel.cli.show import show_run
 from fedkeel.cli.terminal.interrupts import interruptible
-from fedkeel.cli.terminal.parsing import Arguments, Parser, given_options
+from fedkeel.cli.terminal.parsing import Arguments, Parser, flags, given_options
 from fedkeel.config import from_dict
 from fedkeel.runs.trackers import tracked
 
@@ -29,9 +29,11 @@ def add_arguments(parser: Parser) -> None:
 def run(arguments: Arguments) -> int:
     config = from_dict(given_options(arguments))
 
+    from fedkeel.engine.idle import refuse_typed
     from fedkeel.runs.progress import RunProgress
     from fedkeel.simulation import free_directory
 
+    refuse_typed([config], flags(arguments))
     directory = arguments.out or free_directory(config)
     arguments.continue_with = f"fedkeel resume {shlex.quote(str(directory))}"
     progress = RunProgress(quiet=arguments.quiet)

@@ -51,6 +51,12 @@ class Composition(Method):
         return bool(self._personal)
 
     @property
+    def may_be_personal(self) -> bool:
+        """As far as it is known before the network is prepared."""
+        says = [(part.traits.personal, part.kept or part.overrides("prepare")) for part in self.parts]
+        return any(changes if personal is None else personal for personal, changes in says)
+
+    @property
     def _personal(self) -> list[Method]:
         """Parts that say so, and those that say nothing and keep a learnable tensor."""
         declared = ((part, part.traits.personal) for part in self.parts)

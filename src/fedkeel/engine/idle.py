@@ -5,34 +5,39 @@ What an option needs is declared with it, in `Config`. Here stands what a run co
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import SimpleNamespace
 from typing import Any
 
-from fedkeel import options, spec
+from fedkeel import methods, options, spec
 from fedkeel.config import PYTHON_OBJECT, Config
+from fedkeel.core.composition import Composition
 from fedkeel.engine import metrics, optimizers, schedules
 from fedkeel.engine.executors.executor import choose_executor, runs_elsewhere
 from fedkeel.engine.setup import choose_device
 from fedkeel.errors import FedkeelError
 
 
-def idle(config: Config, *, network: bool = False) -> dict[str, str]:
-    """These options, each with the sentence that refuses it; `network`: clients are sites with their own devices."""
+def idle(config: Config, *, network: bool = False, typed: Collection[str] = ()) -> dict[str, str]:
+    """These options, each with the sentence that refuses it; `network`: clients are sites with their own devices.
+    `typed`: set by hand, also where that is the default."""
     metrics.asked(config)  # a name that there is not is told of first
     executor, device = "", ""
     if not network:
         here = choose_device(config)
         executor, device = choose_executor(config, here), config.device if runs_elsewhere(config) else here.type
     by_name = config.data != PYTHON_OBJECT and not network  # a network goes by both the brackets and the option
+    method = Composition.of(methods.build(config.method)) if config.method != PYTHON_OBJECT else None
     facts = {
+        "pooled": method is not None and method.is_pooled,
+        "personal": method is None or method.may_be_personal,
         "network": network,
         "executor": executor,
         "device": device,
         "taken": {*optimizers.chosen(config)[1], *(["decay"] if schedules.takes_decay(config) else ())},
         "inside": spec.parse(config.data).options if by_name else {},
     }
-    return options.idle(config, SimpleNamespace(**{**config.to_dict(), **facts}))
+    return options.idle(config, SimpleNamespace(**{**config.to_dict(), **facts}), typed)
 
 
 def refuse_idle(config: Config, names: Collection[str] | None = None, *, network: bool = False) -> None:
@@ -40,6 +45,14 @@ def refuse_idle(config: Config, names: Collection[str] | None = None, *, network
     for name, sentence in idle(config, network=network).items():
         if names is None or name in names:
             raise FedkeelError(sentence)
+
+
+def refuse_typed(configs: Iterable[Config], flags: Mapping[str, Any]) -> None:
+    """Of a command's flags the first that does nothing in any of its runs, though it says no more than the default."""
+    found = [idle(config, typed=[name for name, value in flags.items() if value]) for config in configs]
+    for name in flags:
+        if found and all(name in sentences for sentences in found):
+            raise FedkeelError(found[0][name])
 
 
 def without_idle(config: Config) -> Config:

@@ -151,11 +151,16 @@ def given_options(arguments: Arguments, without: Container[str] = ()) -> dict[st
     path = getattr(arguments, "config", None)
     inside = {name: getattr(arguments, name, None) for name in ("root", "tolerate")}
     options = configuration.read(path) if path else {}
-    flags = {name: getattr(arguments, name, None) for name in configuration.option_names()}
-    options |= {name: typed(name, value) for name, value in flags.items() if value is not None}
+    options |= flags(arguments)
     if any(value is not None for value in inside.values()):
         options["data"] = str(with_options(str(options.get("data", "folder")), **inside))
     return {name: value for name, value in options.items() if name not in without}
+
+
+def flags(arguments: Arguments) -> dict[str, Any]:
+    """The options of a run that the flags alone set."""
+    given = {name: getattr(arguments, name, None) for name in configuration.option_names()}
+    return {name: typed(name, value) for name, value in given.items() if value is not None}
 
 
 def with_options(data: str, **options: Any) -> spec.Spec:
