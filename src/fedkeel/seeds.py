@@ -81,8 +81,8 @@ def sample(count: int, chosen: int, generator: torch.Generator) -> list[int]:
 def default_generator(seed: int, *purpose: object, device: torch.device | None = None) -> Iterator[None]:
     """Seed torch's default generators inside the block and put them back as they were after it.
 
-    Initialisers, and networks that call `torch.rand` or `F.dropout` themselves, draw from the default generator and
-    take no other; this is the one place where it is touched. (Dropout layers: `nn.dropout`.)
+    Initialisers, dropout and networks that call `torch.rand` draw from the default generator and take no other; this
+    is the one place where it is touched.
     """
     cuda = device is not None and device.type == "cuda"
     devices = [device] if cuda else []

@@ -34,7 +34,7 @@ from fedkeel.engine.failures import ClientFailure, check_loss, refuse_not_finite
 from fedkeel.engine.losses import TrainingLoss
 from fedkeel.engine.optimizers import LocalOptimizer
 from fedkeel.engine.tasks import Result, Task, fetched
-from fedkeel.nn.dropout import draw_dropout
+from fedkeel.nn.draws import Dropout, own_dropout
 from fedkeel.nn.kernels.pooling import pool_on_rows
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.stopping import LOCAL_STEP, Stopped, reached, stop_requested
@@ -84,7 +84,7 @@ class Worker:
     def __post_init__(self) -> None:
         config, device = self.config, self.device
         self.gradients = self.gradient_rule or PlainGradients(config, Randomness())
-        self._dropout = draw_dropout(self.model)
+        self._dropout = [module for module in self.model.modules() if isinstance(module, Dropout)]
         self.model.to(device)
         self._half = device.type == "cuda" and config.precision == "bf16"
         if device.type == "cuda":
@@ -118,11 +118,17 @@ class Worker:
         if self.method.overrides("forward"):
             log.warning("'%s' has a forward pass of its own: the network is not compiled.", self.method.name)
             return None
+        if self._dropout:  # in the backward pass it would compute masks again, from a counter that has gone on
+            log.warning("The network has dropout, and its clients train side by side: it is not compiled.")
+            return None
         return torch.compile(self.model, dynamic=False)
 
     def twin(self) -> Worker:
-        """Another model of the same kind over the same images."""
-        return replace(self, model=copy.deepcopy(self.model), shared_store=self.store)
+        """Another model of the same kind over the same images, which may train beside this one."""
+        model = copy.deepcopy(self.model)
+        if self.gradients.tells_loss:  # else each sample has masks of its own, from torch's generator
+            own_dropout(model)
+        return replace(self, model=model, shared_store=self.store)
 
     def watch_steps(self, watching: Callable[[nn.Module], StepWatch]) -> None:
         """Have every step seen by a watch of this kind; its metrics go along with the updates."""
@@ -300,8 +306,8 @@ class Worker:
         memory = state.to_device(memory, self.device)
         self._load(broadcast, select(memory, LOCAL))
         self.task_loss.begin(lambda: self.federation.labels[site.train])
-        if self._dropout is not None:
-            self._dropout.begin(seeds.generator(config.seed, "dropout", round, name, question))
+        for place, layer in enumerate(self._dropout):
+            layer.begin(seeds.generator(config.seed, "dropout", round, name, question, place))
         plan = partial(self.plan, name, round)
         return LocalClient(
             name=name,

@@ -1,38 +1,24 @@
-"""Random numbers that a step can draw inside a CUDA graph, and that are the same on every device; and dropout by them.
+"""Random numbers that a step can draw inside a CUDA graph, the same on every device; and dropout by them.
 
-A generator of the host cannot be asked inside a graph, and torch's own on the GPU gives other numbers than the one on
-the CPU; it is also one for each device, so that clients that run side by side would share it. So the numbers are a
-function of a key and a counter, both tensors (counter-based generation: Salmon et al., "Parallel Random Numbers: As
-Easy as 1, 2, 3", SC 2011): a hash of integers, exact everywhere. The key comes from a generator of the host before the
-round; the counter is advanced on the device, once a step or once a draw. A mask belongs to the positions of its tensor,
-however that lies in memory.
+All clients that train side by side on a GPU would share torch's generator there. So a layer that draws there holds a
+key of its client and a counter, both tensors, and its numbers are a hash of them (counter-based generation: Salmon et
+al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011). A captured step finds both where they were, and draws anew
+at every replay.
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedkeel.errors import FedkeelError
+from fedkeel.nn.surgery import replace_modules
 
-HOLDER = "dropout_draws"  # the name of the `Draws` in a model; it adds nothing to `state_dict()`
 _BITS = 23  # of a uniform number: with half a step added it is exact in float32, and neither 0 nor 1
 _WORD = 0xFFFFFFFF
 _MULTIPLIER = 0x45D9F3B
 """Folding and multiplying twice by this constant mixes 32 bits well, and its product with 32 bits fits 63."""
 _GOLDEN = 0x1E3779B1
-
-
-def new_key(generator: torch.Generator) -> Tensor:
-    """A key from a generator of the host, on the CPU: int64, scalar."""
-    return torch.randint(0, 2**31, (), generator=generator)
-
-
-def mixed_keys(key: Tensor, counter: Tensor) -> Tensor:
-    """A key for each number of `counter`, of its shape, from one key."""
-    return _mixed(_mixed(key & _WORD) ^ ((counter * _GOLDEN) & _WORD))
+TORCHS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def uniform(key: Tensor, counter: Tensor, count: int) -> Tensor:
@@ -47,7 +33,8 @@ def uniform(key: Tensor, counter: Tensor, count: int) -> Tensor:
     >>> torch.equal(uniform(key, counter, 3), uniform(key, counter + 1, 3))
     False
     """
-    bits = _mixed(mixed_keys(key, counter) ^ _mixed(torch.arange(1, count + 1, device=key.device)))
+    stream = _mixed(_mixed(key & _WORD) ^ ((counter * _GOLDEN) & _WORD))
+    bits = _mixed(stream ^ _mixed(torch.arange(1, count + 1, device=key.device)))
     numbers: Tensor = ((bits >> (32 - _BITS)).float() + 0.5) / 2**_BITS
     return numbers
 
@@ -67,11 +54,7 @@ def _mixed(x: Tensor) -> Tensor:
 
 
 class Draws(nn.Module):
-    """The key of a client and the number of draws so far: what all masks of one model come from.
-
-    Both lie in the model, on its device: a captured step finds them where they were, and draws anew at every replay.
-    Layers that draw by themselves derive from it.
-    """
+    """A layer that draws by itself: the key of the client under way, and how often it has drawn."""
 
     key: Tensor
     counter: Tensor
@@ -81,51 +64,43 @@ class Draws(nn.Module):
         for name in ("key", "counter"):
             self.register_buffer(name, torch.zeros((), dtype=torch.int64), persistent=False)
 
-    def forward(self, x: Any) -> Any:
-        return x  # in a model that calls its parts one after another
-
     def begin(self, generator: torch.Generator) -> None:
-        """Masks from here on are those of this generator."""
-        self.key.fill_(int(new_key(generator)))  # a copy from the host would wait for the GPU
+        """What is drawn from here on follows from this generator of the host."""
+        self.key.fill_(int(torch.randint(0, 2**31, (), generator=generator)))  # a copy would wait for the GPU
         self.counter.zero_()
 
     def uniform(self, shape: tuple[int, ...]) -> Tensor:
         """The next numbers between 0 and 1: float32, of the given shape."""
-        return self._next(uniform, math.prod(shape)).view(shape)
-
-    def normal(self, shape: tuple[int, ...]) -> Tensor:
-        """The next standard normal numbers: float32, of the given shape."""
-        return self._next(normal, shape)
-
-    def keep(self, shape: tuple[int, ...], p: float) -> Tensor:
-        """Which entries stay, each with probability 1 - p: bool, of the given shape."""
-        return self.uniform(shape) >= p
-
-    def of_samples(self, count: int) -> dict[str, Tensor]:
-        """Key and counter for each of `count` samples that go through the model one by one, by their names in it."""
-        keys = mixed_keys(self.key, self.counter + torch.arange(count, device=self.key.device))
-        self.counter.add_(count)
-        return {f"{HOLDER}.key": keys, f"{HOLDER}.counter": torch.zeros_like(keys)}
-
-    # The compiler would compute masks again in the backward pass, from a counter that has gone on. It is not
-    # `torch.compiler.disable`, which imports the compiler at once.
-    @torch._disable_dynamo  # type: ignore[attr-defined]
-    def _next(self, numbers: Callable[[Tensor, Tensor, Any], Tensor], size: Any) -> Tensor:
-        if torch._C._current_graph_task_id() != -1:
-            raise FedkeelError(
-                "A dropout layer runs again during the backward pass, where its mask would be another one: switch "
-                "gradient checkpointing off."
-            )
-        drawn = numbers(self.key, self.counter, size)
+        drawn = uniform(self.key, self.counter, math.prod(shape)).view(shape)
         self.counter.add_(1)
         return drawn
 
 
-def dropped(x: Tensor, keep: Tensor, p: float, inplace: bool = False) -> Tensor:
-    """x where `keep` says so, divided by 1 - p, and zero elsewhere.
+class Dropout(Draws):
+    """As `nn.Dropout`, or with `channels` as `nn.Dropout2d`, with masks of its own; not under gradient checkpointing,
+    which runs a layer a second time and would get another mask."""
 
-    >>> dropped(torch.ones(3), torch.tensor([True, False, True]), p=0.5)
-    tensor([2., 0., 2.])
+    def __init__(self, p: float, channels: bool = False) -> None:
+        super().__init__()
+        self.p, self.channels = p, channels
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        shape = (*x.shape[:2], *[1] * (x.ndim - 2)) if self.channels else tuple(x.shape)
+        return x * (self.uniform(shape) >= self.p) * (1 / (1 - self.p) if self.p < 1 else 0.0)
+
+
+def own_dropout(model: nn.Module) -> list[Dropout]:
+    """Put a `Dropout` in the place of each of torch's dropout layers that drop something, in a model whose clients run
+    side by side; all that are there, in the model's order.
+
+    >>> own_dropout(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.5)))[0].p
+    0.5
     """
-    scale = 1 / (1 - p) if p < 1 else 1.0
-    return x.mul_(keep).mul_(scale) if inplace else x * keep * scale
+
+    def rate(module: nn.Module) -> float:
+        return float(getattr(module, "p", 0.0)) if type(module) in TORCHS else 0.0
+
+    replace_modules(model, lambda _, m: rate(m) > 0, lambda _, m: Dropout(rate(m), type(m) is not nn.Dropout))
+    return [module for module in model.modules() if isinstance(module, Dropout)]

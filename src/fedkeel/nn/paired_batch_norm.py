@@ -25,7 +25,7 @@ from fedkeel.core.state import BatchNorm, batch_norms, moment_names
 from fedkeel.core.types import Output
 from fedkeel.errors import first_line
 from fedkeel.nn import kernels
-from fedkeel.nn.dropout import number_of_draws
+from fedkeel.nn.draws import Dropout
 from fedkeel.nn.kernels import norms as norm_kernels
 from fedkeel.nn.mixed_batch_norm import (
     global_moments,
@@ -181,7 +181,7 @@ def _close(given: Tensor, wanted: Tensor) -> bool:
 
 def _generator_state(model: nn.Module, device: torch.device) -> Tensor:
     """Of all that layers draw from."""
-    states = [torch.get_rng_state(), number_of_draws(model).view(1).cpu()]
+    states = [torch.get_rng_state(), *(m.counter.view(1).cpu() for m in model.modules() if isinstance(m, Dropout))]
     return torch.cat([*states, torch.cuda.get_rng_state(device).cpu()] if device.type == "cuda" else states)
 
 

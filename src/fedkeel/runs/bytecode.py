@@ -9,14 +9,12 @@ import dis
 import functools
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import Tensor
-
-from fedkeel.nn.dropout import codes_in, names_in
 
 PLAIN = (type(None), bool, int, float, complex, str, bytes, type(...))
 FIXED = (*PLAIN, tuple, frozenset, np.generic)  # cannot change while code runs; a list grows, a table is filled
@@ -145,6 +143,19 @@ def _function(function: FunctionType) -> list[Any]:
     uses = [_Use(name, within[name], names) for name in within]
     code = _code(function.__code__, function.__doc__)
     return [*code, function.__defaults__, function.__kwdefaults__, *cells, *uses]
+
+
+def codes_in(code: CodeType) -> Iterator[CodeType]:
+    """A function's code, and that of the functions inside it."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_in(constant)
+
+
+def names_in(code: CodeType) -> set[str]:
+    """What these ask for by name."""
+    return {name for inner in codes_in(code) for name in inner.co_names}
 
 
 def _code(code: CodeType, documentation: str | None = None) -> list[Any]:

@@ -12,7 +12,7 @@ from fedkeel.core.method import Method
 from fedkeel.engine.schedules import learning_rate_at
 from fedkeel.errors import FedkeelError
 from fedkeel.files import explained, read_sealed, seal, write_atomically
-from fedkeel.nn.dropout import names_in
+from fedkeel.runs.bytecode import names_in
 
 if TYPE_CHECKING:
     from fedkeel.runs.run import Run

@@ -43,7 +43,6 @@ from fedkeel.core.server import Server
 from fedkeel.core.state import Layout, Tensors, batch_norms
 from fedkeel.errors import FedkeelError, MethodError
 from fedkeel.formulas.aggregation import weighted_mean
-from fedkeel.nn.draws import HOLDER, Draws
 from fedkeel.seeds import Stream
 from fedkeel.spec import parse
 from fedkeel.trust.rules import Mean, MeanAggregator, PlainGradients, Rules, UniformSampler
@@ -289,13 +288,12 @@ def sample_gradients(
 ) -> tuple[Tensors, Tensor]:
     """The gradient of the loss of each sample by each trained parameter, (N, ...), and the losses, (N,)."""
     parameters = {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-    draws: Draws | None = getattr(model, HOLDER, None)
 
-    def loss_of(parameters: Tensors, masks: Tensors, one_x: Tensor, one_y: Tensor) -> Tensor:
-        logits: Tensor = functional_call(model, {**parameters, **masks}, (one_x[None],)).logits
+    def loss_of(parameters: Tensors, one_x: Tensor, one_y: Tensor) -> Tensor:
+        logits: Tensor = functional_call(model, parameters, (one_x[None],)).logits
         return task_loss(logits, one_y[None])
 
     each: Callable[..., tuple[Tensors, Tensor]] = vmap(
-        grad_and_value(loss_of), in_dims=(None, 0, 0, 0), randomness="different"
+        grad_and_value(loss_of), in_dims=(None, 0, 0), randomness="different"
     )
-    return each(parameters, draws.of_samples(len(y)) if draws else {}, x.contiguous(), y)
+    return each(parameters, x.contiguous(), y)
