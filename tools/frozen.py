@@ -74,6 +74,8 @@ def runs() -> dict[str, dict[str, Any]]:
         for method in (*sorted(entry.name for entry in METHODS), *COMPOSED)
         for shift, data in (("looks", LOOKS), ("labels", LABELS))
     }
+    for shift in ("looks", "labels"):
+        wanted[f"central, {shift}"]["participation"] = 1.0
     return wanted | {name: {"method": "fedavg", **LOOKS, **options} for name, options in OPTIONS.items()}
 
 

@@ -37,7 +37,8 @@ def participation(federation: Federation, count: int) -> float:
 
 def run(path: Path, method: str = "fedavg", *, on: Federation | None = None, **options: Any) -> Run:
     on = on or crowd()
-    return tiny.run(path, method, on=on, participation=participation(on, 5), **{"rounds": 3, **options})
+    share = {} if method == "central" else {"participation": participation(on, 5)}
+    return tiny.run(path, method, on=on, **share, **{"rounds": 3, **options})
 
 
 def tensors(run: Run) -> dict[str, torch.Tensor]:
@@ -72,8 +73,9 @@ def test_no_round_makes_more_clients_than_it_samples(
 @pytest.mark.parametrize("partition", [DRAWN, "by-user", "even(clients=10)"])
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_executors_agree_on_clients_that_are_made_on_demand(tmp_path: Path, method: str, partition: str) -> None:
+    tested = {"evaluate_clients": 9} if method == "fedbn" else {}
     serial, processes = (
-        run(tmp_path / executor, method, on=crowd(partition), **tiny.by(executor), evaluate_clients=9)
+        run(tmp_path / executor, method, on=crowd(partition), **tiny.by(executor), **tested)
         for executor in ("serial", "processes")
     )
     for key in ("kind", "round", "client", "domain", "samples"):
@@ -94,7 +96,8 @@ def test_listed_or_made_on_demand_it_is_the_same_run(tmp_path: Path, method: str
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fedavg", "fedbn"])
 def test_a_resumed_run_of_very_many_is_the_run_that_was_never_stopped(tmp_path: Path, method: str) -> None:
-    options: dict[str, Any] = {"memory_limit": 0, "evaluate_clients": 10, "rounds": 4}
+    options: dict[str, Any] = {"memory_limit": 0, "rounds": 4}
+    options |= {"evaluate_clients": 10} if method == "fedbn" else {}
     whole = run(tmp_path / "whole", method, **options)
 
     def stop(round: int) -> None:

@@ -6,6 +6,7 @@ What an option needs is declared with it, in `Config`. Here stands what a run co
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from contextlib import suppress
 from types import SimpleNamespace
 from typing import Any
 
@@ -27,7 +28,10 @@ def idle(config: Config, *, network: bool = False, typed: Collection[str] = ()) 
         here = choose_device(config)
         executor, device = choose_executor(config, here), config.device if runs_elsewhere(config) else here.type
     by_name = config.data != PYTHON_OBJECT and not network  # a network goes by both the brackets and the option
-    method = Composition.of(methods.build(config.method)) if config.method != PYTHON_OBJECT else None
+    method = None
+    if config.method != PYTHON_OBJECT:
+        with suppress(FedkeelError):  # told of where it is built: other cells of a table can still be run
+            method = Composition.of(methods.build(config.method))
     facts = {
         "pooled": method is not None and method.is_pooled,
         "personal": method is None or method.may_be_personal,
