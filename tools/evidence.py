@@ -190,7 +190,7 @@ class Results:
         self.there.add(cell.key)
         if not cell.tried:  # a rate that was chosen is the recipe's own as soon as that is written into it
             line = line_of(cell.recipe, cell.row, cell.column, Run(directory), None)
-            self.ledger.add([replace(line, changes={}, commit=commit)])
+            self.ledger.add([replace(line, changes={}, version=cell.key[-1], commit=commit)])
             return
         summary: Mapping[str, Any] | None = Run(directory).summary if has_finished(directory) else None
         summary = summary or {"accuracy": 0.0, "seconds": 0.0}
