@@ -13,15 +13,16 @@ from typing import Any
 from fedkeel.cli.show import comparison_lines, tell_failures
 from fedkeel.cli.terminal.interrupts import interruptible
 from fedkeel.cli.terminal.output import Line, show
-from fedkeel.cli.terminal.parsing import Arguments, Parser
+from fedkeel.cli.terminal.parsing import SEEDS, Arguments, Parser
 from fedkeel.core.naming import visible
 from fedkeel.errors import FedkeelError
+from fedkeel.experiments.rows import read_seeds
 
 HELP = "what shifts do to federated learning, on built-in digits, in about two minutes"
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_shared("--seeds")
+    parser.add_argument("--seeds", metavar="N", type=read_seeds, help=f"{SEEDS} (default: 3)")
     parser.add_argument("--quick", action="store_true", help="a few seconds: few rounds, one seed; shows that it works")
     parser.add_argument("--resume", action="store_true", help="keep the runs that are there and do the rest")
     parser.add_shared("--jobs")
@@ -35,6 +36,9 @@ def run(arguments: Arguments) -> int:
     from fedkeel.experiments.findings import findings
     from fedkeel.experiments.progress import ComparisonProgress
 
+    if arguments.quick and arguments.seeds is not None:
+        raise FedkeelError("'--seeds' is given, and '--quick' has one seed: leave one of them out.")
+    arguments.seeds = arguments.seeds or read_seeds(3)
     if not (arguments.quiet or arguments.json):
         print(introduction(quick=arguments.quick), file=sys.stderr)
     if not arguments.resume:

@@ -38,6 +38,8 @@ CHANGEABLE = (
     *RAY_OPTIONS,
 )
 
+OF_RUNS = ("only", "seeds", "markdown", "jobs", "out", "ledger", "missing", "queue", "budget", *CHANGEABLE)
+
 
 def add_arguments(parser: Parser) -> None:
     names = "recipes, see --list, a paper, or a TOML file of your own"
@@ -68,12 +70,15 @@ def add_arguments(parser: Parser) -> None:
 
 def run(arguments: Arguments) -> int:
     if arguments.list:
+        refuse_beside_list(arguments)
         return list_recipes(as_json=arguments.json)
     if arguments.missing:
         return run_queue(arguments)
     for flag in ("queue", "budget"):
         if getattr(arguments, flag) is not None:
             raise FedkeelError(f"'--{flag}' is for a queue: give --missing too.")
+    if arguments.markdown and arguments.json:
+        raise FedkeelError("'--markdown' and '--json' are two ways to print the same: keep one.")
     if not arguments.recipes:
         raise FedkeelError("'fedkeel reproduce' lacks NAME: 'fedkeel reproduce --list' shows what there is.")
     from fedkeel.experiments.recipes import load, matching
@@ -157,6 +162,14 @@ def lines_of(result: Reproduction) -> Iterator[Line]:
         yield Table(headings, rows)
     yield from (f"- {sentence}" for sentence in [*result.sentences(), *result.notes()])
     yield from marks
+
+
+def refuse_beside_list(arguments: Arguments) -> None:
+    names = {"recipes": "NAME", "data_sets": "--root", **{name: f"--{name.replace('_', '-')}" for name in OF_RUNS}}
+    given = [flag for name, flag in names.items() if getattr(arguments, name)]
+    given += ["--scale"] if arguments.scale != 1 else []
+    if given:
+        raise FedkeelError(f"'--list' shows every recipe and runs none: leave '{given[0]}' out.")
 
 
 def list_recipes(*, as_json: bool) -> int:

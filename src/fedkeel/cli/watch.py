@@ -15,6 +15,7 @@ from contextlib import suppress
 
 from fedkeel.cli.terminal.parsing import Arguments, Parser, whole
 from fedkeel.core.naming import visible
+from fedkeel.errors import FedkeelError
 
 HELP = "a run, or a comparison, in the browser as it grows"
 USAGE = "DIR [options]"
@@ -34,6 +35,9 @@ def run(arguments: Arguments) -> int:
     from fedkeel.report.watch import Server
 
     if arguments.json:
+        for given, flag in ((arguments.port, "--port"), (arguments.no_browser, "--no-browser")):
+            if given:
+                raise FedkeelError(f"'{flag}' is of the page, and '--json' shows none: leave one of them out.")
         print(json.dumps(plain(Watch(arguments.directory).look()[0]), indent=1))
         return 0
     place = visible(arguments.directory)

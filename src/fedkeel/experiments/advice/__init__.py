@@ -34,6 +34,7 @@ from fedkeel.experiments.situations import read_evidence
 from fedkeel.formulas.heterogeneity import AboveChance
 from fedkeel.observer import Observer
 from fedkeel.options import as_path
+from fedkeel.runs.intact import refuse_to_hide
 from fedkeel.runs.origin import records
 from fedkeel.runs.progress import watched
 from fedkeel.runs.run import PYTHON_OBJECT, Run, given_in_python
@@ -124,6 +125,8 @@ def advise(
     asked = _config(rounds, model, options)
     network = None if isinstance(model, str) else model
     check_objects(federation=federation, model=network, observer=observer)
+    if directory is not None:
+        refuse_to_hide(as_path(directory))
     refuse_unused(options, federation=federation)
     given = {"data": federation, "model": network}
     asked = asked.replace(**{name: PYTHON_OBJECT for name, thing in given.items() if thing is not None})
