@@ -117,7 +117,10 @@ class Config:
     stateless: bool = option(False, "clients keep nothing between rounds; methods that need it are refused")
 
     robust: str = option(
-        "", "rules against clients that lie: 'trimmed-mean(share=0.2)', 'norm-clip+median', see 'list robust'", "trust"
+        "",
+        "rules against clients that lie: 'trimmed-mean(share=0.2)', 'norm-clip+median', see 'list robust'",
+        "trust",
+        needs=options.SEVERAL,
     )
     dp: Literal["none", "central", "local"] = option(
         "none", "differential privacy: of clients with a trusted server (central), or of samples (local)"

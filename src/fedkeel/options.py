@@ -54,6 +54,16 @@ class Range:
         return words[tuple(sorted(given))].format(**vars(self))
 
 
+class Only:
+    """Beside the hint of an option in brackets: it has an effect with these values of another one alone.
+
+    `lambda_: Annotated[Share, Only("mode", "mix")] = 0.5`
+    """
+
+    def __init__(self, option: str, *values: Any) -> None:
+        self.option, self.values = option, values
+
+
 @dataclass(frozen=True)
 class Needs:
     """What an option has no effect without: a condition on the other options, and how the sentence that refuses it goes
@@ -108,8 +118,8 @@ PERSONAL = Needs(
     "is of clients with models of their own, and here all have one: leave it out.",
 )
 HALF = Needs(
-    lambda run: run.device != "cpu" or run.precision != "bf16",
-    f"is bf16, which only a GPU computes in, and this run is on the CPU: give --device cuda, {LEAVE}",
+    lambda run: run.device != "cpu" or run.precision == "float32",
+    f"names what only a GPU computes in, and this run is on the CPU: give --device cuda, {LEAVE}",
 )
 
 
@@ -141,6 +151,7 @@ def checked(value: Any, hint: Any, subject: str) -> Any:
     if get_origin(kind) in (Union, types.UnionType):
         return _one_of(value, get_args(kind), subject)
     if get_origin(kind) is Literal:
+        value = "none" if value is None and "none" in get_args(kind) else value  # as it is read in brackets
         if not isinstance(value, str) or value not in get_args(kind):
             raise FedkeelError(f"{subject} is {described(value)}: {nearest(str(value), get_args(kind))}")
         return value
@@ -181,6 +192,15 @@ def _one_of(value: Any, hints: tuple[Any, ...], subject: str) -> Any:
             continue
     words = [word for hint in hints for word in get_args(hint) or ("true", "false") if hint is bool or get_args(hint)]
     raise FedkeelError(f"{subject} is {described(value)}: give {', '.join(words[:-1])} or {words[-1]}.")
+
+
+def refuse_beside(hints: Mapping[str, Any], given: Collection[str], values: Mapping[str, Any], owner: str) -> None:
+    """Of the options `given`, one that does nothing with these values of the others: see `Only`."""
+    for name in given:
+        for only in (limit for limit in get_args(hints.get(name))[1:] if isinstance(limit, Only)):
+            if values[only.option] not in only.values:
+                wanted, now = [f"{only.option}={str(value).lower()}" for value in (only.values[0], values[only.option])]
+                raise FedkeelError(f"The '{name}' of {owner} does nothing with {now}: give {wanted}, or leave it out.")
 
 
 @lru_cache(maxsize=1024)

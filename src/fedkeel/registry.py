@@ -11,7 +11,7 @@ from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
 from fedkeel.errors import FedkeelError, first_line, nearest, unknown
-from fedkeel.options import checked, described, hints_of
+from fedkeel.options import checked, described, hints_of, refuse_beside
 
 log = logging.getLogger("fedkeel")
 T = TypeVar("T")
@@ -55,10 +55,12 @@ class Entry(Generic[T]):
             if name not in valid and not self.takes_any_option():
                 ending = nearest(name, valid) if valid else "it takes none."
                 raise FedkeelError(f"The {kind} '{self.name}' has no option '{name}': {ending}")
-        return {
+        taken = {
             name: checked(value, hints[name], f"The '{name}' of {self.name}") if name in hints else value
             for name, value in options.items()
         }
+        refuse_beside(hints, options, {name: valid[name].default for name in valid} | taken, self.name)
+        return taken
 
 
 def first_sentence(text: str) -> str:

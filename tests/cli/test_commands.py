@@ -152,7 +152,10 @@ class TestMistakes:
             (["demo", "--quick", "--seeds", "3"], "'--seeds' is given"),
             (["watch", ".", "--json", "--port", "9000"], "'--port' is of the page, and '--json' shows none"),
             (["watch", ".", "--json", "--no-browser"], "'--no-browser' is of the page"),
-            (["reproduce", "--list", "--seeds", "2"], "'--list' shows every recipe and runs none: leave '--seeds' out."),
+            (
+                ["reproduce", "--list", "--seeds", "2"],
+                "'--list' shows every recipe and runs none: leave '--seeds' out.",
+            ),
             (["reproduce", "--list", "hbn"], "leave 'NAME' out."),
             (["reproduce", "--list", "--scale", "0.1"], "leave '--scale' out."),
             (["reproduce", "--list", "--checkpoint-every", "2"], "leave '--checkpoint-every' out."),

@@ -55,6 +55,7 @@ REFUSED: list[tuple[Options, Options, str, Options]] = [
     ({"workers": 2}, {"executor": "serial"}, "choose one with --executor", {"executor": "processes"}),
     ({"workers": 2}, {"device": "cpu", "threads": 2}, "choose one with --executor", {"device": "cpu"}),
     ({"precision": "bf16"}, {"device": "cpu"}, "only a GPU computes in", {"executor": "ray"}),
+    ({"robust": "norm-clip"}, {"method": "central"}, "'central' makes one of all", {"method": "fedavg"}),
     ({"participation": 0.5}, {"method": "central"}, "'central' makes one of all", {"method": "fedavg"}),
     ({"weighting": "uniform"}, {"method": "central"}, "is of several clients", NOTHING),
     ({"evaluate_clients": 5}, {"method": "fedavg"}, "and here all have one", {"method": "fedbn+fedprox"}),
@@ -108,6 +109,11 @@ def test_what_a_site_or_both_sides_have_is_not_refused_over_a_network() -> None:
 def test_every_option_that_needs_something_stands_in_these_tables() -> None:
     told = {name for option, *_ in [*REFUSED, *OVER_NETWORK] for name in option}
     assert told == {entry.name for entry in fields(Config) if entry.metadata["needs"]}
+
+
+def test_arithmetic_of_a_gpu_that_was_typed_is_refused_on_a_cpu() -> None:
+    assert "only a GPU computes in" in idle(Config(device="cpu"), typed=["precision"])["precision"]
+    assert idle(Config(device="cpu", precision="float32"), typed=["precision"]) == {}
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from fedkeel.config import Config
 from fedkeel.engine.schedules import SCHEDULES, Schedule, check, learning_rate_at
 from fedkeel.errors import FedkeelError
+from tests import tiny
 
 
 def rates(schedule: str, rounds: int = 10, **options: Any) -> list[float]:
@@ -27,6 +28,15 @@ def test_the_old_ones_are_as_ever() -> None:
 def test_steps() -> None:
     assert rates("step(every=4, factor=0.5)") == [0.5] * 4 + [0.25] * 4 + [0.125] * 2
     assert rates("step")[0] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("schedule", "told"),
+    [("step", True), ("step(every=2)", False), ("constant", False), ("warmup(rounds=1)", True), ("cosine", False)],
+)
+def test_one_that_never_changes_the_rate_is_told(schedule: str, told: bool, caplog: pytest.LogCaptureFixture) -> None:
+    tiny.setup(schedule=schedule, rounds=3)
+    assert (f"'{schedule}' leaves the learning rate as it is in all of the 3 rounds" in caplog.text) == told
 
 
 def test_brackets_come_before_the_option() -> None:

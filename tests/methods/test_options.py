@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from fedkeel.errors import FedkeelError
-from fedkeel.methods import METHODS, Method
+from fedkeel.methods import METHODS, Method, build
 from fedkeel.methods.fedprox import FedProx
 from fedkeel.methods.hbn import HBN
 from fedkeel.methods.moon import Moon
@@ -34,3 +34,28 @@ def test_a_method_that_is_made_in_python_is_held_against_them_too(build: Callabl
     with pytest.raises(FedkeelError) as caught:
         build()
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence", "remedy"),
+    [
+        ("greg(lambda_=0.3)", "The 'lambda_' of greg does nothing with mode=consistency: give mode=mix,", "mode=mix"),
+        ("greg(alpha=2, mode=global)", "The 'alpha' of greg does nothing with mode=global", "mode=consistency"),
+        ("hbn(local_momentum=0.3)", "does nothing with statistics=pass: give", "statistics=moving-average"),
+        ("hbn(stats_batch=8, statistics=moving-average)", "give statistics=pass, or leave it", "statistics=pass"),
+        ("fedcoda(clip_norm=3)", "The 'clip_norm' of fedcoda does nothing with clip=adaptive", "clip=fixed"),
+        ("fedcoda(beta=0.5, clip=none)", "does nothing with clip=none", "clip=adaptive"),
+        ("fedcoda(clip=fixed, calibrate_bn=false)", "with calibrate_bn=false: give", "calibrate_bn=true"),
+        ("fedfm(temperature=1.0, matching=l2)", "give matching=contrastive", "matching=contrastive"),
+        ("fedwon(clipping=0.64, agc=false)", "does nothing with agc=false: give agc=true", "agc=auto"),
+        ("fedwon(gain=1.71, standardise=false)", "does nothing with standardise=false", "standardise=true"),
+    ],
+)
+def test_one_that_does_nothing_beside_another_is_refused(text: str, sentence: str, remedy: str) -> None:
+    with pytest.raises(FedkeelError) as caught:
+        build(text)
+    assert sentence in str(caught.value)
+    first, name = text.partition(",")[0].rstrip(")"), remedy.partition("=")[0]
+    build(f"{first}, {remedy})")
+    build(f"{first.partition('(')[0]}({remedy})")  # which needs none of the others
+    assert name in str(caught.value)

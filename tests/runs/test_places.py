@@ -34,6 +34,12 @@ def test_a_run_does_not_begin_in_a_folder_of_others(comparison: Path) -> None:
     assert sorted(comparison.rglob("*")) == before
 
 
+def test_a_comparison_does_not_begin_above_other_runs(tmp_path: Path) -> None:
+    tiny.run(tmp_path / "mine", rounds=1)
+    with pytest.raises(FedkeelError, match="holds other runs, and one would hide the other"):
+        fedkeel.compare(["fedavg"], directory=tmp_path)
+
+
 def test_and_nothing_else_begins_in_that_of_a_run(tmp_path: Path) -> None:
     tiny.run(tmp_path, rounds=1)
     with pytest.raises(FedkeelError, match="holds a run, and one would hide the other"):

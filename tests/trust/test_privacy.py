@@ -249,6 +249,7 @@ def test_a_private_run_is_the_same_under_other_executors_and_after_a_stop(
         ({**CENTRAL, "robust": "median"}, "adds noise to the mean, and 'robust' is 'median': keep one of them"),
         ({**CENTRAL, "min_clients": 2}, "leave 'min_clients' out"),
         ({**CENTRAL, "method": "central"}, "'central' does not go by that alone"),
+        ({**CENTRAL, "method": "standalone"}, "'dp' is of what clients send, and with 'standalone' nothing travels"),
         ({**CENTRAL, "method": "fedgma"}, "'fedgma' does not go by that alone"),
         ({**CENTRAL, "method": "ga"}, "'ga' does not go by that alone"),
         ({"dp": "centrel"}, "'dp' is 'centrel': did you mean 'central'?"),

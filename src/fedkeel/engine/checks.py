@@ -112,6 +112,13 @@ def refuse_stateless(config: Config, method: Composition) -> None:
         )
 
 
+def refuse_nothing_sent(config: Config, method: Composition, network: Classifier) -> None:
+    """Once the network is prepared: with 'standalone' all of it stays where it is."""
+    asked = "robust" if config.robust else "dp" if config.dp != "none" else ""
+    if asked and {*network.state_dict()} <= {*method.kept}:
+        raise MethodError(f"'{asked}' is of what clients send, and with '{method.name}' nothing travels: leave it out.")
+
+
 def check_training(config: Config) -> None:
     """The loss, the optimizer and the schedule are known here and take their options. Whether a loss fits the classes
     is seen when it is made for them."""
@@ -210,6 +217,10 @@ def warn(worker: Worker) -> None:
         log.warning(
             "The batch size is 1, and a single sample has no batch statistics: batch norm will use the global ones. "
             "'gn', 'ln' or 'fedwon' suit such batches."
+        )
+    if config.schedule != "constant" and config.rounds > 1 and not schedules.moves(config):
+        log.warning(
+            f"The schedule '{config.schedule}' leaves the learning rate as it is in all of the {config.rounds} rounds."
         )
     if config.evaluate_with != "global" and not normalised_layers(worker.model):
         log.warning(

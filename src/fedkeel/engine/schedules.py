@@ -77,6 +77,11 @@ def check(config: Config) -> None:
             )
 
 
+def moves(config: Config) -> bool:
+    """Whether any round's learning rate is another than the option's."""
+    return any(learning_rate_at(config, round) != config.learning_rate for round in range(config.rounds))
+
+
 def takes_decay(config: Config) -> bool:
     """Whether the run's `decay` has a place in the schedule."""
     given = spec.parse(config.schedule)

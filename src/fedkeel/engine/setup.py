@@ -145,6 +145,7 @@ def build_model(config: Config, federation: Federation, method: Composition, giv
             log.warning("%s", models.load_weights(classifier, config.weights))
         method.prepare(classifier)
     checks.refuse_stateless(config, method)  # once more: only now it is seen what it keeps
+    checks.refuse_nothing_sent(config, method, classifier)
     checks.check_network(classifier, federation)
     return classifier
 

@@ -180,9 +180,10 @@ def compare_configs(
     if processes > 1:
         configs = {label: beside_others(config) for label, config in configs.items()}
     configs = settled(configs, own_options)
+    wanted = plan(configs, numbers, as_path(directory)) if directory is not None else ()
     if directory is not None:
-        refuse_to_hide(as_path(directory), own=FILE)
-    for job in plan(configs, numbers, as_path(directory)) if directory is not None else ():
+        refuse_to_hide(as_path(directory), FILE, [job.directory for job in wanted])
+    for job in wanted:
         if what := other_option(job):
             raise FedkeelError(
                 f"'{job.directory}' holds a run of another configuration ({what}): choose another directory, or "

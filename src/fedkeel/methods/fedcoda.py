@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -24,11 +24,12 @@ from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server
 from fedkeel.nn.calibration import expect_statistics
 from fedkeel.nn.clipping import HistoryClip
 from fedkeel.nn.surgery import frozen_statistics
-from fedkeel.options import NotNegative, Positive, Share
+from fedkeel.options import NotNegative, Only, Positive, Share
 
 log = logging.getLogger("fedkeel")
 
 RULES: dict[str, Callable[[Tensor], Tensor]] = {"fair": fair_prototype, "mean": mean_prototype}
+CALIBRATED, ADAPTIVE = Only("calibrate_bn", True), Only("clip", "adaptive")
 
 
 @register("fedcoda")
@@ -40,17 +41,19 @@ class FedCoda(Method):
     traits = Traits(capturable=True)
 
     lambda_fa: NotNegative = 1.0  # Eq. 24
-    lambda_pc: NotNegative = 1.0  # Eq. 24
+    lambda_pc: Annotated[NotNegative, Only("calibrate_prototypes", True)] = 1.0  # Eq. 24
     temperature: Positive = 0.1  # Eq. 23
-    calibrate_from: Share = 0.5  # of the rounds, after which batch norm is calibrated and gradients clipped; 1: never
+    # of the rounds, after which batch norm is calibrated and gradients clipped; 1: never
+    calibrate_from: Annotated[Share, CALIBRATED] = 0.5
     calibrate_bn: bool = True  # and the clipping that belongs to it: Tables 3 and 4
     calibrate_prototypes: bool = True  # false leaves L_PC out: Tables 3 and 4
     aggregation: Literal["fair", "mean"] = "fair"  # Eqs. 25-26, or the mean of Eq. 5: Table 3
-    clip: Literal["adaptive", "fixed", "none"] = "adaptive"  # Table 6
-    alpha: Positive = 1.5  # Eq. 10
-    beta: Share = 0.99  # Eq. 10
-    clip_norm: Positive = 10.0  # of "fixed"
-    history_from: Literal["start", "calibration"] = "start"  # of the norms: the text's, or Algorithm 1's, lines 18-23
+    clip: Annotated[Literal["adaptive", "fixed", "none"], CALIBRATED] = "adaptive"  # Table 6
+    alpha: Annotated[Positive, ADAPTIVE, CALIBRATED] = 1.5  # Eq. 10
+    beta: Annotated[Share, ADAPTIVE, CALIBRATED] = 0.99  # Eq. 10
+    clip_norm: Annotated[Positive, Only("clip", "fixed")] = 10.0
+    # of the norms: the text's, or Algorithm 1's, lines 18-23
+    history_from: Annotated[Literal["start", "calibration"], ADAPTIVE, CALIBRATED] = "start"
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -17,7 +17,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import floor
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ from fedkeel.errors import FedkeelError
 from fedkeel.formulas.losses import feature_alignment
 from fedkeel.formulas.prototypes import direction_distance, local_prototypes
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
-from fedkeel.options import Decay, NotNegative, Positive
+from fedkeel.options import Decay, NotNegative, Only, Positive
 
 log = logging.getLogger("fedkeel")
 MOST_SAMPLES = 2.0**40  # of a class: no client has more
@@ -42,7 +42,7 @@ class FedFM(Method):
     traits = Traits(capturable=True)
 
     lambda_: NotNegative = 50.0  # weight of the matching
-    temperature: Positive = 0.1  # tau
+    temperature: Annotated[Positive, Only("matching", "contrastive")] = 0.1  # tau
     from_round: NotNegative = 20  # the first round that matches, from 0; below 1, the share of the rounds before it
     matching: Literal["contrastive", "l2"] = "contrastive"  # with the anchors
     momentum: Decay = 0.0  # share of the old anchors in the new

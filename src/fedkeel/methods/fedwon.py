@@ -8,7 +8,7 @@ clipping with it. After training, `fedkeel.nn.fold` turns the network into plain
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from torch import Tensor, nn
 
@@ -16,8 +16,10 @@ from fedkeel.methods import LocalClient, Method, Traits, register
 from fedkeel.nn.clipping import agc_
 from fedkeel.nn.scaled_ws_conv import to_scaled_ws
 from fedkeel.nn.surgery import remove_normalisation
-from fedkeel.options import Count, Positive
+from fedkeel.options import Count, Only, Positive
 from fedkeel.spec import names
+
+CLIPS, STANDARDISED = Only("agc", True, "auto"), Only("standardise", True)
 
 
 @register("fedwon")
@@ -28,13 +30,15 @@ class FedWon(Method):
     paper = "Zhuang & Lyu 2024"
     traits = Traits(private={"local"}, capturable=True)
 
-    clipping: Positive = 1.28  # lambda of Eq. 4 for Office-Caltech-10 and DomainNet; Digits-Five has 0.64
+    # lambda of Eq. 4 for Office-Caltech-10 and DomainNet; Digits-Five has 0.64
+    clipping: Annotated[Positive, CLIPS] = 1.28
     agc: bool | Literal["auto"] = "auto"  # adaptive gradient clipping; "auto": for large batches
-    agc_from_batch: Count = 32  # the batch size from which "auto" clips
-    clip_head: bool = True  # the classifier too
-    skip: str | Sequence[str] = ()  # names of convolutions that stay plain
-    init: Literal["xavier", "keep"] = "xavier"  # Listing 1; "keep" for pretrained weights
-    gain: Positive = 1.0  # where gamma of Eq. 3 starts (Listing 1); 1.71 keeps the signal's size behind many ReLUs
+    agc_from_batch: Annotated[Count, Only("agc", "auto")] = 32  # the batch size from which "auto" clips
+    clip_head: Annotated[bool, CLIPS] = True  # the classifier too
+    skip: Annotated[str | Sequence[str], STANDARDISED] = ()  # names of convolutions that stay plain
+    init: Annotated[Literal["xavier", "keep"], STANDARDISED] = "xavier"  # Listing 1; "keep" for pretrained weights
+    # where gamma of Eq. 3 starts (Listing 1); 1.71 keeps the signal's size behind many ReLUs
+    gain: Annotated[Positive, STANDARDISED] = 1.0
     standardise: bool = True  # false leaves every convolution as it is (Tables 5 and 12)
 
     def prepare(self, model: nn.Module) -> None:

@@ -17,7 +17,7 @@ wherever the network allows it (`nn.paired_batch_norm`), else as two passes with
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from fedkeel.formulas.losses import consistency_kl
 from fedkeel.methods import Batch, LocalClient, Method, Output, Server, Tensors, Traits, Update, register
 from fedkeel.nn.mixed_batch_norm import add_shares, mixed_statistics
 from fedkeel.nn.paired_batch_norm import Pairing, Pairings, naive
-from fedkeel.options import NotNegative, Share
+from fedkeel.options import NotNegative, Only, Share
 
 WarmStart = Literal["auto"] | bool
 LACKING = "lacking"  # in a broadcast whose statistics are still those of a new network, though it is not the first
@@ -43,10 +43,11 @@ class GReg(Method):
     paper = "GReg (under review), Eqs. 5-6"
     traits = Traits(needs_batch_norm=True, capturable=True)
 
-    alpha: NotNegative = 1.0  # weight of Eq. 5
+    alpha: Annotated[NotNegative, Only("mode", "consistency")] = 1.0  # weight of Eq. 5
     momentum: Share = 0.1  # share of the new in the server's moving average (Alg. 2)
     mode: Literal["consistency", "global", "mix", "mix-learned", "ensemble"] = "consistency"  # the others: Table 9
-    lambda_: Share = 0.5  # of "mix"; "mix-learned" has one for each layer, a weight like any other, from 1/2
+    # of "mix"; "mix-learned" has one for each layer, a weight like any other, from 1/2
+    lambda_: Annotated[Share, Only("mode", "mix")] = 0.5
     warm_start: WarmStart = "auto"  # take the first round's mean whole; "auto": unless weights are given
 
     _pairings: Pairings = field(default_factory=Pairings, init=False)

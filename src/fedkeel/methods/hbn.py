@@ -15,7 +15,7 @@ are options of the run: clip_norm=10, schedule=exponential, decay=0.998.
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import nn
@@ -26,9 +26,10 @@ from fedkeel.formulas.aggregation import moving_average, pooled_moments, weighte
 from fedkeel.methods import Batch, Expected, LocalClient, Method, Server, Tensors, Traits, Update, register
 from fedkeel.methods.greg import DUE, LACKING, WarmStart, starts_warm
 from fedkeel.nn.hybrid_batch_norm import hybrid_norms, recorded_moments, to_hybrid
-from fedkeel.options import Count, PositiveShare, checked, hints_of
+from fedkeel.options import Count, Only, PositiveShare, checked, hints_of
 
 RELEASED_SAMPLES = 64
+PASS, MOVING = Only("statistics", "pass"), Only("statistics", "moving-average")
 SEEN = "seen"  # in the memory of a client that has factors of its own
 
 
@@ -49,13 +50,14 @@ class HBN(Method):
     def __init__(  # and no dataclass: the option `statistics` has the name of a hook
         self,
         momentum: PositiveShare | None = None,  # Eq. 11, the share of the new; None: 0.01, 0.002 if released
-        stats_samples: Count | None = None,  # of the pass of Eq. 7, drawn at random; None for all
-        stats_batch: Count = RELEASED_SAMPLES,  # of the pass
-        record: Literal["mixture", "batch"] = "mixture",  # by the pass: what a layer normalised with, or raw moments
+        stats_samples: Annotated[Count | None, PASS] = None,  # of the pass of Eq. 7, drawn at random; None for all
+        stats_batch: Annotated[Count, PASS] = RELEASED_SAMPLES,  # of the pass
+        # by the pass: what a layer normalised with, or raw moments
+        record: Annotated[Literal["mixture", "batch"], PASS] = "mixture",
         mix: Literal["learned", "fixed", "global", "batch"] = "learned",  # Eq. 9: Table 6
         statistics: Literal["pass", "moving-average"] = "pass",  # Table 6
         pooling: Literal["pooled", "mean"] = "pooled",  # Eq. 8: Table 6
-        local_momentum: PositiveShare = 0.1,  # of "moving-average"
+        local_momentum: Annotated[PositiveShare, MOVING] = 0.1,  # of "moving-average"
         warm_start: WarmStart = "auto",  # with the first round's moments: few rounds from scratch do
         variant: Literal["paper", "released"] = "paper",  # as described, or as the authors' code does it
     ) -> None:

@@ -1,7 +1,7 @@
 """The files of a run directory, read only as they were written."""
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,16 +26,16 @@ from fedkeel.runs.store import (
 )
 
 MOST_NAMED = 20  # clients to choose from, in a sentence
-RUN = "config.toml"
-HELD = {RUN: "a run", "comparison.json": "a comparison", "tuning.json": "a search", ".fedkeel-demo": "a demo"}
+RUN, COMPARISON = "config.toml", "comparison.json"
+HELD = {RUN: "a run", COMPARISON: "a comparison", "tuning.json": "a search", ".fedkeel-demo": "a demo"}
 
 
-def refuse_to_hide(directory: Path, own: str = RUN) -> None:
+def refuse_to_hide(directory: Path, own: str = RUN, runs: Collection[Path] = ()) -> None:
     """Of a folder that holds several things, one would be looked at: nothing is begun in another's. `own`: the file
-    that a folder of the kind has that is begun."""
+    that a folder of the kind has that is begun; `runs`: those that it takes for its own."""
     found = next((what for sign, what in HELD.items() if sign != own and (directory / sign).exists()), "")
-    if not found and own == RUN and not (directory / RUN).exists() and below(directory, RUN):
-        found = "other runs"
+    if not found and own in (RUN, COMPARISON) and not (directory / own).exists():
+        found = "other runs" if {path.parent for path in below(directory, RUN)} - {*runs} else ""
     if found:
         raise FedkeelError(f"'{directory}' holds {found}, and one would hide the other: choose another directory.")
 

@@ -76,6 +76,13 @@ class NormClip(Rule):
             replace(update, weights=w, statistics=s) for update, w, s in zip(updates, weights, statistics, strict=True)
         ]
 
+    def refuse_too_few(self, clients: int) -> None:
+        if clients < 2 and self.norm is None:
+            raise FedkeelError(
+                "'norm-clip' goes by the median of the clients in a round, and there is one: give "
+                "'norm-clip(norm=...)', or leave it out."
+            )
+
 
 @ROBUST.register("median")
 class Median(Rule):
@@ -153,6 +160,14 @@ class MultiKrum(Krum):
 
     def kept(self, updates: Sequence[Update]) -> int:
         return self.keep or max(len(updates) - self.liars, 1)
+
+    def refuse_too_few(self, clients: int) -> None:
+        super().refuse_too_few(clients)
+        if (self.keep or clients - self.liars) >= clients:
+            raise FedkeelError(
+                f"'multi-krum' leaves out none of {clients} clients in a round: give at least one liar and a smaller "
+                "'keep', or leave it out."
+            )
 
 
 @dataclass(frozen=True)
