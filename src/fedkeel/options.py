@@ -196,7 +196,7 @@ def _one_of(value: Any, hints: tuple[Any, ...], subject: str) -> Any:
 
 def refuse_beside(hints: Mapping[str, Any], given: Collection[str], values: Mapping[str, Any], owner: str) -> None:
     """Of the options `given`, one that does nothing with these values of the others: see `Only`."""
-    for name in given:
+    for name in (name for name in given if values[name] != "none"):  # which says how it is
         for only in (limit for limit in get_args(hints.get(name))[1:] if isinstance(limit, Only)):
             if values[only.option] not in only.values:
                 wanted, now = [f"{only.option}={str(value).lower()}" for value in (only.values[0], values[only.option])]

@@ -8,6 +8,8 @@ import pytest
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.claims import Claim, claims_of, judge, read_claim
 from fedkeel.experiments.recipes import PAPERS, load, parse
+from fedkeel.methods import build
+from fedkeel.spec import parse as parse_spec
 from tests.experiments.lines import small
 
 CLAIM = Claim(says="Groups are better.", recipe="small", row="GN", over=("FedAvg",))
@@ -145,6 +147,18 @@ def test_the_papers_claims_name_what_is_there_and_agree_with_its_numbers(paper: 
         for difference in judge(claim, recipe, {}).differences:
             known = difference.paper
             assert known is None or known > 0, f"{claim.says} {difference.over}: the paper's own numbers say otherwise"
+
+
+def test_no_verdict_rests_on_a_moving_average_that_is_still_where_it_began() -> None:
+    judged = 0
+    for claim in claims_of("hbn"):
+        recipe = load(claim.recipe)
+        for config in (recipe.config(*cell) for cell in recipe.cells() if cell[0].label in claim.over):
+            options = parse_spec(config.method).options
+            if options.get("statistics") == "moving-average":
+                judged += 1
+                assert (1 - build(config.method).momentum) ** config.rounds < 0.01, claim.recipe
+    assert judged >= 2
 
 
 @pytest.mark.parametrize(
