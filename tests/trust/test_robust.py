@@ -157,13 +157,14 @@ def test_rules_that_select_come_before_the_one_that_averages() -> None:
         ({"robust": "norm-clip(norm=0)"}, "The 'norm' of norm-clip is 0: give a number above 0."),
         ({"robust": "krum(liars=-1)"}, "The 'liars' of krum is -1: give at least 0."),
         ({"robust": "median+trimmed-mean"}, "'median' and 'trimmed-mean' both take the place of the mean"),
-        ({"robust": "krum"}, "'krum(liars=1)' needs 5 clients in a round, and there are 3: expect fewer liars"),
-        ({"robust": "trimmed-mean"}, "'trimmed-mean(share=0.2)' leaves out none of 3 clients"),
-        ({"robust": "median", "participation": 0.5}, "'median' needs at least 3 clients in a round, and there are 2"),
+        ({"robust": "krum"}, "'krum' with these options needs 5 clients in a round, and there are 3: let more"),
+        ({"robust": "multi-krum(liars=2)"}, "'multi-krum' with these options needs 7 clients in a round"),
+        ({"robust": "trimmed-mean"}, "'trimmed-mean' with these options needs 5 clients in a round, and there are 3"),
+        ({"robust": "median", "participation": 0.5}, "'median' with these options needs 3 clients in a round, and th"),
         ({"robust": "median", "method": "hbn"}, "'hbn' makes the global statistics from all updates"),
         ({"robust": "norm-clip+median", "method": "fedprox+fbn"}, "'fbn' makes the global statistics"),
         ({"robust": "median", "method": "fedheal"}, "'fedheal' makes the global weights from all updates"),
-        ({"robust": "median", "method": "ga"}, "'ga' weighs the clients, and 'median' counts all alike"),
+        ({"robust": "median", "method": "ga"}, "'ga' weighs the clients by its own rule and not"),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(options: dict[str, Any], reason: str) -> None:

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -52,8 +53,10 @@ class Rule:
         """What takes the place of the weighted mean of the clients' tensors."""
         raise NotImplementedError
 
-    def refuse_too_few(self, clients: int) -> None:
-        """Raise unless this many clients in a round are enough for the rule to mean something."""
+    @property
+    def fewest(self) -> int:
+        """Clients in a round without which the rule means nothing."""
+        return 1
 
 
 ROBUST: Registry[Rule] = Registry("robust rule", "robust")
@@ -87,9 +90,9 @@ class Median(Rule):
     def mean(self, states: Sequence[Tensors]) -> Tensors:
         return {name: median([given[name] for given in states]) for name in states[0]}
 
-    def refuse_too_few(self, clients: int) -> None:
-        if clients < 3:
-            raise FedkeelError(f"'median' needs at least 3 clients in a round, and there are {clients}: leave it out.")
+    @property
+    def fewest(self) -> int:
+        return 3
 
 
 @ROBUST.register("trimmed-mean")
@@ -106,12 +109,9 @@ class TrimmedMean(Rule):
         cut = trimmed_number(self.share, len(states))
         return {name: trimmed_mean([given[name] for given in states], cut) for name in states[0]}
 
-    def refuse_too_few(self, clients: int) -> None:
-        if trimmed_number(self.share, clients) == 0:
-            raise FedkeelError(
-                f"'trimmed-mean(share={self.share})' leaves out none of {clients} clients in a round: "
-                "give a larger share, or leave it out."
-            )
+    @property
+    def fewest(self) -> int:
+        return next(clients for clients in count(1) if trimmed_number(self.share, clients))
 
 
 @ROBUST.register("krum")
@@ -119,7 +119,6 @@ class TrimmedMean(Rule):
 class Krum(Rule):
     """The one update that is nearest to its neighbours; nothing else counts."""
 
-    name = "krum"
     paper = "Blanchard et al. 2017"
 
     liars: Annotated[int, Range(0)] = 1  # how many clients may lie; a round needs twice that and three more
@@ -134,20 +133,15 @@ class Krum(Rule):
         best = sorted(range(len(updates)), key=lambda i: (float(scores[i]), i))[: self.kept(updates)]
         return [updates[i] for i in sorted(best)]
 
-    def refuse_too_few(self, clients: int) -> None:
-        if clients < 2 * self.liars + 3:
-            raise FedkeelError(
-                f"'{self.name}(liars={self.liars})' needs {2 * self.liars + 3} clients in a round, and there are "
-                f"{clients}: expect fewer liars, or choose 'median'."
-            )
+    @property
+    def fewest(self) -> int:
+        return 2 * self.liars + 3
 
 
 @ROBUST.register("multi-krum")
 @dataclass
 class MultiKrum(Krum):
     """The updates that are nearest to their neighbours; the others do not count."""
-
-    name = "multi-krum"
 
     keep: Count | None = None  # how many updates count; None for all but the liars
 
@@ -159,54 +153,44 @@ class MultiKrum(Krum):
 class Defence:
     """The robust rules of a run: those that select, in the order written, then at most one in place of the mean."""
 
-    rules: Sequence[Rule] = field(default=())
+    rules: Sequence[Rule] = ()
 
     @staticmethod
     def of(text: str) -> Defence:
         """From the option `robust`: names with options joined by `+`; the empty text is the plain mean."""
         rules: list[Rule] = []
         for spec in parse_sum(text) if text.strip() else []:
-            rule = ROBUST.make(spec.name, **spec.options)
-            rule.name = spec.name
-            rules.append(rule)
+            rules.append(ROBUST.make(spec.name, **spec.options))
+            rules[-1].name = spec.name
         means = [rule.name for rule in rules if rule.replaces_mean]
         if len(means) > 1:
             raise FedkeelError(f"'{means[0]}' and '{means[1]}' both take the place of the mean: keep one of them.")
         return Defence(rules)
 
-    @property
-    def instead_of_mean(self) -> Rule | None:
-        return next((rule for rule in self.rules if rule.replaces_mean), None)
-
-    def refuse_what_it_cannot_protect(self, method: Composition) -> None:
-        if (rule := self.instead_of_mean) is None:
-            return
-        for part in method.parts:
-            for what in ("weights", "statistics"):
-                if what in part.traits.replaces and part.overrides(what):
-                    raise MethodError(
-                        f"'{part.name}' makes the global {what} from all updates and not from their mean, so "
-                        f"'{rule.name}' would not protect them: choose 'krum' or 'multi-krum', or another method."
-                    )
-            if "shares" in part.traits.replaces:
+    def check(self, method: Composition) -> None:
+        """A rule in place of the mean cannot protect what a method does not make of it."""
+        name = self._instead_of_mean.name if self._instead_of_mean else ""
+        for part in method.parts if name else ():
+            own = [what for what in ("weights", "statistics") if what in part.traits.replaces and part.overrides(what)]
+            if own or "shares" in part.traits.replaces:
+                does = f"makes the global {own[0]} from all updates" if own else "weighs the clients by its own rule"
                 raise MethodError(
-                    f"'{part.name}' weighs the clients, and '{rule.name}' counts all alike: choose 'krum' or "
+                    f"'{part.name}' {does} and not from their mean, so '{name}' would not protect it: choose 'krum' or "
                     "'multi-krum', or another method."
                 )
-
-    def warn_of_the_rest(self, method: Composition) -> None:
-        if (rule := self.instead_of_mean) is None:
-            return
-        for part in method.parts:
             if part.overrides("extras"):
                 log.warning(
-                    "'%s' protects weights and statistics, but not what '%s' makes of the clients' extras: 'krum' and "
-                    "'multi-krum' do.", rule.name, part.name,
-                )  # fmt: skip
+                    f"'{name}' protects weights and statistics, but not what '{part.name}' makes of the clients' "
+                    "extras: 'krum' and 'multi-krum' do."
+                )
 
     def refuse_too_few(self, clients: int) -> None:
         for rule in self.rules:
-            rule.refuse_too_few(clients)
+            if clients < rule.fewest:
+                raise FedkeelError(
+                    f"'{rule.name}' with these options needs {rule.fewest} clients in a round, and there are "
+                    f"{clients}: let more take part, or choose other options or another rule."
+                )
 
     def select(self, broadcast: Broadcast, updates: Sequence[Update]) -> list[Update]:
         for rule in self.rules:
@@ -214,8 +198,12 @@ class Defence:
         return list(updates)
 
     def mean(self, states: Sequence[Tensors], shares: Sequence[float]) -> Tensors:
-        rule = self.instead_of_mean
+        rule = self._instead_of_mean
         return weighted_mean(states, shares) if rule is None else rule.mean(states)
+
+    @property
+    def _instead_of_mean(self) -> Rule | None:
+        return next((rule for rule in self.rules if rule.replaces_mean), None)
 
 
 def _relative(scores: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fedkeel.config import Config
 from fedkeel.core import state
 from fedkeel.core.checking import size
 from fedkeel.core.messages import Broadcast, Missing, Update
@@ -43,11 +44,14 @@ MEMORY_SHARE = 0.9  # of the free memory that slots may take
 class CudaExecutor(SerialExecutor):
     """Many clients at once on one GPU: resident models that replay CUDA graphs side by side."""
 
-    rank = 3
-    captures_steps = True
+    @classmethod
+    def rank(cls, config: Config) -> int:  # noqa: ARG003
+        return 3
 
     @classmethod
-    def cannot_run(cls, device: torch.device) -> str:
+    def cannot_run(cls, config: Config, device: torch.device) -> str:
+        if config.dp == "local":
+            return "replays steps as they were captured, and 'dp=local' has other noise in each: choose 'serial'."
         return "" if device.type == "cuda" else "needs a GPU: choose 'processes' or 'serial'."
 
     def __init__(self, worker: Worker) -> None:
