@@ -337,6 +337,23 @@ def test_a_server_s_noise_is_its_own_and_a_run_says_what_epsilon_rests_on(
     assert "noise" not in Results.of([("fedavg", 0, plain.summary)]).caption
 
 
+@pytest.mark.slow
+@needs_opacus
+def test_a_server_that_is_started_again_counts_the_round_that_it_may_have_done_twice(tmp_path: Path) -> None:
+    """Its noise was another one then, and the sites have seen it."""
+
+    class Interruption(Exception):
+        pass
+
+    def stop(round: int) -> None:
+        raise Interruption
+
+    with pytest.raises(Interruption):
+        over_network(tmp_path, "gn", observer=tiny.Notes(stop), **CENTRAL, rounds=2)
+    run = over_network(tmp_path, "gn", **CENTRAL, rounds=2)
+    assert [record["epsilon"] for record in run.records("round")] == [epsilon(1.0, 1.0, n, 1e-5) for n in (1, 3)]
+
+
 # -- what does not go together --
 @needs_opacus
 @pytest.mark.parametrize(
