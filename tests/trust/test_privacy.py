@@ -345,7 +345,7 @@ def test_a_server_that_is_started_again_counts_the_round_that_it_may_have_done_t
     class Interruption(Exception):
         pass
 
-    def stop(round: int) -> None:
+    def stop(_: int) -> None:
         raise Interruption
 
     with pytest.raises(Interruption):

@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,14 +32,7 @@ from fedkeel.core.messages import Broadcast, Missing, broadcast_from_bytes, broa
 from fedkeel.core.state import Tensors
 from fedkeel.data.federation import Federation
 from fedkeel.engine.executors.executor import EXECUTORS, Executor, available_cores, executor_class
-from fedkeel.engine.executors.parts import (
-    explained,
-    memory_from_bytes,
-    memory_to_bytes,
-    read,
-    reply_of,
-    results,
-)
+from fedkeel.engine.executors.parts import explained, memory_from_bytes, read, reply_of, results
 from fedkeel.engine.local import Worker
 from fedkeel.engine.tasks import LostMemory, Result, Task
 from fedkeel.errors import FedkeelError, first_line
@@ -98,12 +91,12 @@ class Station:
             raise FedkeelError(f"A node has fedkeel and torch {VERSIONS}, and the run {versions}: install the same.")
         for module, text in code:
             bring(module, text)
-        config, method, model, gradients, watching, images, own = ray.get(references[0])
+        config, method, model, watching, images, own = ray.get(references[0])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # they lie in the store, where nobody may write
             federation = Federation(images=torch.from_numpy(images), **own)
         device = torch.device("cuda" if on_gpu else "cpu")
-        worker = Worker(config, federation, method, model, device, gradient_rule=gradients, watching=watching)
+        worker = Worker(config, federation, method, model, device, watching=watching)
         side_by_side = not executor_class("cuda").cannot_run(config, device)
         self._executor: Executor = EXECUTORS.build("cuda" if side_by_side else "serial", worker)
         self._broadcast: tuple[Any, Broadcast] = (None, Broadcast(0, 0, {}, {}))
@@ -111,7 +104,7 @@ class Station:
     def ready(self) -> None:
         """It has begun."""
 
-    def do(self, tasks: Sequence[Task], memories: Sequence[Any], sent: Sequence[Any]) -> list[Any]:
+    def do(self, tasks: Sequence[Task], sent: Sequence[Any]) -> list[Any]:
         """A reply and a memory for each task, one after another. References in lists are fetched here, not by Ray."""
         import ray
 
@@ -119,8 +112,7 @@ class Station:
         with explained(lambda: next(task.client for task in tasks if task.client not in found)):
             if self._broadcast[0] != sent[0]:
                 self._broadcast = sent[0], broadcast_from_bytes(ray.get(sent[0]).tobytes())
-            asked = [replace(task, memory=taken(one, task.client)) for task, one in zip(tasks, memories, strict=True)]
-            for result in self._executor.map(asked, self._broadcast[1]):
+            for result in self._executor.map(tasks, self._broadcast[1]):
                 found[result.client] = result
         return [item for task in tasks for item in reply_of(found[task.client])]
 
@@ -144,7 +136,7 @@ class RayExecutor(Executor):
         names = [entry.name for entry in fields(Federation) if entry.name != "images"]
         own = {name: getattr(worker.federation, name) for name in names}
         config = self.config.replace(threads=self.config.threads or max(1, self.config.ray_cores))
-        parts = (config, worker.method, worker.model, worker.gradient_rule, worker.watching)
+        parts = (config, worker.method, worker.model, worker.watching)
         self._references = [ray.put((*parts, worker.federation.images.numpy(), own))]
         self._code = [(module, imports.text_of(module)) for module in imports.homes(self.config)]
         self._actors: list[Any] = []
@@ -220,16 +212,17 @@ class RayExecutor(Executor):
         """A few clients in a call; two calls at an actor, so that the next is there when one ends."""
         import ray
 
-        waiting, last = list(tasks), time.monotonic()
+        waiting, last, depth = list(tasks), time.monotonic(), 1 if alone else 2
         at_once = 1 if alone else -(-len(tasks) // (TURNS * len(self._actors)))
         calls: dict[Any, tuple[Any, list[int], list[Any]]] = {}  # by the first of a call's replies
         while waiting or calls:
             if stop_requested.is_set():
                 raise Stopped
-            for actor in self._actors * (1 if alone else 2):
-                if waiting and sum(of is actor for of, *_ in calls.values()) < (1 if alone else 2):
+            for actor in self._actors * depth:
+                if waiting and sum(of is actor for of, *_ in calls.values()) < depth:
                     numbers, waiting = waiting[:at_once], waiting[at_once:]
-                    replies = self._call(actor, [tasks[number] for number in numbers], sent)
+                    do = actor.do.options(num_returns=2 * len(numbers))
+                    replies = do.remote([tasks[number] for number in numbers], sent)
                     calls[replies[0]] = actor, numbers, replies
             done, _ = ray.wait(list(calls), timeout=LOOK)
             self._welcome(0)
@@ -251,18 +244,6 @@ class RayExecutor(Executor):
                     continue
                 for number, reply, memory in zip(numbers, whole, replies[1::2], strict=True):
                     yield number, read(tasks[number], reply, Kept(memory, tasks[number].client))
-
-    @staticmethod
-    def _call(actor: Any, tasks: Sequence[Task], sent: Sequence[Any]) -> list[Any]:
-        memories = [
-            task.memory.reference if isinstance(task.memory, Kept) else memory_to_bytes(task.memory) for task in tasks
-        ]
-        plain = [replace(task, memory={}) for task in tasks]
-        return list(actor.do.options(num_returns=2 * len(tasks)).remote(plain, memories, sent))
-
-
-def taken(given: Any, client: str) -> Tensors:
-    return memory_from_bytes(given) if isinstance(given, bytes) else Kept(given, client)()
 
 
 def connect(address: str) -> bool:
