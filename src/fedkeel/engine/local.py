@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedkeel import seeds
 from fedkeel.config import Config
 from fedkeel.core import state
-from fedkeel.core.client import Batch, LocalClient, Repeat, one_by_one
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.composition import Composition
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, Broadcast, Missing, Update
@@ -77,7 +77,6 @@ class Worker:
     model: Classifier
     device: torch.device
     shared_store: ImageStore | None = None
-    replays: Repeat = one_by_one
     watching: Callable[[nn.Module], StepWatch] | None = None
     gradient_rule: PlainGradients | None = None
 
@@ -273,7 +272,7 @@ class Worker:
         """Accuracy and loss on one client's test and validation data, or on a part; in detail, of every image."""
         stranger = self.load_tested(broadcast, memory)
         test = partial(self.evaluator.test, stranger=stranger, detailed=detailed)
-        return test(self.federation[name], splits, self.config.statistics, part, self.replays)
+        return test(self.federation[name], splits, self.config.statistics, part)
 
     def load_tested(self, broadcast: Broadcast, memory: Tensors) -> bool:
         """Load the model that a client with this memory is tested with; whether the client is a stranger to it."""

@@ -26,15 +26,7 @@ from fedkeel.config import Config
 from fedkeel.core.messages import Broadcast, Missing, broadcast_from_bytes, broadcast_to_bytes
 from fedkeel.engine import optimizers
 from fedkeel.engine.executors.executor import EXECUTORS, Executor, available_cores
-from fedkeel.engine.executors.parts import (
-    Reply,
-    explained,
-    memory_from_bytes,
-    memory_to_bytes,
-    read,
-    reply_of,
-    results,
-)
+from fedkeel.engine.executors.parts import Reply, explained, memory_from_bytes, memory_to_bytes, read, reply_of, results
 from fedkeel.engine.local import Worker
 from fedkeel.engine.tasks import Result, Task
 from fedkeel.errors import ShortageError
@@ -121,7 +113,7 @@ class ProcessesExecutor(Executor):
         for numbers in ([number] for number in tasks) if alone else [tasks]:
             left = set(numbers)
             try:
-                futures = {self._submit(tasks[number], file): number for number in numbers}
+                futures = {self._pool.submit(_work, as_bytes(tasks[number]), file): number for number in numbers}
                 for future in as_completed(futures):
                     number, (reply, memory) = futures[future], future.result()
                     left.remove(number)
@@ -131,8 +123,10 @@ class ProcessesExecutor(Executor):
                 self._begin()
                 yield from ((number, None) for number in left)
 
-    def _submit(self, task: Task, file: Path) -> Future[Answered]:
-        return self._pool.submit(_work, replace(task, memory={}), memory_to_bytes(task.memory), file)
+
+def as_bytes(task: Task) -> Task:
+    """What its client remembers goes with it in the form of a network."""
+    return replace(task, memory=partial(memory_from_bytes, memory_to_bytes(task.memory)))
 
 
 def as_completed(futures: Iterable[Future[Answered]]) -> Iterator[Future[Answered]]:
@@ -157,21 +151,21 @@ def _begin(worker: Worker) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     _here.update(worker=worker)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
 
 
-def _work(task: Task, memory: bytes, file: Path) -> Answered:
+def _work(task: Task, file: Path) -> Answered:
     with explained(lambda: task.client):
         if _here.get("file") != file:
             _here.update(file=file, broadcast=broadcast_from_bytes(file.read_bytes()))
-        return reply_of(_here["worker"].do(replace(task, memory=memory_from_bytes(memory)), _here["broadcast"]))
+        return reply_of(_here["worker"].do(task, _here["broadcast"]))
 
 
 def keep_freed_memory() -> bool:
