@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from fedkeel.core.evaluation import Evaluation, merged
 from fedkeel.core.messages import Answer, Message, Missing, Update, pack, unpack
@@ -58,30 +58,24 @@ def parts_of(worker: Worker, task: Task) -> list[Task]:
 
 
 # -- what travels ------------------------------------------------------------------------------------------------------
-class Reply(NamedTuple):
-    """What came of a task in another process; what its client remembers goes beside it."""
-
-    outcome: bytes = b""  # an update or an answer as over a network; evaluations, which never travel there, pickled
-    seconds: float | None = None
-    missing: str = ""
-
-
-def reply_of(result: Result[Any] | Missing) -> tuple[Reply, bytes]:
+def packed(result: Result[Any] | Missing) -> tuple[Result[bytes] | Missing, bytes]:
+    """With its outcome as bytes, an update or an answer as over a network, evaluations, which never travel there,
+    pickled; and what the client remembers beside it."""
     if isinstance(result, Missing):
-        return Reply(missing=result.reason), b""
+        return result, b""
     if isinstance(result.outcome, Message):
-        packed = pack(result.outcome.header, **result.outcome.groups)
-        return Reply(packed, result.seconds), memory_to_bytes(result.memory)
-    return Reply(pickle.dumps(result.outcome)), b""
+        outcome = pack(result.outcome.header, **result.outcome.groups)
+        return Result(result.client, outcome, seconds=result.seconds), memory_to_bytes(result.memory)
+    return Result(result.client, pickle.dumps(result.outcome)), b""
 
 
-def read(task: Task, reply: Reply, memory: Remembered) -> Result[Any] | Missing:
-    if reply.missing:
-        return Missing(task.client, reply.missing)
+def unpacked(task: Task, result: Result[bytes] | Missing, memory: Remembered) -> Result[Any] | Missing:
+    if isinstance(result, Missing):
+        return result
     if task.do == "evaluate":
-        return Result(task.client, pickle.loads(reply.outcome))
+        return Result(task.client, pickle.loads(result.outcome))
     kind = Update if task.do == "train" else Answer
-    return Result(task.client, kind.of(*unpack(reply.outcome)), memory, reply.seconds)
+    return Result(task.client, kind.of(*unpack(result.outcome)), memory, result.seconds)
 
 
 def memory_to_bytes(memory: Remembered) -> bytes:

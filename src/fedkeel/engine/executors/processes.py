@@ -26,7 +26,7 @@ from fedkeel.config import Config
 from fedkeel.core.messages import Broadcast, Missing, broadcast_from_bytes, broadcast_to_bytes
 from fedkeel.engine import optimizers
 from fedkeel.engine.executors.executor import EXECUTORS, Executor, available_cores
-from fedkeel.engine.executors.parts import Reply, explained, memory_from_bytes, memory_to_bytes, read, reply_of, results
+from fedkeel.engine.executors.parts import explained, memory_from_bytes, memory_to_bytes, packed, results, unpacked
 from fedkeel.engine.local import Worker
 from fedkeel.engine.tasks import Result, Task
 from fedkeel.errors import ShortageError
@@ -34,7 +34,7 @@ from fedkeel.stopping import LOOK, Stopped, stop_requested
 
 KEPT_BYTES = 1 << 30
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # M_... in <malloc.h>
-Answered = tuple[Reply, bytes]
+Packed = tuple[Result[bytes] | Missing, bytes]
 DIED = "its worker process died: it may need more memory than there is, give fewer --workers"
 
 
@@ -115,9 +115,9 @@ class ProcessesExecutor(Executor):
             try:
                 futures = {self._pool.submit(_work, as_bytes(tasks[number]), file): number for number in numbers}
                 for future in as_completed(futures):
-                    number, (reply, memory) = futures[future], future.result()
+                    number, (result, memory) = futures[future], future.result()
                     left.remove(number)
-                    yield number, read(tasks[number], reply, memory_from_bytes(memory))
+                    yield number, unpacked(tasks[number], result, memory_from_bytes(memory))
             except BrokenProcessPool:
                 self._pool.shutdown()
                 self._begin()
@@ -129,7 +129,7 @@ def as_bytes(task: Task) -> Task:
     return replace(task, memory=partial(memory_from_bytes, memory_to_bytes(task.memory)))
 
 
-def as_completed(futures: Iterable[Future[Answered]]) -> Iterator[Future[Answered]]:
+def as_completed(futures: Iterable[Future[Packed]]) -> Iterator[Future[Packed]]:
     """As they come, with a look now and then at whether the run is to stop."""
     waiting = set(futures)
     while waiting:
@@ -161,11 +161,11 @@ def end_with_parent() -> None:
     os._exit(1)
 
 
-def _work(task: Task, file: Path) -> Answered:
+def _work(task: Task, file: Path) -> Packed:
     with explained(lambda: task.client):
         if _here.get("file") != file:
             _here.update(file=file, broadcast=broadcast_from_bytes(file.read_bytes()))
-        return reply_of(_here["worker"].do(task, _here["broadcast"]))
+        return packed(_here["worker"].do(task, _here["broadcast"]))
 
 
 def keep_freed_memory() -> bool:

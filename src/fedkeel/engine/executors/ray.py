@@ -32,7 +32,7 @@ from fedkeel.core.messages import Broadcast, Missing, broadcast_from_bytes, broa
 from fedkeel.core.state import Tensors
 from fedkeel.data.federation import Federation
 from fedkeel.engine.executors.executor import EXECUTORS, Executor, available_cores, executor_class
-from fedkeel.engine.executors.parts import explained, memory_from_bytes, read, reply_of, results
+from fedkeel.engine.executors.parts import explained, memory_from_bytes, packed, results, unpacked
 from fedkeel.engine.local import Worker
 from fedkeel.engine.tasks import LostMemory, Result, Task
 from fedkeel.errors import FedkeelError, first_line
@@ -105,7 +105,7 @@ class Station:
         """It has begun."""
 
     def do(self, tasks: Sequence[Task], sent: Sequence[Any]) -> list[Any]:
-        """A reply and a memory for each task, one after another. References in lists are fetched here, not by Ray."""
+        """A result and a memory for each task, one after another. References in lists are fetched here, not by Ray."""
         import ray
 
         found: dict[str, Result[Any] | Missing] = {}
@@ -114,7 +114,7 @@ class Station:
                 self._broadcast = sent[0], broadcast_from_bytes(ray.get(sent[0]).tobytes())
             for result in self._executor.map(tasks, self._broadcast[1]):
                 found[result.client] = result
-        return [item for task in tasks for item in reply_of(found[task.client])]
+        return [item for task in tasks for item in packed(found[task.client])]
 
 
 @EXECUTORS.register("ray")
@@ -242,8 +242,8 @@ class RayExecutor(Executor):
                         self._muster()
                     yield from ((number, None) for number in numbers)
                     continue
-                for number, reply, memory in zip(numbers, whole, replies[1::2], strict=True):
-                    yield number, read(tasks[number], reply, Kept(memory, tasks[number].client))
+                for number, result, memory in zip(numbers, whole, replies[1::2], strict=True):
+                    yield number, unpacked(tasks[number], result, Kept(memory, tasks[number].client))
 
 
 def connect(address: str) -> bool:
