@@ -39,9 +39,11 @@ log = logging.getLogger("fedkeel")
 
 
 class Rule:
-    """A robust rule. `replaces_mean`: it acts as `mean`; otherwise it acts as `select`, before all other rules."""
+    """A robust rule. `replaces_mean`: it acts as `mean`; otherwise it acts as `select`, before all other rules.
+    `fewest`: clients in a round without which it means nothing."""
 
-    name: str = ""
+    name = ""
+    fewest = 1
     paper: ClassVar[str] = ""
     replaces_mean: ClassVar[bool] = False
 
@@ -52,11 +54,6 @@ class Rule:
     def mean(self, states: Sequence[Tensors]) -> Tensors:
         """What takes the place of the weighted mean of the clients' tensors."""
         raise NotImplementedError
-
-    @property
-    def fewest(self) -> int:
-        """Clients in a round without which the rule means nothing."""
-        return 1
 
 
 ROBUST: Registry[Rule] = Registry("robust rule", "robust")
@@ -86,13 +83,10 @@ class Median(Rule):
 
     paper = "Yin et al. 2018"
     replaces_mean = True
+    fewest = 3
 
     def mean(self, states: Sequence[Tensors]) -> Tensors:
         return {name: median([given[name] for given in states]) for name in states[0]}
-
-    @property
-    def fewest(self) -> int:
-        return 3
 
 
 @ROBUST.register("trimmed-mean")
@@ -105,13 +99,12 @@ class TrimmedMean(Rule):
 
     share: Annotated[float, Range(above=0, below=0.5)] = 0.2  # of clients left out at either end, rounded down
 
+    def __post_init__(self) -> None:
+        self.fewest = next(clients for clients in count(1) if trimmed_number(self.share, clients))
+
     def mean(self, states: Sequence[Tensors]) -> Tensors:
         cut = trimmed_number(self.share, len(states))
         return {name: trimmed_mean([given[name] for given in states], cut) for name in states[0]}
-
-    @property
-    def fewest(self) -> int:
-        return next(clients for clients in count(1) if trimmed_number(self.share, clients))
 
 
 @ROBUST.register("krum")
@@ -123,6 +116,9 @@ class Krum(Rule):
 
     liars: Annotated[int, Range(0)] = 1  # how many clients may lie; a round needs twice that and three more
 
+    def __post_init__(self) -> None:
+        self.fewest = 2 * self.liars + 3
+
     def kept(self, updates: Sequence[Update]) -> int:
         return 1
 
@@ -132,10 +128,6 @@ class Krum(Rule):
         scores = scores + _relative(krum_scores([update.statistics for update in updates], self.liars))
         best = sorted(range(len(updates)), key=lambda i: (float(scores[i]), i))[: self.kept(updates)]
         return [updates[i] for i in sorted(best)]
-
-    @property
-    def fewest(self) -> int:
-        return 2 * self.liars + 3
 
 
 @ROBUST.register("multi-krum")
