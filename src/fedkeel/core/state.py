@@ -5,7 +5,6 @@ into fractions, running variances get optimiser steps. Here every entry has a ro
 may happen to it.
 """
 
-import hashlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Protocol
@@ -206,12 +205,3 @@ def nbytes(tensors: Mapping[str, Tensor]) -> int:
     48
     """
     return sum(tensor.nbytes for tensor in tensors.values())
-
-
-def fingerprint(tensors: Mapping[str, Tensor]) -> bytes:
-    """The same for the same names, shapes, kinds and bits."""
-    whole = hashlib.blake2b(digest_size=32)
-    for name, tensor in tensors.items():
-        whole.update(repr((name, tuple(tensor.shape), str(tensor.dtype))).encode())
-        whole.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-    return whole.digest()

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from fedkeel.config import Config
 from fedkeel.core.messages import BadMessage, pack, unpack
-from fedkeel.core.state import Tensors, fingerprint
+from fedkeel.core.state import Tensors
 from fedkeel.deploy.policy import Policy
+from fedkeel.engine.tasks import fingerprint
 from fedkeel.errors import StoreError
 from fedkeel.files import Unsealed, explained, seal, unseal, write_atomically
 from fedkeel.trust import privacy
