@@ -12,7 +12,7 @@ from fedkeel.core.messages import Answer, Message, Missing, Update, pack, unpack
 from fedkeel.core.state import Tensors
 from fedkeel.engine.evaluation import split_indices
 from fedkeel.engine.local import Worker
-from fedkeel.engine.tasks import Remembered, Result, Task, fetched
+from fedkeel.engine.tasks import LostMemory, Remembered, Result, Task, fetched
 from fedkeel.errors import FedkeelError, ShortageError, TrainingError, shortage
 from fedkeel.stopping import Stopped
 
@@ -91,8 +91,10 @@ def explained(client: Callable[[], str]) -> Iterator[None]:
     """In another process: not every error survives the way from there, so a bug comes as the text of its traceback."""
     try:
         yield
-    except (FedkeelError, Stopped):
+    except (LostMemory, Stopped):
         raise
+    except FedkeelError as error:
+        raise FedkeelError(str(error)) from None
     except Exception as error:
         if lack := shortage(error):
             raise ShortageError(lack) from None
