@@ -213,7 +213,7 @@ class RayExecutor(Executor):
         import ray
 
         waiting, last, depth = list(tasks), time.monotonic(), 1 if alone else 2
-        at_once = 1 if alone else -(-len(tasks) // (TURNS * len(self._actors)))
+        at_once = 1 if alone else -(-len(tasks) // (TURNS * len([*self._actors, *self._beginning])))
         calls: dict[Any, tuple[Any, list[int], list[Any]]] = {}  # by the first of a call's replies
         while waiting or calls:
             if stop_requested.is_set():
@@ -239,6 +239,7 @@ class RayExecutor(Executor):
                 except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError):  # it died, perhaps with its node
                     if actor in self._actors:
                         self._actors.remove(actor)
+                        ray.kill(actor)  # where it is only what it sent that was lost
                         self._muster()
                     yield from ((number, None) for number in numbers)
                     continue
