@@ -25,14 +25,13 @@ from fedkeel.core.composition import Composition
 from fedkeel.data import DATASETS
 from fedkeel.data.load import Cut
 from fedkeel.engine import checks
-from fedkeel.engine.executors.executor import choose_executor, executor_class
+from fedkeel.engine.executors.executor import choose_executor
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.bench import choose
 from fedkeel.experiments.recipes import load, matching
 from fedkeel.experiments.rows import SET_BY_COMPARISON, read_methods
 from fedkeel.models import MODELS, timm_models
 from fedkeel.trust import privacy
-from fedkeel.trust.secrets import Randomness
 from tests.blocks.pages import ROOT, Block
 
 if sys.version_info >= (3, 11):
@@ -122,9 +121,9 @@ def understand_options(config: Config) -> None:
     """What `prepare` refuses before it reads an image, and the names of the data and the network."""
     device = torch.device("cpu")
     composed = Composition.of(methods.build(config.method))
-    defence = privacy.choose_rules(config, composed, Randomness.here()).aggregator.defence
-    executor = executor_class(choose_executor(config.replace(device="cpu"), device))
-    checks.check_options(config, composed, defence, executor)
+    defence = privacy.choose_rules(config).aggregator.defence
+    choose_executor(config.replace(device="cpu"), device)
+    checks.check_options(config, composed, defence)
     understand_data(config.data)
     Cut(partition=config.partition)
     model = spec.parse(config.model)

@@ -194,22 +194,21 @@ def test_what_all_runs_together_spend_is_counted_at_the_site(tmp_path: Path) -> 
 
 
 @needs_opacus
-def test_the_same_training_once_more_costs_nothing(tmp_path: Path) -> None:
-    from fedkeel.deploy.memory import PrivacyLedger, epsilon
+def test_every_training_is_charged_and_a_damaged_account_is_told(tmp_path: Path) -> None:
+    from fedkeel.deploy.memory import PrivacyLedger
+    from fedkeel.trust.privacy import epsilon
 
     account, config = PrivacyLedger(tmp_path), Config(**{**tiny.OPTIONS, **PRIVATE})
-    once = epsilon({"a": [1.5, 0.4, 3]}, 1e-5)
-    policy = Policy(dp="local", epsilon=once * 1.01)
-    for _ in range(3):
-        account.charge("a", config, 10, policy)
+    policy = Policy(dp="local", epsilon=epsilon(1.5, 0.4, 2 * 3, 1e-5) * 1.01)
+    for _ in range(2):
+        account.charge(config, 10, policy)
     with pytest.raises(Refused, match="as the epsilon of all that was trained here"):
-        account.charge("b", config, 10, policy)
-    account.charge("a", config, 10, policy)
+        account.charge(config, 10, policy)
     spent = (tmp_path / "privacy.json").read_text()
-    for damaged in ("{", "{}", "[]", spent.replace("3", "-3"), spent.replace("1.5", "9.5")):
+    for damaged in ("{", "{}", "[]", spent.replace("6", "-6"), spent.replace("1.5", "9.5")):
         (tmp_path / "privacy.json").write_text(damaged)
         with pytest.raises(FedkeelError, match="cannot be read: put it back"):
-            account.charge("a", config, 10, policy)
+            account.charge(config, 10, policy)
 
 
 @needs_opacus

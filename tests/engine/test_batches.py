@@ -12,7 +12,6 @@ from fedkeel.data import memory
 from fedkeel.engine.batches import BatchPlan, ImageStore, TrainingPasses, batch_bounds, too_large
 from fedkeel.errors import DataError
 from fedkeel.trust.rules import PlainGradients
-from fedkeel.trust.secrets import Randomness
 from tests import tiny, vectors
 
 FEDERATION = tiny.federation()
@@ -20,7 +19,7 @@ CLIENT = FEDERATION["ward"]  # 14 samples
 
 
 def plan(round: int = 0, epochs: int = 1, **changes: Any) -> BatchPlan:
-    rule = PlainGradients(Config(**{"local_epochs": epochs, "batch_size": 4, **changes}), Randomness())
+    rule = PlainGradients(Config(**{"local_epochs": epochs, "batch_size": 4, **changes}))
     return BatchPlan.of(CLIENT, *rule.batches("ward", round, CLIENT.samples, FEDERATION.train_transform.draws))
 
 

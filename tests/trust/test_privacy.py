@@ -4,6 +4,7 @@ import importlib.util
 import math
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,17 +16,29 @@ from scipy.special import logsumexp
 from fedkeel.cli import main
 from fedkeel.config import Config
 from fedkeel.core.client import Batch
-from fedkeel.core.messages import Update
+from fedkeel.core.messages import Broadcast, Update
+from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.tables import Results
 from fedkeel.runs.run import Run
+from fedkeel.runs.summary import SOURCES
 from fedkeel.seeds import Stream
 from fedkeel.trust import privacy
-from fedkeel.trust.privacy import NoisyGradients, PoissonSampler, epsilon, noisy_backward, noisy_mean, sample_gradients
-from fedkeel.trust.secrets import Randomness
+from fedkeel.trust.privacy import (
+    NoisyGradients,
+    PoissonSampler,
+    choose_rules,
+    epsilon,
+    noisy_backward,
+    noisy_mean,
+    sample_gradients,
+)
+from fedkeel.trust.rules import PlainGradients
 from tests import tiny
+from tests.deploy.loop import over_network
 
 needs_opacus = pytest.mark.skipif(importlib.util.find_spec("opacus") is None, reason="opacus is not installed")
+NOBODY = Batch(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.int64))
 CENTRAL: dict[str, Any] = {"dp": "central", "weighting": "uniform"}
 EIGHT = {f"site{i}": 8 for i in range(8)}
 
@@ -83,7 +96,7 @@ def test_the_noisy_mean_is_of_clipped_changes_over_the_expected_number_of_client
     updates = [
         Update("x", 1, {"a": origin["a"] + torch.tensor(a), "b": origin["b"] + torch.tensor(b)}, {}) for a, b in changes
     ]
-    mean = noisy_mean(config, origin, updates, 8, 0, Randomness())
+    mean = noisy_mean(config, origin, updates, 8, Stream(b"any"))
     np.testing.assert_allclose(mean["a"].numpy(), [1 + (0.3 + 1.2) / 4, 1.0], rtol=1e-6)
     np.testing.assert_allclose(mean["b"].numpy(), [[5 + (0.4 - 1.6) / 4]], rtol=1e-6)
 
@@ -92,27 +105,19 @@ def test_the_noisy_mean_is_of_clipped_changes_over_the_expected_number_of_client
 def test_the_noise_is_a_gaussian_of_the_declared_width_whoever_came(updates: int) -> None:
     config = Config(**CENTRAL, participation=0.5, dp_clip=2.0, dp_noise=3.0)
     origin = {"w": torch.zeros(200, 200)}
-    mean = noisy_mean(config, origin, [Update("x", 1, origin, {})] * updates, 20, 4, Randomness())["w"]
+    mean = noisy_mean(config, origin, [Update("x", 1, origin, {})] * updates, 20, Stream(b"any"))["w"]
     assert float(mean.std()) == pytest.approx(3.0 * 2.0 / 10, rel=0.02)
     assert abs(float(mean.mean())) < 0.01
-    again = noisy_mean(config, origin, [], 20, 5, Randomness())["w"]
+    again = noisy_mean(config, origin, [], 20, Stream(b"other"))["w"]
     assert abs(float(np.corrcoef(mean.flatten().numpy(), again.flatten().numpy())[0, 1])) < 0.02
-
-
-def test_a_secret_makes_other_noise_of_the_same_seed(monkeypatch: pytest.MonkeyPatch) -> None:
-    config, origin = Config(**CENTRAL), {"w": torch.zeros(5)}
-    plain = noisy_mean(config, origin, [], 2, 0, Randomness.here())["w"]
-    assert torch.equal(plain, noisy_mean(config, origin, [], 2, 0, Randomness.here())["w"])
-    monkeypatch.setenv("FEDKEEL_SECRET", "of this site alone")
-    assert not torch.equal(plain, noisy_mean(config, origin, [], 2, 0, Randomness.here())["w"])
 
 
 def test_clients_take_part_independently_of_each_other() -> None:
     config = Config(**CENTRAL, participation=0.3)
-    counts = [len(PoissonSampler(config, Randomness()).sample(20, round)) for round in range(500)]
+    counts = [len(PoissonSampler(config).sample(20, round)) for round in range(500)]
     assert np.mean(counts) == pytest.approx(6, abs=0.4)
     assert np.var(counts) == pytest.approx(20 * 0.3 * 0.7, rel=0.25)  # binomial, not constant
-    assert PoissonSampler(config.replace(participation=1.0), Randomness()).sample(20, 3) == list(range(20))
+    assert PoissonSampler(config.replace(participation=1.0)).sample(20, 3) == list(range(20))
 
 
 @pytest.mark.slow
@@ -185,15 +190,14 @@ def test_the_step_is_along_clipped_gradients_over_the_expected_batch() -> None:
 def test_an_empty_batch_is_noise_of_the_declared_width() -> None:
     model = tiny.model(norm=False, width=64)
     config = Config(dp="local", batch_size=4, dp_clip=0.5, dp_noise=3.0)
-    nobody = Batch(torch.zeros(0, 3, 8, 8), torch.zeros(0, dtype=torch.int64))
-    noisy_backward(config, Stream(b"any"), model, nobody)
+    noisy_backward(config, Stream(b"any"), model, NOBODY)
     gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     assert float(gradients.std()) == pytest.approx(3.0 * 0.5 / 4, rel=0.05)
 
 
 def test_each_sample_is_in_a_batch_independently_of_the_others() -> None:
-    rule = NoisyGradients(Config(dp="local", batch_size=4, local_epochs=160), Randomness())
-    rule.begin("ward", 0, list)
+    rule = NoisyGradients(Config(dp="local", batch_size=4, local_epochs=160))
+    rule.begin("ward", 0)
     order, sizes, uniforms = rule.batches("ward", 0, 20, 3)
     assert len(sizes) == 800
     assert uniforms.shape == (sum(sizes), 3)
@@ -234,6 +238,120 @@ def test_a_private_run_is_the_same_under_other_executors_and_after_a_stop(
     with pytest.raises(Interruption):
         tiny.run(tmp_path / "stopped", observer=tiny.Notes(stop), **options)
     assert tiny.result(tiny.resume(tmp_path / "stopped")) == tiny.result(whole)
+
+
+# -- whose randomness it is --
+def test_a_stream_is_normal_and_uniform_and_the_same_for_the_same_key() -> None:
+    z, u = Stream(b"key").normal(300, 1001), Stream(b"key").uniform(300, 1001)
+    assert z.shape == u.shape == (300, 1001)
+    assert z.dtype == u.dtype == torch.float32
+    assert float(z.mean()) == pytest.approx(0, abs=0.01)
+    assert float(z.double().var()) == pytest.approx(1, abs=0.02)
+    assert float(z.double().pow(4).mean()) == pytest.approx(3, abs=0.1)
+    assert float(z.abs().max()) > 4
+    assert 0 <= float(u.min()) < 1e-4
+    assert 1 - 1e-4 < float(u.max()) < 1
+    assert float(u.double().var()) == pytest.approx(1 / 12, abs=0.002)
+    assert torch.equal(z, Stream(b"key").normal(300, 1001))
+    assert not torch.equal(z, Stream(b"kez").normal(300, 1001))
+    stream = Stream(b"key")
+    assert not torch.equal(stream.normal(50), stream.normal(50))
+    assert Stream(b"key").normal().shape == ()
+    assert Stream(b"key").uniform(0, 3).shape == (0, 3)
+
+
+def test_it_has_more_beginnings_than_can_be_tried() -> None:
+    """A generator of torch on the CPU begins with 32 bits of its seed, whatever it is given."""
+
+    def of_torch(seed: int) -> torch.Tensor:
+        return torch.randn(20, generator=torch.Generator().manual_seed(seed))
+
+    assert torch.equal(of_torch(7), of_torch(7 + 2**40))
+    keys = [n.to_bytes(32, "little") for n in (7, 7 + 2**32, 7 + 2**40, 7 + 2**200)]
+    drawn = {tuple(Stream(key).normal(20).tolist()) for key in keys}
+    assert len(drawn) == len(keys)
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_noise_and_who_takes_part_follow_from_the_seed_or_from_nothing(secret: bool) -> None:
+    """Over a network everybody is told the seed: the same step done twice has other noise, and so counts twice."""
+    central, local = Config(**CENTRAL, participation=0.5), Config(dp="local", batch_size=4)
+    broadcast, origin = Broadcast(0, 1, {"w": torch.zeros(50)}, {}), tiny.setup("gn").worker
+
+    def drawn() -> list[torch.Tensor]:
+        rules, gradients = choose_rules(central, secret=secret), choose_rules(local, secret=secret).gradients
+        gradients.begin("ward", 0)
+        backward = gradients.backward(lambda: torch.zeros(()), origin.model, NOBODY, origin.task_loss)
+        assert float(backward) == 0
+        server = SimpleNamespace(round=0, num_clients=4, statistics={})
+        return [
+            rules.aggregator.mean(server, broadcast, [])[0]["w"],  # type: ignore[arg-type]
+            torch.tensor([client in rules.sampler.sample(100, 0) for client in range(100)]),
+            gradients.batches("ward", 0, 100, 0)[0],
+            torch.cat([p.grad.flatten() for p in origin.model.parameters() if p.grad is not None]),
+        ]
+
+    for first, second in zip(drawn(), drawn(), strict=True):
+        assert (first.shape == second.shape and torch.equal(first, second)) == (not secret)
+
+
+def test_a_local_step_is_private_by_its_configuration_alone() -> None:
+    """Nobody who makes a worker can forget to say so."""
+    given = tiny.setup("gn").worker
+    worker = Worker(given.config.replace(dp="local"), given.federation, given.method, given.model, given.device)
+    assert isinstance(worker.gradients, NoisyGradients)
+    assert type(given.gradients) is PlainGradients
+
+
+def test_samples_whose_gradients_overflow_do_not_show() -> None:
+    """A server may send weights under which only some images do so."""
+    model = tiny.model(norm=False)
+    with torch.no_grad():
+        model.head.weight.fill_(3e38)  # type: ignore[operator, union-attr]
+    x = torch.rand(3, 3, 8, 8, generator=torch.Generator().manual_seed(1))
+    config = Config(dp="local", batch_size=4, dp_noise=1.0, dp_clip=0.5)
+    noisy_backward(config, Stream(b"any"), model, Batch(x * 1e30, torch.tensor([0, 1, 2])))
+    gradients = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+    assert bool(torch.isfinite(gradients).all())
+    assert float(gradients.norm()) < 0.5 * (3 + 2 * len(gradients) ** 0.5)
+
+
+@pytest.mark.slow
+@needs_opacus
+def test_a_server_s_noise_is_its_own_and_a_run_says_what_epsilon_rests_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Every site is told the seed of the run."""
+    simulated = tiny.run(tmp_path / "one", "gn", **CENTRAL, rounds=2)
+    network = over_network(tmp_path / "net", "gn", **CENTRAL, rounds=2)
+    assert tiny.result(network)["model.safetensors"] != tiny.result(simulated)["model.safetensors"]
+    plain = tiny.run(tmp_path / "plain", rounds=1)
+    for run, source in ((simulated, "seed"), (network, "system")):
+        assert run.summary is not None
+        assert run.summary["randomness"] == run.records("round")[-1]["randomness"] == source
+        assert main(["show", str(run.directory)]) == 0
+        assert SOURCES[source] in " ".join(capsys.readouterr().out.split())
+        assert SOURCES[source] in Results.of([("gn", 0, run.summary)]).caption
+    assert plain.summary is not None
+    assert "randomness" not in plain.summary
+    assert "noise" not in Results.of([("fedavg", 0, plain.summary)]).caption
+
+
+@pytest.mark.slow
+@needs_opacus
+def test_a_server_that_is_started_again_counts_the_round_that_it_may_have_done_twice(tmp_path: Path) -> None:
+    """Its noise was another one then, and the sites have seen it."""
+
+    class Interruption(Exception):
+        pass
+
+    def stop(_: int) -> None:
+        raise Interruption
+
+    with pytest.raises(Interruption):
+        over_network(tmp_path, "gn", observer=tiny.Notes(stop), **CENTRAL, rounds=2)
+    run = over_network(tmp_path, "gn", **CENTRAL, rounds=2)
+    assert [record["epsilon"] for record in run.records("round")] == [epsilon(1.0, 1.0, n, 1e-5) for n in (1, 3)]
 
 
 # -- what does not go together --

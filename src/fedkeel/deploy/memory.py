@@ -1,9 +1,9 @@
 """What a site keeps in files of its own, which survives a restart and never travels: what its method remembers between
 rounds, and what it has spent of its privacy over all runs."""
 
+import json
 import re
 import shutil
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
@@ -11,10 +11,10 @@ from fedkeel.config import Config
 from fedkeel.core.messages import BadMessage, pack, unpack
 from fedkeel.core.state import Tensors
 from fedkeel.deploy.policy import Policy
+from fedkeel.engine.tasks import fingerprint
 from fedkeel.errors import StoreError
 from fedkeel.files import Unsealed, explained, seal, unseal, write_atomically
 from fedkeel.trust import privacy
-from fedkeel.trust.secrets import fingerprint
 
 Step = tuple[int, int]  # round, and which request of that round
 KEPT_RUNS = 3
@@ -95,21 +95,18 @@ def is_memory(folder: Path) -> bool:
 class PrivacyLedger:
     """What a site has spent of its privacy, over all runs.
 
-    The server counts epsilon too, but a site does not take its word: here are counted the trainings that were really
-    done, and one that would exceed the site's policy is refused. The same training once more, as after a crash, has
-    the same noise and the same result, and costs nothing.
+    The server counts epsilon too, but a site does not take its word: here is counted every training that is begun,
+    one that is repeated too, and one that would exceed the site's policy is refused.
     """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / "privacy.json"
 
-    def charge(self, training: str, config: Config, samples: int, policy: Policy) -> None:
-        """Count a training, known by all that it depends on, before it is done; or refuse it."""
+    def charge(self, config: Config, samples: int, policy: Policy) -> None:
+        """Count a training before it is done; or refuse it."""
         done = self.read()
-        if training in done:
-            return
-        rate, steps = privacy.sampling_rate(config, samples), privacy.local_steps(config, samples)
-        done[training] = [config.dp_noise, rate, steps]
+        kind = json.dumps([config.dp_noise, privacy.sampling_rate(config, samples)])
+        done[kind] = done.get(kind, 0) + privacy.local_steps(config, samples)
         if policy.epsilon:
             privacy.require_accountant()
             policy.at_most("epsilon", epsilon(done, policy.delta), "as the epsilon of all that was trained here")
@@ -117,8 +114,8 @@ class PrivacyLedger:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(self._path, seal(done))
 
-    def read(self) -> dict[str, list[float]]:
-        """Of each training: noise multiplier, sampling rate and steps."""
+    def read(self) -> dict[str, int]:
+        """The steps of each pair of noise multiplier and sampling rate."""
         try:
             return unseal(self._path.read_bytes()) if self._path.exists() else {}
         except (OSError, Unsealed) as error:
@@ -128,8 +125,5 @@ class PrivacyLedger:
             ) from error
 
 
-def epsilon(done: dict[str, list[float]], delta: float) -> float:
-    kinds = Counter[tuple[float, float]]()
-    for noise, rate, steps in done.values():
-        kinds[noise, rate] += int(steps)
-    return privacy.composed([(noise, rate, steps) for (noise, rate), steps in kinds.items()], delta)
+def epsilon(done: dict[str, int], delta: float) -> float:
+    return privacy.composed([(*json.loads(kind), steps) for kind, steps in done.items()], delta)

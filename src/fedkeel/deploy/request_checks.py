@@ -93,11 +93,6 @@ class Session:
         """Of the options; those of the machine may change when a server is started again."""
         return hashlib.blake2b(json.dumps(self.config.decisive(), sort_keys=True).encode(), digest_size=32).digest()
 
-    @property
-    def context(self) -> bytes:
-        """Of the options and the names of the classes: what the noise of a training depends on, beside its inputs."""
-        return self.fingerprint + json.dumps(self.classes).encode()
-
 
 def check(config: Config, policy: Policy) -> None:
     """Refuse what the policy does not allow. Nothing is built here, nothing read."""

@@ -3,6 +3,7 @@
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -30,7 +31,6 @@ from fedkeel.simulation import finish, free_directory
 from fedkeel.spec import names
 from fedkeel.trust import privacy
 from fedkeel.trust.robust import Defence
-from fedkeel.trust.secrets import FILE, Randomness, kept_in
 
 
 @dataclass
@@ -48,7 +48,12 @@ class NetworkSetup(Setup):
     def noise_from(self) -> str:
         # The nodes of a simulation, which have positions, draw from what one process would.
         apart = self.config.dp == "local" and all(site.position is None for site in self.network.roster.sites)
-        return "sites" if apart else self.rules.randomness.source
+        return "sites" if apart else super().noise_from()
+
+    def account(self, rounds: int) -> dict[str, Any]:
+        """A server that is started again repeats the rounds since its last checkpoint, with noise of their own."""
+        repeated = (self.network.roster.starts - 1) * self.config.checkpoint_every
+        return super().account(rounds + repeated)
 
 
 def check(config: Config) -> None:
@@ -56,7 +61,7 @@ def check(config: Config) -> None:
     method = Composition.of(build_method(config.method))
     if method.is_pooled:
         raise MethodError(f"'{method.name}' pools the data of all clients, which over a network stay where they are.")
-    Defence.of(config.robust).refuse_what_it_cannot_protect(method)
+    Defence.of(config.robust).check(method)
     privacy.refuse_contradictions(config, method)
     check_training(config)
     refuse_idle(config, network=True)
@@ -97,9 +102,7 @@ def train(
             store.discard()
         store.close()
         raise
-    run = finish(store, setup, observer)
-    (directory / FILE).unlink(missing_ok=True)  # nobody needs to draw this noise again
-    return run
+    return finish(store, setup, observer)
 
 
 def enrol(
@@ -151,7 +154,7 @@ def prepare_network(config: Config, network: FlowerExecutor, directory: Path, mo
     roster.save(directory)
     if config.dp == "central":
         # Every site is told the seed: what the server draws of its own must not follow from it.
-        setup.rules = privacy.choose_rules(config, setup.worker.method, Randomness(kept_in(directory / FILE)))
+        setup.rules = privacy.choose_rules(config, secret=True)
     for site in roster.sites:
         here = site.name in network.nodes
         status.set(site.name, "connected" if here else "not connected", connected=here)

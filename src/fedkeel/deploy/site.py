@@ -5,11 +5,9 @@ a `Broadcast`; a reply is a small table with the bytes of an `Update` or of an a
 remembers between rounds stays in a file of its own and never travels.
 """
 
-import hashlib
 import logging
 import math
 import re
-import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -44,7 +42,6 @@ from fedkeel.methods import build as build_method
 from fedkeel.runs.store import KEPT_CHECKPOINTS
 from fedkeel.stopping import Stopped
 from fedkeel.trust import privacy
-from fedkeel.trust.secrets import BYTES, FILE, Randomness, fingerprint, kept_in
 
 log = logging.getLogger("fedkeel")
 LONGEST_QUESTION = 100
@@ -159,7 +156,7 @@ class Site:
         self._refuse_overtaken(session.run, (int(request["start"]), *step))
         remembered = memory.after((int(counted[0]), int(counted[1])) if counted else None)
         if do == "train":
-            self._charge(worker, session, broadcast, remembered)
+            self._charge(worker)
             update, kept = worker.train(site.name, broadcast, remembered)
             memory.keep(step, kept)
             self._keep_model(request, session, broadcast, remembered)
@@ -216,7 +213,7 @@ class Site:
         if do == "evaluate":
             self.policy.allows("evaluation", "to evaluate a model")
 
-    def _charge(self, worker: Worker, session: Session, broadcast: Broadcast, remembered: Tensors) -> None:
+    def _charge(self, worker: Worker) -> None:
         """Count what a private training spends; without a folder there is no ledger, and no limit can be kept."""
         if worker.config.dp != "local" or self.policy is None:
             return
@@ -225,13 +222,7 @@ class Site:
                 raise self.policy.refusal("epsilon", "a run without a folder for what was spent")
             return
         (site,) = worker.federation
-        # All that its noise depends on: whatever makes that another is another training.
-        training = hashlib.blake2b(session.context, digest_size=32, key=worker.gradients.randomness.secret)
-        training.update(str(broadcast.round).encode())
-        sent = (broadcast.weights, broadcast.statistics, broadcast.extras)
-        for seen in (*sent, remembered, worker.samples_of(site.name)):
-            training.update(fingerprint(seen))
-        PrivacyLedger(self.state).charge(training.hexdigest(), worker.config, site.samples, self.policy)
+        PrivacyLedger(self.state).charge(worker.config, site.samples, self.policy)
 
     def _refuse_overtaken(self, run: str, moment: tuple[int, int, int]) -> None:
         """A request that a later one of the same run has overtaken must not undo what that one made remembered."""
@@ -276,14 +267,8 @@ class Site:
                     f"'{method.stateful_parts[0]}' needs sites that remember: give this site a folder for it"
                 )
             privacy.refuse_network(config, network)
-            rule = privacy.choose_gradients(config, self._randomness(session))
+            # Noise of this site alone, and not of the server, which knows the seed; a simulation is all one.
+            rule = privacy.choose_rules(config, secret=self.position is None).gradients
             self._worker = Worker(config, federation, method, network, device, gradient_rule=rule)
             self._session = session
         return self._worker
-
-    def _randomness(self, session: Session) -> Randomness:
-        """Of this site alone, and not of the server, which knows the seed; a simulation is all one."""
-        if self.position is not None:
-            return Randomness.here()
-        secret = secrets.token_bytes(BYTES) if self.state is None else kept_in(self.state / FILE)
-        return Randomness(secret, session.context)

@@ -26,7 +26,6 @@ from fedkeel.core.types import Classifier, Output
 from fedkeel.data.federation import Federation
 from fedkeel.engine import losses, metrics, optimizers, schedules
 from fedkeel.engine.batches import probe
-from fedkeel.engine.executors.executor import Executor
 from fedkeel.engine.local import Worker
 from fedkeel.errors import DataError, FedkeelError, MethodError, first_line, shortage
 from fedkeel.nn.calibration import normalised_layers
@@ -95,12 +94,11 @@ def refuse_name(config: str | Path) -> None:
 
 
 # -- options ---------------------------------------------------------------------------------------------------------
-def check_options(config: Config, method: Composition, defence: Defence, executor: type[Executor]) -> None:
+def check_options(config: Config, method: Composition, defence: Defence) -> None:
     metrics.asked(config)
     check_training(config)
-    defence.refuse_what_it_cannot_protect(method)
-    defence.warn_of_the_rest(method)
-    privacy.refuse_contradictions(config, method, executor.captures_steps)
+    defence.check(method)
+    privacy.refuse_contradictions(config, method)
     refuse_stateless(config, method)
 
 

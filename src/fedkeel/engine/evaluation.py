@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fedkeel import seeds
 from fedkeel.config import Config, from_one
-from fedkeel.core.client import Batch, Repeat, one_by_one
+from fedkeel.core.client import Batch
 from fedkeel.core.evaluation import Evaluation, Outputs, diverged_domains
 from fedkeel.core.messages import Broadcast, Missing
 from fedkeel.core.types import Classifier
@@ -48,11 +48,7 @@ def split_indices(client: Client, split: str) -> Tensor:
 
 # -- one client ------------------------------------------------------------------------------------------------------
 class Evaluator:
-    """Accuracy, loss and what else is asked for of one model, under global or batch statistics.
-
-    The sums over batches lie in a tensor that stays where it is, so that an evaluation can be replayed; and so do the
-    logits of a whole test set, where they are wanted.
-    """
+    """Accuracy, loss and what else is asked for of one model, under global or batch statistics."""
 
     def __init__(self, model: Classifier, store: ImageStore, config: Config) -> None:
         self.model, self.store, self.config = model, store, config
@@ -71,7 +67,6 @@ class Evaluator:
         splits: Sequence[str],
         statistics: Sequence[str],
         part: slice | None = None,
-        repeat: Repeat = one_by_one,
         *,
         stranger: bool = False,
         detailed: bool = False,
@@ -86,15 +81,13 @@ class Evaluator:
             tested, used = client, "batch" if stranger else kind
             if kind == "site":
                 prior, always = (0.0, True) if stranger else (config.site_prior, config.site_always)
-                tested, _ = self.calibrate(client, config.site_images, prior, always=always, repeat=repeat)
+                tested, _ = self.calibrate(client, config.site_images, prior, always=always)
                 used = "global"
-            found = self.evaluate(tested, splits, used, part, repeat, detailed=detailed)
+            found = self.evaluate(tested, splits, used, part, detailed=detailed)
             results += [replace(result, statistics=kind) for result in found]
         return results
 
-    def calibrate(
-        self, client: Client, images: int, prior: float, *, always: bool, repeat: Repeat = one_by_one
-    ) -> tuple[Client, Calibration]:
+    def calibrate(self, client: Client, images: int, prior: float, *, always: bool) -> tuple[Client, Calibration]:
         """Calibrate the model, as it is loaded, to a client; the client with what is left of it to be tested on.
 
         The images are drawn from its training data, or, where it has none, from its test data, of which at least half
@@ -109,7 +102,7 @@ class Evaluator:
         transform, size = self.store.federation.test_transform, self.config.evaluation_batch
         self.model.eval()
         record = self._calibrator.calibrate(
-            lambda: self.store.in_order(own[drawn], size, transform), prior, always=always, repeat=repeat
+            lambda: self.store.in_order(own[drawn], size, transform), prior, always=always
         )
         return client if trains else replace(client, test=own[left.sort().values]), record
 
@@ -120,7 +113,6 @@ class Evaluator:
         splits: Sequence[str],
         statistics: str = "global",
         part: slice | None = None,
-        repeat: Repeat = one_by_one,
         *,
         detailed: bool = False,
     ) -> list[Evaluation]:
@@ -137,20 +129,20 @@ class Evaluator:
             self._sums.zero_()
             reached(EVALUATION)
             batches = self.store.in_order(indices, self.config.evaluation_batch, self.store.federation.test_transform)
-            # A buffer that had to grow lies elsewhere: what was captured with the one before is not replayed.
-            room = self._make_room(len(indices)) if collect else 0
-            repeat(("evaluation", statistics, room), partial(self._add, statistics, collect), batches)
+            if collect:
+                self._make_room(len(indices))
+            for batch in batches:
+                self._add(statistics, collect, batch)
             correct, loss, *sums = self._sums.tolist()
             metrics = dict(zip(self._metrics, sums, strict=True))
             whole = Evaluation(client.name, client.domain, split, statistics, int(correct), len(indices), loss, metrics)
             results.append(replace(whole, outputs=self._outputs(indices)) if collect else whole)
         return results
 
-    def _make_room(self, samples: int) -> int:
+    def _make_room(self, samples: int) -> None:
         if samples > len(self._logits):
             self._logits = self._logits.new_empty(1 << (samples - 1).bit_length(), self._logits.shape[1])
         self._place.zero_()
-        return len(self._logits)
 
     def _outputs(self, indices: Tensor) -> Outputs:
         logits, images = self._logits[: len(indices)].to("cpu", copy=True), indices.cpu()

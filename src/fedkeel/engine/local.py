@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fedkeel import seeds
 from fedkeel.config import Config
 from fedkeel.core import state
-from fedkeel.core.client import Batch, LocalClient, Repeat, one_by_one
+from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.composition import Composition
 from fedkeel.core.evaluation import Evaluation
 from fedkeel.core.messages import Answer, Broadcast, Missing, Update
@@ -38,8 +38,8 @@ from fedkeel.nn.draws import Dropout, own_dropout
 from fedkeel.nn.kernels.pooling import pool_on_rows
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.stopping import LOCAL_STEP, Stopped, reached, stop_requested
+from fedkeel.trust.privacy import choose_rules
 from fedkeel.trust.rules import PlainGradients
-from fedkeel.trust.secrets import Randomness
 
 LOCAL = "local"  # where a client's memory holds the entries of the model that never travel
 WATCHED = "watched/"  # before the names of an update's metrics that are for observers and not for `metrics.jsonl`
@@ -77,13 +77,12 @@ class Worker:
     model: Classifier
     device: torch.device
     shared_store: ImageStore | None = None
-    replays: Repeat = one_by_one
     watching: Callable[[nn.Module], StepWatch] | None = None
     gradient_rule: PlainGradients | None = None
 
     def __post_init__(self) -> None:
         config, device = self.config, self.device
-        self.gradients = self.gradient_rule or PlainGradients(config, Randomness())
+        self.gradients = self.gradient_rule or choose_rules(config).gradients
         self._dropout = [module for module in self.model.modules() if isinstance(module, Dropout)]
         self.model.to(device)
         self._half = device.type == "cuda" and config.precision == "bf16"
@@ -150,8 +149,7 @@ class Worker:
     # -- local training --------------------------------------------------------------------------------------
     def train(self, name: str, broadcast: Broadcast, memory: Tensors) -> tuple[Update, Tensors]:
         """One client's part of a round. Returns its update and what it remembers."""
-        inputs = (broadcast.weights, broadcast.statistics, broadcast.extras, memory)
-        self.gradients.begin(name, broadcast.round, lambda: (*inputs, self.samples_of(name)))
+        self.gradients.begin(name, broadcast.round)
         with seeds.default_generator(self.config.seed, "layers", broadcast.round, name, device=self.device):
             client = self.begin(name, broadcast, memory)
             total_loss = torch.zeros((), device=self.device)
@@ -161,11 +159,6 @@ class Worker:
                     raise Stopped
                 total_loss.add_(self.step(client, batch), alpha=len(batch.y))
             return self.end(client, float(total_loss) / max(len(plan.order), 1))
-
-    def samples_of(self, name: str) -> Tensors:
-        """The samples that this client trains on: one more, or another, and they are others."""
-        site, whole = self.federation[name], self.federation
-        return {"images": whole.images[site.train], "labels": whole.labels[site.train]}
 
     def plan(self, name: str, round: int) -> BatchPlan:
         """Which samples this client trains on in this round, in which order."""
@@ -279,7 +272,7 @@ class Worker:
         """Accuracy and loss on one client's test and validation data, or on a part; in detail, of every image."""
         stranger = self.load_tested(broadcast, memory)
         test = partial(self.evaluator.test, stranger=stranger, detailed=detailed)
-        return test(self.federation[name], splits, self.config.statistics, part, self.replays)
+        return test(self.federation[name], splits, self.config.statistics, part)
 
     def load_tested(self, broadcast: Broadcast, memory: Tensors) -> bool:
         """Load the model that a client with this memory is tested with; whether the client is a stranger to it."""

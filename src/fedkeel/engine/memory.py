@@ -13,11 +13,10 @@ from typing import Any
 from fedkeel.core.messages import BadMessage, pack, unpack
 from fedkeel.core.naming import file_name
 from fedkeel.core.state import Tensors, nbytes
-from fedkeel.engine.tasks import Remembered, fetched
+from fedkeel.engine.tasks import Remembered, fetched, fingerprint
 from fedkeel.errors import StoreError
 from fedkeel.files import explained, make_folder, sync
 from fedkeel.stopping import WRITING, reached
-from fedkeel.trust.secrets import fingerprint
 
 
 class Damaged(Exception):

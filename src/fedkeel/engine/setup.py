@@ -19,14 +19,13 @@ from fedkeel.core.types import Classifier
 from fedkeel.data.federation import Federation
 from fedkeel.engine import checks
 from fedkeel.engine.batches import probe
-from fedkeel.engine.executors.executor import EXECUTORS, Executor, choose_executor, executor_class, runs_elsewhere
+from fedkeel.engine.executors.executor import EXECUTORS, Executor, choose_executor, runs_elsewhere
 from fedkeel.engine.local import Worker
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.models.wrapped import refuse_lazy
 from fedkeel.spec import parse
 from fedkeel.trust import privacy
 from fedkeel.trust.rules import Rules
-from fedkeel.trust.secrets import Randomness
 
 log = logging.getLogger("fedkeel")
 
@@ -77,7 +76,7 @@ class Setup:
 
     def noise_from(self) -> str:
         """Whose randomness the noise of a private run rests on: one of `tables.SOURCES`."""
-        return self.rules.randomness.source
+        return "system" if self.rules.secret else "seed"
 
     def account(self, rounds: int) -> dict[str, Any]:
         """What so many rounds of a private run have spent, for the records; of any other run nothing."""
@@ -103,10 +102,9 @@ def prepare(
     """Build what the configuration names, or take the objects given in its place, and check that they fit."""
     device = choose_device(config)
     executor_name = choose_executor(config, device)
-    executor = executor_class(executor_name)
     composed = Composition.of(method or methods.build(config.method))
-    rules = privacy.choose_rules(config, composed, Randomness.here())
-    checks.check_options(config, composed, rules.aggregator.defence, executor)
+    rules = privacy.choose_rules(config)
+    checks.check_options(config, composed, rules.aggregator.defence)
     given = federation or load_federation(config)
     given = given.on_validation() if config.evaluate_on == "validation" else given
     checks.check_clients(config, given)

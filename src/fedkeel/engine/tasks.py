@@ -1,8 +1,11 @@
 """What travels between the round loop and an executor: tasks one way, results the other."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
+
+import torch
 
 from fedkeel.core.state import Tensors
 from fedkeel.errors import TrainingError
@@ -52,3 +55,12 @@ class LostMemory(TrainingError):
 
 def fetched(memory: Remembered) -> Tensors:
     return memory() if callable(memory) else memory
+
+
+def fingerprint(memory: Tensors) -> bytes:
+    """The same for the same names, shapes, kinds and bits."""
+    whole = hashlib.blake2b(digest_size=32)
+    for name, tensor in memory.items():
+        whole.update(repr((name, tuple(tensor.shape), str(tensor.dtype))).encode())
+        whole.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
+    return whole.digest()

@@ -55,15 +55,14 @@ class Origin:
         """Of a run that is ready to start; `given` are the objects that its configuration cannot name."""
         worker = setup.worker
         executor = executor_class(setup.executor_name)
-        usual = 1 if executor.elsewhere else torch.get_num_threads()
-        threads = 1 if executor.single_threaded else setup.config.threads or usual
+        threads = 1 if executor.single_threaded else setup.config.threads or torch.get_num_threads()
         return Origin(
             fedkeel=fedkeel.__version__,
             python=python_version(),
             code={**own_code(setup.config), **method_code(worker.method), "the model": model_digest(worker.model)},
             given={name: identify(thing) for name, thing in (given or {}).items() if thing is not None},
             machine=machine(worker.device),
-            threads=threads if worker.device.type == "cpu" else None,
+            threads=threads if worker.device.type == "cpu" and not executor.elsewhere else None,
             folder="" if all(path.is_absolute() for path in data_paths(setup.config).values()) else os.getcwd(),
         )
 

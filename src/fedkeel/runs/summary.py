@@ -24,8 +24,8 @@ SHARES = ("accuracy", "balanced-accuracy", "recall", "precision", "f1", "auc", "
 BEST_ROUND, EVERY_ROUND = "best-round", "every-round"
 SOURCES = {  # of the noise of private runs, the weakest first
     "seed": "noise from the run's seed, void against whoever knows it",
-    "secret": "noise from a secret",
-    "sites": "noise from a secret at each site",
+    "system": "noise from the server's own randomness",
+    "sites": "noise from each site's own randomness",
 }
 
 

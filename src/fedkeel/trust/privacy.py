@@ -21,13 +21,16 @@ In both, each step is a sampled Gaussian mechanism with rate q and noise multipl
 by Renyi differential privacy (Mironov et al. 2019): (epsilon, delta) for adding or removing one client, or sample.
 
 Noise, and who or what takes part, come from the run's seed in a simulation, so that it can be repeated, and whoever
-knows the seed can take the noise away again. Over a network they come from a secret: see `fedkeel.trust.secrets`.
+knows the seed can take the noise away again. Over a network everybody is told the seed: there they come from the
+system's randomness (`secret`), and a step that is done twice has noise of its own each time, and counts twice.
 """
 
+import hashlib
 import logging
 import math
+import os
 import warnings
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -46,7 +49,6 @@ from fedkeel.formulas.aggregation import weighted_mean
 from fedkeel.seeds import Stream
 from fedkeel.spec import parse
 from fedkeel.trust.rules import Mean, MeanAggregator, PlainGradients, Rules, UniformSampler
-from fedkeel.trust.secrets import Randomness, fingerprint
 
 __all__ = ["composed", "epsilon"]
 
@@ -109,15 +111,13 @@ def local_steps(config: Config, samples: int) -> int:
 
 
 # -- what it can go with ----------------------------------------------------------------------------------------------
-def refuse_contradictions(config: Config, method: Composition, captured: bool = False) -> None:
-    """Before anything is read. `captured`: local steps would be replayed as they were captured, all samples at once."""
+def refuse_contradictions(config: Config, method: Composition) -> None:
+    """Before anything is read."""
     if config.dp == "none":
         return
     require_accountant()
     refuse_what_tells_more(config, method)
     if config.dp == "local":
-        if captured:
-            raise FedkeelError("'dp=local' has no captured steps: choose '--executor serial'.")
         return
     if config.weighting != "uniform":
         raise FedkeelError(
@@ -137,13 +137,16 @@ def refuse_contradictions(config: Config, method: Composition, captured: bool = 
 
 
 def refuse_what_tells_more(config: Config, method: Composition) -> None:
-    if config.dp == "local" and "balanced" in parse(config.loss).options.values():
+    """Under `local`, what a client would send that its noisy gradients do not cover."""
+    if config.dp != "local":
+        return
+    if "balanced" in parse(config.loss).options.values():
         raise FedkeelError(
             "'dp=local' hides a sample's own gradient, and weights 'balanced' by it change the others' too: give the "
             "weights as numbers."
         )
     for part in method.parts:
-        if config.dp == "local" and "local" not in part.traits.private:
+        if "local" not in part.traits.private:
             raise MethodError(
                 f"'dp=local' covers gradients of the loss and the weights they lead to, and '{part.name}' "
                 "computes or sends something else from the samples: choose 'gn', 'ln', 'fedwon' or 'fedfn', alone "
@@ -161,29 +164,29 @@ def refuse_network(config: Config, network: nn.Module) -> None:
 
 def warn_of_the_rest(config: Config, method: Composition, layout: Layout) -> None:
     """Epsilon speaks of the weights; say what else leaves the clients."""
-    if config.dp == "none":
+    if config.dp != "central":
         return
     others = ["the statistics of normalisation layers"] if layout.statistics else []
-    sending = [part for part in method.parts if part.overrides("finish") or part.overrides("answer")]
-    others += [f"what '{part.name}' sends beside" for part in sending]
-    if others and config.dp == "central":
+    others += [f"what '{p.name}' sends beside" for p in method.parts if p.overrides("finish") or p.overrides("answer")]
+    if others:
         log.warning("Epsilon is that of the weights: %s are averaged without noise.", " and ".join(others))
 
 
 # -- what the loop is given -------------------------------------------------------------------------------------------
-def choose_rules(config: Config, method: Composition, randomness: Randomness) -> Rules:
+def choose_rules(config: Config, *, secret: bool = False) -> Rules:
     """The sampler, the gradients and the aggregator of a run, private or ordinary."""
     central = config.dp == "central"
     return Rules(
-        (PoissonSampler if central else UniformSampler)(config, randomness),
-        choose_gradients(config, randomness),
-        (NoisyAggregator if central else MeanAggregator)(config, method, randomness),
-        randomness,
+        (PoissonSampler if central else UniformSampler)(config, secret),
+        (NoisyGradients if config.dp == "local" else PlainGradients)(config, secret),
+        (NoisyAggregator if central else MeanAggregator)(config, secret),
     )
 
 
-def choose_gradients(config: Config, randomness: Randomness) -> PlainGradients:
-    return (NoisyGradients if config.dp == "local" else PlainGradients)(config, randomness)
+def private_stream(config: Config, secret: bool, *purpose: object) -> Stream:
+    """Numbers for one purpose that others must not know: of the run's seed, or of the system, other ones each time."""
+    text = "\x1f".join(map(str, ("privacy", config.seed, *purpose)))
+    return Stream(os.urandom(32) if secret else hashlib.blake2b(text.encode(), digest_size=32).digest())
 
 
 # -- central ----------------------------------------------------------------------------------------------------------
@@ -193,27 +196,26 @@ class PoissonSampler(UniformSampler):
     def sample(self, clients: int, round: int) -> list[int]:
         if self.config.participation >= 1:
             return list(range(clients))
-        drawn = self.randomness.stream(self.config.seed, "participation", round).uniform(clients)
+        drawn = private_stream(self.config, self.secret, "participation", round).uniform(clients)
         return (drawn < self.config.participation).nonzero().flatten().tolist()
 
 
 class NoisyAggregator(MeanAggregator):
     """Of the weights only the noisy mean is seen by any rule; nobody's update still makes noise."""
 
-    def __init__(self, config: Config, method: Composition, randomness: Randomness) -> None:
-        super().__init__(config, method, randomness)
-        self.fewest = 0
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.fewest = 0  # a round that draws nobody counts
 
     def mean(self, server: Server, broadcast: Broadcast, updates: Sequence[Update]) -> Mean:
-        weights = noisy_mean(self.config, broadcast.weights, updates, server.num_clients, server.round, self.randomness)
+        stream = private_stream(self.config, self.secret, "noise", server.round)
+        weights = noisy_mean(self.config, broadcast.weights, updates, server.num_clients, stream)
         statistics = [update.statistics for update in updates]
         mean = weighted_mean(statistics, [1.0] * len(updates)) if updates else server.statistics
         return weights, mean, [replace(update, weights={}) for update in updates]
 
 
-def noisy_mean(
-    config: Config, origin: Tensors, updates: Sequence[Update], clients: int, round: int, randomness: Randomness
-) -> Tensors:
+def noisy_mean(config: Config, origin: Tensors, updates: Sequence[Update], clients: int, stream: Stream) -> Tensors:
     """The weights that the clipped changes of these updates lead to, with noise. `clients`: of the whole federation."""
     totals = {name: torch.zeros_like(tensor, dtype=torch.float64) for name, tensor in origin.items()}
     for update in updates:
@@ -221,8 +223,6 @@ def noisy_mean(
         scale = clip_factor(torch.stack([tensor.square().sum() for tensor in change.values()]).sum(), config.dp_clip)
         for name, tensor in change.items():
             totals[name] += scale * tensor
-    # A round that is repeated with other updates must not show both sums under the same noise.
-    stream = randomness.stream(config.seed, "noise", round, seen=map(fingerprint, (origin, totals)))
     expected = config.participation * clients
     result: Tensors = {}
     for name, tensor in origin.items():
@@ -243,19 +243,15 @@ class NoisyGradients(PlainGradients):
 
     tells_loss = False
 
-    def begin(self, client: str, round: int, inputs: Callable[[], Iterable[Tensors]]) -> None:
-        self._seen = [fingerprint(tensors) for tensors in inputs()] if self.randomness.secret else []
-        self._noise = self._stream("noise", round, client)
+    def begin(self, client: str, round: int) -> None:
+        self._noise = private_stream(self.config, self.secret, "noise", round, client)
 
     def batches(self, client: str, round: int, samples: int, draws: int) -> tuple[Tensor, list[int], Tensor]:
-        order, rate = self._stream("order", round, client), sampling_rate(self.config, samples)
+        order = private_stream(self.config, self.secret, "order", round, client)
+        rate = sampling_rate(self.config, samples)
         steps = [(order.uniform(samples) < rate).nonzero().flatten() for _ in range(local_steps(self.config, samples))]
         sizes = list(map(len, steps))
         return torch.cat(steps), sizes, order.uniform(sum(sizes), draws)
-
-    def _stream(self, purpose: str, round: int, client: str) -> Stream:
-        """It depends on all that the training depends on."""
-        return self.randomness.stream(self.config.seed, purpose, round, client, seen=self._seen)
 
     def backward(self, plain: Callable[[], Tensor], model: nn.Module, batch: Batch, task_loss: TaskLoss) -> Tensor:
         return noisy_backward(self.config, self._noise, model, batch, task_loss)

@@ -19,7 +19,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from itertools import count
 from typing import Annotated, ClassVar
 
 from torch import Tensor
@@ -38,9 +39,11 @@ log = logging.getLogger("fedkeel")
 
 
 class Rule:
-    """A robust rule. `replaces_mean`: it acts as `mean`; otherwise it acts as `select`, before all other rules."""
+    """A robust rule. `replaces_mean`: it acts as `mean`; otherwise it acts as `select`, before all other rules.
+    `fewest`: clients in a round without which it means nothing."""
 
-    name: str = ""
+    name = ""
+    fewest = 1
     paper: ClassVar[str] = ""
     replaces_mean: ClassVar[bool] = False
 
@@ -51,9 +54,6 @@ class Rule:
     def mean(self, states: Sequence[Tensors]) -> Tensors:
         """What takes the place of the weighted mean of the clients' tensors."""
         raise NotImplementedError
-
-    def refuse_too_few(self, clients: int) -> None:
-        """Raise unless this many clients in a round are enough for the rule to mean something."""
 
 
 ROBUST: Registry[Rule] = Registry("robust rule", "robust")
@@ -69,19 +69,15 @@ class NormClip(Rule):
     # Statistics, whose change has another scale, are clipped to the median of theirs.
     norm: Positive | None = None  # the largest change of all weights together; None for the median of the round
 
+    def __post_init__(self) -> None:
+        self.fewest = 1 if self.norm else 2
+
     def select(self, broadcast: Broadcast, updates: Sequence[Update]) -> list[Update]:
         weights = clipped([update.weights for update in updates], broadcast.weights, self.norm)
         statistics = clipped([update.statistics for update in updates], broadcast.statistics)
         return [
             replace(update, weights=w, statistics=s) for update, w, s in zip(updates, weights, statistics, strict=True)
         ]
-
-    def refuse_too_few(self, clients: int) -> None:
-        if clients < 2 and self.norm is None:
-            raise FedkeelError(
-                "'norm-clip' goes by the median of the clients in a round, and there is one: give "
-                "'norm-clip(norm=...)', or leave it out."
-            )
 
 
 @ROBUST.register("median")
@@ -90,13 +86,10 @@ class Median(Rule):
 
     paper = "Yin et al. 2018"
     replaces_mean = True
+    fewest = 3
 
     def mean(self, states: Sequence[Tensors]) -> Tensors:
         return {name: median([given[name] for given in states]) for name in states[0]}
-
-    def refuse_too_few(self, clients: int) -> None:
-        if clients < 3:
-            raise FedkeelError(f"'median' needs at least 3 clients in a round, and there are {clients}: leave it out.")
 
 
 @ROBUST.register("trimmed-mean")
@@ -109,16 +102,12 @@ class TrimmedMean(Rule):
 
     share: Annotated[float, Range(above=0, below=0.5)] = 0.2  # of clients left out at either end, rounded down
 
+    def __post_init__(self) -> None:
+        self.fewest = next(clients for clients in count(1) if trimmed_number(self.share, clients))
+
     def mean(self, states: Sequence[Tensors]) -> Tensors:
         cut = trimmed_number(self.share, len(states))
         return {name: trimmed_mean([given[name] for given in states], cut) for name in states[0]}
-
-    def refuse_too_few(self, clients: int) -> None:
-        if trimmed_number(self.share, clients) == 0:
-            raise FedkeelError(
-                f"'trimmed-mean(share={self.share})' leaves out none of {clients} clients in a round: "
-                "give a larger share, or leave it out."
-            )
 
 
 @ROBUST.register("krum")
@@ -126,10 +115,12 @@ class TrimmedMean(Rule):
 class Krum(Rule):
     """The one update that is nearest to its neighbours; nothing else counts."""
 
-    name = "krum"
     paper = "Blanchard et al. 2017"
 
     liars: Annotated[int, Range(0)] = 1  # how many clients may lie; a round needs twice that and three more
+
+    def __post_init__(self) -> None:
+        self.fewest = 2 * self.liars + 3
 
     def kept(self, updates: Sequence[Update]) -> int:
         return 1
@@ -141,87 +132,66 @@ class Krum(Rule):
         best = sorted(range(len(updates)), key=lambda i: (float(scores[i]), i))[: self.kept(updates)]
         return [updates[i] for i in sorted(best)]
 
-    def refuse_too_few(self, clients: int) -> None:
-        if clients < 2 * self.liars + 3:
-            raise FedkeelError(
-                f"'{self.name}(liars={self.liars})' needs {2 * self.liars + 3} clients in a round, and there are "
-                f"{clients}: expect fewer liars, or choose 'median'."
-            )
-
 
 @ROBUST.register("multi-krum")
 @dataclass
 class MultiKrum(Krum):
     """The updates that are nearest to their neighbours; the others do not count."""
 
-    name = "multi-krum"
-
     keep: Count | None = None  # how many updates count; None for all but the liars
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.liars and not self.keep:
+            raise FedkeelError("'multi-krum' with liars=0 leaves out no update: give at least one liar, or 'keep'.")
+        self.fewest = max(self.fewest, (self.keep or 0) + 1)
 
     def kept(self, updates: Sequence[Update]) -> int:
         return self.keep or max(len(updates) - self.liars, 1)
-
-    def refuse_too_few(self, clients: int) -> None:
-        super().refuse_too_few(clients)
-        if (self.keep or clients - self.liars) >= clients:
-            raise FedkeelError(
-                f"'multi-krum' leaves out none of {clients} clients in a round: give at least one liar and a smaller "
-                "'keep', or leave it out."
-            )
 
 
 @dataclass(frozen=True)
 class Defence:
     """The robust rules of a run: those that select, in the order written, then at most one in place of the mean."""
 
-    rules: Sequence[Rule] = field(default=())
+    rules: Sequence[Rule] = ()
 
     @staticmethod
     def of(text: str) -> Defence:
         """From the option `robust`: names with options joined by `+`; the empty text is the plain mean."""
         rules: list[Rule] = []
         for spec in parse_sum(text) if text.strip() else []:
-            rule = ROBUST.make(spec.name, **spec.options)
-            rule.name = spec.name
-            rules.append(rule)
+            rules.append(ROBUST.make(spec.name, **spec.options))
+            rules[-1].name = spec.name
         means = [rule.name for rule in rules if rule.replaces_mean]
         if len(means) > 1:
             raise FedkeelError(f"'{means[0]}' and '{means[1]}' both take the place of the mean: keep one of them.")
         return Defence(rules)
 
-    @property
-    def instead_of_mean(self) -> Rule | None:
-        return next((rule for rule in self.rules if rule.replaces_mean), None)
-
-    def refuse_what_it_cannot_protect(self, method: Composition) -> None:
-        if (rule := self.instead_of_mean) is None:
-            return
-        for part in method.parts:
-            for what in ("weights", "statistics"):
-                if what in part.traits.replaces and part.overrides(what):
-                    raise MethodError(
-                        f"'{part.name}' makes the global {what} from all updates and not from their mean, so "
-                        f"'{rule.name}' would not protect them: choose 'krum' or 'multi-krum', or another method."
-                    )
-            if "shares" in part.traits.replaces:
+    def check(self, method: Composition) -> None:
+        """A rule in place of the mean cannot protect what a method does not make of it."""
+        name = self._instead_of_mean.name if self._instead_of_mean else ""
+        for part in method.parts if name else ():
+            own = [what for what in ("weights", "statistics") if what in part.traits.replaces and part.overrides(what)]
+            if own or "shares" in part.traits.replaces:
+                does = f"makes the global {own[0]} from all updates" if own else "weighs the clients by its own rule"
                 raise MethodError(
-                    f"'{part.name}' weighs the clients, and '{rule.name}' counts all alike: choose 'krum' or "
+                    f"'{part.name}' {does} and not from their mean, so '{name}' would not protect it: choose 'krum' or "
                     "'multi-krum', or another method."
                 )
-
-    def warn_of_the_rest(self, method: Composition) -> None:
-        if (rule := self.instead_of_mean) is None:
-            return
-        for part in method.parts:
             if part.overrides("extras"):
                 log.warning(
-                    "'%s' protects weights and statistics, but not what '%s' makes of the clients' extras: 'krum' and "
-                    "'multi-krum' do.", rule.name, part.name,
-                )  # fmt: skip
+                    f"'{name}' protects weights and statistics, but not what '{part.name}' makes of the clients' "
+                    "extras: 'krum' and 'multi-krum' do."
+                )
 
     def refuse_too_few(self, clients: int) -> None:
         for rule in self.rules:
-            rule.refuse_too_few(clients)
+            if clients < rule.fewest:
+                raise FedkeelError(
+                    f"'{rule.name}' with these options needs {rule.fewest} clients in a round, and there are "
+                    f"{clients}: let more take part, or choose other options or another rule."
+                )
 
     def select(self, broadcast: Broadcast, updates: Sequence[Update]) -> list[Update]:
         for rule in self.rules:
@@ -229,8 +199,12 @@ class Defence:
         return list(updates)
 
     def mean(self, states: Sequence[Tensors], shares: Sequence[float]) -> Tensors:
-        rule = self.instead_of_mean
+        rule = self._instead_of_mean
         return weighted_mean(states, shares) if rule is None else rule.mean(states)
+
+    @property
+    def _instead_of_mean(self) -> Rule | None:
+        return next((rule for rule in self.rules if rule.replaces_mean), None)
 
 
 def _relative(scores: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
 """The three places where trust decides what a round does, as objects that the loop and the local step are given.
 
 Who takes part, which samples a local step takes and how they become a gradient, and how updates become one model. Here
-are the ordinary ones; `fedkeel.trust.privacy` has those of differential privacy and chooses among them.
+are the ordinary ones; `fedkeel.trust.privacy` has those of differential privacy and chooses among them. `secret` says
+to those that the numbers which others must not know come from the system, and not from the run's seed.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,12 +14,10 @@ from torch import Tensor, nn
 from fedkeel import seeds
 from fedkeel.config import Config
 from fedkeel.core.client import Batch, TaskLoss
-from fedkeel.core.composition import Composition
 from fedkeel.core.messages import Broadcast, Update
 from fedkeel.core.server import Server
 from fedkeel.core.state import Tensors
 from fedkeel.trust.robust import Defence
-from fedkeel.trust.secrets import Randomness
 
 Mean = tuple[Tensors, Tensors, Sequence[Update]]  # weights, statistics, and the updates as a method's rules see them
 
@@ -28,11 +27,12 @@ def clients_per_round(config: Config, clients: int) -> int:
     return max(1, int(config.participation * clients + 0.5))
 
 
+@dataclass
 class UniformSampler:
     """A fixed number of clients in each round, every one as likely as the others."""
 
-    def __init__(self, config: Config, randomness: Randomness) -> None:
-        self.config, self.randomness = config, randomness
+    config: Config
+    secret: bool = False
 
     def sample(self, clients: int, round: int) -> list[int]:
         """The places of those that take part among all clients, in order."""
@@ -42,16 +42,16 @@ class UniformSampler:
         return sorted(seeds.sample(clients, count, seeds.generator(self.config.seed, "participation", round)))
 
 
+@dataclass
 class PlainGradients:
     """Passes over shuffled samples; the gradient of a batch's loss. A worker's own: one client after another."""
 
+    config: Config
+    secret: bool = False
     tells_loss = True  # the loss, and whether it is finite, go along with the update
 
-    def __init__(self, config: Config, randomness: Randomness) -> None:
-        self.config, self.randomness = config, randomness
-
-    def begin(self, client: str, round: int, inputs: Callable[[], Iterable[Tensors]]) -> None:
-        """A client begins; `inputs` gives all tensors that its training depends on."""
+    def begin(self, client: str, round: int) -> None:
+        """A client begins."""
 
     def batches(self, client: str, round: int, samples: int, draws: int) -> tuple[Tensor, list[int], Tensor]:
         """The samples of all local steps one after another, as places among the client's own; how many each step takes;
@@ -71,13 +71,16 @@ class PlainGradients:
         return plain()
 
 
+@dataclass
 class MeanAggregator:
     """The weighted mean of the updates, or what the robust rules of the run have in its place."""
 
-    def __init__(self, config: Config, method: Composition, randomness: Randomness) -> None:
-        self.config, self.method, self.randomness = config, method, randomness
-        self.defence = Defence.of(config.robust)
-        self.fewest = config.min_clients  # updates without which a round does not count
+    config: Config
+    secret: bool = False
+
+    def __post_init__(self) -> None:
+        self.defence = Defence.of(self.config.robust)
+        self.fewest = self.config.min_clients  # updates without which a round does not count
 
     def select(self, broadcast: Broadcast, updates: Sequence[Update]) -> list[Update]:
         """The updates that count, perhaps changed."""
@@ -93,9 +96,12 @@ class MeanAggregator:
 
 @dataclass(frozen=True)
 class Rules:
-    """A run's choice of the three, and where the numbers come from that others must not know."""
+    """A run's choice of the three."""
 
     sampler: UniformSampler
     gradients: PlainGradients
     aggregator: MeanAggregator
-    randomness: Randomness
+
+    @property
+    def secret(self) -> bool:
+        return self.sampler.secret

@@ -169,7 +169,7 @@ def as_on_a_card(optimizer: Callable[..., Any]) -> Callable[..., Any]:
 def pretend(put: Callable[[Any, str, Any], None] = setattr) -> Card:
     """Put a pretended card in the place of `torch.cuda`, with `monkeypatch.setattr` or for good."""
     card = Card()
-    put(CudaExecutor, "cannot_run", classmethod(lambda _, __: ""))
+    put(CudaExecutor, "cannot_run", classmethod(lambda *_: ""))
     put(Worker, "optimizer", as_on_a_card(Worker.optimizer))
     fakes: dict[str, Any] = {
         "Stream": Stream,

@@ -28,7 +28,6 @@ from fedkeel.engine.executors.cuda.slot import Changed, copy_into
 from fedkeel.methods import METHODS
 from fedkeel.models import Classifier
 from tests import tiny
-from tests.data.made_up import tree
 from tests.engine.executors.pretended import pretend
 from tests.methods.together import VARIANTS
 
@@ -214,34 +213,6 @@ def test_images_that_do_not_fit_are_streamed(executor: str, tmp_path: Path, monk
         models[share] = load_file(run.directory / "model.safetensors")
     for name, tensor in models[0.5].items():
         assert torch.equal(models[0.0][name], tensor), name
-
-
-@needs_gpu
-@pytest.mark.gpu
-@pytest.mark.parametrize("share", [0.5, 0.0], ids=["on the GPU", "streamed"])
-@pytest.mark.parametrize("executor", ["serial", "cuda"])
-def test_images_on_disk_give_the_run_of_those_in_memory(
-    executor: str, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FEDKEEL_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(batches, "IMAGES_SHARE", share)
-    root = tree(tmp_path / "images", ("north", "south"), ("cat", "dog"), 20)
-    models = []
-    for keep in ("memory", "disk"):
-        run = simulate(
-            rounds=2,
-            batch_size=8,
-            model="simple_cnn(width=4)",
-            precision="float32",
-            device="cuda",
-            executor=executor,
-            method="hbn",
-            data=f"folder(root={root}, size=16, keep={keep})",
-            directory=tmp_path / keep,
-        )
-        models.append(load_file(run.directory / "model.safetensors"))
-    for name, tensor in models[0].items():
-        assert torch.equal(models[1][name], tensor), name
 
 
 def dropping(layer: Callable[[], nn.Module]) -> Classifier:

@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -63,25 +64,25 @@ def test_what_it_says_of_itself_decides_where_it_runs(debug: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("executor", "device", "reason"),
+    ("options", "device", "reason"),
     [
-        ("cuda", CPU, "The executor 'cuda' needs a GPU: choose 'processes' or 'serial'."),
-        ("processes", GPU, "The executor 'processes' uses CPU cores: give '--device cpu', or the executor 'serial'."),
-        ("flower", CPU, "The executor 'flower' is that of a federation over a network"),
+        ({"executor": "cuda"}, CPU, "'cuda' needs a GPU: choose 'processes' or 'serial'."),
+        ({"executor": "cuda", "dp": "local"}, GPU, "'cuda' replays steps as they were captured, and 'dp=local' has"),
+        ({"executor": "processes"}, GPU, "'processes' uses CPU cores: give '--device cpu', or the executor 'serial'."),
+        ({"executor": "processes", "threads": 4}, CPU, "'processes' has one thread in each process, and 'threads' is"),
     ],
 )
-def test_one_that_cannot_run_here_says_why(executor: str, device: torch.device, reason: str) -> None:
+def test_one_that_cannot_run_here_says_why(options: dict[str, Any], device: torch.device, reason: str) -> None:
     with pytest.raises(FedkeelError) as error:
-        choose_executor(Config(executor=executor), device)
-    assert str(error.value).startswith(reason)
+        choose_executor(Config(**options), device)
+    assert str(error.value).startswith(f"The executor {reason}")
 
 
 def test_auto_takes_the_best_for_the_device_and_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedkeel.engine.executors.processes.available_cores", lambda: 8)
     assert choose_executor(Config(), GPU) == choose_executor(Config(workers=1), GPU) == "cuda"
     assert choose_executor(Config(), CPU) == "processes"
-    assert choose_executor(Config(threads=4), CPU) == choose_executor(Config(executor="processes", threads=4), CPU)
-    assert choose_executor(Config(threads=4), CPU) == "serial"
+    assert choose_executor(Config(threads=4), CPU) == choose_executor(Config(dp="local"), GPU) == "serial"
 
 
 def test_no_executor_is_spelled_where_a_run_is_set_up_or_goes_on() -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkeel.engine.executors.cuda.replay import capture
+from fedkeel.engine.executors.cuda.slot import capture
 from tests.engine.executors.pretended import pretend
 
 

@@ -211,7 +211,7 @@ def test_a_client_that_ends_every_actor_is_missing_by_name_and_no_other(tmp_path
     result = run(tmp_path / "ray", Dies(), **options)
     (dropped,) = result.records("dropped")
     assert dropped["client"] == "clinic"
-    assert dropped["reason"].startswith("3 actors of Ray died with it")
+    assert dropped["reason"].startswith("two actors of Ray died with it")
     assert {record["client"] for record in result.records("client")} == SIZES.keys() - {"clinic"}
 
 

@@ -24,26 +24,22 @@ class Executor(ABC):
     The engine makes it by the option `executor`. No example: see "Add an executor in one file" in Contributing.
 
     Attributes:
-        rank: of those that suit a run, `auto` takes the one with the highest; 0 is chosen by name alone.
-        captures_steps: local steps are replayed as CUDA graphs, so gradients of single samples cannot be had.
-        single_threaded: every client has one thread; a run whose steps use several goes to another executor.
+        single_threaded: every client has one thread.
         elsewhere: clients run on devices of other processes; here is the CPU.
     """
 
-    rank: ClassVar[int] = 0
-    captures_steps: ClassVar[bool] = False
     single_threaded: ClassVar[bool] = False
     elsewhere: ClassVar[bool] = False
 
     @classmethod
-    def cannot_run(cls, device: torch.device) -> str:  # noqa: ARG003
-        """Why it cannot run on this device and system, as the rest of "The executor 'name' ..."; nothing if it can."""
-        return ""
+    def rank(cls, config: Config) -> int:  # noqa: ARG003
+        """Of those that can run, `auto` takes the one with the highest; 0 is chosen by name alone."""
+        return 0
 
     @classmethod
-    def suits(cls, config: Config) -> bool:  # noqa: ARG003
-        """Whether `auto` may take it for these options."""
-        return True
+    def cannot_run(cls, config: Config, device: torch.device) -> str:  # noqa: ARG003
+        """Why it cannot, with these options on this device, as the rest of "The executor 'name' ..."; else nothing."""
+        return ""
 
     @abstractmethod
     def map(self, tasks: Sequence[Task], broadcast: Broadcast) -> Iterator[Result[Any] | Missing]:
@@ -80,13 +76,10 @@ def runs_elsewhere(config: Config) -> bool:
 
 
 def choose_executor(config: Config, device: torch.device) -> str:
-    """The one that the configuration names, if it can run here; with `auto`, the best of those that suit it."""
-    if config.executor != "auto":
-        named = executor_class(config.executor)
-        if problem := named.cannot_run(device):
-            raise FedkeelError(f"The executor '{config.executor}' {problem}")
-        if config.threads <= 1 or not names_single_threaded(config):
-            return config.executor
-    classes = {entry.name: executor_class(entry.name) for entry in EXECUTORS}
-    fitting = [name for name, known in classes.items() if known.suits(config) and not known.cannot_run(device)]
-    return max(fitting, key=lambda name: classes[name].rank)
+    """The one that the configuration names, if it can run; with `auto`, the one with the highest rank that can."""
+    if config.executor == "auto":
+        able = [entry.name for entry in EXECUTORS if not executor_class(entry.name).cannot_run(config, device)]
+        return max(able, key=lambda name: executor_class(name).rank(config))
+    if problem := executor_class(config.executor).cannot_run(config, device):
+        raise FedkeelError(f"The executor '{config.executor}' {problem}")
+    return config.executor

@@ -1,40 +1,50 @@
-"""What executors share whose clients run in other processes: evaluations in parts, and replies as bytes."""
+"""What executors share whose clients run in other processes: evaluations in parts, a second try, and what travels."""
 
+import pickle
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, replace
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
 
-from fedkeel.core.evaluation import Evaluation, Outputs, merged
-from fedkeel.core.messages import Answer, Missing, Update, pack, unpack
+from fedkeel.core.evaluation import Evaluation, merged
+from fedkeel.core.messages import Answer, Message, Missing, Update, pack, unpack
 from fedkeel.core.state import Tensors
 from fedkeel.engine.evaluation import split_indices
 from fedkeel.engine.local import Worker
 from fedkeel.engine.tasks import LostMemory, Remembered, Result, Task, fetched
-from fedkeel.errors import FedkeelError, ShortageError, shortage
+from fedkeel.errors import FedkeelError, ShortageError, TrainingError, shortage
 from fedkeel.stopping import Stopped
 
 PART = 4  # batches of an evaluation that one worker does at a time
-Header = dict[str, Any]
-Run = Callable[[Sequence[Task]], Iterator[tuple[int, Result[Any] | Missing]]]  # results with the places of their tasks
+Attempt = Callable[[Mapping[int, Task], bool], Iterator[tuple[int, Result[Any] | Missing | None]]]
+"""Does these tasks, each alone in its process if so asked: results with the tasks' numbers, None where it died."""
 
 
-# -- parts of an evaluation ------------------------------------------------------------------------------------------
-def in_parts(tasks: Iterable[Task], worker: Worker, run: Run) -> Iterator[Result[Any] | Missing]:
-    """Run tasks, those of clients with the most samples first, so that none of them is waited for at the end; and
-    evaluations in parts, whose results are put together again."""
+def results(tasks: Sequence[Task], worker: Worker, attempt: Attempt, died: str) -> Iterator[Result[Any] | Missing]:
+    """Do tasks, those of clients with the most samples first, so that none of them is waited for at the end, and
+    evaluations in parts. What was under way in a process that died is done once more, alone: what ends that one too is
+    missing, with its name."""
     longest_first = sorted(tasks, key=lambda task: -worker.federation[task.client].samples)
-    parts = [(whole, part) for whole, task in enumerate(longest_first) for part in parts_of(worker, task)]
-    evaluated: dict[int, dict[int, list[Evaluation]]] = {}
-    for place, result in run([part for _, part in parts]):
-        whole, task = parts[place]
-        if isinstance(result, Missing) or task.part is None:
-            yield result
-            continue
-        found = evaluated.setdefault(whole, {})
-        found[place] = result.outcome
-        if len(found) == sum(one == whole for one, _ in parts):
-            yield Result(task.client, merged(one for place in sorted(found) for one in found[place]))
+    parts = list(enumerate(part for task in longest_first for part in parts_of(worker, task)))
+    left, evaluated = dict(parts), dict[int, list[Evaluation]]()
+    for alone in (False, True):
+        for number, result in attempt(dict(left), alone):
+            if result is None:
+                continue
+            task = left.pop(number)
+            if isinstance(result, Missing) or task.part is None:
+                yield result
+            else:
+                evaluated[number] = result.outcome
+    for task in left.values():
+        if task.do == "evaluate":  # a number that is missing is no result
+            raise TrainingError(f"The evaluation of '{task.client}' failed, because {died}.")
+        yield Missing(task.client, died)
+    by_client: dict[str, list[Evaluation]] = {}
+    for number, task in parts:
+        by_client.setdefault(task.client, []).extend(evaluated.get(number, ()))
+    yield from (Result(client, merged(found)) for client, found in by_client.items() if found)
 
 
 def parts_of(worker: Worker, task: Task) -> list[Task]:
@@ -47,69 +57,46 @@ def parts_of(worker: Worker, task: Task) -> list[Task]:
     return [replace(task, part=slice(start, start + at_once)) for start in starts]
 
 
-# -- replies ---------------------------------------------------------------------------------------------------------
-class Reply(NamedTuple):
-    """What another process sends back: a packed result, or why there is none."""
-
-    packed: bytes = b""
-    seconds: float | None = None
-    missing: str = ""  # this client has nothing to offer
-    mistake: str = ""  # a sentence that ends the run here as it would in one process
-    error: str = ""  # a traceback that does
-    lacking: str = ""  # memory
-    lost: str = ""  # what the client remembered
-
-
-def reply_of(task: Task, result: Result[Any] | Missing) -> tuple[Reply, bytes]:
-    """A result as a reply, and as bytes of its own what the client remembers."""
+# -- what travels ------------------------------------------------------------------------------------------------------
+def packed(result: Result[Any] | Missing) -> tuple[Result[bytes] | Missing, bytes]:
+    """With its outcome as bytes, an update or an answer as over a network, evaluations, which never travel there,
+    pickled; and what the client remembers beside it."""
     if isinstance(result, Missing):
-        return Reply(missing=result.reason), b""
+        return result, b""
+    if isinstance(result.outcome, Message):
+        outcome = pack(result.outcome.header, **result.outcome.groups)
+        return Result(result.client, outcome, seconds=result.seconds), memory_to_bytes(result.memory)
+    return Result(result.client, pickle.dumps(result.outcome)), b""
+
+
+def unpacked(task: Task, result: Result[bytes] | Missing, memory: Remembered) -> Result[Any] | Missing:
+    if isinstance(result, Missing):
+        return result
     if task.do == "evaluate":
-        tables, outputs = evaluations_to(result.outcome)
-        return Reply(pack({"evaluations": tables}, **outputs)), b""
-    memory = pack({}, memory=fetched(result.memory))
-    return Reply(pack(result.outcome.header, **result.outcome.groups), result.seconds), memory
-
-
-def told(error: Exception) -> tuple[Reply, bytes]:
-    """What went wrong, in words: not every exception survives a way between processes."""
-    if isinstance(error, Stopped):
-        return Reply(missing="it was stopped"), b""  # nobody looks at it
-    if isinstance(error, LostMemory):
-        return Reply(lost=str(error)), b""
-    if isinstance(error, FedkeelError):
-        return Reply(mistake=str(error)), b""
-    lack = shortage(error)
-    return (Reply(lacking=lack) if lack else Reply(error="".join(traceback.format_exception(error)))), b""
-
-
-def read(task: Task, reply: Reply, memory: Remembered) -> Result[Any] | Missing:
-    """A reply as what came of the task; what ends a run in one process ends it here too."""
-    if reply.missing:
-        return Missing(task.client, reply.missing)
-    if reply.lacking:
-        raise ShortageError(reply.lacking)
-    if reply.lost:
-        raise LostMemory(reply.lost)
-    if reply.mistake:
-        raise FedkeelError(reply.mistake)
-    if reply.error:
-        raise RuntimeError(f"Client '{task.client}' failed in its worker process:\n{reply.error}")
-    header, groups = unpack(reply.packed)
-    if task.do == "evaluate":
-        return Result(task.client, evaluations_from(header["evaluations"], groups))
+        return Result(task.client, pickle.loads(result.outcome))
     kind = Update if task.do == "train" else Answer
-    return Result(task.client, kind.of(header, groups), memory, reply.seconds)
+    return Result(task.client, kind.of(*unpack(result.outcome)), memory, result.seconds)
 
 
-def evaluations_to(found: Sequence[Evaluation]) -> tuple[list[Header], dict[str, Tensors]]:
-    """A table of each, and the tensors of those with outputs."""
-    outputs = {f"{n}": one.outputs._asdict() for n, one in enumerate(found) if one.outputs is not None}
-    return [asdict(replace(one, outputs=None)) for one in found], outputs
+def memory_to_bytes(memory: Remembered) -> bytes:
+    return pack({}, memory=fetched(memory))
 
 
-def evaluations_from(tables: Sequence[Header], groups: dict[str, Tensors]) -> list[Evaluation]:
-    return [
-        replace(Evaluation(**table), outputs=Outputs(**groups[f"{n}"]) if f"{n}" in groups else None)
-        for n, table in enumerate(tables)
-    ]
+def memory_from_bytes(packed: bytes) -> Tensors:
+    return unpack(packed)[1].get("memory", {}) if packed else {}
+
+
+@contextmanager
+def explained(client: Callable[[], str]) -> Iterator[None]:
+    """In another process: not every error survives the way from there, so a bug comes as the text of its traceback."""
+    try:
+        yield
+    except (LostMemory, Stopped):
+        raise
+    except FedkeelError as error:
+        raise FedkeelError(str(error)) from None
+    except Exception as error:
+        if lack := shortage(error):
+            raise ShortageError(lack) from None
+        text = "".join(traceback.format_exception(error))
+        raise RuntimeError(f"Client '{client()}' failed in its worker process:\n{text}") from None

@@ -12,28 +12,29 @@ import os
 import signal
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fedkeel.config import Config
-from fedkeel.core.messages import Broadcast, Missing, broadcast_from_bytes, broadcast_to_bytes, pack, unpack
+from fedkeel.core.messages import Broadcast, Missing, broadcast_from_bytes, broadcast_to_bytes
 from fedkeel.engine import optimizers
 from fedkeel.engine.executors.executor import EXECUTORS, Executor, available_cores
-from fedkeel.engine.executors.parts import Reply, in_parts, read, reply_of, told
+from fedkeel.engine.executors.parts import explained, memory_from_bytes, memory_to_bytes, packed, results, unpacked
 from fedkeel.engine.local import Worker
-from fedkeel.engine.tasks import Result, Task, fetched
-from fedkeel.errors import ShortageError, TrainingError
+from fedkeel.engine.tasks import Result, Task
+from fedkeel.errors import ShortageError
 from fedkeel.stopping import LOOK, Stopped, stop_requested
 
 KEPT_BYTES = 1 << 30
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # M_... in <malloc.h>
-Answered = tuple[Reply, bytes]
+Packed = tuple[Result[bytes] | Missing, bytes]
 DIED = "its worker process died: it may need more memory than there is, give fewer --workers"
 
 
@@ -41,13 +42,18 @@ DIED = "its worker process died: it may need more memory than there is, give few
 class ProcessesExecutor(Executor):
     """All CPU cores: one single-threaded worker process per core, sharing the images."""
 
-    rank = 2
     single_threaded = True
 
     @classmethod
-    def cannot_run(cls, device: torch.device) -> str:
+    def rank(cls, config: Config) -> int:
+        return 2 if (config.workers or available_cores()) > 1 else 0
+
+    @classmethod
+    def cannot_run(cls, config: Config, device: torch.device) -> str:
         if device.type != "cpu":
             return "uses CPU cores: give '--device cpu', or the executor 'serial'."
+        if config.threads > 1:
+            return f"has one thread in each process, and 'threads' is {config.threads}: choose 'serial'."
         if not hasattr(os, "fork"):
             return "needs a system that can fork: choose 'serial'."
         try:
@@ -55,10 +61,6 @@ class ProcessesExecutor(Executor):
         except OSError:
             return "needs shared memory, and this system has no /dev/shm: choose 'serial'."
         return ""
-
-    @classmethod
-    def suits(cls, config: Config) -> bool:
-        return (config.workers or available_cores()) > 1 and config.threads <= 1
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
@@ -72,18 +74,21 @@ class ProcessesExecutor(Executor):
 
     def _begin(self) -> None:
         count, others = self.worker.config.workers or available_cores(), set(multiprocessing.active_children())
-        fork = multiprocessing.get_context("fork")
-        self._pool = ProcessPoolExecutor(count, fork, initializer=_begin, initargs=(self.worker,))
+        self._pool = ProcessPoolExecutor(
+            count, multiprocessing.get_context("fork"), initializer=_begin, initargs=(self.worker,)
+        )
+        failure: OSError | None = None
         try:
             self._pool.submit(int)  # with the first task all of them are forked
         except OSError as error:
-            self._workers = set(multiprocessing.active_children()) - others
+            failure = error
+        self._workers = set(multiprocessing.active_children()) - others
+        if failure:
             self.close()
             raise ShortageError(
-                f"A worker process cannot be started ({error.strerror}): give fewer --workers, or stop what else runs "
-                "here."
-            ) from error
-        self._workers = set(multiprocessing.active_children()) - others
+                f"A worker process cannot be started ({failure.strerror}): give fewer --workers, or stop what else "
+                "runs here."
+            ) from failure
 
     def close(self) -> None:
         for worker in self._workers:
@@ -97,50 +102,34 @@ class ProcessesExecutor(Executor):
         file = Path(self._folder.name) / f"{self._broadcasts}.safetensors"
         file.write_bytes(broadcast_to_bytes(broadcast))
         try:
-            yield from in_parts(tasks, self.worker, lambda parts: self._results(parts, file))
+            yield from results(tasks, self.worker, partial(self._attempt, file), DIED)
         finally:
             file.unlink(missing_ok=True)
 
-    def _results(self, tasks: Sequence[Task], file: Path) -> Iterator[tuple[int, Result[Any] | Missing]]:
-        """With the place of each task among all."""
-        left = dict.fromkeys(range(len(tasks)))
-        try:
-            futures = {self._submit(tasks[place], file): place for place in left}
-            for future in as_completed(futures):
-                place = futures[future]
-                result = as_result(tasks[place], future)
-                del left[place]
-                yield place, result
-        except BrokenProcessPool:
-            for place in left:
-                yield place, self._alone(tasks[place], file)
-
-    def _alone(self, task: Task, file: Path) -> Result[Any] | Missing:
-        """After a pool broke: the one that breaks this one too is the one to be named."""
-        try:
-            return as_result(task, next(as_completed([self._submit(task, file)])))
-        except BrokenProcessPool:
-            if task.do == "evaluate":
-                raise TrainingError(f"The evaluation of '{task.client}' failed, because {DIED}.") from None
-            return Missing(task.client, DIED)
-
-    def _submit(self, task: Task, file: Path) -> Future[Answered]:
-        memory = pack({}, memory=fetched(task.memory))
-        for _ in range(2):
+    def _attempt(
+        self, file: Path, tasks: Mapping[int, Task], alone: bool
+    ) -> Iterator[tuple[int, Result[Any] | Missing | None]]:
+        """A pool that breaks ends all that is under way in it, and is made again."""
+        for numbers in ([number] for number in tasks) if alone else [tasks]:
+            left = set(numbers)
             try:
-                return self._pool.submit(_work, replace(task, memory={}), memory, file)
+                futures = {self._pool.submit(_work, as_bytes(tasks[number]), file): number for number in numbers}
+                for future in as_completed(futures):
+                    number, (result, memory) = futures[future], future.result()
+                    left.remove(number)
+                    yield number, unpacked(tasks[number], result, memory_from_bytes(memory))
             except BrokenProcessPool:
                 self._pool.shutdown()
                 self._begin()
-        raise TrainingError(f"The worker processes die as they begin: {DIED}.")
+                yield from ((number, None) for number in left)
 
 
-def as_result(task: Task, future: Future[Answered]) -> Result[Any] | Missing:
-    reply, memory = future.result()
-    return read(task, reply, unpack(memory)[1].get("memory", {}) if memory else {})
+def as_bytes(task: Task) -> Task:
+    """What its client remembers goes with it in the form of a network."""
+    return replace(task, memory=partial(memory_from_bytes, memory_to_bytes(task.memory)))
 
 
-def as_completed(futures: Iterable[Future[Answered]]) -> Iterator[Future[Answered]]:
+def as_completed(futures: Iterable[Future[Packed]]) -> Iterator[Future[Packed]]:
     """As they come, with a look now and then at whether the run is to stop."""
     waiting = set(futures)
     while waiting:
@@ -162,24 +151,21 @@ def _begin(worker: Worker) -> None:
     torch.set_num_threads(1)
     keep_freed_memory()
     _here.update(worker=worker)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
     os._exit(1)
 
 
-def _work(task: Task, memory: bytes, file: Path) -> Answered:
-    try:
+def _work(task: Task, file: Path) -> Packed:
+    with explained(lambda: task.client):
         if _here.get("file") != file:
             _here.update(file=file, broadcast=broadcast_from_bytes(file.read_bytes()))
-        remembered = unpack(memory)[1].get("memory", {})
-        return reply_of(task, _here["worker"].do(replace(task, memory=remembered), _here["broadcast"]))
-    except Exception as error:
-        return told(error)
+        return packed(_here["worker"].do(task, _here["broadcast"]))
 
 
 def keep_freed_memory() -> bool:

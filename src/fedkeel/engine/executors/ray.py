@@ -15,10 +15,10 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from itertools import chain
+from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,14 @@ import torch
 import fedkeel
 from fedkeel.config import Config
 from fedkeel.core import imports
-from fedkeel.core.messages import Broadcast, Missing, broadcast_from_bytes, broadcast_to_bytes, pack, unpack
+from fedkeel.core.messages import Broadcast, Missing, broadcast_from_bytes, broadcast_to_bytes
 from fedkeel.core.state import Tensors
 from fedkeel.data.federation import Federation
-from fedkeel.engine.executors.executor import EXECUTORS, Executor, available_cores
-from fedkeel.engine.executors.parts import Reply, in_parts, read, reply_of, told
+from fedkeel.engine.executors.executor import EXECUTORS, Executor, available_cores, executor_class
+from fedkeel.engine.executors.parts import explained, memory_from_bytes, packed, results, unpacked
 from fedkeel.engine.local import Worker
-from fedkeel.engine.tasks import LostMemory, Result, Task, fetched
-from fedkeel.errors import FedkeelError, TrainingError, first_line
+from fedkeel.engine.tasks import LostMemory, Result, Task
+from fedkeel.errors import FedkeelError, first_line
 from fedkeel.stopping import LOOK, Stopped, stop_requested, undisturbed
 
 ADDRESS = "FEDKEEL_RAY_ADDRESS"  # what runs side by side are told by their parent
@@ -44,8 +44,8 @@ ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
 }
 TURNS = 4  # calls of an actor in a round, as far as there are clients: the last ones are waited for
-ATTEMPTS = 3  # actors that a client may be given to
-ALL = 30.0  # seconds that the first of several actors waits for the others
+DIED = "two actors of Ray died with it: it may need more memory than there is"
+VERSIONS = fedkeel.__version__, torch.__version__.partition("+")[0]
 log = logging.getLogger("fedkeel")
 
 
@@ -60,7 +60,7 @@ class Kept:
         import ray
 
         try:
-            return unpack(ray.get(self.reference))[1].get("memory", {})
+            return memory_from_bytes(ray.get(self.reference))
         except ray.exceptions.RayError as error:
             raise LostMemory(
                 f"What '{self.client}' remembered was lost with its node ({first_line(error)})."
@@ -76,47 +76,45 @@ def bring(module: imports.OwnModule, text: bytes) -> None:
 
 
 class Station:
-    """An actor. Whatever goes wrong here is told as part of a reply; only a process that dies is Ray's to tell of."""
+    """An actor. What it raises is an error of the run; only a process that dies is Ray's to tell of."""
 
     def __init__(
-        self, code: Sequence[tuple[imports.OwnModule, bytes]], references: Sequence[Any], threads: int, on_gpu: bool
+        self,
+        versions: tuple[str, str],
+        code: Sequence[tuple[imports.OwnModule, bytes]],
+        references: Sequence[Any],
+        on_gpu: bool,
     ) -> None:
         import ray
 
+        if versions != VERSIONS:
+            raise FedkeelError(f"A node has fedkeel and torch {VERSIONS}, and the run {versions}: install the same.")
         for module, text in code:
             bring(module, text)
-        parts, images = ray.get(list(references))
-        config, method, model, gradients, watching, own = parts
-        torch.set_num_threads(threads)
+        config, method, model, watching, images, own = ray.get(references[0])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # they lie in the store, where nobody may write
             federation = Federation(images=torch.from_numpy(images), **own)
         device = torch.device("cuda" if on_gpu else "cpu")
-        worker = Worker(config, federation, method, model, device, gradient_rule=gradients, watching=watching)
-        captured = on_gpu and config.dp != "local"  # each step needs noise of its own
-        self._executor: Executor = EXECUTORS.build("cuda" if captured else "serial", worker)
-        self._broadcast: tuple[Any, Broadcast | None] = (None, None)
+        worker = Worker(config, federation, method, model, device, watching=watching)
+        side_by_side = not executor_class("cuda").cannot_run(config, device)
+        self._executor: Executor = EXECUTORS.build("cuda" if side_by_side else "serial", worker)
+        self._broadcast: tuple[Any, Broadcast] = (None, Broadcast(0, 0, {}, {}))
 
-    def ready(self) -> tuple[str, str]:
-        return fedkeel.__version__, torch.__version__.partition("+")[0]
+    def ready(self) -> None:
+        """It has begun."""
 
-    def do(self, tasks: Sequence[Task], memories: Sequence[Any], broadcast: Sequence[Any]) -> list[Any]:
-        """A reply and a memory for each task, one after another. References in lists are fetched here, not by Ray."""
+    def do(self, tasks: Sequence[Task], sent: Sequence[Any]) -> list[Any]:
+        """A result and a memory for each task, one after another. References in lists are fetched here, not by Ray."""
         import ray
 
-        found, failed = dict[str, Any](), (Reply(), b"")
-        try:
-            if self._broadcast[0] != broadcast[0]:
-                self._broadcast = broadcast[0], broadcast_from_bytes(ray.get(broadcast[0]).tobytes())
-            there = self._broadcast[1]
-            assert there is not None
-            asked = [replace(task, memory=taken(one, task.client)) for task, one in zip(tasks, memories, strict=True)]
-            for result in self._executor.map(asked, there):
+        found: dict[str, Result[Any] | Missing] = {}
+        with explained(lambda: next(task.client for task in tasks if task.client not in found)):
+            if self._broadcast[0] != sent[0]:
+                self._broadcast = sent[0], broadcast_from_bytes(ray.get(sent[0]).tobytes())
+            for result in self._executor.map(tasks, self._broadcast[1]):
                 found[result.client] = result
-        except Exception as error:
-            failed = told(error)
-        replies = [reply_of(task, found[task.client]) if task.client in found else failed for task in tasks]
-        return [item for reply, memory in replies for item in (reply, memory)]
+        return [item for task in tasks for item in packed(found[task.client])]
 
 
 @EXECUTORS.register("ray")
@@ -126,13 +124,9 @@ class RayExecutor(Executor):
     elsewhere = True
 
     @classmethod
-    def cannot_run(cls, device: torch.device) -> str:  # noqa: ARG003
+    def cannot_run(cls, config: Config, device: torch.device) -> str:  # noqa: ARG003
         found = "ray" in sys.modules or importlib.util.find_spec("ray") is not None
         return "" if found else "needs ray, which is not installed: 'pip install fedkeel[ray]'."
-
-    @classmethod
-    def suits(cls, config: Config) -> bool:  # noqa: ARG003
-        return False  # it is chosen by name
 
     def __init__(self, worker: Worker) -> None:
         self.worker, self.config = worker, worker.config
@@ -141,11 +135,13 @@ class RayExecutor(Executor):
 
         names = [entry.name for entry in fields(Federation) if entry.name != "images"]
         own = {name: getattr(worker.federation, name) for name in names}
-        parts = (self.config, worker.method, worker.model, worker.gradient_rule, worker.watching, own)
+        config = self.config.replace(threads=self.config.threads or max(1, self.config.ray_cores))
+        parts = (config, worker.method, worker.model, worker.watching)
+        self._references = [ray.put((*parts, worker.federation.images.numpy(), own))]
         self._code = [(module, imports.text_of(module)) for module in imports.homes(self.config)]
-        self._references = [ray.put(parts), ray.put(worker.federation.images.numpy())]
         self._actors: list[Any] = []
-        self._begun: dict[Any, Any] = {}  # those that are not ready, by the answer that says when
+        self._beginning: dict[Any, Any] = {}  # those that are not ready, by the answer that says when
+        self._failure = "The Ray cluster has no room for an actor: give fewer '--ray-cores', or another address."
         try:
             self._muster()
         except BaseException:
@@ -156,9 +152,9 @@ class RayExecutor(Executor):
         import ray
 
         with undisturbed():
-            for actor in (*self._actors, *self._begun.values()):
+            for actor in (*self._actors, *self._beginning.values()):
                 ray.kill(actor)
-            self._actors, self._begun = [], {}
+            self._actors, self._beginning = [], {}
             if self._own:
                 ray.shutdown()
 
@@ -173,39 +169,34 @@ class RayExecutor(Executor):
             raise FedkeelError(f"'device' is '{config.device}', and the Ray cluster has no GPU: give '--device cpu'.")
         cores = max(1, config.ray_cores)
         wanted = gpus or sum(int(node.get("CPU", 0)) // cores for node in alive)
-        more = min(wanted, config.ray_actors or wanted) - len(self._actors) - len(self._begun)
-        kind = ray.remote(num_cpus=0 if gpus else cores, num_gpus=config.ray_gpus if gpus else 0)(Station)
-        for _ in range(more):
-            actor = kind.remote(self._code, self._references, cores, bool(gpus))
-            self._begun[actor.ready.remote()] = actor
-        until = time.monotonic() + (ALL if more > 0 and not self._actors else 0)
-        while self._begun and (not self._actors or time.monotonic() < until):
+        taken = {"num_cpus": 0, "num_gpus": config.ray_gpus} if gpus else {"num_cpus": cores}
+        kind = ray.remote(**taken)(Station)
+        for _ in range(min(wanted, config.ray_actors or wanted) - len(self._actors) - len(self._beginning)):
+            actor = kind.remote(VERSIONS, self._code, self._references, bool(gpus))
+            self._beginning[actor.ready.remote()] = actor
+        self._welcome(0)
+        while not self._actors:
+            if not self._beginning:
+                raise FedkeelError(self._failure)
             if stop_requested.is_set():
                 raise Stopped
-            self._welcome(ray.wait(list(self._begun), timeout=LOOK)[0])
-        self._welcome(ray.wait(list(self._begun), num_returns=len(self._begun), timeout=0)[0] if self._begun else ())
-        if not self._actors:
-            raise FedkeelError(
-                "The Ray cluster has no room for an actor: give fewer '--ray-cores', or another address."
-            )
+            self._welcome(LOOK)
 
-    def _welcome(self, ready: Sequence[Any]) -> None:
+    def _welcome(self, seconds: float) -> None:
+        """Those that are ready by then can be given work."""
         import ray
 
-        ours = fedkeel.__version__, torch.__version__.partition("+")[0]
-        for answer in ready:
-            actor = self._begun.pop(answer)
+        awaited = list(self._beginning)
+        for answer in ray.wait(awaited, num_returns=len(awaited), timeout=seconds)[0] if awaited else ():
+            actor = self._beginning.pop(answer)
             try:
-                theirs = ray.get(answer)
-            except ray.exceptions.RayActorError as error:  # its node is gone, or has other code
-                log.warning("An actor of Ray could not begin: %s.", str(error).strip().splitlines()[-1].rstrip("."))
-                continue
-            if theirs != ours:
-                raise FedkeelError(
-                    f"A node of the Ray cluster has fedkeel {theirs[0]} and torch {theirs[1]}, and here are {ours[0]} "
-                    f"and {ours[1]}: install the same."
-                )
-            self._actors.append(actor)
+                ray.get(answer)
+            except ray.exceptions.RayActorError as error:
+                reason = str(error).strip().splitlines()[-1].rstrip(".")
+                self._failure = f"An actor of Ray could not begin: {reason}."
+                log.warning(self._failure)
+            else:
+                self._actors.append(actor)
 
     # -- tasks -----------------------------------------------------------------------------------------------
     def map(self, tasks: Sequence[Task], broadcast: Broadcast) -> Iterator[Result[Any] | Missing]:
@@ -213,77 +204,47 @@ class RayExecutor(Executor):
 
         self._muster()
         sent = [ray.put(np.frombuffer(broadcast_to_bytes(broadcast), dtype=np.uint8))]
-        return in_parts(tasks, self.worker, lambda parts: self._results(parts, sent))
+        return results(tasks, self.worker, partial(self._attempt, sent), DIED)
 
-    def _results(self, tasks: Sequence[Task], sent: Sequence[Any]) -> Iterator[tuple[int, Result[Any] | Missing]]:
+    def _attempt(
+        self, sent: Sequence[Any], tasks: Mapping[int, Task], alone: bool
+    ) -> Iterator[tuple[int, Result[Any] | Missing | None]]:
+        """A few clients in a call; two calls at an actor, so that the next is there when one ends."""
         import ray
 
-        attempts = dict.fromkeys(range(len(tasks)), 0)
-        waiting = list(attempts)
-        at_once = -(-len(tasks) // (TURNS * max(1, len(self._actors))))
-        under_way: dict[Any, tuple[Any, list[int], list[Any]]] = {}  # by the first of a call's replies
-        idle = self._actors * 2  # the next call is there when the last one ends
-        last = time.monotonic()
-        while waiting or under_way:
+        waiting, last, depth = list(tasks), time.monotonic(), 1 if alone else 2
+        at_once = 1 if alone else -(-len(tasks) // (TURNS * len([*self._actors, *self._beginning])))
+        calls: dict[Any, tuple[Any, list[int], list[Any]]] = {}  # by the first of a call's replies
+        while waiting or calls:
             if stop_requested.is_set():
                 raise Stopped
-            while waiting and idle:
-                count = 1 if attempts[waiting[0]] else at_once  # who may have ended an actor does not take others along
-                places, waiting = waiting[:count], waiting[count:]
-                actor = idle.pop()
-                memories = [as_given(tasks[place].memory) for place in places]
-                plain = [replace(tasks[place], memory={}) for place in places]
-                replies = actor.do.options(num_returns=2 * len(places)).remote(plain, memories, sent)
-                under_way[replies[0]] = actor, places, replies
-            done, _ = ray.wait(list(under_way), timeout=LOOK)
-            hang = not done and time.monotonic() - last > self.config.round_timeout
-            for first in [first for first in (list(under_way) if hang else done) if first in under_way]:
+            for actor in self._actors * depth:
+                if waiting and sum(of is actor for of, *_ in calls.values()) < depth:
+                    numbers, waiting = waiting[:at_once], waiting[at_once:]
+                    do = actor.do.options(num_returns=2 * len(numbers))
+                    replies = do.remote([tasks[number] for number in numbers], sent)
+                    calls[replies[0]] = actor, numbers, replies
+            done, _ = ray.wait(list(calls), timeout=LOOK)
+            self._welcome(0)
+            if not done and time.monotonic() - last > self.config.round_timeout:
+                for actor, *_ in calls.values():
+                    ray.kill(actor)  # it hangs
+            for first in done:
                 last = time.monotonic()
-                actor, places, replies = under_way[first]
+                actor, numbers, replies = calls.pop(first)
                 try:
-                    whole = ray.get(replies[::2], timeout=0 if hang else None)
-                except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError, ray.exceptions.GetTimeoutError):
-                    idle = self._without(actor, idle)
-                    calls = [key for key, (of, *_) in under_way.items() if of is actor]  # it was at the first of them
-                    begun, *others = [under_way.pop(key)[1] for key in calls]
-                    for place in begun:
-                        attempts[place] += 1
-                        if attempts[place] == ATTEMPTS:
-                            yield place, missing(tasks[place])
-                    again = [place for place in begun if attempts[place] < ATTEMPTS]
-                    waiting = [*again, *chain.from_iterable(others), *waiting]
-                    if waiting and not idle and not under_way:
+                    whole = ray.get(replies[::2])
+                except ray.exceptions.RayTaskError as error:
+                    raise error.cause from None
+                except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError):  # it died, perhaps with its node
+                    if actor in self._actors:
+                        self._actors.remove(actor)
+                        ray.kill(actor)  # where it is only what it sent that was lost
                         self._muster()
-                        idle = self._actors * 2
+                    yield from ((number, None) for number in numbers)
                     continue
-                del under_way[first]
-                idle.append(actor)
-                for place, reply, memory in zip(places, whole, replies[1::2], strict=True):
-                    yield place, read(tasks[place], reply, Kept(memory, tasks[place].client))
-
-    def _without(self, actor: Any, idle: Sequence[Any]) -> list[Any]:
-        import ray
-
-        if actor in self._actors:
-            self._actors.remove(actor)
-            ray.kill(actor)
-        return [other for other in idle if other is not actor]
-
-
-def as_given(memory: Any) -> Any:
-    """A reference as it is, tensors as bytes."""
-    return memory.reference if isinstance(memory, Kept) else pack({}, memory=fetched(memory))
-
-
-def taken(given: Any, client: str) -> Tensors:
-    return unpack(given)[1].get("memory", {}) if isinstance(given, bytes) else Kept(given, client)()
-
-
-def missing(task: Task) -> Missing:
-    reason = f"{ATTEMPTS} actors of Ray died with it: it may need more memory than there is"
-    if task.do == "evaluate":
-        raise TrainingError(f"The evaluation of '{task.client}' failed, because {reason}.")
-    return Missing(task.client, reason)
+                for number, result, memory in zip(numbers, whole, replies[1::2], strict=True):
+                    yield number, unpacked(tasks[number], result, Kept(memory, tasks[number].client))
 
 
 def connect(address: str) -> bool:

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from fedkeel.config import Config
 from fedkeel.core.messages import Broadcast, Missing
 from fedkeel.engine.executors.executor import EXECUTORS, Executor
 from fedkeel.engine.local import Worker
@@ -15,7 +16,9 @@ from fedkeel.engine.tasks import Result, Task
 class SerialExecutor(Executor):
     """One client after another in this process, on CPU or GPU: the reference."""
 
-    rank = 1
+    @classmethod
+    def rank(cls, config: Config) -> int:  # noqa: ARG003
+        return 1
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker

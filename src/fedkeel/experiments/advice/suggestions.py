@@ -17,7 +17,6 @@ from fedkeel import methods
 from fedkeel.config import Config
 from fedkeel.core.composition import Composition
 from fedkeel.engine import checks
-from fedkeel.engine.executors.executor import executor_class
 from fedkeel.engine.setup import Setup, build_model
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments.advice.survey import GREATLY, SOMEWHAT, Survey, apart, verdict
@@ -35,7 +34,6 @@ from fedkeel.experiments.situations import (
 from fedkeel.nn.calibration import normalised_layers
 from fedkeel.runs.run import without_weights
 from fedkeel.trust import privacy
-from fedkeel.trust.secrets import Randomness
 
 MOST = 3  # methods beside FedAvg
 FEW = 8  # a batch below which its statistics are noise
@@ -113,8 +111,8 @@ class Candidates:
         return f"'{method}' goes by batches of {least} samples or more, and these have {size}." if size < least else ""
 
     def _network(self, config: Config, method: Composition) -> nn.Module:
-        rules = privacy.choose_rules(config, method, Randomness.here())
-        checks.check_options(config, method, rules.aggregator.defence, executor_class(self.setup.executor_name))
+        rules = privacy.choose_rules(config)
+        checks.check_options(config, method, rules.aggregator.defence)
         network = build_model(without_weights(config), self.setup.given, method, self.model)
         privacy.refuse_network(config, network)
         return network

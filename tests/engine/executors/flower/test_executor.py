@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from fedkeel import methods, models
 from fedkeel.core.composition import Composition
 from fedkeel.errors import FedkeelError
 from fedkeel.runs.run import Run
+from fedkeel.trust import privacy
+from fedkeel.trust.rules import Rules
 from tests import tiny, vectors
 from tests.deploy.loop import Loop, over_network, sites_of
 from tests.methods.together import VARIANTS
@@ -91,8 +94,10 @@ def test_a_rule_that_needs_more_sites_than_came_is_refused(tmp_path: Path) -> No
 def test_noise_and_epsilon_over_a_network_are_those_of_one_process(
     tmp_path: Path, method: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one secret for all: without it, a server and sites draw from secrets of their own."""
-    monkeypatch.setenv("FEDKEEL_SECRET", "known to all")
+    """Were it not for the system's randomness, from which a server draws what the seed must not tell."""
+    usual = privacy.private_stream
+    monkeypatch.setattr(privacy, "private_stream", lambda config, _, *purpose: usual(config, False, *purpose))
+    monkeypatch.setattr(Rules, "secret", property(lambda _: False))  # nor does it say so
     wanted = tiny.run(tmp_path / "serial", method, **options)
     assert_same(over_network(tmp_path / "flower", method, **options), wanted)
     assert all(record["epsilon"] > 0 for record in wanted.records("round"))
@@ -101,32 +106,15 @@ def test_noise_and_epsilon_over_a_network_are_those_of_one_process(
 
 
 @needs_opacus
-def test_local_noise_is_the_site_s_own_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The server's environment says nothing of what the sites draw."""
-    runs = []
-    for place in ("server", "site"):
-        loop = Loop(sites_of(tiny.federation(), tmp_path / place / "sites", tiny.model()))
-        with_secret(loop, monkeypatch, at_sites=place == "site")
+def test_local_noise_is_the_site_s_own(tmp_path: Path) -> None:
+    """The same run twice, of sites that are no simulation's, is two runs."""
+    runs = [tiny.run(tmp_path / "plain", "gn", dp="local", rounds=1)]
+    for place in ("one", "other"):
+        sites = sites_of(tiny.federation(), tmp_path / place / "sites", tiny.model())
+        loop = Loop({node: replace(site, position=None) for node, site in sites.items()})
         runs.append(over_network(tmp_path / place, "gn", loop=loop, dp="local", rounds=1))
-        monkeypatch.delenv("FEDKEEL_SECRET")
-    plain = tiny.run(tmp_path / "plain", "gn", dp="local", rounds=1)
-    weights = [(run.directory / "model.safetensors").read_bytes() for run in [*runs, plain]]
-    assert weights[0] == weights[2] != weights[1]
-
-
-def with_secret(loop: Loop, monkeypatch: pytest.MonkeyPatch, *, at_sites: bool) -> None:
-    """One process stands for the server and the sites: the variable is set while one of them is at work."""
-    monkeypatch.setenv("FEDKEEL_SECRET", "" if at_sites else "known to one")
-    for site in loop.sites.values():
-
-        def reply(request: Any, message: bytes, usual: Any = site.reply) -> Any:
-            monkeypatch.setenv("FEDKEEL_SECRET", "known to one" if at_sites else "")
-            try:
-                return usual(request, message)
-            finally:
-                monkeypatch.setenv("FEDKEEL_SECRET", "" if at_sites else "known to one")
-
-        site.reply = reply  # type: ignore[method-assign]
+    assert len({(run.directory / "model.safetensors").read_bytes() for run in runs}) == 3
+    assert [run.summary["randomness"] for run in runs if run.summary] == ["seed", "sites", "sites"]
 
 
 @pytest.mark.parametrize("method", ["fedavg", "hbn", "greg", "fedfa", "fedrdn", "fedwon"])

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from fedkeel.config import Config
 from fedkeel.core import state
 from fedkeel.core.checking import size
 from fedkeel.core.messages import Broadcast, Missing, Update
@@ -43,11 +44,14 @@ MEMORY_SHARE = 0.9  # of the free memory that slots may take
 class CudaExecutor(SerialExecutor):
     """Many clients at once on one GPU: resident models that replay CUDA graphs side by side."""
 
-    rank = 3
-    captures_steps = True
+    @classmethod
+    def rank(cls, config: Config) -> int:  # noqa: ARG003
+        return 3
 
     @classmethod
-    def cannot_run(cls, device: torch.device) -> str:
+    def cannot_run(cls, config: Config, device: torch.device) -> str:
+        if config.dp == "local":
+            return "replays steps as they were captured, and 'dp=local' has other noise in each: choose 'serial'."
         return "" if device.type == "cuda" else "needs a GPU: choose 'processes' or 'serial'."
 
     def __init__(self, worker: Worker) -> None:
@@ -55,32 +59,23 @@ class CudaExecutor(SerialExecutor):
         self._wanted = worker.config.workers  # 0: what a trial says
         self._slots: list[Slot] = []
         self._static: tuple[Tensors, Tensors, Tensors] | None = None
-        self._evaluation: Slot | None = None
         self._said = False
         uncapturable = worker.method.uncapturable
         self._one_by_one = f"'{uncapturable[0]}' does not declare its steps capturable" if uncapturable else ""
         self._one_by_one = self._one_by_one or optimizers.uncapturable(worker.config)
 
     def map(self, tasks: Sequence[Task], broadcast: Broadcast) -> Iterator[Result[Any] | Missing]:
-        do = tasks[0].do if tasks else ""
-        if do == "train" and not self._one_by_one:
+        if not tasks or tasks[0].do != "train":
+            return iter(self._in_memory(lambda: [self.worker.do(task, broadcast) for task in tasks]))
+        if not self._one_by_one:
             held = self._hold(broadcast)
-
-            def attempt() -> list[Result[Any] | Missing]:
-                if not self._wanted and len(tasks) > 1:
-                    self._wanted = self._try(tasks, held)
-                return self._train(tasks, held)
-
             try:
-                return iter(self._in_memory(attempt))
+                return iter(self._in_memory(lambda: self._train(tasks, held)))
             except DrawsByItself:
                 self._one_by_one = "the model or the method draws from torch's default generator"
             self._give_up_slots()  # the clients begin anew
-        if do == "train":
-            self._say(self._one_by_one)
-            return super().map(tasks, broadcast)
-        beside = self._answers if do == "answer" else self._evaluations
-        return iter(self._in_memory(lambda: beside(tasks, broadcast)))
+        self._say(self._one_by_one)
+        return super().map(tasks, broadcast)
 
     def _try(self, tasks: Sequence[Task], broadcast: Broadcast) -> int:
         """How many slots: one is tried on the largest client, for the time of its step and the memory that it takes.
@@ -136,6 +131,8 @@ class CudaExecutor(SerialExecutor):
         return sorted(planned, key=lambda client: -client.steps)
 
     def _train(self, tasks: Sequence[Task], broadcast: Broadcast) -> list[Result[Any] | Missing]:
+        if not self._wanted and len(tasks) > 1:
+            self._wanted = self._try(tasks, broadcast)
         self._open(len(tasks))
         waiting = self._longest_first(tasks, broadcast)
         ended: Ended = []
@@ -160,28 +157,6 @@ class CudaExecutor(SerialExecutor):
             if slot.eager:
                 self._say(slot.eager)
         return self._read(ended)
-
-    def _answers(self, tasks: Sequence[Task], broadcast: Broadcast) -> list[Result[Any] | Missing]:
-        """Side by side, in the slots that training has opened."""
-        self._open(1)
-        results = []
-        for i, task in enumerate(tasks):
-            slot = self._slots[i % len(self._slots)]
-            with torch.cuda.stream(slot.stream):
-                results.append(slot.worker.do(task, broadcast))
-        self._join()
-        return results
-
-    def _evaluations(self, tasks: Sequence[Task], broadcast: Broadcast) -> list[Result[Any] | Missing]:
-        """In a slot of its own, since only there can a pass be captured."""
-        if self._evaluation is None:
-            self._evaluation = Slot(self.worker)
-        stream = self._evaluation.stream
-        stream.wait_stream(torch.cuda.current_stream(self.worker.device))
-        with torch.cuda.stream(stream):
-            results = [self.worker.do(task, broadcast) for task in tasks]
-        torch.cuda.current_stream(self.worker.device).wait_stream(stream)
-        return results
 
     def _open(self, clients: int) -> None:
         """As many slots as there is work for, ready for what lies on the GPU now."""

@@ -4,7 +4,7 @@ The client's batches are gathered and augmented on the GPU beforehand; a counter
 batch is next, so a replay needs nothing from the host.
 """
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +15,6 @@ from fedkeel.core.client import Batch, LocalClient
 from fedkeel.core.messages import Broadcast, Update
 from fedkeel.core.state import Tensors
 from fedkeel.engine.batches import BatchPlan, middle
-from fedkeel.engine.executors.cuda.replay import Replays, capture
 from fedkeel.engine.local import Worker
 from fedkeel.engine.optimizers import Fused, FusedSGD
 from fedkeel.engine.schedules import learning_rate_at
@@ -66,7 +65,6 @@ class Slot:
         least, greatest = torch.cuda.Stream.priority_range()  # type: ignore[call-arg]
         self.stream = torch.cuda.Stream(worker.device, priority=min(least, greatest + place))  # type: ignore[no-untyped-call]
         self.pool = torch.cuda.graph_pool_handle()
-        worker.replays = Replays(self.pool, self.stream)
         self.rate = torch.zeros((), device=worker.device)
         self.optimizer: FusedSGD | Fused | None = None  # not every slot trains
         self.recorded: dict[Hashable, Recorded] = {}
@@ -208,6 +206,17 @@ class Slot:
                 return captured
         self.recorded[variant] = Recorded(client)
         return client
+
+
+def capture(pool: Any, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    """Not by `torch.cuda.graph`: it collects garbage and empties the cache each time, and there are many captures."""
+    graph = torch.cuda.CUDAGraph()
+    graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+    try:
+        work()
+    finally:
+        graph.capture_end()
+    return graph
 
 
 def variant_of(client: LocalClient) -> Hashable:

@@ -95,7 +95,7 @@ class FlowerExecutor(Executor):
     _step: tuple[int, int] = (-1, 0)
 
     @classmethod
-    def cannot_run(cls, device: torch.device) -> str:  # noqa: ARG003
+    def cannot_run(cls, config: Config, device: torch.device) -> str:  # noqa: ARG003
         return "is that of a federation over a network: start one with 'fedkeel server', or choose 'auto'."
 
     # -- what the round loop asks for ------------------------------------------------------------------------
