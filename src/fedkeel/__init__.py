@@ -17,25 +17,18 @@ __version__ = "0.1.0"
 
 # What is asked for is imported then: `fedkeel --help` and `import fedkeel` do not wait for torch.
 _HOMES = {
-    "simulate": "fedkeel.simulation",
-    "resume": "fedkeel.simulation",
-    "extend": "fedkeel.simulation",
-    "Run": "fedkeel.runs.run",
-    "load": "fedkeel.runs.run",
-    "calibrate": "fedkeel.runs.calibrated",
-    "advise": "fedkeel.experiments.advice",
-    "Advice": "fedkeel.experiments.advice",
-    "compare": "fedkeel.experiments.comparison",
-    "Comparison": "fedkeel.experiments.comparison",
-    "tune": "fedkeel.experiments.tune",
-    "Tuning": "fedkeel.experiments.tune",
-    "Config": "fedkeel.config",
-    "Method": "fedkeel.core.method",
-    "Traits": "fedkeel.core.method",
-    "register": "fedkeel.methods",
-    "Observer": "fedkeel.observer",
-    "FedkeelError": "fedkeel.errors",
-    "register_metric": "fedkeel.engine.metrics",
+    "fedkeel.config": ("Config",),
+    "fedkeel.core.method": ("Method", "Traits"),
+    "fedkeel.engine.metrics": ("register_metric",),
+    "fedkeel.errors": ("FedkeelError",),
+    "fedkeel.experiments.advice": ("Advice", "advise"),
+    "fedkeel.experiments.comparison": ("Comparison", "compare"),
+    "fedkeel.experiments.tune": ("Tuning", "tune"),
+    "fedkeel.methods": ("register",),
+    "fedkeel.observer": ("Observer",),
+    "fedkeel.runs.calibrated": ("calibrate",),
+    "fedkeel.runs.run": ("Run", "load"),
+    "fedkeel.simulation": ("extend", "resume", "simulate"),
 }
 # Modules that users import from here, wherever they lie.
 _ALIASES = {
@@ -63,45 +56,17 @@ if TYPE_CHECKING:
     from fedkeel.simulation import extend, resume, simulate
 
 __all__ = [
-    "Advice",
-    "Comparison",
-    "Config",
-    "FedkeelError",
-    "Method",
-    "Observer",
-    "Run",
-    "Traits",
-    "Tuning",
-    "advise",
-    "aggregation",
-    "analysis",
-    "calibrate",
-    "compare",
-    "data",
-    "engine",
-    "extend",
-    "load",
-    "losses",
-    "messages",
-    "methods",
-    "models",
-    "nn",
-    "register",
-    "register_metric",
-    "resume",
-    "simulate",
-    "state",
-    "tune",
-]
+    "Advice", "Comparison", "Config", "FedkeelError", "Method", "Observer", "Run", "Traits", "Tuning", "advise",
+    "aggregation", "analysis", "calibrate", "compare", "data", "engine", "extend", "load", "losses", "messages",
+    "methods", "models", "nn", "register", "register_metric", "resume", "simulate", "state", "tune",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        value = getattr(importlib.import_module(_HOMES[name]), name)
-    elif name in __all__:
-        value = importlib.import_module(f"fedkeel.{name}")
-    else:
+    if name not in __all__:
         raise AttributeError(f"module 'fedkeel' has no attribute '{name}'")
+    home = next((module for module, names in _HOMES.items() if name in names), "")
+    value = getattr(importlib.import_module(home), name) if home else importlib.import_module(f"fedkeel.{name}")
     globals()[name] = value
     return value
 
