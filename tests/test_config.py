@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from fedkeel import config as configuration
 from fedkeel.config import Config
 from fedkeel.errors import FedkeelError
-from fedkeel.runs.store import fingerprint
 
 
 def reread(config: Config, folder: Path) -> Config:
@@ -72,11 +71,6 @@ def test_an_unknown_option_names_the_nearest() -> None:
         Config().replace(round=3)
 
 
-def test_who_says_out_in_python_is_told_what_it_is_called_there() -> None:
-    with pytest.raises(FedkeelError, match="directory=PATH"):
-        Config().replace(out="runs/mine")
-
-
 def test_dashes_in_a_file_are_underscores(tmp_path: Path) -> None:
     (tmp_path / "c.toml").write_text("batch-size = 7\n")
     assert configuration.read(tmp_path / "c.toml") == {"batch_size": 7}
@@ -89,7 +83,7 @@ def test_dashes_in_a_file_are_underscores(tmp_path: Path) -> None:
         (b"data = '\xff'", "not valid TOML"),
         (b"rounds = 1" + b"0" * 5000, "not valid TOML"),
         (b"data = " + b"[" * 5000, "not valid TOML"),
-        (b"momentum = 1" + b"0" * 400, "'momentum' is a number beyond all measure"),
+        (b"momentum = 1" + b"0" * 400, "'momentum' is inf: give a finite number"),
         (b"batch-size = 3\nbatch_size = 4", "gives 'batch-size' twice"),
     ],
 )
@@ -104,13 +98,6 @@ def test_a_broken_file_is_refused(tmp_path: Path, content: bytes, reason: str) -
 def test_whole_numbers_are_numbers() -> None:
     assert Config(learning_rate=1).learning_rate == 1.0
     assert isinstance(Config(learning_rate=1).learning_rate, float)
-
-
-def test_options_that_came_later_leave_the_fingerprints_of_older_runs_alone() -> None:
-    # As computed when there was neither a loss nor patience.
-    assert fingerprint(Config()) == "1ff7f59edeb8f54c"
-    assert fingerprint(Config(loss="focal")) != "1ff7f59edeb8f54c"
-    assert fingerprint(Config(patience=3)) != "1ff7f59edeb8f54c"
 
 
 def test_every_option_is_explained_and_has_a_heading() -> None:

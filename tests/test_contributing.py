@@ -37,7 +37,7 @@ def shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setattr(sys, "path", [*sys.path])
     imports.load(str(file))
     yield file
-    del METHODS._entries["cautious-heads"], sys.modules["cautious_heads"], imports._imported[str(file)]
+    del METHODS._entries["cautious-heads"], sys.modules["cautious_heads"]
 
 
 @pytest.mark.usefixtures("shown")

@@ -9,21 +9,12 @@ import torch
 from fedkeel import cli
 from fedkeel.errors import ShortageError, death, shortage, shortages_explained
 
-OF_THE_MACHINE = [
-    (MemoryError(), "suffice: give"),
-    (MemoryError("Unable to allocate 24.0 GiB for an array with shape (9, 9)"), "suffice for another 24.0 GiB: give"),
-    (OSError(errno.ENOMEM, "Cannot allocate memory"), "suffice: give"),
-    (
-        RuntimeError(
-            "[enforce fail at alloc_cpu.cpp:114] err == 0. DefaultCPUAllocator: can't allocate memory: you tried to "
-            "allocate 25769803776 bytes. Error code 12 (Cannot allocate memory)"
-        ),
-        "suffice for another 24.0 GiB: give",
-    ),
-    (RuntimeError("[enforce fail] data. DefaultCPUAllocator: not enough memory: you tried to allocate 96 bytes."), ""),
-    (RuntimeError("std::bad_alloc"), "suffice: give"),
-]
-OF_THE_GPU = [
+SHORTAGES = [
+    MemoryError("Unable to allocate 24.0 GiB for an array with shape (9, 9)"),
+    OSError(errno.ENOMEM, "Cannot allocate memory"),
+    RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 25769803776 bytes."),
+    RuntimeError("[enforce fail] data. DefaultCPUAllocator: not enough memory: you tried to allocate 96 bytes."),
+    RuntimeError("std::bad_alloc"),
     torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 139 GiB"),
     RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronously reported"),
     RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
@@ -31,22 +22,12 @@ OF_THE_GPU = [
 ]
 
 
-@pytest.mark.parametrize(("error", "part"), OF_THE_MACHINE, ids=lambda value: str(value)[:30])
-def test_too_little_memory_is_one_sentence_that_says_what_needs_less(error: Exception, part: str) -> None:
+@pytest.mark.parametrize("error", SHORTAGES, ids=lambda error: str(error)[:30])
+def test_too_little_memory_is_one_sentence_that_says_what_needs_less(error: Exception) -> None:
     sentence = shortage(error)
-    assert sentence.startswith("The memory of this machine does not suffice")
-    assert part in sentence
+    assert sentence.startswith("The memory of this machine does not suffice, or that of its GPU: give")
     assert "--workers" in sentence
     assert "--batch-size" in sentence
-    assert "\n" not in sentence
-
-
-@pytest.mark.parametrize("error", OF_THE_GPU, ids=lambda error: str(error)[:30])
-def test_so_is_too_little_of_a_gpu(error: Exception) -> None:
-    sentence = shortage(error)
-    assert sentence.startswith("The memory of the GPU does not suffice")
-    assert "--batch-size" in sentence
-    assert "clients at once with --workers" in sentence
     assert "\n" not in sentence
 
 
@@ -68,7 +49,7 @@ def test_what_has_another_cause_stays_what_it_is(error: Exception) -> None:
 
 
 def test_torch_itself_is_understood() -> None:
-    with pytest.raises(ShortageError, match=r"does not suffice for another .* GiB"), shortages_explained():
+    with pytest.raises(ShortageError, match="does not suffice"), shortages_explained():
         torch.empty(2**60, dtype=torch.uint8)
 
 

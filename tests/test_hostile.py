@@ -151,7 +151,7 @@ STATISTICS_LIES: dict[str, tuple[str, Change, str]] = {
     "great counter": (
         "num_batches_tracked",
         changed("statistics", "encoder.1.num_batches_tracked", lambda t: t + 2**62),
-        "num_batches_tracked' is 4.6",
+        "num_batches_tracked' is 46",
     ),
 }
 SEVERAL = ("fedavg", "hbn", "fedcoda", "scaffold", "fedbn", "fedplvm", "fedfa", "fedavgm+fpl", "fedheal", "ga")

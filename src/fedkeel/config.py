@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from fedkeel import options
 from fedkeel.errors import FedkeelError, nearest
 from fedkeel.options import Count, Needs, NotNegative, Number, Positive, PositiveShare, Range, Share, check_fields
 
@@ -31,11 +30,6 @@ MACHINE_OPTIONS = (
     *RAY_OPTIONS,
     *("metrics", "predictions", "record", "record_every", "round_timeout"),
 )
-# What runs of earlier versions did not have: at its default it leaves their fingerprints as they were.
-LATER_OPTIONS = (
-    *("loss", "patience", "min_delta", "select_by", "evaluate_on"),
-    *("site_images", "site_prior", "site_always"),
-)
 
 # The statistics that an evaluation tests under; what is told of first is of the first of them.
 STATISTICS: dict[str, tuple[str, ...]] = {
@@ -45,8 +39,6 @@ STATISTICS: dict[str, tuple[str, ...]] = {
     "site": ("site",),
     "all": ("global", "batch", "site"),
 }
-# What other tools call them, for those who type it here.
-ELSEWHERE = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "epochs": "local_epochs"}
 
 
 def first_of(statistics: Iterable[str]) -> str:
@@ -55,8 +47,7 @@ def first_of(statistics: Iterable[str]) -> str:
     >>> first_of(["batch", "global"]), first_of(["site"])
     ('global', 'site')
     """
-    found = set(statistics)
-    return next((kind for kind in STATISTICS["all"] if kind in found), "global")
+    return min(statistics, key=STATISTICS["all"].index, default="global")
 
 
 def from_one(round: int) -> int:
@@ -68,9 +59,42 @@ def from_one(round: int) -> int:
     return round + 1
 
 
-def option(default: Any, help: str, heading: str = "", needs: Needs | None = None) -> Any:
-    """A field with its help text; if it begins a section of `--help` and `config.toml`, its heading; and what it has no
-    effect without, so that a run where that is not so is refused."""
+# -- where options do nothing: `fedkeel.engine.idle` says what a run comes to ----------------------------------------
+PRIVATE = Needs(lambda run: run.dp != "none", "without --dp central or --dp local")
+BATCHES = Needs(lambda run: run.dp != "local", "with --dp local, which takes samples one by one")
+CALIBRATED = Needs(lambda run: run.evaluate_with in ("site", "all"), "without --evaluate-with site")
+BEST = Needs(lambda run: run.result == "best-validation" or run.patience, "without --result best-validation")
+PATIENT = Needs(lambda run: run.patience, "without --patience")
+RECORDED = Needs(lambda run: run.record, "without --record")
+SEVERAL = Needs(lambda run: not run.pooled, "with 'central', which makes one client of all")
+PERSONAL = Needs(lambda run: run.personal or CALIBRATED.holds(run), "where all clients have the same model")
+IMAGES = Needs(lambda run: not run.network, "over a network, where images stay at the sites")
+TESTED = Needs(lambda run: not run.network, "over a network, where sites are tested on what they hold out")
+COMPILED = Needs(lambda run: not run.network and run.dp != "local", "over a network, or with --dp local")
+ON_RAY = Needs(lambda run: run.executor == "ray", "without --executor ray")
+REMOTE = Needs(lambda run: run.network or run.executor == "ray", "without --executor ray or a network")
+HELD = Needs(lambda run: not REMOTE.holds(run), "where clients run elsewhere, and their memories stay there")
+CROWD = Needs(
+    lambda run: run.executor in ("processes", "cuda", "ray") or run.workers == 1,
+    "without --executor processes, cuda or ray, and in runs beside others, of --jobs",
+)
+ON_GPU = Needs(lambda run: run.device != "cpu" or run.precision == "float32", "on the CPU, which computes in float32")
+DECAYING = Needs(lambda run: "decay" in run.taken, "without --schedule exponential, or where its brackets say it")
+
+
+def taken(name: str) -> Needs:
+    """Of what the local optimizer may take; 0 is what one without it has."""
+    return Needs(lambda run: name in run.taken or not getattr(run, name), "with this --optimizer, which has none")
+
+
+def alone(name: str) -> Needs:
+    """Of what the brackets of the data set may say as well."""
+    return Needs(lambda run: name not in run.inside, "beside the brackets of 'data', which say it too")
+
+
+def option(default: Any, help: str, needs: Needs | None = None, *, heading: str = "") -> Any:
+    """A field with its help text, what it has no effect without, so that a run where that is not so is refused, and the
+    heading of the section of `--help` and `config.toml` that it begins."""
     return field(default=default, metadata={"help": help, "heading": heading, "needs": needs})
 
 
@@ -85,174 +109,89 @@ class Config:
     (20, 0.01)
     """
 
-    method: str = option("fedavg", "method, or several joined by '+', with options: 'fedprox(mu=0.1)+gn'", "what")
+    method: str = option("fedavg", "method, or several joined by '+': 'fedprox(mu=0.1)+gn'", heading="what")
     data: str = option("digits-shift", "data set, with options: 'folder(root=./images, size=64)'")
     partition: str = option(
-        "domains",
-        "how domains become clients: domains, 'dirichlet(alpha=0.3, clients=10)'",
-        needs=options.outside("partition"),
+        "domains", "how domains become clients: domains, 'dirichlet(alpha=0.3, clients=10)'", alone("partition")
     )
-    unseen: str = option(
-        "", "domains that are only evaluated, never trained on, separated by commas", needs=options.outside("unseen")
-    )
-    subsample: Number = option(
-        0, "equal number of training samples per client; 0 keeps all", needs=options.outside("subsample")
-    )
+    unseen: str = option("", "domains that are only evaluated, never trained on, separated by commas", alone("unseen"))
+    subsample: Number = option(0, "equal number of training samples per client; 0 keeps all", alone("subsample"))
     model: str = option("simple_cnn", "network, with options: 'resnet18(stem=small)'")
     weights: str = option("", "file that the model starts from, e.g. of ImageNet: .safetensors, .pth or .pt")
 
-    rounds: Count = option(30, "communication rounds", "rounds")
-    participation: PositiveShare = option(
-        1.0, "fraction of clients sampled each round, at least one", needs=options.SEVERAL
-    )
-    weighting: Literal["samples", "uniform"] = option(
-        "samples", "weight of a client in the mean", needs=options.SEVERAL
-    )
+    rounds: Count = option(30, "communication rounds", heading="rounds")
+    participation: PositiveShare = option(1.0, "fraction of clients sampled each round, at least one", SEVERAL)
+    weighting: Literal["samples", "uniform"] = option("samples", "weight of a client in the mean", SEVERAL)
     min_clients: Count = option(1, "updates without which a round does not count")
     round_timeout: Positive = option(
-        3600.0,
-        "seconds that a site over a network has for its part of a round, and an actor of ray for its next reply",
-        needs=options.REMOTE,
+        3600.0, "seconds that a site or an actor of ray has for its part of a round", REMOTE
     )
     stateless: bool = option(False, "clients keep nothing between rounds; methods that need it are refused")
 
     robust: str = option(
-        "",
-        "rules against clients that lie: 'trimmed-mean(share=0.2)', 'norm-clip+median', see 'list robust'",
-        "trust",
-        needs=options.SEVERAL,
+        "", "rules against clients that lie: 'norm-clip+median', see 'list robust'", SEVERAL, heading="trust"
     )
     dp: Literal["none", "central", "local"] = option(
         "none", "differential privacy: of clients with a trusted server (central), or of samples (local)"
     )
-    dp_clip: Positive = option(
-        1.0, "norm that a client's change (central) or a gradient (local) is cut to", needs=options.PRIVATE
-    )
-    dp_noise: Positive = option(1.0, "noise on their sum, in units of 'dp_clip'", needs=options.PRIVATE)
+    dp_clip: Positive = option(1.0, "norm that a client's change (central) or a gradient (local) is cut to", PRIVATE)
+    dp_noise: Positive = option(1.0, "noise on their sum, in units of 'dp_clip'", PRIVATE)
     dp_delta: Annotated[float, Range(above=0, most=0.5)] = option(
-        1e-5, "probability at which 'epsilon' is reported", needs=options.PRIVATE
+        1e-5, "probability at which 'epsilon' is reported", PRIVATE
     )
 
-    local_epochs: Count = option(1, "passes over the local data in a round", "local training")
+    local_epochs: Count = option(1, "passes over the local data in a round", heading="local training")
     batch_size: Count = option(32, "samples in a local step")
-    drop_last: bool = option(
-        False, "drop the last incomplete batch of an epoch (kept by default)", needs=options.BATCHES
-    )
-    loss: str = option(
-        "cross-entropy",
-        "what is trained on: 'cross-entropy(label_smoothing=0.1, class_weights=balanced)', 'focal(gamma=2)'",
-    )
-    optimizer: str = option(
-        "sgd", "local optimiser, new in every round: sgd, adamw or any other of torch.optim, 'adam(betas=(0.9, 0.99))'"
-    )
+    drop_last: bool = option(False, "drop the last incomplete batch of an epoch (kept by default)", BATCHES)
+    loss: str = option("cross-entropy", "what is trained on: 'cross-entropy(class_weights=balanced)', 'focal(gamma=2)'")
+    optimizer: str = option("sgd", "local optimizer, new in every round: any of torch.optim, 'adam(betas=(0.9, 0.99))'")
     learning_rate: Positive = option(0.01, "before the schedule")
-    momentum: Share = option(
-        0.9,
-        "of sgd and rmsprop",
-        needs=options.taken("momentum", "optimizers that have one, and this has none: give --optimizer sgd"),
-    )
-    weight_decay: NotNegative = option(
-        0.0,
-        "of optimisers that have one",
-        needs=options.taken("weight_decay", "optimizers that have one, and this has none: give another"),
-    )
+    momentum: Share = option(0.9, "of sgd and rmsprop", taken("momentum"))
+    weight_decay: NotNegative = option(0.0, "of optimizers that have one", taken("weight_decay"))
     schedule: str = option(
-        "constant",
-        "the learning rate from round to round: exponential, cosine, 'step(every=30)', 'warmup(rounds=5, then=cosine)'",
+        "constant", "the learning rate from round to round: cosine, 'step(every=30)', 'warmup(rounds=5, then=cosine)'"
     )
-    decay: PositiveShare = option(
-        0.998,
-        "factor per round of the exponential schedule",
-        needs=options.taken(
-            "decay", "the schedule 'exponential', where its brackets have none: give --schedule exponential"
-        ),
-    )
+    decay: PositiveShare = option(0.998, "factor per round of the exponential schedule", DECAYING)
     clip_norm: NotNegative = option(0.0, "clip the norm of all gradients together; 0 does not")
 
     evaluate_every: Count = option(
-        1, "rounds between evaluations; those that the result is taken from are always evaluated", "evaluation"
+        1, "rounds between evaluations, beside those that the result needs", heading="evaluation"
     )
     evaluate_with: Literal["global", "batch", "both", "site", "all"] = option(
         "global", "statistics that batch norm uses in evaluation; site: each client's, calibrated on samples of its own"
     )
-    site_images: Number = option(
-        64,
-        "training samples that a client is calibrated on, without labels; 0 is all of them",
-        needs=options.CALIBRATED,
-    )
-    site_prior: NotNegative = option(
-        16.0, "samples that the federation's statistics are worth in a calibration", needs=options.CALIBRATED
-    )
-    site_always: bool = option(
-        False,
-        "calibrate by 'site_prior' alone, also where the class mix explains the distance",
-        needs=options.CALIBRATED,
-    )
+    site_images: Number = option(64, "training samples that a client is calibrated on; 0 is all of them", CALIBRATED)
+    site_prior: NotNegative = option(16.0, "samples that the federation's statistics are worth there", CALIBRATED)
+    site_always: bool = option(False, "calibrate also where the class mix explains the distance", CALIBRATED)
     evaluate_on: Literal["test", "validation"] = option(
-        "test",
-        "samples that accuracies are of; with 'validation' nothing of a test set is looked at, nor the unseen",
-        needs=options.TESTED,
+        "test", "samples that accuracies are of; with 'validation' nothing of a test set is looked at", TESTED
     )
     evaluate_clients: Number = option(
-        1000, "most clients that a method with personal layers is tested on; 0 is all of them", needs=options.PERSONAL
+        1000, "most clients that a method with personal layers is tested on; 0 is all of them", PERSONAL
     )
     evaluation_batch: Count = option(256, "samples in an evaluation step")
     result: Literal["last", "mean-last-10", "best-validation"] = option("last", "round whose accuracy is the result")
-    select_by: str = option(
-        "accuracy",
-        "what the best round is best by in the validation: accuracy, loss or a metric, such as auc",
-        needs=options.CHOSEN,
-    )
-    patience: Number = option(0, "stop after so many evaluations in a row without a better validation; 0 does not stop")
-    min_delta: NotNegative = option(
-        0.0, "by how much the validation must be better, for 'patience'", needs=options.PATIENT
-    )
-    metrics: str = option(
-        "", "measures beside accuracy and loss, separated by commas: 'auc,top(k=3)', see 'list metrics'"
-    )
-    predictions: bool = option(
-        False, "keep what the resulting model says of every test image, in predictions/", needs=options.IMAGES
-    )
-    record: str = option(
-        "",
-        "diagnostics to record while training, separated by commas: 'statistics-divergence,loss-gap'",
-        needs=options.IMAGES,
-    )
-    record_every: Count = option(
-        10, "rounds between records; the first and the last round are always recorded", needs=options.RECORDED
-    )
+    select_by: str = option("accuracy", "what the best round is best by: accuracy, loss or a metric", BEST)
+    patience: Number = option(0, "stop after so many evaluations without a better validation; 0 does not stop")
+    min_delta: NotNegative = option(0.0, "by how much the validation must be better, for 'patience'", PATIENT)
+    metrics: str = option("", "beside accuracy and loss, separated by commas: 'auc,top(k=3)', see 'list metrics'")
+    predictions: bool = option(False, "keep what the resulting model says of every test image, in predictions/", IMAGES)
+    record: str = option("", "diagnostics to record while training: 'statistics-divergence,loss-gap'", IMAGES)
+    record_every: Count = option(10, "rounds between records; the first and the last are always recorded", RECORDED)
 
-    seed: Number = option(0, "of every random choice", "machine")
+    seed: Number = option(0, "of every random choice", heading="machine")
     executor: str = option("auto", "where clients run: auto, serial, processes, cuda or ray")
-    workers: Number = option(
-        0, "worker processes (0: one per core) or clients at once on a GPU (0: as it holds)", needs=options.CROWD
-    )
-    threads: Number = option(
-        0, "threads of a local step on the CPU (0: one in each worker process, all cores under serial)"
-    )
+    workers: Number = option(0, "worker processes (0: one per core), or clients at once on a GPU (0: what fits)", CROWD)
+    threads: Number = option(0, "of a local step on the CPU (0: one in each worker process, all cores under serial)")
     device: str = option("auto", "auto, cpu, cuda or cuda:N")
-    ray_address: str = option(
-        "local",
-        "cluster of the executor ray: local (started by itself), auto (that of this machine) or HOST:PORT",
-        needs=options.ON_RAY,
-    )
-    ray_cores: Number = option(0, "cores of each actor of ray on a CPU (0: one)", needs=options.ON_RAY)
-    ray_gpus: PositiveShare = option(
-        1.0, "share of a GPU that each actor of ray takes: with 0.5 two share one", needs=options.ON_RAY
-    )
-    ray_actors: Number = option(0, "most actors of ray (0: as many as the cluster has room for)", needs=options.ON_RAY)
-    precision: Literal["float32", "tf32", "bf16"] = option(
-        "tf32", "arithmetic on a GPU: fewer bits are faster; bf16 pays for large networks", needs=options.HALF
-    )
-    compile: bool = option(
-        False,
-        "compile the network with torch.compile: faster steps on a GPU after a minute or so",
-        needs=options.COMPILED,
-    )
-    memory_limit: Number = option(1024, "MiB of clients' memories that are not moved to disk", needs=options.HELD)
-    checkpoint_every: Number = option(
-        0, "rounds between checkpoints (0: every round, less often where writing them takes long)"
-    )
+    ray_address: str = option("local", "cluster of ray: local (a new one), auto (of this machine) or HOST:PORT", ON_RAY)
+    ray_cores: Number = option(0, "cores of each actor of ray on a CPU (0: one)", ON_RAY)
+    ray_gpus: PositiveShare = option(1.0, "share of a GPU that each actor of ray takes: with 0.5 two share one", ON_RAY)
+    ray_actors: Number = option(0, "most actors of ray (0: as many as the cluster has room for)", ON_RAY)
+    precision: Literal["float32", "tf32", "bf16"] = option("tf32", "arithmetic on a GPU: fewer bits are faster", ON_GPU)
+    compile: bool = option(False, "compile the network with torch.compile: faster steps after a minute or so", COMPILED)
+    memory_limit: Number = option(1024, "MiB of clients' memories that are not moved to disk", HELD)
+    checkpoint_every: Number = option(0, "rounds between checkpoints (0: every round, less often where they are slow)")
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -268,8 +207,7 @@ class Config:
 
     def decisive(self) -> dict[str, Any]:
         """The options that decide the result."""
-        unused = {name for name in LATER_OPTIONS if getattr(self, name) == getattr(Config, name)}
-        return {name: value for name, value in self.to_dict().items() if name not in {*MACHINE_OPTIONS, *unused}}
+        return {name: value for name, value in self.to_dict().items() if name not in MACHINE_OPTIONS}
 
     @property
     def statistics(self) -> tuple[str, ...]:
@@ -287,7 +225,9 @@ class Config:
         for entry in fields(self):
             if entry.metadata["heading"]:
                 lines.append(f"# --- {entry.metadata['heading']} ---")
-            lines.append(f"{entry.name} = {_toml(getattr(self, entry.name))}  # {entry.metadata['help']}")
+            # JSON's values are TOML's too, but for one control character that JSON leaves as it is.
+            value = json.dumps(getattr(self, entry.name), ensure_ascii=False).replace("\x7f", "\\u007f")
+            lines.append(f"{entry.name} = {value}  # {entry.metadata['help']}")
         return "\n".join(lines) + "\n"
 
 
@@ -296,14 +236,9 @@ def option_names() -> list[str]:
 
 
 def refuse_unknown(given: Mapping[str, Any]) -> None:
-    names = option_names()
     for name in given:
-        if name not in names:
-            if name in ("out", "output", "output_dir"):
-                raise FedkeelError(
-                    f"There is no option '{name}': a place is given with --out, in Python as directory=PATH."
-                )
-            near = nearest(ELSEWHERE.get(name, str(name)), names, otherwise="see 'fedkeel run --help'.")
+        if name not in option_names():
+            near = nearest(str(name), option_names(), otherwise="see 'fedkeel run --help'.")
             raise FedkeelError(f"There is no option '{name}': {near}")
 
 
@@ -335,9 +270,3 @@ def read_table(path: str | Path, what: str) -> tuple[dict[str, Any], dict[str, i
             raise FedkeelError(f"The {what} '{path}' gives '{name}' twice, also with '_': keep one.")
     table = {name.replace("-", "_"): value for name, value in table.items()}
     return table, {name: begins.index(name) + 1 for name in table if name in begins}
-
-
-def _toml(value: Any) -> str:
-    # JSON's strings, numbers and booleans are TOML's too, but for floats without a point such as 1e-05.
-    # Of the control characters, JSON leaves one as it is that TOML wants escaped.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -9,7 +9,10 @@ import re
 import signal
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import SequenceMatcher, get_close_matches
+from difflib import get_close_matches
+
+# What other tools call options, for those who type it here.
+ELSEWHERE = {"lr": "learning_rate", "wd": "weight_decay", "bs": "batch_size", "epochs": "local_epochs"}
 
 
 class FedkeelError(ValueError):
@@ -45,21 +48,16 @@ class ShortageError(FedkeelError):
 
 
 def nearest(given: str, choices: Iterable[str], otherwise: str | None = None) -> str:
-    """The end of an error sentence: the nearest valid choice, several where they are equally near. When none is near,
-    all of them; or, where these are too many to help, `otherwise`.
+    """The end of an error sentence: the nearest valid choice. When none is near, all of them; or, where these are too
+    many to help, `otherwise`.
 
-    >>> nearest("fedbm", ["fedavg", "fedbn", "fedfm"])
-    "did you mean 'fedbn' or 'fedfm'?"
+    >>> nearest("fedprxo", ["fedavg", "fedprox"]), nearest("mine", ["fedavg", "fedprox"])
+    ("did you mean 'fedprox'?", 'choose from fedavg, fedprox.')
     """
-    choices, word = sorted(set(choices)), str(given).lower()
-    in_lower_case = {choice.lower(): choice for choice in choices}
-    short = otherwise is None and len(word) < 4  # of which half may be one letter
-    close = get_close_matches(word, in_lower_case, n=5, cutoff=0.5 if short else 0.6)
-    if close:
-        # Each compared the way round in which `get_close_matches` does it: the two ways can differ.
-        near = {name: SequenceMatcher(None, name, word).ratio() for name in close}
-        equal = sorted(f"'{in_lower_case[name]}'" for name in close if near[name] > near[close[0]] - 1e-9)
-        return f"did you mean {' or '.join(equal)}?"
+    choices, given = sorted(set(choices)), ELSEWHERE.get(given, given)
+    cutoff = 0.5 if otherwise is None and len(given) < 4 else 0.6  # of a short name half may be one letter
+    if close := get_close_matches(given, choices, n=1, cutoff=cutoff):
+        return f"did you mean '{close[0]}'?"
     if otherwise is not None:
         return otherwise
     return f"choose from {', '.join(choices)}." if choices else "there is nothing to choose from."
@@ -99,34 +97,22 @@ def first_line(error: BaseException) -> str:
     return str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
 
 
-# -- too little memory: what ran out, and what needs less of it --------------------------------------------------
-IN_MEMORY = (
-    "The memory of this machine does not suffice{amount}: give fewer --workers or --jobs, a smaller --batch-size or "
-    "--evaluation-batch, a smaller model or fewer or smaller images, or stop what else runs here."
+# -- too little memory, as torch, its libraries and C++ put it --------------------------------------------------------
+_SHORTAGE = re.compile(
+    r"out of memory|(can.?t|cannot|unable to|failed to) allocate|not enough memory|bad_alloc|alloc_failed|new thread",
+    re.IGNORECASE,
 )
-ON_GPU = (
-    "The memory of the GPU does not suffice{amount}: give a smaller --batch-size or --evaluation-batch, a smaller "
-    "model, fewer clients at once with --workers or fewer --jobs, or stop what else runs on it."
-)
-# As torch, its libraries and C++ put it; only some of these have a type of their own.
-_OF_THE_GPU = re.compile(r"CUDA.*out of memory|CU[A-Z]+_STATUS_ALLOC_FAILED", re.IGNORECASE | re.DOTALL)
-_OF_THE_MACHINE = re.compile(
-    r"(can.?t|cannot|unable to|failed to) allocate|not enough memory|bad_alloc|can.?t start new thread", re.IGNORECASE
-)
-_AMOUNT = re.compile(r"(?:allocate|needs) ([\d.]+ ?(?:bytes|[KMGT]i?B))", re.IGNORECASE)
 
 
 def shortage(error: BaseException) -> str:
     """One sentence, if it is memory that was missing; else nothing."""
-    text = str(error)
-    found = _AMOUNT.search(text)
-    amount = f" for another {_readable(found[1])}" if found else ""
-    if isinstance(error, RuntimeError) and (type(error).__name__ == "OutOfMemoryError" or _OF_THE_GPU.search(text)):
-        return ON_GPU.format(amount=amount)
-    is_meant = isinstance(error, RuntimeError) and _OF_THE_MACHINE.search(text)
-    if isinstance(error, MemoryError) or is_meant or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
-        return IN_MEMORY.format(amount=amount)
-    return ""
+    known = isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM)
+    if not known and not (isinstance(error, RuntimeError) and _SHORTAGE.search(str(error))):
+        return ""
+    return (
+        "The memory of this machine does not suffice, or that of its GPU: give fewer --workers or --jobs, a smaller "
+        "--batch-size or --evaluation-batch, a smaller model or fewer or smaller images, or stop what else runs here."
+    )
 
 
 @contextmanager
@@ -135,25 +121,16 @@ def shortages_explained() -> Iterator[None]:
     try:
         yield
     except (MemoryError, RuntimeError, OSError) as error:
-        sentence = shortage(error)
-        if not sentence:
-            raise
-        raise ShortageError(sentence) from error
+        if sentence := shortage(error):
+            raise ShortageError(sentence) from error
+        raise
 
 
 def death(code: int | None, fewer: str) -> str:
     """What became of a process, by its exit code; `fewer` is the option that would have left it more memory."""
     if code is None or code >= 0:
         return f"died (exit code {code})"
+    # The system ends with SIGKILL whoever takes too much, and with SIGBUS whoever uses what it could not give.
     name = signal.Signals(-code).name
-    # The system ends with the first whoever takes too much, and with the second whoever uses what it could not give.
     hint = f", as when memory runs out: give fewer {fewer}" if name in ("SIGKILL", "SIGBUS") else ""
     return f"died (signal {name}){hint}"
-
-
-def _readable(amount: str) -> str:
-    number, unit = amount.split(" ", 1) if " " in amount else (amount, "")
-    if unit.lower() != "bytes":
-        return amount
-    size = float(number)
-    return next((f"{size / n:.1f} {name}" for n, name in ((2**30, "GiB"), (2**20, "MiB")) if size >= n), amount)

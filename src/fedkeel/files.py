@@ -1,7 +1,6 @@
-"""Files that survive what happens to a process and to a machine, that say when they are no longer what was written,
-and errors of the system as one sentence."""
+"""Files that are whole or not there, that say when they are no longer what was written, and errors of the system as one
+sentence."""
 
-import errno
 import hashlib
 import json
 import math
@@ -21,16 +20,6 @@ def explained(path: Path, then: str = ", then resume") -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        cause: BaseException | None = error
-        while cause is not None:
-            if isinstance(cause, KeyboardInterrupt):  # Ctrl-C inside of `shutil.rmtree`, which then trips over itself
-                raise KeyboardInterrupt from None
-            cause = cause.__context__
-        if isinstance(error, FileExistsError | NotADirectoryError):
-            raise StoreError(
-                f"'{error.filename or path}' cannot be written, a file is in its way: choose another directory with "
-                "--out."
-            ) from error
         raise StoreError(
             f"'{error.filename or path}' cannot be written: {error.strerror or error}; "
             f"make room or choose another directory with --out{then}."
@@ -62,24 +51,16 @@ def write_to_show(path: Path, data: bytes) -> None:
 
 
 def rename(source: Path, target: Path) -> None:
-    """Put a file, or a folder with all its names, in its place, and bring the place itself to disk: after a power cut
-    a name that was not synced may be the old one again, or none."""
-    if source.is_dir():
-        sync(source)
+    """Put a file or a folder in its place, at once."""
     reached(RENAMING, target)
     os.replace(source, target)
     reached(RENAMED, target)
-    sync(target.parent)
 
 
 def make_folder(path: Path) -> list[Path]:
-    """A folder and those above it, on disk. Returns the ones that were not there, innermost first."""
-    if path.is_dir():
-        return []
+    """Make a folder and those above it. Returns the ones that were not there, innermost first."""
     made = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
-    for folder in reversed(made):
-        sync(folder.parent)
     return made
 
 
@@ -88,9 +69,6 @@ def sync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # file systems that have no such thing for folders
-            raise
     finally:
         os.close(descriptor)
 
@@ -131,20 +109,20 @@ def seal(table: Mapping[str, Any]) -> bytes:
 def unseal(data: bytes) -> dict[str, Any]:
     """What was sealed; raises `Unsealed` where a single bit of it that means anything is another."""
     try:
-        table = json.loads(data)
-        if not isinstance(table, dict) or table.pop("checksum", None) != _checksum(table):
-            raise Unsealed("its checksum does not match")
-    except (ValueError, RecursionError) as error:
-        raise error if isinstance(error, Unsealed) else Unsealed(str(error)) from error
-    return table
+        table: dict[str, Any] = json.loads(data)
+        if table.pop("checksum") == _checksum(table):
+            return table
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise Unsealed(str(error)) from error
+    raise Unsealed("its checksum does not match")
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
-    """The table in a file; None where there is no such file, as in a directory of an earlier version."""
-    if not path.exists():
-        return None
+    """The table in a file; None where there is no such file."""
     try:
         return unseal(path.read_bytes())
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise StoreError(f"'{path}' cannot be read: {error.strerror}.") from error
     except Unsealed as error:

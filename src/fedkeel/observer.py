@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the command line's help does not wait for torch
     from fedkeel.config import Config
@@ -14,12 +14,6 @@ if TYPE_CHECKING:  # the command line's help does not wait for torch
     from fedkeel.core.messages import Broadcast, Update
 
 log = logging.getLogger("fedkeel")
-
-
-class Memory(Protocol):
-    """What each client keeps between rounds."""
-
-    def look(self, client: str) -> Any: ...
 
 
 @dataclass(frozen=True)
@@ -30,13 +24,13 @@ class Aggregated:
         sent: what the clients began with.
         updates: those that counted, in the clients' order.
         model: what became of them; where the round was evaluated, as it was tested.
-        memory: what each client keeps.
+        memory: what each client keeps: `memory.look(client)`.
     """
 
     sent: Broadcast
     updates: Sequence[Update]
     model: Broadcast
-    memory: Memory
+    memory: Any
 
 
 class Observer:

@@ -6,18 +6,18 @@ their options so, in the signature or the dataclass that takes them; here values
 
 import inspect
 import os
-import sys
 import types
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
+from math import inf, isfinite
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from fedkeel.errors import FedkeelError, nearest
 
 LONGEST = 60
+LARGEST = 2**1000  # of the whole numbers that are taken for a float
 KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
 
 
@@ -25,14 +25,14 @@ KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "
 class Range:
     """The limits of a number: `Range(0, 1)` has both ends in it, `Range(above=0, below=1)` neither.
 
-    >>> Range(above=0, most=1).wanted, Range(0, below=1).wanted
-    ('give a number above 0 and at most 1.', 'give a number from 0, below 1.')
+    >>> Range(above=0, most=1).wanted, Range(0, below=1).wanted, Range(1).wanted
+    ('give a number above 0 and at most 1.', 'give a number from 0, below 1.', 'give at least 1.')
     """
 
-    least: float = float("-inf")
-    most: float = float("inf")
-    above: float = float("-inf")
-    below: float = float("inf")
+    least: float = -inf
+    most: float = inf
+    above: float = -inf
+    below: float = inf
 
     def __contains__(self, value: float) -> bool:
         return self.least <= value <= self.most and self.above < value < self.below
@@ -40,18 +40,11 @@ class Range:
     @property
     def wanted(self) -> str:
         """The end of the sentence that refuses a number."""
-        given = {limit.name for limit in fields(self) if abs(getattr(self, limit.name)) != float("inf")}
-        words = {
-            ("least",): "give at least {least:g}.",
-            ("most",): "give at most {most:g}.",
-            ("above",): "give a number above {above:g}.",
-            ("below",): "give a number below {below:g}.",
-            ("least", "most"): "give a number from {least:g} to {most:g}.",
-            ("below", "least"): "give a number from {least:g}, below {below:g}.",
-            ("above", "most"): "give a number above {above:g} and at most {most:g}.",
-            ("above", "below"): "give a number above {above:g}, below {below:g}.",
-        }
-        return words[tuple(sorted(given))].format(**vars(self))
+        if not isfinite(self.most) and not isfinite(self.below):
+            return f"give at least {self.least:g}." if isfinite(self.least) else f"give a number above {self.above:g}."
+        start = f"from {self.least:g}" if isfinite(self.least) else f"above {self.above:g}"
+        end = f" to {self.most:g}" if isfinite(self.least) else f" and at most {self.most:g}"
+        return f"give a number {start}{end if isfinite(self.most) else f', below {self.below:g}'}."
 
 
 class Only:
@@ -66,71 +59,13 @@ class Only:
 
 @dataclass(frozen=True)
 class Needs:
-    """What an option has no effect without: a condition on the other options, and how the sentence that refuses it goes
-    on after its name."""
+    """What an option has no effect without: a condition on what a run comes to, and in words where it does not hold."""
 
     holds: Callable[[Any], object]
     otherwise: str
 
-
-# -- what an option has no effect without: of `Config`, see `fedkeel.engine.idle` for what a run comes to -----------
-LEAVE = "or leave it out."
-PRIVATE = Needs(
-    lambda run: run.dp != "none",
-    f"is of differential privacy, and there is none: give --dp central or --dp local, {LEAVE}",
-)
-CALIBRATED = Needs(
-    lambda run: run.evaluate_with in ("site", "all"),
-    f"is of a calibration, and there is none: give --evaluate-with site, {LEAVE}",
-)
-CHOSEN = Needs(
-    lambda run: run.result == "best-validation" or run.patience,
-    f"chooses a round, and none is chosen: give --result best-validation, {LEAVE}",
-)
-PATIENT = Needs(lambda run: run.patience, f"is what 'patience' asks for, and there is none: give --patience, {LEAVE}")
-RECORDED = Needs(lambda run: run.record, f"is of diagnostics, and none is recorded: give --record, {LEAVE}")
-BATCHES = Needs(lambda run: run.dp != "local", "is of whole batches, and with 'dp=local' there are none: leave it out.")
-HERE = Needs(lambda run: run.network is False, "is of one machine, and over a network there are many: leave it out.")
-IMAGES = Needs(HERE.holds, "is of what a model says of images, and these stay at the sites: leave it out.")
-TESTED = Needs(HERE.holds, "is of one machine, but sites are tested on what they hold out for it: leave it out.")
-COMPILED = Needs(
-    lambda run: HERE.holds(run) and BATCHES.holds(run),
-    "is of steps of whole batches on this machine, and there are none: leave it out.",
-)
-ON_RAY = Needs(
-    lambda run: run.executor == "ray", f"is of a Ray cluster, and this run is on none: give --executor ray, {LEAVE}"
-)
-REMOTE = Needs(
-    lambda run: run.network or run.executor == "ray",
-    f"is of sites over a network and of actors of Ray, and there are none: give --executor ray, {LEAVE}",
-)
-HELD = Needs(
-    lambda run: not REMOTE.holds(run), "is of memories on this machine, and these stay where clients run: leave it out."
-)
-CROWD = Needs(
-    lambda run: run.executor in ("processes", "cuda", "ray") or run.workers == 1,
-    "is of the executors 'processes', 'cuda' and 'ray', and this run has none of them, nor has one beside others, with "
-    f"--jobs: choose one with --executor, {LEAVE}",
-)
-SEVERAL = Needs(lambda run: not run.pooled, "is of several clients, and 'central' makes one of all: leave it out.")
-PERSONAL = Needs(
-    lambda run: run.personal or run.evaluate_with in ("site", "all"),
-    "is of clients with models of their own, and here all have one: leave it out.",
-)
-HALF = Needs(
-    lambda run: run.device != "cpu" or run.precision == "float32",
-    f"names what only a GPU computes in, and this run is on the CPU: give --device cuda, {LEAVE}",
-)
-
-
-def taken(name: str, by: str) -> Needs:
-    """Of what the local optimizer or the schedule may take."""
-    return Needs(lambda run: name in run.taken or not getattr(run, name), f"is of {by}, {LEAVE}")
-
-
-def outside(name: str) -> Needs:
-    """Of what the brackets of the data set may say as well."""
-    return Needs(lambda run: name not in run.inside, "is in the brackets of 'data', too: keep one of them.")
+    def refusal(self, name: str) -> str:
+        return f"'{name}' does nothing {self.otherwise}: change that, or leave it out."
 
 
 # -- the kinds of numbers --------------------------------------------------------------------------------------------
@@ -155,11 +90,8 @@ def checked(value: Any, hint: Any, subject: str) -> Any:
         if not isinstance(value, str) or value not in get_args(kind):
             raise FedkeelError(f"{subject} is {described(value)}: {nearest(str(value), get_args(kind))}")
         return value
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        try:
-            value = float(value)
-        except OverflowError:
-            raise FedkeelError(f"{subject} is a number beyond all measure: give a finite number.") from None
+    if kind is float and type(value) is int:
+        value = float(value) if abs(value) < LARGEST else inf
     if kind in KINDS and (not isinstance(value, kind) or (kind is int and isinstance(value, bool))):
         wanted = next((f": {limit.wanted}" for limit in limits if isinstance(limit, Range)), ".")
         raise FedkeelError(f"{subject} is {described(value)}, which is not {KINDS[kind]}{wanted}")
@@ -170,7 +102,7 @@ def checked(value: Any, hint: Any, subject: str) -> Any:
             raise FedkeelError(f"{subject} is {described(value)}: give {len(parts)} numbers in brackets.")
     if kind is str and any("\ud800" <= character <= "\udfff" for character in value):
         raise FedkeelError(f"{subject} is {value!r}, which is not valid Unicode: rename what it names.")
-    if kind is float and not value - value == 0:
+    if kind is float and not isfinite(value):
         raise FedkeelError(f"{subject} is {value}: give a finite number.")
     for limit in limits:
         if isinstance(limit, Range) and value not in limit:
@@ -183,13 +115,12 @@ def _one_of(value: Any, hints: tuple[Any, ...], subject: str) -> Any:
     if value is None and type(None) in hints:
         return None
     hints = tuple(hint for hint in hints if hint is not type(None))
-    if len(hints) == 1:
-        return checked(value, hints[0], subject)
     for hint in hints:
         try:
             return checked(value, hint, subject)
         except FedkeelError:
-            continue
+            if len(hints) == 1:
+                raise
     words = [word for hint in hints for word in get_args(hint) or ("true", "false") if hint is bool or get_args(hint)]
     raise FedkeelError(f"{subject} is {described(value)}: give {', '.join(words[:-1])} or {words[-1]}.")
 
@@ -205,15 +136,12 @@ def refuse_beside(hints: Mapping[str, Any], given: Collection[str], values: Mapp
 
 @lru_cache(maxsize=1024)
 def hints_of(build: Any) -> Mapping[str, Any]:
-    """The hint of every option that a function or a class takes, but for those that exist for type checkers alone."""
+    """The hint of every option that a function or a class takes; none where they name what only type checkers know."""
     takes = build if is_dataclass(build) or not inspect.isclass(build) else build.__init__
     try:
         hints = get_type_hints(takes, include_extras=True)
-    except NameError:  # of one option; the others are checked all the same
-        hints, names = {}, vars(sys.modules.get(build.__module__, types)) | getattr(takes, "__globals__", {})
-        for name, hint in takes.__annotations__.items():
-            with suppress(NameError):
-                hints |= get_type_hints(types.SimpleNamespace(__annotations__={name: hint}), names, None, True)
+    except NameError:
+        return {}
     return {name: hints[name] for name in inspect.signature(build).parameters if name in hints}
 
 
@@ -227,7 +155,7 @@ def idle(thing: Any, facts: Any, typed: Collection[str] = ()) -> dict[str, str]:
     """The options that are set and have no effect, each with the sentence that refuses it: what they need, declared in
     their fields' metadata, does not hold of `facts`. One that is at its default is not set, unless it was `typed`."""
     return {
-        entry.name: f"'{entry.name}' {needs.otherwise}"
+        entry.name: needs.refusal(entry.name)
         for entry in fields(thing)
         if (needs := entry.metadata.get("needs"))
         and (getattr(thing, entry.name) != entry.default or entry.name in typed)
@@ -243,11 +171,9 @@ def described(thing: Any) -> str:
     """
     if isinstance(thing, type):
         return f"the class {thing.__name__}"
-    plain = thing is None or isinstance(thing, bool | int | float | str | bytes | list | tuple | dict | set)
-    parts = thing if isinstance(thing, list | tuple | set) else ()
-    plain = plain and not any(is_dataclass(part) for part in parts)  # methods, say: their fields would be shown
-    text = repr(thing) if plain else ""
-    if plain and len(text) <= LONGEST and " object at 0x" not in text:
+    parts = thing if isinstance(thing, list | tuple | set) else [thing]
+    is_plain = all(part is None or isinstance(part, bool | int | float | str | bytes | dict) for part in parts)
+    if is_plain and len(text := repr(thing)) <= LONGEST and " object at 0x" not in text:
         return text
     kind = type(thing).__name__
     return f"{'an' if kind[0] in 'AEIOUaeiou' else 'a'} {kind}"

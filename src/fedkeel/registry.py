@@ -4,6 +4,7 @@ import importlib
 import inspect
 import logging
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
@@ -40,19 +41,16 @@ class Entry(Generic[T]):
 
     def options(self) -> dict[str, inspect.Parameter]:
         """The options that `build` takes, by name."""
-        signature = signature_of(self.build)
         kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        return {name: p for name, p in signature.parameters.items() if p.kind in kinds and name not in self.given}
-
-    def takes_any_option(self) -> bool:
-        parameters = signature_of(self.build).parameters.values()
-        return any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters)
+        takes = signature_of(self.build).parameters.items()
+        return {name: taken for name, taken in takes if taken.kind in kinds and name not in self.given}
 
     def check_options(self, kind: str, options: dict[str, Any]) -> dict[str, Any]:
         """The options as `build` wants them; one that it does not take, or not with this value, is refused."""
         valid, hints = self.options(), hints_of(self.build)
+        takes_any = any(p.kind is p.VAR_KEYWORD for p in signature_of(self.build).parameters.values())
         for name in options:
-            if name not in valid and not self.takes_any_option():
+            if name not in valid and not takes_any:
                 ending = nearest(name, valid) if valid else "it takes none."
                 raise FedkeelError(f"The {kind} '{self.name}' has no option '{name}': {ending}")
         taken = {
@@ -69,14 +67,8 @@ def first_sentence(text: str) -> str:
     >>> first_sentence("A sentence that is longer\\nthan a line. Another one.\\n\\nMore.")
     'A sentence that is longer than a line. Another one.'
     """
-    taken: list[str] = []
-    for line in (line.strip() for line in text.strip().splitlines()):
-        if not line:
-            break
-        taken.append(line)
-        if line.endswith((".", "!", "?")):
-            break
-    return " ".join(taken)
+    paragraph = text.strip().partition("\n\n")[0]
+    return " ".join(re.split(r"(?<=[.!?])\n", paragraph)[0].split())
 
 
 def discover(package: str) -> None:
@@ -159,10 +151,9 @@ class Registry(Generic[T]):
             try:
                 point.load()
             except (Exception, SystemExit) as error:  # one that is broken must not stop the rest
-                package = f"The package '{point.dist.name}'" if point.dist else "A package"
                 log.warning(
-                    f"{package} cannot add to the {self.group}, since its '{point.value}' fails with "
-                    f"{type(error).__name__} ({first_line(error)}): update or remove it."
+                    f"'{point.value}' of an installed package cannot add to the {self.group}, {type(error).__name__}: "
+                    f"{first_line(error)}; update or remove it."
                 )
 
     def __iter__(self) -> Iterator[Entry[T]]:

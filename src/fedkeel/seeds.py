@@ -60,21 +60,9 @@ class Stream:
 
 
 def sample(count: int, chosen: int, generator: torch.Generator) -> list[int]:
-    """`chosen` different numbers below `count`, in the time that `chosen` takes.
-
-    They are the first entries of `torch.randperm(count, generator=generator)`: its shuffle settles one place after
-    another, each with the next 32 bits of the generator, so the places after these need no drawing. Only the entries
-    that were moved are remembered.
-    """
-    pairs = torch.empty((chosen + 1) // 2, dtype=torch.int64).random_(-(2**63), None, generator=generator)
-    bits = [half for pair in pairs.tolist() for half in ((pair >> 32) & 0xFFFFFFFF, pair & 0xFFFFFFFF)]
-    moved: dict[int, int] = {}
-    result = []
-    for place in range(chosen):
-        other = place + bits[place] % (count - place)
-        result.append(moved.get(other, other))
-        moved[other] = moved.get(place, place)
-    return result
+    """`chosen` different numbers below `count`."""
+    numbers: list[int] = torch.randperm(count, generator=generator)[:chosen].tolist()
+    return numbers
 
 
 @contextmanager

@@ -36,25 +36,23 @@ def parse(text: str) -> Spec:
     >>> parse("folder(root=./images, size=64)")
     Spec(name='folder', options={'root': './images', 'size': 64})
     """
-    _refuse_no_text(text)
+    if not isinstance(text, str):
+        raise FedkeelError(
+            f"A name is {described(text)}, which is not text: write 'name(option=value)', and join names by '+'."
+        )
     text = text.strip()
     name, bracket, rest = text.partition("(")
     name = name.strip()
     if not _NAME.fullmatch(name):
         raise FedkeelError(f"'{text}' is not a name with options: write it like 'name' or 'name(option=value)'.")
-    if not bracket:
-        return Spec(name)
-    if not rest.endswith(")"):
+    if bracket and not rest.endswith(")"):
         raise FedkeelError(f"'{text}' lacks its closing bracket: write it like 'name(option=value)'.")
     options: dict[str, Any] = {}
-    for item in split(rest[:-1], ","):
-        if not item.strip():
-            continue
+    for item in filter(str.strip, split(rest[:-1], ",")):
         key, equals, value = item.partition("=")
-        key = key.strip()
-        if not equals or not key.replace("-", "_").isidentifier():
+        key = key.strip().replace("-", "_")
+        if not equals or not key.isidentifier():
             raise FedkeelError(f"'{item.strip()}' in '{text}' is not an option: write it like 'option=value'.")
-        key = key.replace("-", "_")
         if key in options:
             raise FedkeelError(f"'{text}' gives the option '{key}' twice: keep one.")
         options[key] = literal(value.strip())
@@ -67,19 +65,7 @@ def parse_sum(text: str) -> list[Spec]:
     >>> [str(s) for s in parse_sum("fedprox(mu=0.1)+greg")]
     ['fedprox(mu=0.1)', 'greg']
     """
-    _refuse_no_text(text)
-    parts = split(text, "+")
-    if any(not part.strip() for part in parts):
-        raise FedkeelError(f"'{text}' has an empty part: write names joined by '+', like 'fedprox+greg'.")
-    return [parse(part) for part in parts]
-
-
-def _refuse_no_text(given: Any) -> None:
-    if isinstance(given, str):
-        return
-    if isinstance(given, list | tuple):
-        raise FedkeelError(f"A name is {described(given)}, which is a list: join names by '+', like 'fedprox+gn'.")
-    raise FedkeelError(f"A name is {described(given)}, which is not text: write it like 'name(option=value)'.")
+    return [parse(part) for part in split(text, "+")] if isinstance(text, str) else [parse(text)]
 
 
 def split(text: str, separator: str) -> list[str]:
@@ -100,8 +86,7 @@ def split(text: str, separator: str) -> list[str]:
         elif character == separator and depth == 0:
             parts.append(text[start:position])
             start = position + 1
-    parts.append(text[start:])
-    return parts
+    return [*parts, text[start:]]
 
 
 def literal(text: str) -> Any:

@@ -61,7 +61,7 @@ class TestOptions:
         self, command: list[str], capsys: pytest.CaptureFixture[str]
     ) -> None:
         assert main([*command, "--dp-noise", "1.0"]) == 2
-        assert "'dp_noise' is of differential privacy" in capsys.readouterr().err
+        assert "'dp_noise' does nothing without --dp" in capsys.readouterr().err
 
     def test_flags_override_the_file(self, tmp_path: Path) -> None:
         file = tmp_path / "run.toml"

@@ -64,8 +64,8 @@ def test_a_table_is_of_the_metric_that_was_chosen_and_its_best_is_the_better_way
         (["compare", "fedavg", "--metric", "brier"], "'brier' is not measured unless it is asked for: add --metrics"),
         (["report", "RUNS", "--metric", "top"], "'top' was not measured: choose from"),
         (["run", "--select-by", "lost"], "There is no metric named 'lost'"),
-        (["run", "--select-by", "auc"], "'select_by' chooses a round, and none is chosen"),
-        (["run", "--min-delta", "0.1"], "'min_delta' is what 'patience' asks for"),
+        (["run", "--select-by", "auc"], "'select_by' does nothing without --result best-validation"),
+        (["run", "--min-delta", "0.1"], "'min_delta' does nothing without --patience"),
     ],
 )
 def test_what_was_not_measured_is_one_sentence(

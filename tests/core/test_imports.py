@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,10 +12,8 @@ import torch
 
 import fedkeel
 from fedkeel.cli import main
-from fedkeel.core import imports
 from fedkeel.errors import FedkeelError
 from fedkeel.experiments import jobs
-from fedkeel.files import seal, unseal
 from fedkeel.registry import REGISTRIES
 from fedkeel.runs.run import Run
 
@@ -56,7 +51,6 @@ def forget() -> None:
     for registry in REGISTRIES.values():
         for name in [name for name in registry._entries if name.startswith("own-")]:
             del registry._entries[name]
-    imports._imported.clear()
     for name in [name for name in sys.modules if name.startswith("own_")]:
         del sys.modules[name]
 
@@ -107,7 +101,7 @@ def test_what_a_file_registers_is_known_to_the_commands(code: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        ("import fedkeel\nfedkeel.simulat(\n", "own_bad.py, line 2: SyntaxError"),
+        ("import fedkeel\nfedkeel.simulat(\n", "'own_bad.py' cannot be imported, SyntaxError: "),
         ("x = 1\ny = x / 0\n", "own_bad.py, line 2: ZeroDivisionError: division by zero."),
         ("import not_there_at_all\n", "ModuleNotFoundError: No module named 'not_there_at_all'."),
         ("import sys\nsys.exit(3)\n", "line 2: SystemExit: 3."),
@@ -132,63 +126,17 @@ def test_a_file_that_fails_is_told_in_a_sentence(
     ("given", "wanted"),
     [
         ("lib/none.py", "none.py' is not a Python file that is there"),
-        ("lib", "'lib' cannot be imported: there is no such module; give a file"),
         ("lib/notes.ipynb", "is not a Python file"),
-        ("own/code", "'own/code' is neither a Python file nor the name of a module"),
-        ("", "'' is neither a Python file nor"),
+        ("own_module", "'own_module' is not a Python file that is there"),
+        ("lib/json.py", "there is a module 'json' already: rename the file"),
     ],
 )
 def test_what_cannot_be_imported_is_told(
     code: Path, capsys: pytest.CaptureFixture[str], given: str, wanted: str
 ) -> None:
     (code.parent / "notes.ipynb").write_text("{}")
-    if given == "lib":
-        shutil.rmtree(code.parent)
+    (code.parent / "json.py").write_text("")
     assert wanted in said(capsys, "list", "methods", "--import", given)
-
-
-def test_a_file_that_registers_nothing_is_remarked_upon(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (code.parent / "own_nothing.py").write_text("x = 1\n")
-    assert main(["list", "methods", "--import", "lib/own_nothing.py"]) == 0
-    assert "registers nothing: what it defines gets a name" in capsys.readouterr().err
-
-
-def test_a_module_is_imported_by_its_name_and_a_name_that_is_taken_harms_nobody(code: Path) -> None:
-    shutil.move(code, "own_module.py")
-    sys.path.insert(0, str(code.parent))
-    imports.load("own_module")
-    assert "own-method" in REGISTRIES["methods"]
-    forget()
-    taken = code.parent / "json.py"
-    taken.write_text(CODE.format(scale=1.0))
-    imports.load(str(taken))
-    assert "own-method" in REGISTRIES["methods"]
-    assert sys.modules["json"] is json
-
-
-def test_a_file_is_compiled_as_python_would(code: Path) -> None:
-    imports.load(str(code))
-    assert REGISTRIES["models"].entry("own-model").build.__annotations__ == {"num_classes": int, "in_channels": int}
-
-
-def test_an_edit_of_the_same_size_and_time_is_seen(code: Path) -> None:
-    imports.load(str(code))
-    before, text = code.stat(), code.read_text()
-    code.write_text(text.replace("1.0", "2.0"))
-    os.utime(code, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert code.stat().st_size == before.st_size
-    one = REGISTRIES["methods"].entry("own-method").build
-    imports.load(str(code))
-    assert REGISTRIES["methods"].entry("own-method").build is not one
-
-
-def test_an_edit_that_fails_leaves_what_was_imported_before(code: Path) -> None:
-    imports.load(str(code))
-    before = sys.modules["own_code"]
-    code.write_text("x = 1 / 0\n")
-    with pytest.raises(FedkeelError, match="ZeroDivisionError"):
-        imports.load(str(code))
-    assert sys.modules["own_code"] is before
 
 
 # -- a run remembers -------------------------------------------------------------------------------------------------
@@ -199,12 +147,11 @@ def test_a_run_keeps_a_copy_and_asks_for_the_file_each_time(code: Path, capsys: 
     stop(directory)
     forget()
     text = said(capsys, "resume", str(directory))
-    assert all(f"the {kind} 'own-{kind}'" in text for kind in ("method", "model", "metric"))
-    assert f"of '{code}': name the file with --import" in text
+    assert "uses a file 'own_code.py': name it with --import" in text
     assert main(["resume", str(directory), "--quiet", "--import", str(code)]) == 0
     assert fedkeel.load(directory).network is not None
     forget()
-    with pytest.raises(FedkeelError, match="name the file with --import"):
+    with pytest.raises(FedkeelError, match="name it with --import"):
         fedkeel.load(directory)
 
 
@@ -218,19 +165,8 @@ def test_code_that_has_changed_is_told(code: Path, capsys: pytest.CaptureFixture
     assert main([*named, "--quiet", "--changed-code"]) == 0
 
 
-def test_nonsense_in_what_is_remembered_is_told(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = run(code)
-    stored = unseal((directory / imports.FILE).read_bytes())
-    sound = stored["modules"][0]
-    for registers in ([1], [["methods", "method", ["x"]]], 3, [[["a"], "b", "c"]]):
-        stored["modules"] = [sound | {"registers": registers}]
-        (directory / imports.FILE).write_bytes(seal(stored))
-        assert "of another version of Fedkeel" in said(capsys, "export", str(directory), "--out", "m.pt2")
-
-
 def test_a_run_that_uses_nothing_of_it_keeps_nothing(code: Path) -> None:
     assert main(["run", "--import", str(code), "--model=simple_cnn(width=2)", *SHORT, "--out", "r"]) == 0
-    assert not Path("r/imports.json").exists()
     assert not Path("r/code").exists()
 
 
@@ -240,7 +176,7 @@ def test_showing_a_run_needs_none_of_its_code(code: Path) -> None:
     code.unlink()
     assert main(["show", str(directory)]) == 0
     assert main(["report", str(directory), "-o", "page.html"]) == 0
-    assert f"--import {code}" in Path("page.html").read_text()  # what would repeat it
+    assert "--import own_code.py" in Path("page.html").read_text()  # what would repeat it
     assert "own-method" not in REGISTRIES["methods"]
 
 
@@ -257,43 +193,18 @@ def test_a_metric_s_code_counts_too(code: Path, capsys: pytest.CaptureFixture[st
     assert "The code of the metric 'own-metric' is not what" in text
 
 
-@pytest.mark.usefixtures("code")
-def test_what_was_typed_into_a_notebook_is_asked_for_as_a_file(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", "", raising=False)
-    exec(CODE.format(scale=1.0).replace("from own_helper import factor", "factor = float"), {"__name__": "__main__"})
-    fedkeel.simulate(method="own-method", model="own-model", rounds=1, subsample=10, device="cpu", directory="r")
-    assert not Path("r/code").exists()
-    forget()
-    text = said(capsys, "export", "r", "--out", "m.pt2")
-    assert "was typed into a notebook (put it into a file): name the file with --import" in text
-
-
-def test_damage_to_what_is_remembered_is_told(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    directory = run(code)
-    forget()
-    (directory / imports.FILE).write_bytes(seal({"modules": [{"strange": 1}]}))
-    assert "of another version of Fedkeel" in said(capsys, "export", str(directory), "--out", "m.pt2")
-    (directory / imports.FILE).write_text("{}")
-    assert "is damaged" in said(capsys, "export", str(directory), "--out", "m.pt2")
-
-
 @pytest.mark.slow
 def test_opening_a_stranger_s_run_directory_runs_no_code(code: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory, mark = run(code), code.parent / "mark"
     forget()
     evil = directory / "code" / "own_code.py"
     marked(evil, mark)
-    stored = unseal((directory / imports.FILE).read_bytes())
-    stored["modules"][0] |= {"file": str(evil)}
-    (directory / imports.FILE).write_bytes(seal(stored))
     for use in (
         ["predict", str(directory), "x.png"],
         ["export", str(directory), "--out", "m.onnx"],
         ["analyse", "label-distribution", str(directory)],
     ):
-        assert "name the file with --import" in said(capsys, *use)
+        assert "name it with --import" in said(capsys, *use)
     assert not mark.exists()
 
 
@@ -350,7 +261,7 @@ def test_what_no_process_can_import_is_refused_before_anything_trains(
         "device": "cpu",
     }
     try:
-        with pytest.raises(FedkeelError, match="The method 'own-typed' was typed into a notebook or a shell"):
+        with pytest.raises(FedkeelError, match="'own-typed' was typed into a notebook or a shell"):
             fedkeel.compare(["fedavg", "own-typed"], directory=tmp_path, **options)
         with pytest.raises(FedkeelError, match="The method is an object, which processes that share a GPU cannot"):
             fedkeel.compare(["fedavg", made["Typed"]()], directory=tmp_path, **options)

@@ -152,7 +152,7 @@ class OwnForward(Named):
         ([MakesWeights("a"), ReplacesWeights("b")], "write 'b' before 'a'"),
         ([ReplacesWeights("a"), ReplacesWeights("b")], "keep one of them"),
         ([ReplacesWeights("a"), MakesWeights("c"), ReplacesWeights("b")], "'b' would discard what 'c' made"),
-        ([OwnForward("a"), OwnForward("b")], "both replace the forward pass"),
+        ([OwnForward("a"), OwnForward("b")], "both make the forward pass"),
         ([ReplacesShares("a"), ReplacesShares("b")], "both make the clients' shares"),
         ([ReplacesShares("a"), DiscardsShares("b")], "'b' would discard what 'a' made"),
         ([Named("local")], "cannot be called 'local'"),

@@ -91,7 +91,7 @@ def test_sites_that_have_gone_cost_the_tables_and_not_the_run(tmp_path: Path) ->
 def test_an_option_without_effect_at_sites_is_refused_before_any_is_waited_for(
     tmp_path: Path, option: dict[str, Any]
 ) -> None:
-    with pytest.raises(FedkeelError, match=f"'{next(iter(option))}' is of .*leave it out"):
+    with pytest.raises(FedkeelError, match=f"'{next(iter(option))}' does nothing .*leave it out"):
         over_network(tmp_path / "r", **option)
 
 

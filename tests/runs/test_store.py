@@ -286,7 +286,7 @@ def test_a_forked_worker_does_not_hold_the_directory(tmp_path: Path) -> None:
 
 def test_a_path_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StoreError, match="cannot be written, a file is in its way: choose another") as caught:
+    with pytest.raises(StoreError, match=r"cannot be written: .*choose another") as caught:
         tiny.run(tmp_path / "file" / "run")
     assert "\n" not in str(caught.value)
 
@@ -362,6 +362,6 @@ def test_what_clients_keep_is_stored_inside_of_the_run_whatever_they_are_called(
     }
     assert len(list(folder.iterdir())) == len(names)
     for i, name in enumerate(names):
-        path = naming.find(folder, name, ".safetensors")
+        path = folder / f"{naming.file_name(name)}.safetensors"
         assert path is not None
         assert safetensors.torch.load_file(path)["w"].tolist() == [i]

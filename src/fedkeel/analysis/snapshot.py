@@ -297,7 +297,7 @@ def _checkpoints(run: Run) -> Iterator[tuple[int, Tensors, Lookup]]:
 
 def _personal(run: Run) -> Lookup:
     def look(client: str) -> Tensors:
-        file = naming.find(run.directory / "personal", client, ".safetensors")
-        return run.tensors(f"personal/{file.name}") if file else {}
+        file = f"personal/{naming.file_name(client)}.safetensors"
+        return run.tensors(file) if (run.directory / file).is_file() else {}
 
     return look

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,12 +13,10 @@ from fedkeel.config import from_one
 from fedkeel.core.messages import BadMessage, Broadcast, Update, shown, whole_number
 from fedkeel.core.state import is_continuous, is_variance
 
-_MAX_SAMPLES = 2**40
-_MAX_COUNT = 2**40
+_MOST = 2**40  # samples, or steps of a counter
 _LARGEST = 1e15  # a sum of squares of such numbers is still finite in float32
 _MOST_ROWS = 2**14  # of a tensor whose size the server cannot know beforehand
 _MOST_METRICS = 100
-_LONGEST_NAME = 200  # of a metric
 
 
 @dataclass(frozen=True)
@@ -62,14 +60,17 @@ def check(update: Update, broadcast: Broadcast) -> None:
     check_samples(update.samples)
     _check_like("weight", update.weights, broadcast.weights)
     _check_like("statistic", update.statistics, broadcast.statistics)
-    for group in (update.weights, update.statistics, update.extras):
+    for group in update.groups.values():
         check_finite(group)
-    _check_values(update.statistics)
+    variances = {name: t for name, t in update.statistics.items() if is_variance(name)}
+    if name := _first(variances, lambda t: (t < 0).any()):
+        raise BadMessage(f"the variance '{name}' is negative")
+    counters = {name: t for name, t in update.statistics.items() if not is_continuous(t)}
+    if name := _first(counters, lambda t: ((t < 0) | (t > _MOST)).any()):
+        raise BadMessage(f"the counter '{name}' is {shown(counters[name].tolist())}")
     if len(update.metrics) > _MOST_METRICS:
         raise BadMessage(f"it has {len(update.metrics)} metrics")
     for name, value in update.metrics.items():
-        if not 0 < len(name) <= _LONGEST_NAME or not name.isprintable():
-            raise BadMessage("a metric of it has no name that can be shown")
         if not isinstance(value, (int, float)) or not abs(value) <= _LARGEST:  # nor is what is not a number
             raise BadMessage(f"its metric '{name}' is {shown(value)}")
 
@@ -82,25 +83,8 @@ def check_broadcast(broadcast: Broadcast, weights: Mapping[str, Tensor], statist
     check_finite(broadcast.statistics)
 
 
-def _check_values(statistics: Mapping[str, Tensor]) -> None:
-    """No negative variance; counters that can count on. All are looked at in one go: a GPU is waited for once."""
-    variances = {name: t for name, t in statistics.items() if is_variance(name) and t.numel()}
-    counters = {name: t.long() for name, t in statistics.items() if not is_continuous(t) and t.numel()}
-    bounds = [t.min() for t in variances.values()] + [bound for t in counters.values() for bound in t.aminmax()]
-    if not bounds:
-        return
-    numbers = torch.stack([bound.double() for bound in bounds]).tolist()
-    for name, smallest in zip(variances, numbers, strict=False):
-        if smallest < 0:
-            raise BadMessage(f"the variance '{name}' is negative")
-    ranges = zip(numbers[len(variances) :: 2], numbers[len(variances) + 1 :: 2], strict=True)
-    for name, (least, most) in zip(counters, ranges, strict=True):
-        if least < 0 or most > _MAX_COUNT:
-            raise BadMessage(f"the counter '{name}' is {least if least < 0 else most:g}")
-
-
 def check_samples(samples: object) -> None:
-    if not 0 < whole_number(samples, "number of samples") < _MAX_SAMPLES:
+    if not 0 < whole_number(samples, "number of samples") < _MOST:
         raise BadMessage(f"its number of samples is {shown(samples)}")
 
 
@@ -110,27 +94,21 @@ def check_expected(tensors: Mapping[str, Tensor], expected: Mapping[str, Expecte
     That they are finite is known by then: `check_finite`.
     """
     _check_names("extra", tensors, expected)
-    sizes: dict[str, int] = {}
+    sizes: dict[int | str, int] = {}  # of the words in the shapes
     for name, wanted in expected.items():
         tensor = tensors[name]
-        sizes_here = zip(wanted.shape, tensor.shape, strict=False)  # a wrong number of them is found below
-        shape = tuple(sizes.setdefault(size, given) if isinstance(size, str) else size for size, given in sizes_here)
-        if tensor.ndim != len(wanted.shape) or tuple(tensor.shape) != shape:
-            text = ", ".join(str(sizes.get(str(size), size)) for size in wanted.shape)
-            raise BadMessage(f"the extra '{name}' has shape {tuple(tensor.shape)}, not ({text})")
-        if tensor.dtype != wanted.dtype:
-            raise BadMessage(f"the extra '{name}' has dtype {tensor.dtype}, not {wanted.dtype}")
-    for size in sizes.values():
-        if size > _MOST_ROWS:
-            raise BadMessage(f"its extras have {size} rows, more than {_MOST_ROWS}")
-    for name, wanted in expected.items():
-        tensor = tensors[name]
+        for size, given in zip(wanted.shape, tensor.shape, strict=False):
+            sizes.setdefault(size, given if isinstance(size, str) else size)
+        _check_form("extra", name, tensor, tuple(sizes.get(size, size) for size in wanted.shape), wanted.dtype)
         if not tensor.numel():
             continue
         if wanted.least is not None and bool(tensor.min() < wanted.least):
             raise BadMessage(f"the extra '{name}' holds {tensor.min().item():g}, below {wanted.least:g}")
         if wanted.most is not None and bool(tensor.max() > wanted.most):
             raise BadMessage(f"the extra '{name}' holds {tensor.max().item():g}, above {wanted.most:g}")
+    for size, rows in sizes.items():
+        if isinstance(size, str) and rows > _MOST_ROWS:
+            raise BadMessage(f"its extras have {rows} rows, more than {_MOST_ROWS}")
 
 
 def _check_names(kind: str, given: Mapping[str, Tensor], expected: Mapping[str, object]) -> None:
@@ -139,14 +117,17 @@ def _check_names(kind: str, given: Mapping[str, Tensor], expected: Mapping[str, 
         raise BadMessage(f"its {kind}s do not match: missing {missing[:3]}, not expected {surplus[:3]}")
 
 
+def _check_form(kind: str, name: str, given: Tensor, shape: tuple[int | str, ...], dtype: torch.dtype) -> None:
+    if tuple(given.shape) != shape:
+        raise BadMessage(f"the {kind} '{name}' has shape {tuple(given.shape)}, not {shape}")
+    if given.dtype != dtype:
+        raise BadMessage(f"the {kind} '{name}' has dtype {given.dtype}, not {dtype}")
+
+
 def _check_like(kind: str, given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
     _check_names(kind, given, expected)
     for name, tensor in given.items():
-        like = expected[name]
-        if tensor.shape != like.shape:
-            raise BadMessage(f"the {kind} '{name}' has shape {tuple(tensor.shape)}, not {tuple(like.shape)}")
-        if tensor.dtype != like.dtype:
-            raise BadMessage(f"the {kind} '{name}' has dtype {tensor.dtype}, not {like.dtype}")
+        _check_form(kind, name, tensor, tuple(expected[name].shape), expected[name].dtype)
 
 
 def size(tensors: Mapping[Any, Tensor]) -> Tensor:
@@ -154,20 +135,22 @@ def size(tensors: Mapping[Any, Tensor]) -> Tensor:
     floating = [tensor for tensor in tensors.values() if tensor.dtype.is_floating_point and tensor.numel()]
     if not floating:
         return torch.zeros(())
-    norms = torch._foreach_norm(floating)
-    if len({norm.dtype for norm in norms}) > 1:
-        norms = tuple(norm.double() for norm in norms)
-    return torch.stack(norms).double().sum()
+    return torch.stack([norm.double() for norm in torch._foreach_norm(floating)]).sum()
 
 
 def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    floating = {name: t for name, t in tensors.items() if is_continuous(t) and t.numel()}
     # Only if their norms together are suspicious is each tensor looked at by itself, which also finds the name.
-    if not floating or bool(size(floating) < _LARGEST):
+    if bool(size(tensors) < _LARGEST):
         return
-    for name, tensor in floating.items():
-        if not bool(torch.isfinite(tensor).all()):
-            raise BadMessage(f"'{name}' holds a value that is not finite")
-        # Finite, but the mean of all clients, or its square, would not be.
-        if bool(tensor.abs().max() > _LARGEST):
-            raise BadMessage(f"'{name}' holds {tensor.abs().max().item():g}, which is beyond use")
+    floating = {name: tensor for name, tensor in tensors.items() if is_continuous(tensor)}
+    if name := _first(floating, lambda t: ~torch.isfinite(t).all()):
+        raise BadMessage(f"'{name}' holds a value that is not finite")
+    # Finite, but the mean of all clients, or its square, would not be.
+    if name := _first(floating, lambda t: (t.abs() > _LARGEST).any()):
+        raise BadMessage(f"'{name}' holds {floating[name].abs().max().item():g}, which is beyond use")
+
+
+def _first(tensors: Mapping[str, Tensor], is_bad: Callable[[Tensor], Tensor]) -> str:
+    """The name of the first of these that is bad, or none. All are looked at in one go: a GPU is waited for once."""
+    found = torch.stack([is_bad(tensor) for tensor in tensors.values()]).tolist() if tensors else []
+    return next((name for name, bad in zip(tensors, found, strict=True) if bad), "")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -17,8 +16,18 @@ from fedkeel.core.state import Tensors, batch_norms, prefixed, select
 from fedkeel.core.types import Classifier, Output
 from fedkeel.errors import MethodError, nearest
 
-T = TypeVar("T")
 RESERVED = ("local", "question")  # what the engine itself calls its share of a client's memory and of the extras
+STEP = ("inputs", "forward", "loss", "gradients")  # the hooks of a local step
+# What only one of two parts can make, if the later one starts from anew.
+MADE = {
+    "shares": "the clients' shares",
+    "weights": "the global weights",
+    "statistics": "the global statistics",
+    "gradients": "the gradients",
+    "forward": "the forward pass",
+}
+# The hooks that are about what travels.
+SHARING = ("start", "loss", "weights", "statistics", "extras", "finish", "before_training", "before_evaluation")
 
 
 class Composition(Method):
@@ -30,11 +39,8 @@ class Composition(Method):
             part.name = part.name or type(part).__name__.lower()  # its memory and extras go by its name
         self.name = "+".join(part.name for part in self.parts)
         self._keepers: set[str] = set()  # parts that keep a learnable tensor on the client: seen when they are prepared
+        self._acting = {hook: [part for part in self.parts if part.overrides(hook)] for hook in STEP}
         self._refuse_contradictions()
-        self._acting = {
-            hook: [part for part in self.parts if part.overrides(hook)]
-            for hook in ("inputs", "forward", "loss", "gradients")
-        }
 
     @staticmethod
     def of(method: Method) -> Composition:
@@ -68,15 +74,14 @@ class Composition(Method):
 
     def is_stranger(self, local: Tensors) -> bool:
         """Whether a client that keeps these layers has none, and is tested by batch for it; see `methods.fedbn`."""
-        rules = [getattr(part, "unseen", None) for part in self._personal]
-        return "batch" in rules and not local
+        return not local and any(getattr(part, "unseen", None) == "batch" for part in self._personal)
 
     @property
     def uncapturable(self) -> list[str]:
         """Parts whose steps cannot be captured in a CUDA graph."""
-        acting = {part.name: part for parts in self._acting.values() for part in parts}
-        return [name for name, part in acting.items() if not part.traits.capturable]
+        return [part.name for part in self.parts if not part.traits.capturable and any(map(part.overrides, STEP))]
 
+    # -- what cannot be --------------------------------------------------------------------------------------
     def _refuse_contradictions(self) -> None:
         names = [part.name for part in self.parts]
         for name in names:
@@ -84,25 +89,18 @@ class Composition(Method):
                 raise MethodError(f"A method cannot be called '{name}', which the engine uses: give it another name.")
             if names.count(name) > 1:
                 raise MethodError(f"'{self.name}' names '{name}' twice: keep one.")
-        for rule in ("shares", "weights", "statistics", "gradients", "forward"):
-            overriding = [] if rule == "shares" else [part for part in self.parts if part.overrides(rule)]
-            acting = [part for part in self.parts if part in overriding or rule in part.traits.replaces]
+        for what, made in MADE.items():
+            overriding = [] if what == "shares" else [part for part in self.parts if part.overrides(what)]
+            acting = [part for part in self.parts if part in overriding or what in part.traits.replaces]
             for earlier, later in itertools.pairwise(acting):
-                if rule == "forward":
-                    raise MethodError(
-                        f"'{earlier.name}' and '{later.name}' both replace the forward pass and cannot be combined: "
-                        "keep one of them."
-                    )
-                if rule in later.traits.replaces:
+                if what == "forward" or what in later.traits.replaces:
                     # Of two that act on batch norm, the other order fails too: one takes it from the other.
                     both = earlier.traits.needs_batch_norm and later.traits.needs_batch_norm
-                    keep_one = both or rule in earlier.traits.replaces
+                    keep_one = both or what == "forward" or what in earlier.traits.replaces
                     advice = "keep one of them." if keep_one else f"write '{later.name}' before '{earlier.name}'."
-                    others = {"gradients": "change the gradients", "shares": "make the clients' shares"}
-                    made = others.get(rule, f"make the global {rule}")
                     raise MethodError(
-                        f"'{earlier.name}' and '{later.name}' both {made}, and '{later.name}' would "
-                        f"discard what '{earlier.name}' made: {advice}"
+                        f"'{earlier.name}' and '{later.name}' both make {made}, and '{later.name}' would discard what "
+                        f"'{earlier.name}' made: {advice}"
                     )
         self._refuse_pooled()
 
@@ -113,43 +111,6 @@ class Composition(Method):
                 f"'{self._personal[0].name}' could keep on each: use one of them alone."
             )
 
-    def _refuse_nothing_shared(self, entries: Collection[str]) -> None:
-        alone = next((part for part in self.parts if {*entries} <= {*part.kept}), None)
-        hooks = ("start", "loss", "weights", "statistics", "extras", "finish", "before_training", "before_evaluation")
-        for part in self.parts:
-            if alone is not None and part is not alone and any(part.overrides(hook) for hook in hooks):
-                raise MethodError(
-                    f"Nothing travels in '{alone.name}', so '{part.name}' has nothing to act on: use one of them alone."
-                )
-
-    # -- hooks -----------------------------------------------------------------------------------------------
-    def prepare(self, model: Classifier) -> None:
-        def keeps_layers(part: Method) -> bool:
-            return not {"norms", "head"} & {*part.traits.replaces}
-
-        afterwards: list[tuple[Method, Callable[[], object]]] = []
-        for part in sorted(self.parts, key=keeps_layers):
-            self._refuse_without_batch_norm(part, model)
-            if then := part.prepare(model):
-                afterwards.append((part, then))
-        for part, then in afterwards:
-            self._refuse_without_batch_norm(part, model)
-            then()
-        for part in self.parts:
-            if not part.overrides("prepare") or part.traits.personal:
-                self._refuse_without_batch_norm(part, model)
-        self._see_what_stays(model)
-
-    def _see_what_stays(self, model: nn.Module) -> None:
-        entries, learnable = model.state_dict(), dict(model.named_parameters(remove_duplicate=False))
-        for part in self.parts:
-            for name in (name for name in part.kept if name not in entries):
-                near = nearest(name, entries, "give names as in its state_dict().")
-                raise MethodError(f"'{part.name}' keeps '{name}', which the model does not have: {near}")
-        self._keepers = {part.name for part in self.parts if learnable.keys() & {*part.kept}}
-        self._refuse_pooled()
-        self._refuse_nothing_shared(entries)
-
     def _refuse_without_batch_norm(self, part: Method, model: nn.Module) -> None:
         if part.traits.needs_batch_norm and not batch_norms(model):
             others = [other.name for other in self.parts if other is not part and other.overrides("prepare")]
@@ -159,12 +120,40 @@ class Composition(Method):
                 f"choose a model with batch norm, or leave '{part.name}' out."
             )
 
+    def _see_what_stays(self, model: nn.Module) -> None:
+        entries, learnable = model.state_dict(), dict(model.named_parameters(remove_duplicate=False))
+        for part in self.parts:
+            for name in (name for name in part.kept if name not in entries):
+                near = nearest(name, entries, "give names as in its state_dict().")
+                raise MethodError(f"'{part.name}' keeps '{name}', which the model does not have: {near}")
+            others = [other for other in self.parts if other is not part and any(map(other.overrides, SHARING))]
+            if others and entries.keys() <= {*part.kept}:
+                raise MethodError(
+                    f"Nothing travels in '{part.name}', so '{others[0].name}' has nothing to act on: use one of them "
+                    "alone."
+                )
+        self._keepers = {part.name for part in self.parts if learnable.keys() & {*part.kept}}
+        self._refuse_pooled()
+
+    # -- hooks -----------------------------------------------------------------------------------------------
+    def overrides(self, hook: str) -> bool:
+        return any(part.overrides(hook) for part in self.parts)
+
+    def prepare(self, model: Classifier) -> None:
+        prepared: list[tuple[Method, Callable[[], object] | None]] = []
+        for part in sorted(self.parts, key=lambda part: not {"norms", "head"} & {*part.traits.replaces}):
+            self._refuse_without_batch_norm(part, model)
+            prepared.append((part, part.prepare(model)))
+        for part, then in prepared:
+            if then or part.traits.personal or not part.overrides("prepare"):  # acts on what all have left
+                self._refuse_without_batch_norm(part, model)
+            if then:
+                then()
+        self._see_what_stays(model)
+
     @property
     def kept(self) -> Collection[str]:  # type: ignore[override]
         return {name for part in self.parts for name in part.kept}
-
-    def before_training(self, server: Server) -> None:
-        self._on_server(server, lambda part, view: part.before_training(view))
 
     def start(self, client: LocalClient) -> None:
         client.views = {part.name: client.scoped(part.name) for part in self.parts}
@@ -197,7 +186,7 @@ class Composition(Method):
         for part in self.parts:
             view = client.views[part.name]
             extras |= prefixed(part.finish(view), part.name)
-            self._keep(client, part, view)
+            _keep(client, part, view)
         return extras
 
     def answer(self, client: LocalClient, question: str, tensors: Tensors) -> Tensors:
@@ -206,16 +195,19 @@ class Composition(Method):
             raise MethodError(f"'{self.name}' was asked '{question}', which none of its parts knows.")
         view = client.scoped(part.name)
         reply = part.answer(view, rest, tensors)
-        self._keep(client, part, view)
+        _keep(client, part, view)
         return reply
+
+    def _asked(self, question: str) -> tuple[Method | None, str]:
+        name, _, rest = question.partition("/")
+        return next((part for part in self.parts if part.name == name), None), rest
 
     def check_extras(self, server: Server, extras: Tensors) -> None:
         """Raise `BadMessage` unless these extras of an update are what the parts expect."""
-        for name in extras:
-            if name.partition("/")[0] not in {part.name for part in self.parts} or "/" not in name:
-                raise BadMessage(f"its extras do not match: missing [], not expected {[name]}")
-        # A part that sends nothing expects nothing.
-        for part in (part for part in self.parts if extras or part.overrides("finish") or part.overrides("expects")):
+        names = tuple(f"{part.name}/" for part in self.parts)
+        if strange := [name for name in extras if not name.startswith(names)]:
+            raise BadMessage(f"its extras do not match: missing [], not expected {strange[:3]}")
+        for part in self.parts:
             if (expected := part.expects(server.scoped(part.name))) is not None:
                 check_expected(select(extras, part.name), expected)
 
@@ -226,9 +218,19 @@ class Composition(Method):
         if part is not None and (expected := part.expects(server.scoped(part.name), rest)) is not None:
             check_expected(tensors, expected)
 
-    def _asked(self, question: str) -> tuple[Method | None, str]:
-        name, _, rest = question.partition("/")
-        return next((part for part in self.parts if part.name == name), None), rest
+    def before_training(self, server: Server) -> None:
+        self._on_server(server, "before_training")
+
+    def before_evaluation(self, server: Server) -> None:
+        self._on_server(server, "before_evaluation")
+
+    def _on_server(self, server: Server, hook: str) -> None:
+        for part in self.parts:
+            view = server.scoped(part.name)
+            getattr(part, hook)(view)
+            server.weights, server.statistics, server.shares = view.weights, view.statistics, view.shares
+            server.extras = _without(server.extras, part.name) | prefixed(view.extras, part.name)
+            _keep(server, part, view)
 
     def weights(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         return self._in_turn("weights", server, updates, mean)
@@ -236,13 +238,13 @@ class Composition(Method):
     def statistics(self, server: Server, updates: Sequence[Update], mean: Tensors) -> Tensors:
         return self._in_turn("statistics", server, updates, mean)
 
-    def _in_turn(self, rule: str, server: Server, updates: Sequence[Update], made: T) -> T:
+    def _in_turn(self, rule: str, server: Server, updates: Sequence[Update], made: Tensors) -> Tensors:
         """Each part makes its own of what the parts before it made."""
         for part in self.parts:
             if part.overrides(rule):
                 view = server.scoped(part.name)
                 made = getattr(part, rule)(view, scoped_updates(updates, part.name), made)
-                self._keep(server, part, view)
+                _keep(server, part, view)
         return made
 
     def extras(self, server: Server, updates: Sequence[Update]) -> Tensors:
@@ -251,27 +253,13 @@ class Composition(Method):
             view = server.scoped(part.name)
             seen = scoped_updates(updates, part.name) if part.overrides("extras") else ()
             result |= prefixed(part.extras(view, seen), part.name)
-            self._keep(server, part, view)
+            _keep(server, part, view)
         return result
 
-    def before_evaluation(self, server: Server) -> None:
-        self._on_server(server, lambda part, view: part.before_evaluation(view))
 
-    def overrides(self, hook: str) -> bool:
-        return any(part.overrides(hook) for part in self.parts)
-
-    # -- each part its own memory ----------------------------------------------------------------------------
-    def _on_server(self, server: Server, act: Callable[[Method, Server], None]) -> None:
-        for part in self.parts:
-            view = server.scoped(part.name)
-            act(part, view)
-            server.weights, server.statistics, server.shares = view.weights, view.statistics, view.shares
-            server.extras = _without(server.extras, part.name) | prefixed(view.extras, part.name)
-            self._keep(server, part, view)
-
-    @staticmethod
-    def _keep(party: LocalClient | Server, part: Method, view: Any) -> None:
-        party.memory = _without(party.memory, part.name) | prefixed(view.memory, part.name)
+def _keep(party: LocalClient | Server, part: Method, view: LocalClient | Server) -> None:
+    """What the part has put into its own memory."""
+    party.memory = _without(party.memory, part.name) | prefixed(view.memory, part.name)
 
 
 def _without(tensors: Tensors, part: str) -> Tensors:

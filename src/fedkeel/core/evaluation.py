@@ -1,7 +1,7 @@
 """What an evaluation on one client says, and the averages over clients, domains and samples."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -100,30 +100,22 @@ def summarise(evaluations: Iterable[Evaluation], unseen: Iterable[str] = ()) -> 
     by_domain: dict[str, list[Evaluation]] = {}
     for evaluation in evaluations:
         by_domain.setdefault(evaluation.domain, []).append(evaluation)
-    domains = {name: sum(e.accuracy for e in group) / len(group) for name, group in by_domain.items()}
-    seen = [name for name in domains if name not in held_out] or list(domains)
+    seen = [name for name in by_domain if name not in held_out] or list(by_domain)
     counted = [evaluation for name in seen for evaluation in by_domain[name]]
-    total = sum(evaluation.samples for evaluation in counted)
-    held = [domains[name] for name in domains if name in held_out]
+
+    def averages(number: Callable[[Evaluation], float]) -> dict[str, Any]:
+        domains = {name: known_mean([number(e) for e in group]) for name, group in by_domain.items()}
+        held = [domains[name] for name in domains if name in held_out]
+        average = known_mean([domains[name] for name in seen])
+        return {"domains": domains, "average": average, "unseen": known_mean(held) if held else None}
+
     return Scores(
-        domains=domains,
-        average=sum(domains[name] for name in seen) / len(seen),
-        samples=sum(evaluation.correct for evaluation in counted) / total,
-        unseen=sum(held) / len(held) if held else None,
+        **averages(lambda e: e.accuracy),
+        samples=sum(evaluation.correct for evaluation in counted) / sum(evaluation.samples for evaluation in counted),
         loss=_mean_loss(counted),
-        metrics={name: _averages(name, by_domain, seen) for name in counted[0].metrics},
+        metrics={name: averages(lambda e, name=name: e.metrics[name]) for name in counted[0].metrics},  # type: ignore[misc]
         diverged=diverged_domains(counted),
     )
-
-
-def _averages(name: str, by_domain: Mapping[str, Sequence[Evaluation]], seen: Sequence[str]) -> dict[str, Any]:
-    domains = {domain: known_mean([e.metrics[name] for e in group]) for domain, group in by_domain.items()}
-    held = [domains[domain] for domain in domains if domain not in seen]
-    return {
-        "domains": domains,
-        "average": known_mean([domains[domain] for domain in seen]),
-        "unseen": known_mean(held) if held else None,
-    }
 
 
 def known_mean(values: Sequence[float]) -> float:

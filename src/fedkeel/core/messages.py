@@ -43,11 +43,8 @@ class BadMessage(ValueError):
 
 @contextmanager
 def reading(what: str = "it cannot be read") -> Iterator[None]:
-    """Whatever goes wrong in here is the message's fault, never the reader's.
-
-    The one place that says so: nobody can list what the bytes of a stranger make libraries raise (numbers too large
-    for a float, tables too deep, kinds of numbers that torch cannot sort, names that are no text).
-    """
+    """Whatever goes wrong in here is the message's fault, never the reader's: nobody can list what the bytes of a
+    stranger make libraries raise."""
     try:
         yield
     except BadMessage:
@@ -102,10 +99,8 @@ class Broadcast(Message):
     extras: Tensors = field(default_factory=dict)
 
     def to(self, device: torch.device | str) -> Broadcast:
-        """This one, if it is there."""
-        moved = {name: to_device(group, device) for name, group in self.groups.items()}
-        is_there = all(moved[name][key] is t for name, group in self.groups.items() for key, t in group.items())
-        return self if is_there else Broadcast.of(self.header, moved)
+        """This one, on that device."""
+        return Broadcast.of(self.header, {name: to_device(group, device) for name, group in self.groups.items()})
 
 
 @dataclass(frozen=True)
@@ -229,11 +224,9 @@ def whole_number(value: object, what: str) -> int:
 
 
 def shown(value: object) -> str:
-    """What was given, where that is short enough to be told."""
-    if isinstance(value, (list, tuple, dict)) and len(value) > 9:
-        return f"{len(value):,} entries"
+    """What was given, or how it begins."""
     text = repr(value)
-    return text if len(text) <= 60 else f"{text[:50]}... ({len(text):,} characters)"
+    return text if len(text) <= 60 else f"{text[:50]}..."
 
 
 def scoped_updates(updates: Sequence[Update], part: str) -> list[Update]:

@@ -4,7 +4,7 @@ Every hook has a default that does nothing, so FedAvg is the empty method.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -70,13 +70,6 @@ class Method:
     paper: ClassVar[str] = ""
     traits: ClassVar[Traits] = Traits()
     kept: Collection[str] = ()
-
-    def __init_subclass__(cls) -> None:
-        for trait in fields(Traits):
-            if trait.name in vars(cls):
-                raise MethodError(
-                    f"{cls.__name__} has '{trait.name}' as an attribute: write traits = Traits({trait.name}=...)."
-                )
 
     def __post_init__(self) -> None:
         """Of a method that is a dataclass: its options are what they say they are."""

@@ -1,19 +1,12 @@
-"""Names are data: as the name of a file, on a terminal and in a table, whatever letters a client, class or domain has.
-
-What writes a file named after something goes through `file_name` or `slug`, what prints such a name through `visible`,
-every table through `markdown_text` or `csv_text`; a figure takes them as data.
-"""
+"""Names are data, whatever letters they have: as the name of a file, on a terminal and in a table."""
 
 import hashlib
 import re
-import unicodedata
-from pathlib import Path
-from urllib.parse import quote, unquote
+from urllib.parse import unquote
 
 LONGEST = 160  # bytes of a file's name, of the 255 that file systems take: an ending and a temporary name must fit too
 UNWELCOME = frozenset('/\\%~:*?"<>|')  # separators, what other systems refuse, and the two signs used here
 JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"  # part of the spelling of some languages
-FORMULA = tuple("=+-@\N{FULLWIDTH EQUALS SIGN}\N{FULLWIDTH PLUS SIGN}\N{FULLWIDTH COMMERCIAL AT}")
 
 
 def file_name(name: str) -> str:
@@ -26,8 +19,11 @@ def file_name(name: str) -> str:
     """
     kept = "".join(_percent(c) if c in UNWELCOME or not c.isprintable() else c for c in name)
     # A dot first hides a file, a dot or a blank last is dropped by some systems, a blank first by readers of lists.
-    kept = re.sub(r"^[. ]|[. ]$", lambda found: _percent(found[0]), kept)
-    return _short(kept or "%", name)
+    kept = re.sub(r"^[. ]|[. ]$", lambda found: _percent(found[0]), kept) or "%"
+    if len(kept.encode()) <= LONGEST:
+        return kept
+    number = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{kept.encode()[: LONGEST - 17].decode('utf-8', 'ignore')}~{number}"  # no other name has a `~`
 
 
 def name_of(file: str) -> str:
@@ -35,27 +31,13 @@ def name_of(file: str) -> str:
     return "" if file == "%" else unquote(file, errors="surrogatepass")
 
 
-def find(folder: Path, name: str, ending: str) -> Path | None:
-    """The file of this name, also as earlier versions called it: with every letter but those of ASCII as `%C3%BC`."""
-    candidates = [file_name(name)]
-    if name.isprintable():
-        candidates.append(quote(name, safe=" "))
-    paths = (folder / f"{candidate}{ending}" for candidate in candidates if len(candidate) <= 255 - len(ending))
-    return next((path for path in paths if path.is_file()), None)
-
-
 def slug(text: str) -> str:
     """A folder's name from a method or data set as typed, without signs that a shell takes for its own.
-
-    What is typed plainly stays readable; anything else gets a number of its own, so that different texts have
-    different names.
 
     >>> slug("fedprox(mu=0.1)+gn@batch_size=8")
     'fedprox-mu=0.1-+gn@batch_size=8'
     """
-    squeezed = re.sub(r"[^\w.+=@-]+", "-", text.replace(" ", "")).strip("-")
-    plain = squeezed and not squeezed.startswith(".") and re.fullmatch(r"[\w.+=@(), '\"-]*", text)
-    return _short(squeezed, text) if plain else _numbered(squeezed.lstrip("."), text)
+    return file_name(re.sub(r"[^\w.+=@-]+", "-", text.replace(" ", "")).strip("-"))
 
 
 def visible(text: str) -> str:
@@ -64,7 +46,7 @@ def visible(text: str) -> str:
     >>> visible("north\\x1b[31m")
     'north�[31m'
     """
-    return "".join(c if c.isprintable() or c in JOINERS else _stand_in(c) for c in text)
+    return "".join(c if c.isprintable() or c in JOINERS else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def markdown_text(text: str) -> str:
@@ -85,22 +67,8 @@ def csv_text(text: str) -> str:
     ("'=1+1", 'photo')
     """
     shown = visible(text)
-    return f"'{shown}" if shown.lstrip().startswith(FORMULA) else shown
+    return f"'{shown}" if shown.lstrip().startswith(tuple("=+-@＝＋＠")) else shown
 
 
 def _percent(character: str) -> str:
     return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))
-
-
-def _stand_in(character: str) -> str:
-    return " " if unicodedata.category(character) == "Zs" else "\N{REPLACEMENT CHARACTER}"
-
-
-def _short(name: str, text: str) -> str:
-    return name if len(name.encode()) <= LONGEST else _numbered(name, text)
-
-
-def _numbered(name: str, text: str) -> str:
-    """As much of the name as fits, and a number that only this text has; no other name has a `~`."""
-    number = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return f"{name.encode()[: LONGEST - len(number) - 1].decode('utf-8', 'ignore')}~{number}"

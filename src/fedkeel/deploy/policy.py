@@ -44,8 +44,8 @@ def line(default: Any, help: str, needs: Needs | None = None) -> Any:
 
 
 ANY = ("*",)
-LOCAL = Needs(lambda policy: policy.dp == "local", "needs 'dp = \"local\"': add that to the policy.")
-LIMITED = Needs(lambda policy: policy.epsilon, "is of a limit on 'epsilon', and there is none: add one.")
+LOCAL = Needs(lambda policy: policy.dp == "local", "without 'dp = \"local\"'")
+LIMITED = Needs(lambda policy: policy.epsilon, "without a limit on 'epsilon'")
 
 
 @dataclass(frozen=True)

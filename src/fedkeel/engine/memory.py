@@ -110,7 +110,6 @@ class ClientMemory:
             for client in self._written:
                 folder = self.folder / file_name(client)
                 sync(folder / _named(max(self._rounds[folder.name])))
-                sync(folder)
         since, self._since = self._since, round
         return {"clients": len(self._rounds), "since": since, "written": len(self._written)}
 

@@ -161,21 +161,20 @@ def uses_gpu(configs: Iterable[Config]) -> bool:
     return any(config.device != "cpu" for config in configs) and torch.cuda.is_available()
 
 
-def homes(jobs: Sequence[Job]) -> list[imports.OwnModule]:
-    """The modules that a new Python must import to know what these name; refused where none can."""
+def homes(jobs: Sequence[Job]) -> list[Path]:
+    """The files that a new Python must import to know what these name; refused where none can."""
     if thing := next((name for job in jobs for name in job.given), ""):
         raise FedkeelError(
             f"The {thing} is an object, which processes that share a GPU cannot be given: give jobs=1, or a name to it "
             "with fedkeel.register in a file that you import."
         )
-    modules = [module for job in jobs for module in imports.homes(job.config)]
-    if typed := next((module for module in modules if not module.file), None):
-        (_, kind, name), *_ = typed.registers
+    used = [thing for job in jobs for thing in imports.used(job.config)]
+    if typed := next((entry.name for _, entry in used if not imports.file_of(entry)), ""):
         raise FedkeelError(
-            f"The {kind} '{name}' was typed into a notebook or a shell, which processes that share a GPU cannot "
+            f"'{typed}' was typed into a notebook or a shell, which processes that share a GPU cannot "
             "import: put it into a file and import that, or give jobs=1."
         )
-    return list({module.name: module for module in modules}.values())
+    return list(dict.fromkeys(file for job in jobs for file in imports.files(job.config)))
 
 
 def execute(job: Job, observer: Observer) -> None:
@@ -226,7 +225,7 @@ def _explain(error: Exception, job: Job) -> str:
 
 
 # -- in processes of their own --------------------------------------------------------------------------------
-def _start(job: Job, own: Sequence[imports.OwnModule], spawned: bool) -> Child:
+def _start(job: Job, own: Sequence[Path], spawned: bool) -> Child:
     # Not a daemon: a run may have worker processes of its own.
     return Child(_work, job, own, fewer="--jobs", name=f"{NAME}: {job}", spawned=spawned)
 
@@ -292,7 +291,7 @@ class _LogToObserver(logging.Handler):
         self._observer.note(self.format(record))
 
 
-def _work(pipe: Connection, job: Job, own: Sequence[imports.OwnModule]) -> None:
+def _work(pipe: Connection, job: Job, own: Sequence[Path]) -> None:
     signal.signal(signal.SIGTERM, lambda _number, _frame: stop_requested.set())
 
     def tell(*event: Any) -> None:
@@ -301,9 +300,9 @@ def _work(pipe: Connection, job: Job, own: Sequence[imports.OwnModule]) -> None:
     reporter = _Reporter(tell)
     log.handlers, log.propagate = [_LogToObserver(reporter)], False
     try:
-        for module in own:
-            if module.missing():
-                imports.load_file(Path(module.file))
+        for file in own:
+            if file.name not in imports.imported():
+                imports.load(file)
         execute(job, reporter)
         problem = ""
     except Stopped:

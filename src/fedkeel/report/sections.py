@@ -293,7 +293,7 @@ def repeat_section(group: Group, _: Figures) -> str:
     else:
         path = str(group.members[0].run.directory / "config.toml")
         body += "<p>Or from its configuration:</p>" + code(shlex.join(["fedkeel", "run", "--config", path]))
-    own = dict.fromkeys(file for member in group.members for file in imports.files(member.run.directory))
+    own = dict.fromkeys(copy.name for member in group.members for copy in imports.copies(member.run.directory))
     flags = shlex.join(word for file in own for word in ("--import", file))
     return f"{body}<p>With code of one's own, which each of these needs too:</p>{code(flags)}" if own else body
 

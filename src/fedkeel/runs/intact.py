@@ -97,10 +97,10 @@ class Files:
                 f"'{method}' keeps layers on its clients, so each has a model of its own: say whose with --client "
                 f"(client=... in Python), one of {', '.join(map(naming.visible, kept[:MOST_NAMED]))}{others}."
             )
-        path = naming.find(folder, client, ".safetensors")
-        if path is None:
+        file = folder / f"{naming.file_name(client)}.safetensors"
+        if not file.is_file():
             raise FedkeelError(f"There is no model of a client '{client}': {nearest(client, kept)}")
-        return f"{folder.name}/{path.name}"
+        return f"{folder.name}/{file.name}"
 
     def _checksums(self) -> dict[str, str]:
         """By file; of a run that is not finished, or that an earlier version made, there are none."""

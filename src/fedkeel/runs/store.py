@@ -3,8 +3,7 @@
 config.toml      every option; running it again repeats the run
 federation.json  the data it was trained on in outline, and a fingerprint of them, see `fedkeel.data.outline`
 origin.json      the code and the machine that it began with, see `fedkeel.runs.origin`
-imports.json     where methods, models, ... of the user's own came from, and code/ with copies to read, see
-                 `fedkeel.core.imports`
+code/            copies of the user's own files with methods, models, ... to read, see `fedkeel.core.imports`
 metrics.jsonl    a line per round, client and evaluation; no times, so two equal runs have equal files
 timing.jsonl     seconds per phase and round, and per client where clients do not run side by side
 live.json        how far it is at this moment, and what was noted, see `fedkeel.runs.live`

@@ -19,7 +19,7 @@ from fedkeel.runs.trackers import TRACKERS, require
 Arguments = argparse.Namespace
 SEEDS = "how many, or which, like 0,1,5"
 TRACK = "send the curves to a tracker too, as they grow"
-IMPORT = "a Python file, or a module, that registers methods, models, ... of your own; may be given again"
+IMPORT = "a Python file that registers methods, models, ... of your own; may be given again"
 JOBS = "runs at the same time (default: one per core; on a GPU 1; under ray as many as the cluster has room for)"
 
 
@@ -111,7 +111,7 @@ class Parser(argparse.ArgumentParser):
 
     def _hint(self, word: str) -> str:
         """What may have been meant by an unknown flag, given without its dashes, by which any two would be near."""
-        word = configuration.ELSEWHERE.get(word, word).replace("_", "-")
+        word = word.replace("_", "-")
         flags = [known[2:] for known in self._option_string_actions if known.startswith("--")]
         if word in ("method", "methods") and any(action.dest == "methods" for action in self._actions):
             return f"methods have no flag, as in '{self.prog} fedavg greg'."

@@ -67,12 +67,12 @@ class Kept:
             ) from error
 
 
-def bring(module: imports.OwnModule, text: bytes) -> None:
-    """Import a module of the user's from a copy: a node need not have the file."""
-    if module.missing():
-        copy = Path(tempfile.mkdtemp(prefix="fedkeel-code-")) / f"{module.name.rpartition('.')[2]}.py"
+def bring(name: str, text: bytes) -> None:
+    """Import a file of the user's from a copy: a node need not have it."""
+    if name not in imports.imported():
+        copy = Path(tempfile.mkdtemp(prefix="fedkeel-code-")) / name
         copy.write_bytes(text)
-        imports.load_file(copy)
+        imports.load(copy)
 
 
 class Station:
@@ -81,7 +81,7 @@ class Station:
     def __init__(
         self,
         versions: tuple[str, str],
-        code: Sequence[tuple[imports.OwnModule, bytes]],
+        code: Sequence[tuple[str, bytes]],
         references: Sequence[Any],
         on_gpu: bool,
     ) -> None:
@@ -89,8 +89,8 @@ class Station:
 
         if versions != VERSIONS:
             raise FedkeelError(f"A node has fedkeel and torch {VERSIONS}, and the run {versions}: install the same.")
-        for module, text in code:
-            bring(module, text)
+        for name, text in code:
+            bring(name, text)
         config, method, model, watching, images, own = ray.get(references[0])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # they lie in the store, where nobody may write
@@ -138,7 +138,7 @@ class RayExecutor(Executor):
         config = self.config.replace(threads=self.config.threads or max(1, self.config.ray_cores))
         parts = (config, worker.method, worker.model, worker.watching)
         self._references = [ray.put((*parts, worker.federation.images.numpy(), own))]
-        self._code = [(module, imports.text_of(module)) for module in imports.homes(self.config)]
+        self._code = [(file.name, file.read_bytes()) for file in imports.files(self.config)]
         self._actors: list[Any] = []
         self._beginning: dict[Any, Any] = {}  # those that are not ready, by the answer that says when
         self._failure = "The Ray cluster has no room for an actor: give fewer '--ray-cores', or another address."

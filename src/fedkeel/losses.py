@@ -1,0 +1,3 @@
+"""The papers' losses: `fedkeel.formulas.losses` under its short name."""
+
+from fedkeel.formulas.losses import *  # noqa: F403
