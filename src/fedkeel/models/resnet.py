@@ -21,12 +21,11 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.relu = nn.ReLU()
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
         identity = x if self.downsample is None else self.downsample(x)
-        x = self.relu(self.bn1(self.conv1(x)))
+        x = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(x)) + identity)
 
 
@@ -43,13 +42,12 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(channels)
         self.conv3 = nn.Conv2d(channels, channels * self.expansion, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(channels * self.expansion)
-        self.relu1, self.relu2 = nn.ReLU(), nn.ReLU()
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
         identity = x if self.downsample is None else self.downsample(x)
-        x = self.relu1(self.bn1(self.conv1(x)))
-        x = self.relu2(self.bn2(self.conv2(x)))
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = F.relu(self.bn2(self.conv2(x)))
         return F.relu(self.bn3(self.conv3(x)) + identity)
 
 
@@ -65,7 +63,6 @@ class ResNet(Encoder):
         small = stem == "small"
         self.conv1 = nn.Conv2d(in_channels, 64, *((3, 1, 1) if small else (7, 2, 3)), bias=False)
         self.bn1 = nn.BatchNorm2d(64)
-        self.relu = nn.ReLU()
         self.maxpool = nn.MaxPool2d(3, 2, padding=1) if stem == "imagenet" else nn.Identity()
         self.layer1 = _stage(block, 64, 64, depths[0], stride=1)
         self.layer2 = _stage(block, 64 * block.expansion, 128, depths[1], stride=2)
@@ -74,7 +71,7 @@ class ResNet(Encoder):
         self.initialise_convolutions()
 
     def extract(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return x.mean(dim=(2, 3))
 

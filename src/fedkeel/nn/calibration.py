@@ -155,12 +155,7 @@ class Calibrator:
 
     @torch.no_grad()
     def calibrate(
-        self,
-        batches: Callable[[], Iterable[Batch]],
-        prior: float = PRIOR,
-        *,
-        always: bool = False,
-        mix: Tensor | None = None,
+        self, batches: Callable[[], Iterable[Batch]], prior: float = PRIOR, *, always: bool = False
     ) -> Calibration:
         """Change the statistics of the model, which is in evaluation mode, in place. One that was trained under the
         federation's (`expect_statistics`) is left as it is, unless `always`.
@@ -169,16 +164,15 @@ class Calibrator:
             batches: the site's images, the same each time it is called; labels are not looked at.
             prior: how many images the federation's statistics are worth.
             always: take the whole distance for the look of the images, whatever the class mix.
-            mix: the federation's shares of the classes, by default all the same.
         """
         sizes = [len(batch.x) for batch in batches()]
         images = sum(sizes)
         if not images:
             return Calibration(0, prior, 0.0, 0.0, 0.0, 0.0, (), {})
         distances, chances = self._look(batches, images)
-        found = class_mix(chances, mix)
+        found = class_mix(chances)
         distance = sum(distances.values()) / len(distances) if distances else 0.0
-        explained = explained_distance(found, images, mix)
+        explained = explained_distance(found, images)
         # The spread of single images is not known of one.
         known = images > 1 and not self.expected
         trust = 1.0 if always else look(distance, explained) if known else 0.0

@@ -134,13 +134,10 @@ def _halves(both: Output) -> tuple[Output, Output]:
 
 
 def _agree(given: tuple[Output, Output], expected: tuple[Output, Output]) -> bool:
-    pairs = zip((*given[0], *given[1]), (*expected[0], *expected[1]), strict=True)
-    return all(one.shape == other.shape and _close(one, other) for one, other in pairs)
-
-
-def _close(given: Tensor, wanted: Tensor) -> bool:
-    scale = wanted.abs().max().clamp_min(torch.finfo(wanted.dtype).tiny)
-    return bool((given - wanted).abs().max() <= _TOLERANCE * scale)
+    return all(
+        one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=_TOLERANCE * float(other.abs().max()))
+        for one, other in zip((*given[0], *given[1]), (*expected[0], *expected[1]), strict=True)
+    )
 
 
 def _generator_state(model: nn.Module, device: torch.device) -> Tensor:
