@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedkeel.errors import FedkeelError, first_line, nearest, unknown
+from fedkeel.errors import FedkeelError, first_line, nearest
 from fedkeel.models.architecture import refuse_strange
 from fedkeel.models.encoder import MODELS, Encoder
 
@@ -59,8 +59,8 @@ def find(name: str, options: Mapping[str, Any]) -> tuple[Any, str]:
     """timm, and the network's name there; refused if there is no such network, or its options are not of that kind."""
     timm_name = name.removeprefix(PREFIX)
     if timm_name == name:
-        ending = unknown("model", name[:200], MODELS.names()).rstrip("?.")
-        raise FedkeelError(f"{ending}, or write '{PREFIX}NAME' for a network of timm.")
+        ending = nearest(name, MODELS.names())
+        raise FedkeelError(f"There is no model named '{name[:200]}' (timm's are written '{PREFIX}NAME'): {ending}")
     if not NAME.fullmatch(timm_name):
         # timm would take it for a folder to read or an address to fetch from.
         raise FedkeelError(f"'{name[:200]}' is not the name of a network: give one of timm's own, such as 'resnet18'.")
