@@ -20,7 +20,7 @@ from fedkeel.errors import unknown
 from fedkeel.experiments.bench import ROWS, Benchmark, Executed, made_up
 from fedkeel.nn import kernels
 
-USERS = {"standardise": "fedwon", "hybrid": "hbn", "paired": "greg", "paired-relu": "greg", "max-pool": "fedavg"}
+USERS = {"standardise": "fedwon", "hybrid": "hbn", "paired": "greg"}
 HEADER = "| kernel | user | on, ms | off, ms | gain |\n|---|---|---:|---:|---:|"
 
 

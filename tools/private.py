@@ -17,9 +17,8 @@ EXCEPTIONS = {
     "torch._foreach_*": "arithmetic on lists of tensors, which torch.optim's own documentation calls foreach",
     "torch._fused_sgd_": "torch.optim.SGD(fused=True) imports a compiler, which takes two seconds",
     "deploy/*": "stands on Flower's insides until it is rebuilt on NVFlare",
-    "nn/scaled_ws_conv.py": "until its convolutions call torch.nn.functional",
 }
-SKIPPED = ("deploy/", "nn/scaled_ws_conv.py")
+SKIPPED = ("deploy/",)
 
 
 def is_private(name: str) -> bool:

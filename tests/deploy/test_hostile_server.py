@@ -188,7 +188,7 @@ def test_what_a_server_may_not_name_is_refused_before_anything_is_opened_or_buil
     "options",
     [
         {"model": "simple_cnn(width=100000)"},
-        {"model": "vgg11(hidden=1000000)"},
+        {"model": "mlp(hidden=100000, layers=2)"},
         {"model": "simple_cnn(projector=1000000)"},
         {"model": "simple_cnn(width=1000)", "method": "moon(projector=900000)"},
         {"method": "fedsr(z_dim=900000)"},
@@ -392,7 +392,7 @@ def test_a_split_is_tested_once_however_often_it_is_asked_for(site: Site) -> Non
 @pytest.mark.usefixtures("timm_ready")
 def test_an_honest_server_may_ask_for_a_network_of_timm(site: Site, events: Events) -> None:
     assert "failure" not in describe(site, model="timm:resnet10t(drop_rate=0.1)", method="hbn")
-    assert "failure" not in describe(site, run="r2", model="levit_128s", data="folder(size=64)")
+    assert "failure" not in describe(site, run="r2", model="timm:levit_128s", data="folder(size=64)")
     site.policy = Policy(parameters=1_000_000)
     assert "numbers in the network, and its policy" in describe(site, run="r3", model="timm:resnet10t")["failure"]
     assert not [event for event in events if event[0].startswith("socket")]

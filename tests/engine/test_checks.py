@@ -74,7 +74,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a table with numbers": (lambda: simulate({1: 2}), "There is no option '1'"),
     "data that is an object": (lambda: simulate(data=tiny.federation()), "'data' is a Federation, which is not text."),
     "a network's class": (lambda: on_tiny(model=Network), "'model' is the class Network: give an object of it"),
-    "a model's entry": (lambda: on_tiny(model=models.MODELS.entry("vgg11")), "give its name, model='vgg11'."),
+    "a model's entry": (lambda: on_tiny(model=models.MODELS.entry("resnet10")), "give its name, model='resnet10'."),
     "weights as a model": (lambda: on_tiny(model=tiny.model().state_dict()), "'model' is an OrderedDict"),
     "a bare network": (lambda: on_tiny(model=Network()), "wrap it with fedkeel.models.wrap"),
     "a lazy network": (lambda: on_tiny(model=lazy()), "The layer 'last' of Network is lazy"),
@@ -141,8 +141,8 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "The 'liars' of krum is 'x', which is not a whole number: give at least",
     ),
     "dropout of letters": (
-        lambda: models.build_spec("vgg11(dropout=x)", num_classes=4),
-        "The 'dropout' of vgg11 is 'x', which is not a number.",
+        lambda: models.build_spec("alexnet(dropout=x)", num_classes=4),
+        "The 'dropout' of alexnet is 'x', which is not a number.",
     ),
     "a number to report": (lambda: report.write([3]), "'directory' is 3"),  # type: ignore[list-item]
 }

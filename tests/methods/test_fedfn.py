@@ -57,7 +57,7 @@ def test_hbn_has_it_before_the_first_fully_connected_layer():
 
 def test_a_wrapped_network_is_normalised_before_its_head():
     network = nn.Sequential(nn.Flatten(), nn.Linear(12, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
-    model = models.wrap(network, head="4", example=(3, 2, 2))
+    model = models.wrap(network, head="4")
     methods.build("fedfn").prepare(model)
     output = model(torch.rand(4, 3, 2, 2))
     torch.testing.assert_close(lengths(output.features), torch.full((4,), math.sqrt(6)).double(), rtol=1e-5, atol=0)

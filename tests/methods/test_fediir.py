@@ -177,7 +177,7 @@ def test_a_slot_serves_one_client_after_another_and_asks_the_host_nothing(method
 
 def test_the_head_of_a_wrapped_network_is_its_classifier(tmp_path):
     network = nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.ReLU(), nn.Linear(6, 4))
-    run = started("fediir", tmp_path, model=models.wrap(network, head="3", example=(3, 8, 8)))
+    run = started("fediir", tmp_path, model=models.wrap(network, head="3"))
     run.round(0)
     assert {name: tuple(t.shape) for name, t in run.server.extras.items()} == {
         "fediir/weight": (4, 6),

@@ -212,7 +212,7 @@ def test_the_distribution_and_the_classifier_train_and_are_averaged(tmp_path):
 
 def test_a_wrapped_network_gets_the_head_in_its_place(tmp_path):
     network = nn.Sequential(nn.Flatten(), nn.Linear(192, 6), nn.ReLU(), nn.Linear(6, 4))
-    run = started(SMALL, tmp_path, model=models.wrap(network, head="3", example=(3, 8, 8)))
+    run = started(SMALL, tmp_path, model=models.wrap(network, head="3"))
     run.round(0)
     assert run.server.weights["network.3.moments.weight"].shape == (10, 6)
     assert "network.3.r_mean" not in run.server.weights

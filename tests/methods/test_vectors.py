@@ -147,7 +147,7 @@ def test_a_network_of_one_s_own_takes_vectors(tmp_path: Path) -> None:
     def own() -> nn.Module:
         torch.manual_seed(0)
         body = [nn.Linear(6, 5), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, 4), nn.BatchNorm1d(4), nn.ReLU()]
-        return models.wrap(nn.Sequential(*body, nn.Linear(4, 3)), head="6", example=(6,))
+        return models.wrap(nn.Sequential(*body, nn.Linear(4, 3)), head="6")
 
     for method in ("hbn", "fedwon", "fedfa", "fedrdn", "gn"):
         directory = tmp_path / method

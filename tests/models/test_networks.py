@@ -18,17 +18,14 @@ TRAINED = [
     ("resnet10", 64),
     ("resnet10(stem=small)", 28),
     ("mobilenetv2", 64),
-    ("vgg11(hidden=0)", 32),
 ]
 EVALUATED = [
     ("digits_cnn", 32),
     ("resnet18", 32),
     ("resnet18(stem=nopool)", 96),
     ("resnet50", 64),
-    ("mobilenetv2(stem=small)", 32),
     ("small_cnn(width=2)", 96),
     ("simple_cnn(width=8)", 128),
-    ("vgg19(hidden=8)", 64),
     ("alexnet", 64),
 ]
 
@@ -81,9 +78,6 @@ def test_larger_networks_run_forward(spec: str, size: int) -> None:
         ("resnet34", 1000, 21_797_672),
         ("resnet50", 1000, 25_557_032),
         ("mobilenetv2", 1000, 3_504_872),
-        # without the two wide layers and with a head of 512
-        ("vgg11(hidden=0)", 1000, 132_868_840 - 4097 * 1000 - 4097 * 4096 - 25089 * 4096 + 513 * 1000),
-        ("vgg19(hidden=0)", 1000, 143_678_248 - 4097 * 1000 - 4097 * 4096 - 25089 * 4096 + 513 * 1000),
         # LeNet-5 on three channels
         ("moon_cnn", 10, 62_006),
     ],
@@ -112,8 +106,6 @@ def test_parameters_have_torchvisions_names() -> None:
     mobilenet = models.build("mobilenetv2", num_classes=10).encoder.state_dict()
     assert {"features.0.0.weight", "features.1.conv.0.0.weight", "features.2.conv.3.running_var"} <= mobilenet.keys()
     assert "features.18.1.weight" in mobilenet
-    vgg = models.build("vgg11", num_classes=10, hidden=8).encoder.state_dict()
-    assert {"features.0.weight", "features.1.running_mean", "classifier.0.weight", "classifier.3.bias"} <= vgg.keys()
 
 
 def test_the_small_stem_keeps_the_resolution() -> None:
@@ -143,23 +135,14 @@ def test_grey_and_oblong_images() -> None:
     assert model(torch.randn(2, 1, 16, 40)).logits.shape == (2, 2)
 
 
-@pytest.mark.parametrize(
-    ("spec", "smallest"),
-    [
-        ("simple_cnn", 8),
-        ("digits_cnn", 4),
-        ("alexnet", 63),
-        ("vgg11(hidden=0)", 32),
-        ("moon_cnn", 16),
-        ("small_cnn", 21),
-    ],
-)
+@pytest.mark.parametrize(("spec", "smallest"), [("simple_cnn", 8), ("digits_cnn", 4), ("moon_cnn", 16)])
 def test_the_smallest_image_works_and_one_pixel_less_is_refused(spec: str, smallest: int) -> None:
     model = models.build_spec(spec, num_classes=2, image_size=smallest).eval()
     with torch.no_grad():
         assert model(torch.randn(1, 3, smallest, smallest)).logits.shape == (1, 2)
-    with pytest.raises(FedkeelError, match=f"at least {smallest} x {smallest} px and these have {smallest - 1} x"):
-        models.build_spec(spec, num_classes=2, image_size=smallest - 1)
+    less = smallest - 1
+    with pytest.raises(FedkeelError, match=f"Images of {less} x {less} px are too small for this network"):
+        models.build_spec(spec, num_classes=2, image_size=less)
 
 
 def test_images_of_another_size_than_built_for_are_refused_in_words() -> None:

@@ -155,16 +155,14 @@ PLACES = {
     "resnet10": [64, 64, 128, 256, 512],  # stem and stages
     "resnet18": [64, 64, 128, 256, 512],
     "resnet50": [64, 256, 512, 1024, 2048],
-    "vgg11": [64, 128, 256, 256, 512, 512, 512, 512],
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PLACES)
 def test_there_is_one_after_each_block_of_convolutions_of_every_network(name):
-    options = {"hidden": 0} if name.startswith("vgg") else {}
-    side = {"alexnet": 64, "vgg11": 32, "digits_cnn": 28}.get(name, 32)
-    model = models.build(name, num_classes=3, image_size=side, **options)
+    side = {"alexnet": 64, "digits_cnn": 28}.get(name, 32)
+    model = models.build(name, num_classes=3, image_size=side)
     entries = list(model.state_dict())
     before = copy.deepcopy(model)
     layers = augment_features(model, p=1.0)
@@ -179,7 +177,7 @@ def test_there_is_one_after_each_block_of_convolutions_of_every_network(name):
 
 
 def test_mobilenets_blocks_are_its_inverted_residuals():
-    model = models.build("mobilenetv2", num_classes=3, image_size=32, stem="small")
+    model = models.build("mobilenetv2", num_classes=3, image_size=32)
     assert len(augment_features(model)) == 19
 
 

@@ -74,7 +74,7 @@ def print_names(kind: str, entries: Sequence[dict[str, Any]]) -> None:
     for entry in entries:
         line = f"{entry['name']:<{names}}  {entry['summary']:<{summaries}}  {entry['paper'] if has_room else ''}"
         out.print(line.rstrip(), no_wrap=True, overflow="ellipsis")
-    more = " Any timm model works by its name where timm is installed." if kind == "models" else ""
+    more = " With timm installed, any of its models works as timm:NAME." if kind == "models" else ""
     out.print(f"\nOptions and paper: fedkeel list {kind} {entries[0]['name']}.{more}")
 
 

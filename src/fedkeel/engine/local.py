@@ -35,7 +35,6 @@ from fedkeel.engine.losses import TrainingLoss
 from fedkeel.engine.optimizers import LocalOptimizer
 from fedkeel.engine.tasks import Result, Task, fetched
 from fedkeel.nn.draws import Dropout, own_dropout
-from fedkeel.nn.kernels.pooling import pool_on_rows
 from fedkeel.nn.surgery import frozen_statistics
 from fedkeel.stopping import LOCAL_STEP, Stopped, reached, stop_requested
 from fedkeel.trust.privacy import choose_rules
@@ -90,7 +89,6 @@ class Worker:
             tf32 = config.precision != "float32"
             torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
             torch.backends.cudnn.deterministic = True  # some convolutions would add in another order every time
-            pool_on_rows(self.model)
         self.channels_last = try_channels_last(self.model, self.federation, device, self._half)
         self.layout = Layout(state.roles(self.model, self.method))
         self.store = self.shared_store or ImageStore(

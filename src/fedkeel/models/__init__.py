@@ -19,10 +19,9 @@ __all__ = ["MODELS", "Classifier", "Encoder", "Output", "build", "load_weights",
 def build(
     name: str, *, num_classes: int, in_channels: int = 3, image_size: ImageSize | None = None, **options: Any
 ) -> Classifier:
-    """A new model by name: one of `names()`, `timm:NAME`, or the bare name of a timm model.
+    """A new model by name: one of `names()`, or `timm:NAME`.
 
-    `image_size` is needed by networks that flatten their feature map (None: the size of the paper) and lets every
-    network refuse images that are too small for it.
+    `image_size` is needed by networks that flatten their feature map (None: the size of the paper).
 
     >>> from fedkeel import models
     >>> models.build("simple_cnn", num_classes=10, image_size=32).feature_dim
@@ -58,7 +57,7 @@ def build_for(text: str, num_classes: int, shape: Sequence[int]) -> Classifier:
 
 
 def names() -> list[str]:
-    """The networks of this package; timm's come on top where it is installed.
+    """The networks of this package.
 
     >>> "resnet18" in names()
     True

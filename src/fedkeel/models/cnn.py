@@ -7,7 +7,7 @@ work.
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkeel.models.encoder import Encoder, ImageSize, feature_map_size, network
+from fedkeel.models.encoder import Encoder, ImageSize, network
 
 
 @network("simple_cnn", paper="HBN, Table 7")
@@ -23,7 +23,7 @@ class SimpleCNN(Encoder):
         self, in_channels: int = 3, image_size: ImageSize | None = None, width: int = 16, norm: bool = True
     ) -> None:
         super().__init__(feature_dim=128)
-        places = self.flattens("simple_cnn", image_size or 32, [(3, 1, 1), (2, 2, 0)] * 3)
+        places = self.flattens(image_size or 32, lambda side: side // 8)
         self.conv1 = nn.Conv2d(in_channels, width, 3, padding=1)
         self.bn1 = nn.BatchNorm2d(width) if norm else nn.Identity()
         self.conv2 = nn.Conv2d(width, 2 * width, 3, padding=1)
@@ -49,7 +49,7 @@ class DigitsCNN(Encoder):
 
     def __init__(self, in_channels: int = 3, image_size: ImageSize | None = None, dropout: float = 0.5) -> None:
         super().__init__(feature_dim=512)
-        places = self.flattens("digits_cnn", image_size or 28, [(5, 1, 2), (2, 2, 0)] * 2 + [(5, 1, 2)])
+        places = self.flattens(image_size or 28, lambda side: side // 4)
         self.conv1 = nn.Conv2d(in_channels, 64, 5, padding=2)
         self.bn1 = nn.BatchNorm2d(64)
         self.conv2 = nn.Conv2d(64, 64, 5, padding=2)
@@ -76,11 +76,8 @@ class AlexNet(Encoder):
     FedWon's own recipe keeps the third convolution plain: `to_scaled_ws(model, skip=("encoder.conv3",))`.
     """
 
-    def __init__(self, in_channels: int = 3, image_size: ImageSize | None = None, dropout: float = 0.5) -> None:
+    def __init__(self, in_channels: int = 3, dropout: float = 0.5) -> None:
         super().__init__(feature_dim=4096)
-        if image_size is not None:
-            windows = [(11, 4, 2), (3, 2, 0), (5, 1, 2), (3, 2, 0), (3, 1, 1), (3, 1, 1), (3, 1, 1), (3, 2, 0)]
-            feature_map_size("alexnet", image_size, windows)
         self.conv1 = nn.Conv2d(in_channels, 64, 11, stride=4, padding=2)
         self.bn1 = nn.BatchNorm2d(64)
         self.conv2 = nn.Conv2d(64, 192, 5, padding=2)
@@ -116,12 +113,10 @@ class SmallCNN(Encoder):
     number of channels. UniVarFL puts a projector of 256 after it: `small_cnn(projector=256)`.
     """
 
-    def __init__(self, in_channels: int = 3, image_size: ImageSize | None = None, width: int = 1) -> None:
+    def __init__(self, in_channels: int = 3, width: int = 1) -> None:
         super().__init__(feature_dim=64 * width)
         # (channels in multiples of 16 * width, kernel, stride), all without padding
         stages = [(1, 3, 1), (1, 1, 1), (2, 3, 2), (2, 3, 1), (2, 1, 1), (4, 3, 2), (4, 3, 1), (4, 1, 1)]
-        if image_size is not None:
-            feature_map_size("small_cnn", image_size, [(kernel, stride, 0) for _, kernel, stride in stages])
         self.features = nn.Sequential()
         for multiple, kernel, stride in stages:
             channels = 16 * width * multiple
@@ -140,7 +135,7 @@ class MoonCNN(Encoder):
 
     def __init__(self, in_channels: int = 3, image_size: ImageSize | None = None) -> None:
         super().__init__(feature_dim=84)
-        places = self.flattens("moon_cnn", image_size or 32, [(5, 1, 0), (2, 2, 0)] * 2)
+        places = self.flattens(image_size or 32, lambda side: ((side - 4) // 2 - 4) // 2)
         self.conv1 = nn.Conv2d(in_channels, 6, 5)
         self.conv2 = nn.Conv2d(6, 16, 5)
         self.fc1 = nn.Linear(16 * places, 120)

@@ -1,9 +1,7 @@
-"""What the networks of this package have in common: images in, features out, the arithmetic of image sizes, and how
-one becomes a model that is known by name.
-"""
+"""What the networks of this package have in common: images in, features out, and a name that they are known by."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -18,9 +16,6 @@ MODELS: Registry[Classifier] = Registry("model")
 
 ImageSize = int | tuple[int, int]
 """Height and width of the images in pixels; one number for square ones."""
-
-Window = tuple[int, int, int]
-"""Kernel, stride and padding of a convolution or pooling layer."""
 
 
 class Projector(nn.Sequential):
@@ -57,7 +52,6 @@ class Encoder(nn.Module):
         super().__init__()
         self.feature_dim = feature_dim
         self.projector = None
-        self.name = ""
         self.image_size: tuple[int, int] | None = None  # the only one that it takes, if it flattens its feature map
 
     def extract(self, x: Tensor) -> Tensor:
@@ -72,30 +66,29 @@ class Encoder(nn.Module):
         if self.image_size is not None and x.shape[-2:] != self.image_size:
             (high, wide), (height, width) = self.image_size, x.shape[-2:]
             raise FedkeelError(
-                f"This '{self.name}' was built for images of {high} x {wide} px and got {height} x {width}: build it "
-                f"with image_size=({height}, {width})."
+                f"This network was built for images of {high} x {wide} px and got {height} x {width}: build it with "
+                f"image_size=({height}, {width})."
             )
         features = self.extract(x)
         return features if self.projector is None else self.projector(features)
 
-    def flattens(self, name: str, image_size: ImageSize, windows: Sequence[Window]) -> int:
-        """The places of the feature map that the first fully connected layer is made for; other images are refused."""
-        self.name, self.image_size = name, height_width(image_size)
-        height, width = feature_map_size(name, image_size, windows)
+    def flattens(self, image_size: ImageSize, side: Callable[[int], int]) -> int:
+        """The places of the feature map that the first fully connected layer is made for, where n pixels become
+        side(n); images of other sizes are refused."""
+        self.image_size = height_width(image_size)
+        height, width = map(side, self.image_size)
+        if min(height, width) < 1:
+            raise FedkeelError(
+                f"Images of {self.image_size[0]} x {self.image_size[1]} px are too small for this network: enlarge "
+                "them, or choose a model with a smaller stem."
+            )
         return height * width
 
     def initialise_convolutions(self) -> None:
-        """As torchvision does: He et al.'s normal distribution, by the fan-out, and biases of zero."""
+        """As torchvision does: He et al.'s normal distribution, by the fan-out."""
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
-
-    def project(self, width: int) -> None:
-        """Put UniVarFL's projector after the network; its output becomes the features."""
-        self.projector = Projector(self.feature_dim, width)
-        self.feature_dim = width
 
 
 def height_width(image_size: ImageSize) -> tuple[int, int]:
@@ -104,27 +97,6 @@ def height_width(image_size: ImageSize) -> tuple[int, int]:
     if len(pair) != 2 or any(not isinstance(side, int) or side < 1 for side in pair):
         raise FedkeelError(f"image_size is {image_size!r}: give pixels as one number or as (height, width).")
     return pair[0], pair[1]
-
-
-def feature_map_size(network: str, image_size: ImageSize, windows: Sequence[Window]) -> tuple[int, int]:
-    """Height and width after a chain of convolutions and poolings; an image that does not survive it is refused."""
-    height, width = height_width(image_size)
-    sides = _through(height, windows), _through(width, windows)
-    if min(sides) < 1:
-        smallest = next(side for side in range(1, 4096) if _through(side, windows) >= 1)
-        raise FedkeelError(
-            f"The model '{network}' needs images of at least {smallest} x {smallest} px and these have "
-            f"{height} x {width}: enlarge the images or choose a model with a smaller stem."
-        )
-    return sides
-
-
-def _through(side: int, windows: Sequence[Window]) -> int:
-    for kernel, stride, padding in windows:
-        if side + 2 * padding < kernel:
-            return 0
-        side = (side + 2 * padding - kernel) // stride + 1
-    return side
 
 
 B = TypeVar("B", bound=Callable[..., Encoder])
@@ -173,7 +145,7 @@ def classify(encoder: Encoder, num_classes: int, projector: int | None = None) -
     if projector is not None:
         if not isinstance(projector, int) or isinstance(projector, bool) or projector < 1:
             raise FedkeelError(f"projector is {projector!r}: give its width, e.g. 256, or leave it out.")
-        encoder.project(projector)
+        encoder.projector, encoder.feature_dim = Projector(encoder.feature_dim, projector), projector
     if any(parameter.numel() == 0 for parameter in encoder.parameters()):
         raise FedkeelError("These options leave a layer of the model without weights: give larger ones.")
     return Classifier(encoder, nn.Linear(encoder.feature_dim, num_classes), encoder.feature_dim, num_classes)

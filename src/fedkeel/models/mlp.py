@@ -30,7 +30,7 @@ class MLP(Encoder):
     ) -> None:
         super().__init__(feature_dim=hidden)
         if image_size is not None:
-            self.name, self.image_size = "mlp", height_width(image_size)
+            self.image_size = height_width(image_size)
         widths = [in_channels * math.prod(self.image_size or ()), *[hidden] * layers]
         self.layers = nn.Sequential()
         for inputs, outputs in itertools.pairwise(widths):

@@ -2,10 +2,7 @@
 
 from torch import Tensor, nn
 
-from fedkeel.errors import FedkeelError, nearest
 from fedkeel.models.encoder import Encoder, network
-
-STEMS = ("imagenet", "small")
 
 # Table 2 of the paper: expansion, channels, blocks, stride
 _STAGES = [(1, 16, 1, 1), (6, 24, 2, 2), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3, 1), (6, 160, 3, 2), (6, 320, 1, 1)]
@@ -41,22 +38,13 @@ class InvertedResidual(nn.Module):
 
 @network("mobilenetv2", paper="FedWon, Section 5; HBN, Table 5 (Sandler et al., 2018)")
 class MobileNetV2(Encoder):
-    """MobileNetV2 without its dropout by default, 1280 features: 2.2 M parameters.
+    """MobileNetV2 without its dropout by default, 1280 features: 2.2 M parameters."""
 
-    `stem`: "small" keeps the resolution in the first convolution and in the first stage of stride 2, so that an image
-    of 32 px ends as 4 x 4 and not as 1 x 1.
-    """
-
-    def __init__(self, in_channels: int = 3, stem: str = "imagenet", dropout: float = 0.0) -> None:
+    def __init__(self, in_channels: int = 3, dropout: float = 0.0) -> None:
         super().__init__(feature_dim=1280)
-        if stem not in STEMS:
-            raise FedkeelError(f"MobileNetV2 has no stem '{stem}': {nearest(str(stem), STEMS)}")
-        small = stem == "small"
-        self.features = nn.Sequential(_ConvBNReLU6(in_channels, 32, 3, stride=1 if small else 2))
+        self.features = nn.Sequential(_ConvBNReLU6(in_channels, 32, 3, stride=2))
         channels = 32
         for expansion, out_channels, blocks, stride in _STAGES:
-            if small and out_channels == 24:
-                stride = 1
             for block in range(blocks):
                 self.features.append(InvertedResidual(channels, out_channels, stride if block == 0 else 1, expansion))
                 channels = out_channels

@@ -1,12 +1,13 @@
 """Residual networks (He et al., CVPR 2016), with torchvision's parameter names so that its checkpoints fit."""
 
+from typing import Literal
+
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkeel.errors import FedkeelError, nearest
 from fedkeel.models.encoder import Encoder, network
 
-STEMS = ("imagenet", "nopool", "small")
+Stem = Literal["imagenet", "nopool", "small"]
 
 
 class BasicBlock(nn.Module):
@@ -20,12 +21,11 @@ class BasicBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(channels)
-        self.relu = nn.ReLU()
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
         identity = x if self.downsample is None else self.downsample(x)
-        x = self.relu(self.bn1(self.conv1(x)))
+        x = F.relu(self.bn1(self.conv1(x)))
         return F.relu(self.bn2(self.conv2(x)) + identity)
 
 
@@ -42,13 +42,12 @@ class Bottleneck(nn.Module):
         self.bn2 = nn.BatchNorm2d(channels)
         self.conv3 = nn.Conv2d(channels, channels * self.expansion, 1, bias=False)
         self.bn3 = nn.BatchNorm2d(channels * self.expansion)
-        self.relu1, self.relu2 = nn.ReLU(), nn.ReLU()
         self.downsample = downsample
 
     def forward(self, x: Tensor) -> Tensor:
         identity = x if self.downsample is None else self.downsample(x)
-        x = self.relu1(self.bn1(self.conv1(x)))
-        x = self.relu2(self.bn2(self.conv2(x)))
+        x = F.relu(self.bn1(self.conv1(x)))
+        x = F.relu(self.bn2(self.conv2(x)))
         return F.relu(self.bn3(self.conv3(x)) + identity)
 
 
@@ -59,14 +58,11 @@ class ResNet(Encoder):
     "small" is a 3x3 convolution of stride 1, for images of about 32 px.
     """
 
-    def __init__(self, block: type[BasicBlock | Bottleneck], depths: list[int], in_channels: int, stem: str) -> None:
+    def __init__(self, block: type[BasicBlock | Bottleneck], depths: list[int], in_channels: int, stem: Stem) -> None:
         super().__init__(feature_dim=512 * block.expansion)
-        if stem not in STEMS:
-            raise FedkeelError(f"A ResNet has no stem '{stem}': {nearest(str(stem), STEMS)}")
         small = stem == "small"
         self.conv1 = nn.Conv2d(in_channels, 64, *((3, 1, 1) if small else (7, 2, 3)), bias=False)
         self.bn1 = nn.BatchNorm2d(64)
-        self.relu = nn.ReLU()
         self.maxpool = nn.MaxPool2d(3, 2, padding=1) if stem == "imagenet" else nn.Identity()
         self.layer1 = _stage(block, 64, 64, depths[0], stride=1)
         self.layer2 = _stage(block, 64 * block.expansion, 128, depths[1], stride=2)
@@ -75,7 +71,7 @@ class ResNet(Encoder):
         self.initialise_convolutions()
 
     def extract(self, x: Tensor) -> Tensor:
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
+        x = self.maxpool(F.relu(self.bn1(self.conv1(x))))
         x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         return x.mean(dim=(2, 3))
 
@@ -93,24 +89,24 @@ def _stage(
 
 
 @network("resnet10", paper="FedCoda, Section 4 (Digits)")
-def resnet10(in_channels: int = 3, stem: str = "imagenet") -> ResNet:
+def resnet10(in_channels: int = 3, stem: Stem = "imagenet") -> ResNet:
     """ResNet with one basic block a stage, 512 features: 4.9 M parameters."""
     return ResNet(BasicBlock, [1, 1, 1, 1], in_channels, stem)
 
 
 @network("resnet18", paper="GReg, HBN, FedWon, FedCoda, UniVarFL (He et al., 2016)")
-def resnet18(in_channels: int = 3, stem: str = "imagenet") -> ResNet:
+def resnet18(in_channels: int = 3, stem: Stem = "imagenet") -> ResNet:
     """ResNet-18, 512 features: 11.2 M parameters."""
     return ResNet(BasicBlock, [2, 2, 2, 2], in_channels, stem)
 
 
 @network("resnet34", paper="He et al., 2016")
-def resnet34(in_channels: int = 3, stem: str = "imagenet") -> ResNet:
+def resnet34(in_channels: int = 3, stem: Stem = "imagenet") -> ResNet:
     """ResNet-34, 512 features: 21.3 M parameters."""
     return ResNet(BasicBlock, [3, 4, 6, 3], in_channels, stem)
 
 
 @network("resnet50", paper="GReg, Table 4; HBN, Table 5 (He et al., 2016)")
-def resnet50(in_channels: int = 3, stem: str = "imagenet") -> ResNet:
+def resnet50(in_channels: int = 3, stem: Stem = "imagenet") -> ResNet:
     """ResNet-50, bottleneck blocks, 2048 features: 23.5 M parameters."""
     return ResNet(Bottleneck, [3, 4, 6, 3], in_channels, stem)

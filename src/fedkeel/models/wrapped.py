@@ -3,12 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 from fedkeel.core.types import Classifier, Output
-from fedkeel.errors import FedkeelError, first_line, nearest
+from fedkeel.errors import FedkeelError, nearest
 from fedkeel.options import described
 
 
@@ -36,8 +35,21 @@ class Wrapped(Classifier):
         return _EncoderView(self)
 
     def forward(self, x: Tensor) -> Output:
-        features, result = _run(self.network, self.head_name, x)
-        return Output(features, _logits(result))
+        """The features are what entered the head, at its last call if there are several."""
+        seen: list[Tensor] = []
+
+        def remember(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            seen[:] = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)][:1]
+
+        # Hooked for this call alone: nothing to copy, to pickle, or to lose when surgery replaces the head.
+        with self.head.register_forward_pre_hook(remember, with_kwargs=True):
+            result = self.network(x)
+        if not seen:
+            raise FedkeelError(
+                f"The forward of {type(self.network).__name__} never calls its module '{self.head_name}': "
+                "give the dotted name of the layer that makes the logits."
+            )
+        return Output(seen[0].flatten(1), _logits(result))
 
 
 class _EncoderView(nn.Module):
@@ -46,32 +58,25 @@ class _EncoderView(nn.Module):
     def __init__(self, model: Wrapped) -> None:
         super().__init__()
         self.network = model.network
-        self.head_name = model.head_name
+        self._model = (model,)  # in a tuple, out of nn.Module's sight
 
     def forward(self, x: Tensor) -> Tensor:
-        return _run(self.network, self.head_name, x)[0]
+        features: Tensor = self._model[0](x).features
+        return features
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        in_head = {id(p) for p in self.network.get_submodule(self.head_name).parameters()}
+        in_head = {id(p) for p in self._model[0].head.parameters()}
         return ((n, p) for n, p in super().named_parameters(*args, **kwargs) if id(p) not in in_head)
 
 
-def wrap(
-    module: nn.Module,
-    head: str = "fc",
-    num_classes: int | None = None,
-    *,
-    feature_dim: int | None = None,
-    example: tuple[int, ...] | Tensor | None = None,
-) -> Wrapped:
+def wrap(module: nn.Module, head: str = "fc", num_classes: int | None = None) -> Wrapped:
     """Give a network the interface of every model here: `Output(features, logits)`, `head`, `feature_dim`.
 
-    `head` is the dotted name of its last layer as in `named_modules()`. `example`, a batch of images or the shape of
-    one image such as `(3, 32, 32)`, lets the network be tried at once; without it, a network that never calls its head
-    is found at the first forward.
+    `head` is the dotted name of its last layer as in `named_modules()`, a linear one or several modules with one in
+    them. A network that never calls its head is refused at its first forward, which `simulate` does before it trains.
 
     >>> network = nn.Sequential(nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, 5))
-    >>> model = wrap(network, head="3", example=(3, 2, 2))
+    >>> model = wrap(network, head="3")
     >>> model.feature_dim, model(torch.zeros(1, 3, 2, 2)).logits.shape
     (8, torch.Size([1, 5]))
     """
@@ -86,28 +91,15 @@ def wrap(
     if not head or head not in modules:
         ending = nearest(head, filter(None, modules))
         raise FedkeelError(f"{type(module).__name__} has no module named '{head}': {ending}")
-    inputs, outputs = _widths(modules[head])
-    if example is not None:
-        tried_inputs, tried_outputs = _try(module, head, example)
-        if feature_dim is not None and feature_dim != tried_inputs:
-            raise FedkeelError(f"feature_dim is {feature_dim} but the head '{head}' receives {tried_inputs} features.")
-        if outputs not in (None, tried_outputs):
-            raise FedkeelError(
-                f"The head '{head}' has {outputs} outputs but {type(module).__name__} returns {tried_outputs}: "
-                "give the dotted name of the layer that makes the logits."
-            )
-        inputs, outputs = tried_inputs, tried_outputs
-    feature_dim = feature_dim or inputs
-    if feature_dim is None:
-        raise FedkeelError(f"How many features the head '{head}' receives is not known: give feature_dim or example.")
-    num_classes = outputs if num_classes is None else num_classes
-    if num_classes is None:
-        raise FedkeelError(f"How many classes the head '{head}' separates is not known: give num_classes or example.")
-    if outputs not in (None, num_classes):
+    layers = [layer for layer in modules[head].modules() if isinstance(layer, nn.Linear)]
+    if not layers:
+        raise FedkeelError(f"The head '{head}' has no linear layer: give the dotted name of the one that makes logits.")
+    outputs = layers[-1].out_features
+    if num_classes not in (None, outputs):
         raise FedkeelError(
             f"num_classes is {num_classes} but the head '{head}' has {outputs} outputs: replace it before wrapping."
         )
-    return Wrapped(module, head, feature_dim, num_classes)
+    return Wrapped(module, head, layers[0].in_features, outputs)
 
 
 def refuse_lazy(network: nn.Module) -> None:
@@ -121,27 +113,6 @@ def refuse_lazy(network: nn.Module) -> None:
             )
 
 
-def _run(network: nn.Module, head_name: str, x: Tensor) -> tuple[Tensor, Any]:
-    """The features that entered the head (of its last call, if it is called more than once) and the result."""
-    seen: list[Tensor] = []
-
-    def remember(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        seen[:] = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)][:1]
-
-    # Hooked for this call alone: nothing to copy, to pickle, or to lose when surgery replaces the head.
-    hook = network.get_submodule(head_name).register_forward_pre_hook(remember, with_kwargs=True)
-    try:
-        result = network(x)
-    finally:
-        hook.remove()
-    if not seen:
-        raise FedkeelError(
-            f"The forward of {type(network).__name__} never calls its module '{head_name}': "
-            "give the dotted name of the layer that makes the logits."
-        )
-    return seen[0].flatten(1), result
-
-
 def _logits(result: Any) -> Tensor:
     """The logits in what a network returned: a tensor, something with `logits`, or a tuple that starts with them."""
     if isinstance(result, Mapping):
@@ -150,44 +121,6 @@ def _logits(result: Any) -> Tensor:
         result = result.logits
     elif isinstance(result, tuple | list) and result:
         result = result[0]
-    if not isinstance(result, Tensor):
+    if not isinstance(result, Tensor) or result.ndim != 2:
         raise FedkeelError("The wrapped network returns no logits: let its forward return a tensor (N, classes).")
     return result
-
-
-def _widths(head: nn.Module) -> tuple[int | None, int | None]:
-    """Inputs and outputs of a head, where its layers say so."""
-    inputs: int | None = None
-    outputs: int | None = None
-    for layer in head.modules():
-        if isinstance(layer, nn.Linear):
-            inputs, outputs = inputs or layer.in_features, layer.out_features
-        elif isinstance(layer, nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            inputs, outputs = inputs or layer.in_channels, layer.out_channels
-    return inputs or None, outputs
-
-
-def _try(module: nn.Module, head: str, example: tuple[int, ...] | Tensor) -> tuple[int, int]:
-    """Pass an example through in evaluation mode, so that nothing in the network changes."""
-    reference = next((p for p in module.parameters() if p.is_floating_point()), torch.zeros(()))
-    if not isinstance(example, Tensor):
-        example = torch.zeros(2, *example, device=reference.device, dtype=reference.dtype)
-    modes = [(part, part.training) for part in module.modules()]
-    module.eval()
-    try:
-        with torch.no_grad():
-            features, result = _run(module, head, example)
-    except FedkeelError:
-        raise
-    except Exception as error:
-        shape = tuple(example.shape)
-        message = f"{type(module).__name__} does not run on an example of shape {shape} ({first_line(error)})."
-        raise FedkeelError(message) from error
-    finally:
-        for part, training in modes:
-            part.training = training
-    logits = _logits(result)
-    if logits.ndim != 2:
-        shape = tuple(logits.shape)
-        raise FedkeelError(f"The wrapped network returns logits of shape {shape}: (N, classes) is needed.")
-    return features.shape[1], logits.shape[1]

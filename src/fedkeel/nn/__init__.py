@@ -5,9 +5,7 @@ from fedkeel.nn.calibration import Calibration, Calibrator, expect_statistics, n
 from fedkeel.nn.clipping import HistoryClip, agc_
 from fedkeel.nn.hybrid_batch_norm import (
     HybridBatchNorm,
-    HybridBatchNorm1d,
     HybridBatchNorm2d,
-    HybridBatchNorm3d,
     to_hybrid,
 )
 from fedkeel.nn.scaled_ws_conv import ScaledWSConv1d, ScaledWSConv2d, ScaledWSConv3d, ScaledWSLinear, fold, to_scaled_ws
@@ -26,9 +24,7 @@ __all__ = [
     "Calibrator",
     "HistoryClip",
     "HybridBatchNorm",
-    "HybridBatchNorm1d",
     "HybridBatchNorm2d",
-    "HybridBatchNorm3d",
     "ScaledWSConv1d",
     "ScaledWSConv2d",
     "ScaledWSConv3d",

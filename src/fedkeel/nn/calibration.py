@@ -6,8 +6,7 @@ after layer gets, with the layers before it calibrated already,
 
     mean = (1 - share) global + share site,    variance likewise
 
-So neither the order of the images nor the size of a batch matters. All sums lie in tensors that stay where they are, so
-that every pass can be replayed as a CUDA graph.
+So neither the order of the images nor the size of a batch matters.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedkeel.config import Config
-from fedkeel.core.client import Batch, Repeat, one_by_one
+from fedkeel.core.client import Batch
 from fedkeel.core.readable import short
 from fedkeel.core.state import moment_names
 from fedkeel.errors import FedkeelError
@@ -153,22 +152,10 @@ class Calibrator:
         """`logits`: of a batch, through this model."""
         self.layers, self.logits = normalised_layers(model), logits
         self.expected = bool(getattr(model, EXPECTED, False))
-        means = {name: _buffer(layer) for name, layer in self.layers.items()}
-        self._device = next((mean.device for mean in means.values()), torch.device("cpu"))
-        self._sums = {name: self._zeros(2, 3, len(mean)) for name, mean in means.items()}
-        self._share, self._chances = self._zeros(), self._zeros(0, 0)
-        self._place = torch.zeros(1, dtype=torch.int64, device=self._device)
-        self._reached: dict[str, None] = {}  # layers, in the order of the forward pass
 
     @torch.no_grad()
     def calibrate(
-        self,
-        batches: Callable[[], Iterable[Batch]],
-        prior: float = PRIOR,
-        *,
-        always: bool = False,
-        mix: Tensor | None = None,
-        repeat: Repeat = one_by_one,
+        self, batches: Callable[[], Iterable[Batch]], prior: float = PRIOR, *, always: bool = False
     ) -> Calibration:
         """Change the statistics of the model, which is in evaluation mode, in place. One that was trained under the
         federation's (`expect_statistics`) is left as it is, unless `always`.
@@ -177,102 +164,72 @@ class Calibrator:
             batches: the site's images, the same each time it is called; labels are not looked at.
             prior: how many images the federation's statistics are worth.
             always: take the whole distance for the look of the images, whatever the class mix.
-            mix: the federation's shares of the classes, by default all the same.
-            repeat: how a pass over batches is run.
         """
         sizes = [len(batch.x) for batch in batches()]
         images = sum(sizes)
         if not images:
             return Calibration(0, prior, 0.0, 0.0, 0.0, 0.0, (), {})
-        distances, found = self._look(batches, images, repeat, mix)
+        distances, chances = self._look(batches, images)
+        found = class_mix(chances)
         distance = sum(distances.values()) / len(distances) if distances else 0.0
-        explained = explained_distance(found, images, mix)
+        explained = explained_distance(found, images)
         # The spread of single images is not known of one.
         known = images > 1 and not self.expected
         trust = 1.0 if always else look(distance, explained) if known else 0.0
         share = site_share(trust, images, prior)
         if share > 0:
-            self._settle(batches, share, repeat, at_once=len(sizes) == 1)
+            # A single batch settles all layers in one pass: each has all that it will see when it is reached.
+            for names in [list(distances)] if len(sizes) == 1 else [[name] for name in distances]:
+                self._settle(names, batches, share, at_once=len(sizes) == 1)
         seen = (distance, explained, trust, share, tuple(found.tolist()), distances)
         return Calibration(images, prior, *seen, expected=self.expected)
 
-    # -- the network as it is ----------------------------------------------------------------------------------
-    def _look(
-        self, batches: Callable[[], Iterable[Batch]], images: int, repeat: Repeat, mix: Tensor | None
-    ) -> tuple[dict[str, float], Tensor]:
-        """Of each layer the distance, and the class mix."""
-        reached: dict[str, None] = {}
+    def _look(self, batches: Callable[[], Iterable[Batch]], images: int) -> tuple[dict[str, float], Tensor]:
+        """Of each layer that is reached, in this order, the distance; of each image, what the network says."""
+        sums: dict[str, list[Tensor]] = {}
+        chances: list[Tensor] = []
 
-        def add(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            reached.setdefault(name)
-            for moment, of_images in enumerate(_image_moments(inputs[0], self.layers[name])):
-                self._sums[name][moment].add_(channel_sums(of_images))
+        def add(name: str, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            seen = [channel_sums(of_images) for of_images in _image_moments(inputs[0], layer)]
+            sums[name] = [old + new for old, new in zip(sums[name], seen, strict=True)] if name in sums else seen
 
-        def see(batch: Batch) -> None:
-            chances = self.logits(batch.x).double().softmax(1)
-            rows = self._place + torch.arange(len(chances), device=chances.device)
-            self._chances.index_copy_(0, rows, chances)
-            self._place.add_(len(chances))
-
-        self._make_room(batches, images)
-        self._clear()
         with self._hooked(self.layers, add):
-            repeat(("look", len(self._chances)), see, batches())
-        # A pass that was only replayed calls no hook, and reaches what it did when it was captured.
-        self._reached = reached or self._reached
+            for batch in batches():
+                chances.append(self.logits(batch.x).double().softmax(1))
         distances = {}
         unbiased = images / max(images - 1, 1)
-        for name in self._reached:
-            found = zip(map(moments_of, self._sums[name]), (0.0, 1.0), strict=True)
-            both = [squared_distance(mean, unbiased * var, usual) for (mean, var), usual in found]
-            distances[name] = float(both[0] + both[1]) / 2
-        return distances, class_mix(self._chances[:images].cpu(), mix)
+        for name, both in sums.items():
+            moments = zip(map(moments_of, both), (0.0, 1.0), strict=True)
+            squared = [squared_distance(mean, unbiased * var, usual) for (mean, var), usual in moments]
+            distances[name] = float(squared[0] + squared[1]) / 2
+        return distances, torch.cat(chances).cpu()
 
-    def _make_room(self, batches: Callable[[], Iterable[Batch]], images: int) -> None:
-        if images > len(self._chances):
-            outputs = self.logits(next(iter(batches())).x).shape[1]
-            self._chances = self._zeros(1 << (images - 1).bit_length(), outputs)
-        self._place.zero_()
-
-    def _zeros(self, *shape: int) -> Tensor:
-        return torch.zeros(shape, dtype=torch.float64, device=self._device)
-
-    # -- layer after layer -------------------------------------------------------------------------------------
-    def _settle(self, batches: Callable[[], Iterable[Batch]], share: float, repeat: Repeat, *, at_once: bool) -> None:
-        """A single batch settles all layers in one pass: each has all that it will see when it is reached."""
-        self._share.fill_(share)
-        self._clear()
-        settled: set[str] = set()
+    def _settle(
+        self, names: Sequence[str], batches: Callable[[], Iterable[Batch]], share: float, *, at_once: bool
+    ) -> None:
+        """Give these layers their mixtures: one after another as they are reached, or one alone after all batches."""
+        sums: dict[str, Tensor] = {}
 
         def measure(name: str, _: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            if name in settled:  # a layer that is used again has what it was first given
+            if at_once and name in sums:  # a layer that is used again has what it was first given
                 return
-            self._sums[name][0].add_(channel_sums(inputs[0]))
+            sums[name] = sums.get(name, 0) + channel_sums(inputs[0])
             if not at_once:
                 raise _Reached
-            settled.add(name)
-            self._mix(name)
+            self._mix(name, sums[name], share)
 
-        def pass_over(batch: Batch) -> None:
-            settled.clear()
-            with suppress(_Reached):
-                self.logits(batch.x)
+        with self._hooked(names, measure):
+            for batch in batches():
+                with suppress(_Reached):
+                    self.logits(batch.x)
+        if not at_once:
+            self._mix(names[0], sums[names[0]], share)
 
-        for group in [list(self._reached)] if at_once else [[name] for name in self._reached]:
-            with self._hooked(group, measure):
-                repeat(("settle", at_once, *group), pass_over, batches())
-            if not at_once:
-                self._mix(group[0])
-
-    def _mix(self, name: str) -> None:
-        for buffer, moment in zip(moment_names(""), moments_of(self._sums[name][0]), strict=True):
-            tensor = getattr(self.layers[name], buffer)
+    def _mix(self, name: str, sums: Tensor, share: float) -> None:
+        for buffer, moment in zip(moment_names(""), moments_of(sums), strict=True):
+            tensor = self.layers[name].get_buffer(buffer)
             # In double precision: mixed with itself, a number stays what it is.
-            tensor.copy_(tensor.double().lerp(moment, self._share))
-
-    def _clear(self) -> None:
-        for sums in self._sums.values():
-            sums.zero_()
+            tensor.copy_(tensor.double().lerp(moment, share))
 
     @contextmanager
     def _hooked(self, names: Iterable[str], hook: Callable[..., None]) -> Iterator[None]:
@@ -284,19 +241,10 @@ class Calibrator:
 
 def _image_moments(x: Tensor, layer: nn.Module) -> tuple[Tensor, Tensor]:
     """Of each image and channel, the mean and the mean square of normalised values, (N, C) each."""
-    mean, var = (_buffer(layer, number).double()[:, None] for number in (0, 1))
-    wide = x.detach().double()
-    normal = ((wide.flatten(2) if x.ndim > 2 else wide[..., None]) - mean) / (
-        var + float(getattr(layer, "eps", 0.0))
-    ).sqrt()
+    mean, var = (layer.get_buffer(buffer).double()[:, None] for buffer in moment_names(""))
+    values = x.detach().double().flatten(2) if x.ndim > 2 else x.detach().double()[..., None]
+    normal = (values - mean) / (var + float(getattr(layer, "eps", 0.0))).sqrt()
     return normal.mean(2), normal.square().mean(2)
-
-
-def _buffer(layer: nn.Module, number: int = 0) -> Tensor:
-    """The running mean, 0, or variance, 1."""
-    tensor = getattr(layer, moment_names("")[number])
-    assert isinstance(tensor, Tensor)
-    return tensor
 
 
 def refuse_without_statistics(model: nn.Module, what: str) -> None:

@@ -4,79 +4,21 @@ A batch of a client says little about the federation, and global statistics say 
 in a proportion that every client learns for every channel (Eq. 9).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from fedkeel.core.state import BatchNorm, moment_names
 from fedkeel.errors import FedkeelError, MethodError, nearest
 from fedkeel.nn.kernels import norms
-from fedkeel.nn.mixed_batch_norm import moments, per_channel
+from fedkeel.nn.mixed_batch_norm import mixed
 from fedkeel.nn.surgery import place_of, replace_batch_norms
 
 RECORDS = ("mixture", "batch")
 SHARES = {"learned": None, "fixed": 0.5, "global": 1.0, "batch": 0.0}  # of the global statistics, in the ablations
-
-
-class _Normalise(torch.autograd.Function):
-    """y = weight (x - m) / sqrt(v + eps) + bias with m, v of Eq. 9; `batch` gets the batch's mean and variance.
-
-    The gradient is written out: autograd would pass over the whole activation about ten times, this does five times.
-    With r = (v + eps)^-1/2, S = sum(dy) and T = sum(dy (x - m)) over a channel's n values:
-    d weight = r T, d bias = S, dm = -weight r S, dv = -weight r^3 T / 2,
-    da = dm (mg - mb) + dv (vg - vb), dx = weight r dy + (1 - a) (dm + 2 dv (x - mb)) / n.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        share: Tensor,
-        global_mean: Tensor,
-        global_var: Tensor,
-        weight: Tensor | None,
-        bias: Tensor | None,
-        eps: float,
-        batch: list[Tensor],
-    ) -> Tensor:
-        batch_mean, batch_var = moments(x)
-        batch.extend((batch_mean, batch_var))  # as outputs they would have gradients, of zeros, to be made each time
-        mean = torch.lerp(batch_mean, global_mean, share)
-        var = torch.lerp(batch_var, global_var, share)
-        inverse = torch.rsqrt(var + eps)
-        ctx.save_for_backward(x, share, global_mean, global_var, weight, batch_mean, batch_var, mean, inverse, var)
-        ctx.eps, ctx.has_bias = eps, bias is not None
-        return F.batch_norm(x.to(mean.dtype), mean, var, weight, bias, False, 0.0, eps).to(x.dtype)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, share, global_mean, global_var, weight, batch_mean, batch_var, mean, inverse, var = ctx.saved_tensors
-        wide, dy = x.to(mean.dtype), dy.to(mean.dtype)
-        if x.is_cuda and dy.stride() != wide.stride():  # its kernel wants both in one layout
-            dy = torch.empty_like(wide).copy_(dy)
-        # Both sums, r T and S, in one pass: they are the gradients of a batch norm in evaluation. The weight is not
-        # looked at.
-        _, scaled_sum, sum_dy = torch.ops.aten.native_batch_norm_backward(
-            dy, wide, inverse, mean, var, mean, inverse, False, ctx.eps, [False, True, True]
-        )
-        # Numbers go in as `value`: in `1 - share` each costs a CPU more than the few channels do.
-        scale = inverse if weight is None else weight * inverse
-        u = scale * sum_dy  # -dm
-        q = scale * inverse * scaled_sum  # -2 dv
-        d_share = (u * (batch_mean - global_mean)).addcmul_(q, batch_var - global_var, value=0.5)
-        # dx as one linear function of dy and x: scale dy + slope x + offset
-        slope = torch.addcmul(q, share, q, value=-1)
-        offset = torch.addcmul(u, share, u, value=-1).addcmul_(slope, batch_mean, value=-1)
-        torch._foreach_mul_([slope, offset], -x.shape[1] / x.numel())
-        offset, slope, scale = (per_channel(numbers, x) for numbers in (offset, slope, scale))
-        dx = torch.addcmul(torch.addcmul(offset, wide, slope), dy, scale)
-        d_weight = None if weight is None else scaled_sum
-        return dx.to(x.dtype), d_share, None, None, d_weight, sum_dy if ctx.has_bias else None, None, None
 
 
 class HybridBatchNorm(nn.Module):
@@ -98,9 +40,6 @@ class HybridBatchNorm(nn.Module):
         mix: HBN's ablations (Table 6): "fixed" is 1:1, "global" and "batch" use one of the two.
         device, dtype: of its tensors.
 
-    Attributes:
-        dims: how many dimensions an input may have.
-
     >>> layer = HybridBatchNorm2d(1, eps=0)
     >>> layer(torch.tensor([6.0, 8.0]).view(2, 1, 1, 1)).flatten().tolist()  # m = 7 / 2, v = (1 + 1) / 2
     [2.5, 4.5]
@@ -111,8 +50,6 @@ class HybridBatchNorm(nn.Module):
     _count: Tensor
     _mean: Tensor
     _var: Tensor
-
-    dims: Sequence[int] = (2, 3, 4, 5)
 
     def __init__(
         self,
@@ -141,23 +78,16 @@ class HybridBatchNorm(nn.Module):
         self.recording_momentum: float | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.ndim not in self.dims:
-            raise ValueError(f"expected {' or '.join(f'{d}D' for d in self.dims)} input (got {x.ndim}D input)")
-        if not self.training:
-            if self.tested_by_batch:
-                return F.batch_norm(x, None, None, self.weight, self.bias, True, 0.0, self.eps)
-            return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, False, 0.0, self.eps)
         statistics = (self.running_mean, self.running_var)
+        if not self.training:
+            mean, var = (None, None) if self.tested_by_batch else statistics
+            return F.batch_norm(x, mean, var, self.weight, self.bias, self.tested_by_batch, 0.0, self.eps)
         if norms.takes("hybrid", x, self.alpha, self.weight, self.bias, *statistics):
             return norms.hybrid(x, self)
         share = self.share()
-        batch: list[Tensor] = []
-        y: Tensor = _Normalise.apply(  # type: ignore[no-untyped-call]
-            x, share, *statistics, self.weight, self.bias, self.eps, batch
-        )
+        y, mean, var = mixed(x, share, statistics, self.weight, self.bias, self.eps)
         if self.record is not None:
             with torch.no_grad():
-                mean, var = batch
                 if self.record == "mixture":
                     mean, var = torch.lerp(mean, self.running_mean, share), torch.lerp(var, self.running_var, share)
                 self._remember(mean, var, x.shape[0])
@@ -180,13 +110,9 @@ class HybridBatchNorm(nn.Module):
             self.register_buffer("_count", self.running_mean.new_zeros((), dtype=torch.int64), persistent=False)
             self.register_buffer("_mean", torch.zeros_like(self.running_mean), persistent=False)
             self.register_buffer("_var", torch.zeros_like(self.running_var), persistent=False)
+        for recorded, start in ((self._mean, self.running_mean), (self._var, self.running_var)):
+            recorded.zero_() if momentum is None else recorded.copy_(start)
         self._count.zero_()
-        if momentum is None:
-            self._mean.zero_()
-            self._var.zero_()
-        else:
-            self._mean.copy_(self.running_mean)
-            self._var.copy_(self.running_var)
         self.record, self.recording_momentum = what, momentum
 
     def recorded(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -212,22 +138,13 @@ class HybridBatchNorm(nn.Module):
         return f"{self.num_features}, eps={self.eps}, affine={self.affine}, mix={self.mix}"
 
 
-class HybridBatchNorm1d(HybridBatchNorm):
-    """HBN for (N, C) and (N, C, L): see `HybridBatchNorm`."""
-
-    dims = (2, 3)
-
-
 class HybridBatchNorm2d(HybridBatchNorm):
     """HBN for (N, C, H, W): see `HybridBatchNorm`."""
 
-    dims = (4,)
-
-
-class HybridBatchNorm3d(HybridBatchNorm):
-    """HBN for (N, C, D, H, W): see `HybridBatchNorm`."""
-
-    dims = (5,)
+    def forward(self, x: Tensor) -> Tensor:
+        if x.ndim != 4:
+            raise ValueError(f"expected 4D input (got {x.ndim}D input)")
+        return super().forward(x)
 
 
 def hybrid_norms(model: nn.Module) -> dict[str, HybridBatchNorm]:
@@ -250,15 +167,9 @@ def to_hybrid(model: nn.Module, mix: str = "learned") -> list[str]:
     >>> to_hybrid(model), type(model[1]).__name__
     (['1'], 'HybridBatchNorm2d')
     """
-    kinds = {
-        nn.BatchNorm1d: HybridBatchNorm1d,
-        nn.BatchNorm2d: HybridBatchNorm2d,
-        nn.BatchNorm3d: HybridBatchNorm3d,
-        nn.SyncBatchNorm: HybridBatchNorm,
-    }
 
     def build(_: str, norm: BatchNorm) -> nn.Module:
-        hybrid = next(new for old, new in kinds.items() if isinstance(norm, old))
+        hybrid = HybridBatchNorm2d if isinstance(norm, nn.BatchNorm2d) else HybridBatchNorm
         new = hybrid(norm.num_features, eps=norm.eps, affine=norm.affine, mix=mix, **place_of(norm))
         if norm.running_mean is not None and norm.running_var is not None:
             new.running_mean.copy_(norm.running_mean)

@@ -1,26 +1,28 @@
-"""Other ways to use the global statistics in local training: the alternatives of GReg's Table 9, and FBN.
+"""Batch norm under a mixture of the batch's statistics and the federation's: HBN, GReg's Table 9, and FBN.
 
-For the length of a `with` block, the batch norms of a model compute something else; the layers, their names and their
-tensors stay the same. Nothing waits for the device. As in training, the layers' own running statistics are updated from
-the moments of the batch, whatever was used to normalise it. A layer that is not training (a single sample, see
-`frozen_statistics`) or keeps no running statistics does what it always does.
+    y = gamma (x - m) / sqrt(v + eps) + beta,    m = a mu_g + (1 - a) mu_b,    v = a sigma_g^2 + (1 - a) sigma_b^2
+
+`mixed` computes it for any share a. HBN has a layer of its own for it; for the others, the batch norms of a model
+compute something else for the length of a `with` block, and the layers, their names and their tensors stay the same. As
+in training, the layers' own running statistics are updated from the moments of the batch, whatever was used to
+normalise it. A layer that is not training (a single sample, see `frozen_statistics`) or keeps no running statistics
+does what it always does. Nothing waits for the device.
 """
 
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from fedkeel.core.state import BatchNorm, moment_names
-from fedkeel.errors import FedkeelError, nearest
 from fedkeel.formulas.similarity import precise
-from fedkeel.nn.surgery import Change, Norms, changed
+from fedkeel.nn.surgery import Norms
 
-MIXTURES = ("global", "mix", "mix-learned", "ensemble")
 SHARE = "share"
 """Name of the parameter that "mix-learned" adds to each batch norm: sigmoid(share) is lambda."""
 STEPS = "_steps"
@@ -29,50 +31,75 @@ STEPS = "_steps"
 Forward = Callable[[str, BatchNorm, Tensor], Tensor]
 
 
-def replaced_forward(norms: Norms, forward: Forward, skipped: Iterable[nn.Module] = ()) -> AbstractContextManager[None]:
-    """Inside, each batch norm computes `forward(name, norm, x)`, then the submodules that timm puts into its norms; the
-    `skipped` modules hand on what they get."""
+# -- the mixture -------------------------------------------------------------------------------------------------------
+def mixed(
+    x: Tensor, share: Tensor, given: tuple[Tensor, Tensor], weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y, and the batch's mean and biased variance, without gradients.
 
-    def call(name: str, norm: BatchNorm, x: Tensor) -> Tensor:
-        y = forward(name, norm, x)
-        for child in norm.children():
-            y = child(y)
-        return y
-
-    changes: list[Change] = [(vars(norm), "forward", partial(call, name, norm)) for name, norm in norms.items()]
-    return changed(changes + [(vars(module), "forward", _handed_on) for module in skipped])
-
-
-def _handed_on(x: Tensor) -> Tensor:
-    return x
+    Args:
+        share: a, of the given statistics, for each channel.
+        given: the federation's mean and variance.
+    """
+    batch: list[Tensor] = []
+    y: Tensor = _Mixed.apply(x, share, *given, weight, bias, eps, batch)  # type: ignore[no-untyped-call]
+    return y, batch[0], batch[1]
 
 
-def global_moments(name: str, norm: BatchNorm, statistics: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """The given mean and variance of a layer; its own running ones where none are given."""
-    mean, var = running_moments(norm)
-    given_mean, given_var = moment_names(name)
-    return statistics.get(given_mean, mean), statistics.get(given_var, var)
+class _Mixed(torch.autograd.Function):
+    """The gradient is written out: autograd would pass over the whole activation about ten times, this does five times.
 
+    With r = (v + eps)^-1/2, S = sum(dy) and T = sum(dy (x - m)) over a channel's n values:
+    d weight = r T, d bias = S, dm = -weight r S, dv = -weight r^3 T / 2,
+    da = dm (mg - mb) + dv (vg - vb), dx = weight r dy + (1 - a) (dm + 2 dv (x - mb)) / n.
+    """
 
-def running_moments(norm: BatchNorm) -> tuple[Tensor, Tensor]:
-    """Of a layer that has them."""
-    assert norm.running_mean is not None
-    assert norm.running_var is not None
-    return norm.running_mean, norm.running_var
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        share: Tensor,
+        global_mean: Tensor,
+        global_var: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        batch: list[Tensor],
+    ) -> Tensor:
+        batch_mean, batch_var = moments(x)
+        batch.extend((batch_mean, batch_var))  # as outputs they would have gradients, of zeros, to be made each time
+        mean = torch.lerp(batch_mean, global_mean, share)
+        var = torch.lerp(batch_var, global_var, share)
+        inverse = torch.rsqrt(var + eps)
+        ctx.save_for_backward(x, share, global_mean, global_var, weight, batch_mean, batch_var, mean, inverse, var)
+        ctx.eps, ctx.has_bias = eps, bias is not None
+        return F.batch_norm(x.to(mean.dtype), mean, var, weight, bias, False, 0.0, eps).to(x.dtype)
 
-
-def update_momentum(norm: BatchNorm) -> float:
-    """Count one more batch; returns what it weighs in the running statistics, as `nn.BatchNorm2d` has it."""
-    if norm.num_batches_tracked is not None:
-        norm.num_batches_tracked.add_(1)
-        if norm.momentum is None:  # the plain mean over all batches: torch itself asks the device for the number
-            return 1.0 / float(norm.num_batches_tracked)
-    return 0.0 if norm.momentum is None else norm.momentum
-
-
-def plain_forward(norm: BatchNorm, x: Tensor) -> Tensor:
-    """What the layer does by itself, without its submodules: batch statistics in training, running ones otherwise."""
-    return nn.BatchNorm2d.forward(cast(nn.BatchNorm2d, norm), x)
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        x, share, global_mean, global_var, weight, batch_mean, batch_var, mean, inverse, var = ctx.saved_tensors
+        wide, dy = x.to(mean.dtype), dy.to(mean.dtype)
+        if x.is_cuda and dy.stride() != wide.stride():  # its kernel wants both in one layout
+            dy = torch.empty_like(wide).copy_(dy)
+        # Both sums, r T and S, in one pass: they are the gradients of a batch norm in evaluation. The weight is not
+        # looked at.
+        _, scaled_sum, sum_dy = torch.ops.aten.native_batch_norm_backward(
+            dy, wide, inverse, mean, var, mean, inverse, False, ctx.eps, [False, True, True]
+        )
+        # Numbers go in as `value`: in `1 - share` each costs a CPU more than the few channels do.
+        scale = inverse if weight is None else weight * inverse
+        u = scale * sum_dy  # -dm
+        q = scale * inverse * scaled_sum  # -2 dv
+        d_share = (u * (batch_mean - global_mean)).addcmul_(q, batch_var - global_var, value=0.5)
+        # dx as one linear function of dy and x: scale dy + slope x + offset
+        slope = torch.addcmul(q, share, q, value=-1)
+        offset = torch.addcmul(u, share, u, value=-1).addcmul_(slope, batch_mean, value=-1)
+        torch._foreach_mul_([slope, offset], -x.shape[1] / x.numel())
+        offset, slope, scale = (per_channel(numbers, x) for numbers in (offset, slope, scale))
+        dx = torch.addcmul(torch.addcmul(offset, wide, slope), dy, scale)
+        d_weight = None if weight is None else scaled_sum
+        return dx.to(x.dtype), d_share, None, None, d_weight, sum_dy if ctx.has_bias else None, None, None
 
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,6 +123,60 @@ def per_channel(numbers: Tensor, x: Tensor) -> Tensor:
     return numbers.view(1, -1, *[1] * (x.ndim - 2))
 
 
+# -- for the length of a block -----------------------------------------------------------------------------------------
+@contextmanager
+def replaced_forward(norms: Norms, forward: Forward) -> Iterator[None]:
+    """Inside, each batch norm computes `forward(name, norm, x)`, then the submodules that timm puts into its norms."""
+
+    def call(name: str, norm: BatchNorm, x: Tensor) -> Tensor:
+        y = forward(name, norm, x)
+        for child in norm.children():
+            y = child(y)
+        return y
+
+    before = [(norm, vars(norm).get("forward")) for norm in norms.values()]
+    try:
+        for name, norm in norms.items():
+            norm.forward = partial(call, name, norm)  # type: ignore[method-assign]
+        yield
+    finally:
+        for norm, replaced in before:
+            delattr(norm, "forward") if replaced is None else setattr(norm, "forward", replaced)
+
+
+def given_moments(name: str, norm: BatchNorm, statistics: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """The given mean and variance of a layer; its own running ones where none are given."""
+    mean, var = running_moments(norm)
+    given_mean, given_var = moment_names(name)
+    return statistics.get(given_mean, mean), statistics.get(given_var, var)
+
+
+def running_moments(norm: BatchNorm) -> tuple[Tensor, Tensor]:
+    """Of a layer that has them."""
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
+    return norm.running_mean, norm.running_var
+
+
+def plain_forward(norm: BatchNorm, x: Tensor) -> Tensor:
+    """What the layer does by itself, without its submodules: batch statistics in training, running ones otherwise."""
+    return nn.BatchNorm2d.forward(cast(nn.BatchNorm2d, norm), x)
+
+
+def forward_under(norm: BatchNorm, x: Tensor, given: tuple[Tensor, Tensor]) -> Tensor:
+    """What the layer does with the given mean and variance."""
+    return F.batch_norm(x, *given, norm.weight, norm.bias, False, 0.0, norm.eps)
+
+
+def update_momentum(norm: BatchNorm) -> float:
+    """Count one more batch; returns what it weighs in the running statistics, as `nn.BatchNorm2d` has it."""
+    if norm.num_batches_tracked is not None:
+        norm.num_batches_tracked.add_(1)
+        if norm.momentum is None:  # the plain mean over all batches: torch itself asks the device for the number
+            return 1.0 / float(norm.num_batches_tracked)
+    return 0.0 if norm.momentum is None else norm.momentum
+
+
 def add_shares(norms: Norms) -> None:
     """One learnable lambda for each layer, from 1/2: the `share` of "mix-learned"."""
     for norm in norms.values():
@@ -108,29 +189,36 @@ def mixed_statistics(
 ) -> AbstractContextManager[None]:
     """Inside, batch norms in training use batch and global statistics as a row of GReg's Table 9 does.
 
-    - "global": (x - mu_g) / sqrt(var_g + eps)
-    - "mix": the same with (1 - lambda) mu_b + lambda mu_g and that mixture of the variances; lambda = `share`
+    - "global": the global statistics alone
+    - "mix": the mixture in which these have the share lambda
     - "mix-learned": with the layer's own lambda = sigmoid(share), see `add_shares`
-    - "ensemble": the mean of (x - mu_b) / sqrt(var_b + eps) and (x - mu_g) / sqrt(var_g + eps)
+    - "ensemble": the mean of what the layer gives under the batch's and under the global ones
     """
-    if mode not in MIXTURES:
-        raise FedkeelError(f"Statistics cannot be mixed by '{mode}': {nearest(str(mode), MIXTURES)}")
 
     def forward(name: str, norm: BatchNorm, x: Tensor) -> Tensor:
         if not norm.training or norm.running_mean is None:
             return plain_forward(norm, x)
-        mean, var = global_moments(name, norm, statistics)
-        if mode in ("mix", "mix-learned"):
-            learned = getattr(norm, SHARE, None)
-            part = torch.sigmoid(learned) if mode == "mix-learned" and learned is not None else share
-            return _mixed(norm, x, mean, var, part)
-        under_global = F.batch_norm(x, mean, var, norm.weight, norm.bias, False, 0.0, norm.eps)
+        given = given_moments(name, norm, statistics)
         if mode == "ensemble":
-            return (plain_forward(norm, x) + under_global) / 2
-        _update(norm, *moments(x.detach()), x.numel() // x.shape[1])
-        return under_global
+            return (plain_forward(norm, x) + forward_under(norm, x, given)) / 2
+        if mode == "mix-learned":
+            shares = torch.sigmoid(norm.get_parameter(SHARE)).expand_as(given[0])
+        else:
+            shares = torch.full_like(given[0], 1.0 if mode == "global" else share)
+        y, mean, var = mixed(x, shares, given, norm.weight, norm.bias, norm.eps)
+        _update(norm, mean, var, x.numel() // x.shape[1])
+        return y
 
     return replaced_forward(norms, forward)
+
+
+@torch.no_grad()
+def _update(norm: BatchNorm, mean: Tensor, var: Tensor, count: int) -> None:
+    """Eqs. 2-3 of GReg: the moving average of the batch's mean and unbiased variance over `count` values."""
+    momentum = update_momentum(norm)
+    running_mean, running_var = running_moments(norm)
+    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+    running_var.lerp_((var * (count / max(count - 1, 1))).to(running_var.dtype), momentum)
 
 
 def count_steps(norms: Norms) -> None:
@@ -148,32 +236,13 @@ def averaged_statistics(norms: Norms, statistics: Mapping[str, Tensor]) -> Abstr
     def forward(name: str, norm: BatchNorm, x: Tensor) -> Tensor:
         if norm.running_mean is None:
             return plain_forward(norm, x)
-        mean, var = global_moments(name, norm, statistics)
+        given = given_moments(name, norm, statistics)
         if norm.training:
             with torch.no_grad():
-                steps: Tensor = getattr(norm, STEPS).add_(1)
+                steps = norm.get_buffer(STEPS).add_(1)
                 for running, measured in zip(running_moments(norm), moments(x), strict=True):
                     running.lerp_(measured.to(running.dtype), 1 / steps)
                 update_momentum(norm)
-        return F.batch_norm(x, mean, var, norm.weight, norm.bias, False, 0.0, norm.eps)
+        return forward_under(norm, x, given)
 
     return replaced_forward(norms, forward)
-
-
-def _mixed(norm: BatchNorm, x: Tensor, mean: Tensor, var: Tensor, share: Tensor | float) -> Tensor:
-    batch_mean, batch_var = moments(x)
-    _update(norm, batch_mean.detach(), batch_var.detach(), x.numel() // x.shape[1])
-    mean = batch_mean + share * (mean - batch_mean)
-    scale = torch.rsqrt(batch_var + share * (var - batch_var) + norm.eps)
-    scale = scale if norm.weight is None else scale * norm.weight
-    shift = -mean * scale if norm.bias is None else norm.bias - mean * scale
-    return (x * per_channel(scale, x) + per_channel(shift, x)).to(x.dtype)
-
-
-@torch.no_grad()
-def _update(norm: BatchNorm, mean: Tensor, var: Tensor, count: int) -> None:
-    """Eqs. 2-3 of GReg: the moving average of the batch's mean and unbiased variance over `count` values."""
-    momentum = update_momentum(norm)
-    running_mean, running_var = running_moments(norm)
-    running_mean.lerp_(mean.to(running_mean.dtype), momentum)
-    running_var.lerp_((var * (count / max(count - 1, 1))).to(running_var.dtype), momentum)

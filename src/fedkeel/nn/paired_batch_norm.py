@@ -7,14 +7,13 @@ samples, and the result is that of two passes.
 
 That holds for networks that treat samples one by one after their first batch norm, and in which nothing goes around it.
 `find_pairing` tries it: a skip that starts before the first batch norm, attention over the batch, or layers that draw
-random numbers are found there, before any training. It also finds the batch norms whose output only an `nn.ReLU` reads:
-the norm then computes both, which on a GPU saves a pass over memory each way, and the ReLU hands on what it gets.
+random numbers are found there, before any training.
 """
 
 import copy
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,11 +23,10 @@ from torch import Tensor, nn
 from fedkeel.core.state import BatchNorm, batch_norms, moment_names
 from fedkeel.core.types import Output
 from fedkeel.errors import first_line
-from fedkeel.nn import kernels
 from fedkeel.nn.draws import Dropout
-from fedkeel.nn.kernels import norms as norm_kernels
+from fedkeel.nn.kernels import norms as kernels
 from fedkeel.nn.mixed_batch_norm import (
-    global_moments,
+    given_moments,
     plain_forward,
     replaced_forward,
     running_moments,
@@ -43,27 +41,20 @@ _TOLERANCE = 1e-6
 
 @dataclass(frozen=True)
 class Pairing:
-    """How the branches of one network run as one batch.
-
-    `doubled`: for each call of a batch norm, in order, whether its input already holds both branches. `relus`: the
-    names of the ReLUs that batch norms compute, by the names of these.
-    """
+    """How the branches of one network run as one batch: `doubled` says for each call of a batch norm, in order, whether
+    its input already holds both."""
 
     doubled: tuple[bool, ...]
-    relus: Mapping[str, str] = field(default_factory=dict)
 
     def run(self, model: nn.Module, norms: Norms, statistics: Mapping[str, Tensor], x: Tensor) -> tuple[Output, Output]:
         """The outputs under batch statistics, which update the running ones, and under the given statistics."""
         calls = iter(self.doubled)
-        relus = self.relus if kernels.is_on("paired-relu") else {}
 
         def forward(name: str, norm: BatchNorm, x: Tensor) -> Tensor:
-            return _paired(name, norm, x, statistics, next(calls), relu=name in relus)
+            return paired(name, norm, x, statistics, next(calls))
 
-        with replaced_forward(norms, forward, skipped=map(model.get_submodule, relus.values())):
-            both: Output = model(x)
-        n = len(both.logits) // 2
-        return Output(both.features[:n], both.logits[:n]), Output(both.features[n:], both.logits[n:])
+        with replaced_forward(norms, forward):
+            return _halves(model(x))
 
 
 class Pairings:
@@ -104,10 +95,18 @@ def find_pairing(model: nn.Module, x: Tensor) -> Pairing | str:
 
 def _try_pairing(model: nn.Module, x: Tensor) -> Pairing | str:
     norms = batch_norms(model)
-    statistics = _some_statistics(norms)
+    # Statistics that no batch has, so that the branches differ and a mistake shows.
+    statistics: dict[str, Tensor] = {}
+    for name, norm in norms.items():
+        if norm.running_mean is not None:
+            mean, var = running_moments(norm)
+            statistics |= zip(moment_names(name), (mean + var.sqrt() / 2, 2 * var + 0.1), strict=True)
+    rows: list[int] = []  # that each call of a batch norm sees, in both passes
     state = _generator_state(model, x.device)
-    rows, relus = _trace(model, norms, x)
+    hooks = [norm.register_forward_pre_hook(lambda _, args: rows.append(len(args[0]))) for norm in norms.values()]
     expected = naive(model, norms, statistics, x)
+    for hook in hooks:
+        hook.remove()
     if not torch.equal(state, _generator_state(model, x.device)):
         return "it draws random numbers, which two passes draw apart"
 
@@ -118,65 +117,27 @@ def _try_pairing(model: nn.Module, x: Tensor) -> Pairing | str:
         if len(x) not in (single, 2 * single):
             raise ValueError(f"{name} gets {len(x)} rows where one branch has {single}")
         doubled.append(len(x) == 2 * single)
-        return _paired(name, norm, x, statistics, doubled[-1])
+        return paired(name, norm, x, statistics, doubled[-1])
 
     with replaced_forward(norms, forward):
         both: Output = model(x)
     if len(both.logits) != 2 * len(x):
         return "its logits do not follow from its batch norms alone"
-    for pairing in (Pairing(tuple(doubled), relus), Pairing(tuple(doubled))):
-        if _agree(pairing.run(model, norms, statistics, x), expected):
-            return pairing
-    return "its samples depend on each other beyond batch norm"
+    if not _agree(_halves(both), expected):
+        return "its samples depend on each other beyond batch norm"
+    return Pairing(tuple(doubled))
 
 
-def _trace(model: nn.Module, norms: Norms, x: Tensor) -> tuple[list[int], dict[str, str]]:
-    """The samples that each call of a batch norm sees, and the ReLUs that see nothing but one batch norm's output, by
-    the names of both. Whether others read that output too is not seen here."""
-    rows: list[int] = []
-    outputs: list[tuple[str, Tensor]] = []  # kept, so that none gets the identity of another
-    readers: dict[str, set[str]] = {}
-
-    def forward(name: str, norm: BatchNorm, x: Tensor) -> Tensor:
-        rows.append(len(x))
-        outputs.append((name, plain_forward(norm, x)))
-        return outputs[-1][1]
-
-    def reads(relu: str, x: Tensor) -> None:
-        readers.setdefault(relu, set()).add(next((name for name, output in outputs if output is x), ""))
-
-    hooks = [
-        module.register_forward_pre_hook(lambda _, args, name=name: reads(name, args[0]))
-        for name, module in model.named_modules()
-        if type(module) is nn.ReLU
-    ]
-    try:
-        with replaced_forward(norms, forward):
-            model(x)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return rows, {norm: relu for relu, (norm, *others) in readers.items() if norm and not others}
-
-
-def _some_statistics(norms: Norms) -> dict[str, Tensor]:
-    """Statistics that no batch has, so that the branches differ and a mistake shows."""
-    statistics: dict[str, Tensor] = {}
-    for name, norm in norms.items():
-        if norm.running_mean is not None:
-            mean, var = running_moments(norm)
-            statistics |= zip(moment_names(name), (mean + var.sqrt() / 2, 2 * var + 0.1), strict=True)
-    return statistics
+def _halves(both: Output) -> tuple[Output, Output]:
+    n = len(both.logits) // 2
+    return Output(both.features[:n], both.logits[:n]), Output(both.features[n:], both.logits[n:])
 
 
 def _agree(given: tuple[Output, Output], expected: tuple[Output, Output]) -> bool:
-    pairs = zip((*given[0], *given[1]), (*expected[0], *expected[1]), strict=True)
-    return all(one.shape == other.shape and _close(one, other) for one, other in pairs)
-
-
-def _close(given: Tensor, wanted: Tensor) -> bool:
-    scale = wanted.abs().max().clamp_min(torch.finfo(wanted.dtype).tiny)
-    return bool((given - wanted).abs().max() <= _TOLERANCE * scale)
+    return all(
+        one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=_TOLERANCE * float(other.abs().max()))
+        for one, other in zip((*given[0], *given[1]), (*expected[0], *expected[1]), strict=True)
+    )
 
 
 def _generator_state(model: nn.Module, device: torch.device) -> Tensor:
@@ -185,24 +146,17 @@ def _generator_state(model: nn.Module, device: torch.device) -> Tensor:
     return torch.cat([*states, torch.cuda.get_rng_state(device).cpu()] if device.type == "cuda" else states)
 
 
-def _paired(
-    name: str, norm: BatchNorm, x: Tensor, statistics: Mapping[str, Tensor], doubled: bool, relu: bool = False
-) -> Tensor:
+def paired(name: str, norm: BatchNorm, x: Tensor, statistics: Mapping[str, Tensor], doubled: bool) -> Tensor:
     """[x1 under batch statistics; x2 under the given ones], where x is [x1; x2] if `doubled` and else both."""
     if norm.running_mean is None:  # no global statistics to use: batch statistics in both branches
-        y = torch.cat([plain_forward(norm, half) for half in x.chunk(2)]) if doubled else plain_forward(norm, x)
-        return F.relu(y) if relu else y
-    given = global_moments(name, norm, statistics)
-    if norm.training and norm.momentum is not None and _by_kernels(norm, x, given):
-        return norm_kernels.paired(x, norm, given, doubled, relu)
+        return torch.cat([plain_forward(norm, half) for half in x.chunk(2)]) if doubled else plain_forward(norm, x)
+    given, running = given_moments(name, norm, statistics), running_moments(norm)
+    numbers = (*given, *running, norm.weight, norm.bias)
+    if norm.training and norm.momentum is not None and kernels.takes("paired", x, *numbers):
+        return kernels.paired(x, norm, given, doubled)
     # Views: the gradients of the branches are summed there, before those of other users join in, as of one layer.
     x, weight, bias = x.view_as(x), *(t if t is None else t.view_as(t) for t in (norm.weight, norm.bias))
     first, second = x.chunk(2) if doubled else (x, x)
     momentum = update_momentum(norm) if norm.training else 0.0
-    under_batch = F.batch_norm(first, *running_moments(norm), weight, bias, norm.training, momentum, norm.eps)
-    y = torch.cat([under_batch, F.batch_norm(second, *given, weight, bias, False, 0.0, norm.eps)])
-    return F.relu(y) if relu else y
-
-
-def _by_kernels(norm: BatchNorm, x: Tensor, given: tuple[Tensor, Tensor]) -> bool:
-    return norm_kernels.takes("paired", x, *given, *running_moments(norm), norm.weight, norm.bias)
+    under_batch = F.batch_norm(first, *running, weight, bias, norm.training, momentum, norm.eps)
+    return torch.cat([under_batch, F.batch_norm(second, *given, weight, bias, False, 0.0, norm.eps)])

@@ -6,13 +6,13 @@ standardised by the same formula, row by row: an extension of ours.
 """
 
 import copy
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.conv import _ConvNd
+from torch.func import functional_call
 
 from fedkeel.core.types import Classifier
 from fedkeel.errors import FedkeelError, MethodError, nearest
@@ -34,12 +34,16 @@ class _ScaledWS(nn.Module):
     bias: Any  # a tensor or None
     gain: nn.Parameter
     plain: type[nn.Module]
-    own: nn.Module | None = None
+    # One that computes in another way than F.conv2d and its like: that pads with something else than zeros, or is of a
+    # class of its own, such as timm's. It has no numbers and no bias. In a tuple, out of nn.Module's sight.
+    own: tuple[Any, ...] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         nn.init.xavier_normal_(self.weight)
         self.gain = nn.Parameter(self.weight.new_ones(len(self.weight), *[1] * (self.weight.ndim - 1)))
+        if getattr(self, "padding_mode", "zeros") != "zeros":
+            self.like(self.plain(**_arguments(self) | {"device": "meta"}))
 
     def standardised_weight(self) -> Tensor:
         """gain (W - mean) rsqrt(max(var N, 1e-4)) with unbiased variance over the fan-in N of an output channel.
@@ -51,39 +55,33 @@ class _ScaledWS(nn.Module):
 
     def fold(self) -> nn.Module:
         """A plain layer (or one of the class that this one replaced) with the same outputs, for inference."""
-        folded = self.plain(**_arguments(self)) if self.own is None else copy.deepcopy(self.own)
-        folded.register_parameter("weight", nn.Parameter(self.standardised_weight().detach().to(self.weight.dtype)))
-        folded.register_parameter("bias", None if self.bias is None else nn.Parameter(self.bias.detach().clone()))
-        return folded.train(self.training)
+        folded: Any = copy.deepcopy(self.own[0]) if self.own else self.plain(**_arguments(self))
+        folded.weight = nn.Parameter(self.standardised_weight().detach().to(self.weight.dtype))
+        folded.bias = None if self.bias is None else nn.Parameter(self.bias.detach().clone())
+        return folded.train(self.training)  # type: ignore[no-any-return]
+
+    def like(self, old: nn.Module) -> None:
+        """Compute as `old` does, with weights of this layer."""
+        own: Any = copy.deepcopy(old).to("meta")
+        own.bias = None
+        self.own = (own,)
 
 
-class _ScaledWSConv(_ScaledWS, _ConvNd):
+class _ScaledWSConv(_ScaledWS):
     """The 1d, 2d and 3d convolutions."""
 
-    plain: type[_ConvNd]
-    own: _ConvNd | None = None  # a convolution with a forward of its own, bare of its parameters
+    convolve: Callable[..., Tensor]
+    stride: Any
+    padding: Any
+    dilation: Any
+    groups: int
 
     def forward(self, x: Tensor) -> Tensor:
         weight = standardised(self.weight, self.gain, _wanted_type())
-        out: Tensor
-        if self.own is None:
-            out = self._conv_forward(x, weight, self.bias)
-        else:
-            # Not as parameters: it borrows both for this call, and has nothing that could be trained or saved twice.
-            self.own.__dict__.update(weight=weight, bias=self.bias)
-            try:
-                out = self.own(x)
-            finally:
-                del self.own.__dict__["weight"], self.own.__dict__["bias"]
-        return out
-
-    def like(self, old: _ConvNd) -> None:
-        """Compute as `old` does if it has a way of its own, such as timm's padding to the size of the input."""
-        if type(old).forward is self.plain.forward and type(old)._conv_forward is self.plain._conv_forward:
-            return
-        # In __dict__, out of nn.Module's sight: this is one convolution, not one with another inside.
-        self.__dict__["own"] = own = copy.copy(old)
-        own._parameters = {}
+        if self.own:
+            out: Tensor = functional_call(self.own[0], {"weight": weight}, (x,))
+            return out if self.bias is None else out + self.bias.view(-1, *[1] * (self.weight.ndim - 2))
+        return self.convolve(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
 def standardised(weight: Tensor, gain: Tensor, dtype: torch.dtype) -> Tensor:
@@ -106,7 +104,7 @@ def _wanted_type() -> torch.dtype:
 class ScaledWSConv1d(_ScaledWSConv, nn.Conv1d):
     """`nn.Conv1d` with scaled weight standardisation: see `ScaledWSConv2d`."""
 
-    plain = nn.Conv1d
+    plain, convolve = nn.Conv1d, staticmethod(F.conv1d)
 
 
 class ScaledWSConv2d(_ScaledWSConv, nn.Conv2d):
@@ -122,13 +120,13 @@ class ScaledWSConv2d(_ScaledWSConv, nn.Conv2d):
     (torch.Size([1, 8, 7, 7]), True)
     """
 
-    plain = nn.Conv2d
+    plain, convolve = nn.Conv2d, staticmethod(F.conv2d)
 
 
 class ScaledWSConv3d(_ScaledWSConv, nn.Conv3d):
     """`nn.Conv3d` with scaled weight standardisation: see `ScaledWSConv2d`."""
 
-    plain = nn.Conv3d
+    plain, convolve = nn.Conv3d, staticmethod(F.conv3d)
 
 
 class ScaledWSLinear(_ScaledWS, nn.Linear):
@@ -140,11 +138,9 @@ class ScaledWSLinear(_ScaledWS, nn.Linear):
         return F.linear(x, standardised(self.weight, self.gain, _wanted_type()), self.bias)
 
 
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
 KINDS: dict[type[nn.Module], Any] = {
-    nn.Conv1d: ScaledWSConv1d,
-    nn.Conv2d: ScaledWSConv2d,
-    nn.Conv3d: ScaledWSConv3d,
-    nn.Linear: ScaledWSLinear,
+    kind.plain: kind for kind in (ScaledWSConv1d, ScaledWSConv2d, ScaledWSConv3d, ScaledWSLinear)
 }
 
 
@@ -170,17 +166,16 @@ def to_scaled_ws(model: nn.Module, skip: Collection[str] = (), init: str = "xavi
 
     def build(_: str, old: nn.Module) -> nn.Module:
         assert isinstance(old, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.Linear)
-        kind = next(kind for plain, kind in KINDS.items() if isinstance(old, plain))
-        new: Any = kind(**_arguments(old))
-        if isinstance(old, _ConvNd):
+        new: _ScaledWS = next(kind for plain, kind in KINDS.items() if isinstance(old, plain))(**_arguments(old))
+        if type(old) not in KINDS:
             new.like(old)
         with torch.no_grad():
             new.gain.fill_(gain)
             if init == "keep":
                 new.weight.copy_(old.weight)
-            if old.bias is not None and new.bias is not None:
+            if old.bias is not None:
                 new.bias.copy_(old.bias)
-        return new  # type: ignore[no-any-return]
+        return new
 
     names = replace_modules(model, lambda name, _: name in layers and name not in skip, build)
     if not names and not any(isinstance(module, _ScaledWS) for module in model.modules()):
@@ -190,16 +185,16 @@ def to_scaled_ws(model: nn.Module, skip: Collection[str] = (), init: str = "xavi
 
 def _standardisable(model: nn.Module) -> list[str]:
     """The names of the convolutions that are plain yet; without any, of the fully connected layers below the head."""
-    plain = {
-        name: module
+    convolutional = any(isinstance(module, CONVOLUTIONS) for module in model.modules())
+    kinds: Any = CONVOLUTIONS
+    head: set[nn.Module] = set()
+    if isinstance(model, Classifier) and not convolutional:
+        kinds, head = nn.Linear, set(model.head.modules())
+    return [
+        name
         for name, module in model.named_modules()
-        if isinstance(module, tuple(KINDS)) and not isinstance(module, _ScaledWS)
-    }
-    convolutions = [name for name, module in plain.items() if isinstance(module, _ConvNd)]
-    if not isinstance(model, Classifier) or any(isinstance(module, _ConvNd) for module in model.modules()):
-        return convolutions
-    head = set(model.head.modules())
-    return [name for name, module in plain.items() if module not in head]
+        if isinstance(module, kinds) and not isinstance(module, _ScaledWS) and module not in head
+    ]
 
 
 def fold(model: nn.Module) -> nn.Module:

@@ -1,17 +1,17 @@
 """Change what a model is made of, for good or for the length of a `with` block.
 
-For good: find batch norms, replace modules, put other normalisations in. That is done once, in place, before training,
-and the same on server and clients, so names and shapes agree everywhere.
+For good: replace modules, put other normalisations in. That is done once, in place, before training, and the same on
+server and clients, so names and shapes agree everywhere.
 
 For a block: which statistics the batch norms normalise with. Each block takes a model, or what `batch_norms(model)`
 returned, which spares the search at every step. Nothing is copied and the device is not waited for: a block only
-changes which tensors the layers look at, so it can be captured in a CUDA graph, nested, and left by an exception. Batch
-norms without running statistics (`track_running_stats=False`) go on using those of the batch. Under `using_statistics`
-and `frozen_statistics`, gradients flow to the input and to the affine parameters; the statistics must not change
-between such a forward and its backward.
+changes attributes of the layers, so it can be captured in a CUDA graph, nested, and left by an exception. Batch norms
+without running statistics (`track_running_stats=False`) go on using those of the batch. Under `using_statistics` and
+`frozen_statistics`, gradients flow to the input and to the affine parameters; the statistics must not change between
+such a forward and its backward.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -42,26 +42,17 @@ def replace_modules(
     """
     if match("", model):
         raise FedkeelError(f"The {type(model).__name__} itself is to be replaced: put it inside a module first.")
-    # The original is kept beside its replacement, so that no new module can get the id of one that is gone.
-    built: dict[int, tuple[nn.Module, nn.Module]] = {}
-    searched: set[int] = set()
+    built: dict[nn.Module, nn.Module] = {}
     names: list[str] = []
-
-    def search(parent: nn.Module, prefix: str) -> None:
-        searched.add(id(parent))
-        for child_name, child in parent._modules.items():
-            if child is None:
-                continue
-            name = prefix + child_name
-            if id(child) in built or match(name, child):
-                if id(child) not in built:
-                    built[id(child)] = (child, build(name, child).train(child.training))
-                parent._modules[child_name] = built[id(child)][1]
-                names.append(name)
-            elif id(child) not in searched:
-                search(child, name + ".")
-
-    search(model, "")
+    for name, module in list(model.named_modules(remove_duplicate=False)):
+        if any(name.startswith(f"{replaced}.") for replaced in names):
+            continue
+        if module not in built and match(name, module):
+            built[module] = build(name, module).train(module.training)
+        if module in built:
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, built[module])
+            names.append(name)
     return names
 
 
@@ -120,13 +111,11 @@ def to_group_norm(model: nn.Module, groups: int | Callable[[str, int], int] = 32
 
 
 def to_layer_norm(model: nn.Module) -> list[str]:
-    """Replace every batch norm by layer norm as the papers have it: group norm with one group, GroupNorm(1, C). For the
-    rest see `to_group_norm`.
-    """
+    """Replace every batch norm by layer norm as the papers have it, `GroupNorm(1, C)`: see `to_group_norm`."""
     return to_group_norm(model, groups=1)
 
 
-def remove_normalisation(model: nn.Module, *, add_bias: bool = True) -> list[str]:
+def remove_normalisation(model: nn.Module) -> list[str]:
     """Remove every batch, group, layer and instance norm (FedWon); `HybridBatchNorm` stays, for `fedwon+hbn`.
 
     A convolution that had no bias, because the shift of the normalisation after it made one pointless, gets a bias of
@@ -141,10 +130,9 @@ def remove_normalisation(model: nn.Module, *, add_bias: bool = True) -> list[str
         lambda _, module: isinstance(module, NORMALISATIONS),
         lambda _, norm: _with_tail(norm, nn.Identity()),
     )
-    if names and add_bias:
-        for module in model.modules():
-            if isinstance(module, Convolution) and module.bias is None:
-                module.bias = nn.Parameter(module.weight.new_zeros(module.out_channels))
+    for module in model.modules() if names else ():
+        if isinstance(module, Convolution) and module.bias is None:
+            module.bias = nn.Parameter(module.weight.new_zeros(module.out_channels))
     return names
 
 
@@ -181,44 +169,21 @@ def place_of(norm: BatchNorm) -> dict[str, Any]:
 
 # -- for the length of a block -----------------------------------------------------------------------------------------
 Norms = Mapping[str, BatchNorm]
-Change = tuple[dict[str, Any], str, Any]
-_ABSENT = object()
+Change = tuple[nn.Module, str, Any]
 
 
 @contextmanager
-def changed(changes: list[Change]) -> Iterator[None]:
-    """Inside, `place[name]` is `value` for each (place, name, value); afterwards what it was before."""
+def changed(changes: Iterable[Change]) -> Iterator[None]:
+    """Inside, the attribute `name` of a module is `value`, for each (module, name, value); afterwards as it was."""
     before: list[Change] = []
     try:
-        for place, name, value in changes:
-            before.append((place, name, place.get(name, _ABSENT)))
-            place[name] = value
+        for module, name, value in changes:
+            before.append((module, name, getattr(module, name)))
+            setattr(module, name, value)
         yield
     finally:
-        for place, name, value in reversed(before):
-            place[name] = value
-            if value is _ABSENT:
-                del place[name]
-
-
-class _Count:
-    """In the place of a batch norm's counter: counts on the host, and can do nothing else."""
-
-    def __init__(self) -> None:
-        self.times = 0
-
-    def add_(self, more: int) -> None:
-        self.times += more
-
-
-@contextmanager
-def counting_together(norms: list[BatchNorm]) -> Iterator[None]:
-    """Inside, these batch norms count their batches on the host, and all counters go up by one kernel at the end."""
-    counts = [_Count() for _ in norms]
-    with changed([(norm._buffers, "num_batches_tracked", count) for norm, count in zip(norms, counts, strict=True)]):
-        yield
-    if seen := [(norm.num_batches_tracked, c.times) for norm, c in zip(norms, counts, strict=True) if c.times]:
-        torch._foreach_add_([counter for counter, _ in seen], [times for _, times in seen])  # type: ignore[misc]
+        for change in reversed(before):
+            setattr(*change)
 
 
 def using_statistics(model: nn.Module | Norms, statistics: Mapping[str, Tensor]) -> AbstractContextManager[None]:
@@ -237,7 +202,7 @@ def using_statistics(model: nn.Module | Norms, statistics: Mapping[str, Tensor])
     for name, norm in norms.items():
         for entry, buffer in zip(moment_names(name), moment_names(""), strict=True):
             if entry in statistics:
-                given += [(norm._buffers, buffer, statistics[entry]), (vars(norm), "training", False)]
+                given += [(norm, buffer, statistics[entry]), (norm, "training", False)]
     if statistics and norms and not given:
         raise MethodError(
             f"None of the given statistics belongs to a batch norm of this model (e.g. '{next(iter(statistics))}'): "
@@ -258,7 +223,7 @@ def frozen_statistics(model: nn.Module | Norms) -> AbstractContextManager[None]:
 
 
 def _frozen(norms: Norms) -> list[Change]:
-    return [(vars(norm), "training", False) for norm in norms.values() if norm.running_mean is not None]
+    return [(norm, "training", False) for norm in norms.values() if norm.running_mean is not None]
 
 
 def batch_statistics(model: nn.Module | Norms) -> AbstractContextManager[None]:
@@ -273,9 +238,9 @@ def batch_statistics(model: nn.Module | Norms) -> AbstractContextManager[None]:
     [-1.0, 1.0]
     """
     modules = model.modules() if isinstance(model, nn.Module) else model.values()
-    changes: list[Change] = [(vars(m), "tested_by_batch", True) for m in modules if hasattr(m, "tested_by_batch")]
+    changes: list[Change] = [(m, "tested_by_batch", True) for m in modules if hasattr(m, "tested_by_batch")]
     for norm in _norms(model).values():
-        changes += [(vars(norm), "training", True), (vars(norm), "track_running_stats", False)]
+        changes += [(norm, "training", True), (norm, "track_running_stats", False)]
     return changed(changes)
 
 

@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedkeel.nn import paired_batch_norm
 from fedkeel.nn.kernels import norms
+from fedkeel.nn.paired_batch_norm import paired
 
 SHAPES = {
     "2d": (6, 10),
@@ -55,9 +55,8 @@ def test_rows_are_told_from_other_layouts() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("doubled", [False, True], ids=["shared", "doubled"])
 @pytest.mark.parametrize("affine", [True, False], ids=["affine", "plain"])
-@pytest.mark.parametrize("relu", [False, True], ids=["linear", "relu"])
 def test_a_pair_is_two_batch_norms(
-    device: torch.device, shape: str, dtype: torch.dtype, doubled: bool, affine: bool, relu: bool
+    device: torch.device, shape: str, dtype: torch.dtype, doubled: bool, affine: bool
 ) -> None:
     if device.type == "cpu" and (shape not in INTERPRETED or dtype != torch.float32):
         pytest.skip("for a GPU")
@@ -77,10 +76,9 @@ def test_a_pair_is_two_batch_norms(
         F.batch_norm(halves[0], mean, var, weight, bias, True, norm.momentum, norm.eps),
         F.batch_norm(halves[1], *(s.double() for s in given), weight, bias, False, 0.0, norm.eps),
     ])  # fmt: skip
-    expected = F.relu(expected) if relu else expected
-    assert paired_batch_norm._by_kernels(norm, x, given)
+    assert norms.takes("paired", x, *given, norm.running_mean, norm.running_var, norm.weight, norm.bias)
     statistics = dict(zip(("norm.running_mean", "norm.running_var"), given, strict=True))
-    y = paired_batch_norm._paired("norm", norm, x, statistics, doubled, relu)
+    y = paired("norm", norm, x, statistics, doubled)
     dy = torch.randn(y.shape, device=device).to(dtype)  # in whatever layout
     y.backward(dy)
     expected.backward(dy.double())

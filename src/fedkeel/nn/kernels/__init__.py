@@ -5,8 +5,6 @@
 | `standardise` | the standardised weight of a convolution, FedWon Eq. 3 | `nn.ScaledWSConv2d` |
 | `hybrid` | HBN's mixture of statistics, Eq. 9, with the sums over the activation | `nn.HybridBatchNorm` |
 | `paired` | batch norm of two halves of a batch, each with statistics of its own | GReg, `nn.paired_batch_norm` |
-| `paired-relu` | the same with the ReLU behind it | GReg, networks with `nn.ReLU` behind their norms |
-| `max-pool` | max-pooling of a large activation, channels last | networks with `nn.MaxPool2d`, such as ResNets |
 
 Beside each stands plain PyTorch code that says the same. It runs on a CPU, where Triton is missing or does not work,
 under a compiler, and for what is not float32. `benchmarks/kernels.py` measures what each kernel gains.
@@ -24,7 +22,7 @@ from torch import Tensor
 from fedkeel.errors import FedkeelError, first_line, nearest
 
 log = logging.getLogger("fedkeel")
-NAMES = ("standardise", "hybrid", "paired", "paired-relu", "max-pool")
+NAMES = ("standardise", "hybrid", "paired")
 _off: set[str] = set()
 _works: dict[int, bool] = {}  # by the index of a device
 
@@ -47,20 +45,14 @@ def is_on(name: str) -> bool:
     return name not in _off
 
 
-def runs_on(name: str, device: torch.device) -> bool:
-    """Whether this kernel can be launched there: on the current GPU, where Triton works."""
-    if device.type != "cuda" or torch.compiler.is_compiling() or name in _off:
+def usable(name: str, first: Tensor, *others: Tensor | None) -> bool:
+    """Whether this kernel can be launched for these tensors: all float32, on the current GPU, where Triton works."""
+    device = first.device
+    if not first.is_cuda or torch.compiler.is_compiling() or name in _off:
+        return False
+    if not all(t is None or (t.dtype == torch.float32 and t.device == device) for t in (first, *others)):
         return False
     return device.index == torch.cuda.current_device() and _launches(device)
-
-
-def usable(name: str, first: Tensor, *others: Tensor | None) -> bool:
-    """Whether this kernel can be launched for these tensors: all float32, on the current GPU."""
-    if not first.is_cuda or not all(
-        t is None or (t.dtype == torch.float32 and t.device == first.device) for t in (first, *others)
-    ):
-        return False
-    return runs_on(name, first.device)
 
 
 def triton_kernels(module: str) -> Any:

@@ -96,12 +96,12 @@ def _laid_out_as(x: Tensor, dy: Tensor) -> Tensor:
 
 
 # -- GReg's pair -------------------------------------------------------------------------------------------------------
-def paired(x: Tensor, norm: BatchNorm, given: tuple[Tensor, Tensor], doubled: bool, relu: bool) -> Tensor:
+def paired(x: Tensor, norm: BatchNorm, given: tuple[Tensor, Tensor], doubled: bool) -> Tensor:
     """[x1 with its own moments; x2 with the given ones], where x is [x1; x2] if `doubled` and else both.
 
-    The norm's running statistics are updated from x1. With `relu`, the ReLU of it all.
+    The norm's running statistics are updated from x1.
     """
-    y: Tensor = _Paired.apply(x, norm.weight, norm.bias, norm, given, doubled, relu)  # type: ignore[no-untyped-call]
+    y: Tensor = _Paired.apply(x, norm.weight, norm.bias, norm, given, doubled)  # type: ignore[no-untyped-call]
     return y
 
 
@@ -117,7 +117,6 @@ class _Paired(torch.autograd.Function):
         norm: BatchNorm,
         given: tuple[Tensor, Tensor],
         doubled: bool,
-        relu: bool,
     ) -> Tensor:
         halves = 2 if doubled else 1
         cut = tiling(x.numel() // x.shape[1] // halves, x.shape[1])
@@ -131,31 +130,31 @@ class _Paired(torch.autograd.Function):
             cut.splits, cut.per_split, cut.rows, cut.channels, norm.momentum, norm.eps,
             COUNT=batches is not None, **cut.combined,
         )  # fmt: skip
-        kind = {"DOUBLED": doubled, "AFFINE": weight is not None, "RELU": relu}
+        kind = {"DOUBLED": doubled, "AFFINE": weight is not None}
         affine = (saved, saved) if weight is None else (weight, bias)
         _kernels().paired_normalise[cut.tiles](x, y, saved, *affine, cut.rows, cut.channels, **kind, **cut.tile)
-        ctx.save_for_backward(x, weight, bias, saved)
+        ctx.save_for_backward(x, weight, saved)
         ctx.cut, ctx.kind = cut, kind
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, bias, saved = ctx.saved_tensors
+        x, weight, saved = ctx.saved_tensors
         cut, kind, dy = ctx.cut, ctx.kind, _laid_out_as(x, dy)
-        affine = (saved, saved) if weight is None else (weight, bias)
         partial, slopes, d_affine = _channels(x, 4, cut.splits), _channels(x, 2), _channels(x, 2)
         _kernels().partial_products[cut.reduction](
-            dy, x, saved, *affine, partial, cut.rows, cut.channels, cut.per_split, PAIRED=True, **kind, **cut.tile
-        )
+            dy, x, saved, partial, cut.rows, cut.channels, cut.per_split,
+            PAIRED=True, DOUBLED=kind["DOUBLED"], **cut.tile,
+        )  # fmt: skip
         _kernels().combine_paired_products[cut.combination](
             partial, saved, slopes, d_affine, cut.splits, cut.rows, cut.channels, **cut.combined
         )
         dx = torch.empty_like(x)
         _kernels().paired_backward[cut.tiles](
-            dy, x, dx, saved, slopes, *affine, cut.rows, cut.channels, **kind, **cut.tile
+            dy, x, dx, saved, slopes, saved if weight is None else weight, cut.rows, cut.channels, **kind, **cut.tile
         )
-        return dx, *((None, None) if weight is None else d_affine), None, None, None, None
+        return dx, *((None, None) if weight is None else d_affine), None, None, None
 
 
 # -- hybrid batch normalisation ----------------------------------------------------------------------------------------
@@ -204,8 +203,8 @@ class _Hybrid(torch.autograd.Function):
         cut, dy = tiling(x.numel() // x.shape[1], x.shape[1]), _laid_out_as(x, dy)
         partial, gradients = _channels(x, 2, cut.splits), _channels(x, 5)
         _kernels().partial_products[cut.reduction](
-            dy, x, mean, mean, mean, partial, cut.rows, cut.channels, cut.per_split,
-            PAIRED=False, DOUBLED=False, AFFINE=False, RELU=False, **cut.tile,
+            dy, x, mean, partial, cut.rows, cut.channels, cut.per_split,
+            PAIRED=False, DOUBLED=False, **cut.tile,
         )  # fmt: skip
         _kernels().combine_hybrid_products[cut.combination](
             partial, saved, alpha, ctx.share or 0.0, global_mean, global_var, saved if weight is None else weight,

@@ -82,7 +82,7 @@ def combine_paired_moments(
 def paired_normalise(
     x, y, saved, weight, bias,
     rows, channels,
-    DOUBLED: tl.constexpr, AFFINE: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DOUBLED: tl.constexpr, AFFINE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """`y` has 2 x rows; `x` as many if DOUBLED, else `rows`, which both halves are made of."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
@@ -104,18 +104,15 @@ def paired_normalise(
         two = tl.load(x + half + place, mask=inside, other=0.0).to(tl.float32)
     one = (one - one_mean[None, :]) * one_scale[None, :] + shift[None, :]
     two = (two - two_mean[None, :]) * two_scale[None, :] + shift[None, :]
-    if RELU:
-        one, two = tl.maximum(one, 0.0), tl.maximum(two, 0.0)
     tl.store(y + place, one, mask=inside)
     tl.store(y + half + place, two, mask=inside)
 
 
 @triton.jit(do_not_specialize=["rows", "per_split"])
 def partial_products(
-    dy, x, saved, weight, bias, partial,
+    dy, x, saved, partial,
     rows, channels, per_split,
-    PAIRED: tl.constexpr, DOUBLED: tl.constexpr, AFFINE: tl.constexpr, RELU: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    PAIRED: tl.constexpr, DOUBLED: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Sums of dy and of dy (x - mean) of each split; if PAIRED, also those of the second half with its own mean.
 
@@ -127,12 +124,6 @@ def partial_products(
     last = tl.minimum(first + per_split, rows)
     half = rows.to(tl.int64) * channels
     one_mean = tl.load(saved + column, mask=known, other=0.0)
-    if RELU:  # only PAIRED
-        w = tl.load(weight + column, mask=known, other=1.0) if AFFINE else 1.0
-        b = tl.load(bias + column, mask=known, other=0.0) if AFFINE else 0.0
-        shift = tl.zeros([COLUMNS], dtype=tl.float32) + b
-        one_scale = tl.load(saved + channels + column, mask=known, other=1.0) * w
-        two_scale = tl.load(saved + 3 * channels + column, mask=known, other=1.0) * w
     one_sum = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     one_product = tl.zeros([ROWS, COLUMNS], dtype=tl.float32)
     if PAIRED:
@@ -146,8 +137,6 @@ def partial_products(
         d = tl.load(dy + place, mask=inside, other=0.0).to(tl.float32)
         v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
         centred = v - one_mean[None, :]
-        if RELU:
-            d = tl.where(centred * one_scale[None, :] + shift[None, :] > 0.0, d, 0.0)
         one_sum += d
         one_product += d * centred
         if PAIRED:
@@ -155,8 +144,6 @@ def partial_products(
             if DOUBLED:
                 v = tl.load(x + half + place, mask=inside, other=0.0).to(tl.float32)
             centred = v - two_mean[None, :]
-            if RELU:
-                d = tl.where(centred * two_scale[None, :] + shift[None, :] > 0.0, d, 0.0)
             two_sum += d
             two_product += d * centred
     place = split * channels + column
@@ -198,13 +185,12 @@ def combine_paired_products(
 
 @triton.jit(do_not_specialize=["rows"])
 def paired_backward(
-    dy, x, dx, saved, slopes, weight, bias,
+    dy, x, dx, saved, slopes, weight,
     rows, channels,
-    DOUBLED: tl.constexpr, AFFINE: tl.constexpr, RELU: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    DOUBLED: tl.constexpr, AFFINE: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """dx = weight / deviation (dy - mean(dy) - (x - mean) mean(dy (x - mean)) / var) in the first half, whose moments
-    depend on x; weight / deviation dy in the second, whose do not. Where both are made of one x, the sum of the two.
-    With RELU, dy counts only where the normalised value is positive."""
+    depend on x; weight / deviation dy in the second, whose do not. Where both are made of one x, the sum of the two."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     known = column < channels
@@ -221,14 +207,6 @@ def paired_backward(
     two = tl.load(dy + half + place, mask=inside, other=0.0).to(tl.float32)
     v = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
     centred = v - mean[None, :]
-    if RELU:
-        b = tl.load(bias + column, mask=known, other=0.0) if AFFINE else 0.0
-        shift = tl.zeros([COLUMNS], dtype=tl.float32) + b
-        if DOUBLED:
-            v = tl.load(x + half + place, mask=inside, other=0.0).to(tl.float32)
-        two_mean = tl.load(saved + 2 * channels + column, mask=known, other=0.0)
-        one = tl.where(centred * one_scale[None, :] + shift[None, :] > 0.0, one, 0.0)
-        two = tl.where((v - two_mean[None, :]) * two_scale[None, :] + shift[None, :] > 0.0, two, 0.0)
     one = (one - level[None, :] - centred * slope[None, :]) * one_scale[None, :]
     two = two * two_scale[None, :]
     if DOUBLED:
